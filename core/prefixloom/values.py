@@ -1,0 +1,213 @@
+"""The frozen values that pass between plugins and the core.
+
+A plugin answers with these and never changes a node, a count or a shared object. Nothing here refers to a tree node or
+to a pool: a value can be kept, compared and printed after the operation that made it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import attrs
+
+from .errors import CompositionError
+from .manifest import Manifest
+from .reach import Interval, Reach
+
+Tier = Literal["device", "host", "storage"]
+Phase = Literal["backup", "load", "store", "prefetch", "hand_over"]
+
+
+# ---------------------------------------------------------------- what a plugin offers (cold)
+
+
+@attrs.frozen
+class LayerFacts:
+    """One layer of a model config: its number, its kind (an open string) and what the config says of it."""
+
+    index: int
+    kind: str
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class ModelFacts:
+    """A model config with its usual names normalised. ``raw`` is the config itself, for what is not normalised."""
+
+    model_type: str
+    layers: tuple[LayerFacts, ...]
+    dtype: str
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    raw: Mapping[str, Any]
+
+
+@attrs.frozen
+class ComponentSpec:
+    """One component of a profile: which plugin, under which name, with which options."""
+
+    kind: str
+    name: str = attrs.field(default="")
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.kind)
+
+
+@attrs.frozen
+class Profile:
+    """A set of components for a model, and what they share."""
+
+    components: tuple[ComponentSpec, ...] = attrs.field(converter=tuple)
+    page_size: int | None = None
+    max_rewind: int = 0
+    name: str = "custom"
+
+
+@attrs.frozen
+class ComponentType:
+    """What ``prefixloom_component`` returns: how to make instances of one kind of component.
+
+    ``make(name=..., **options)`` returns a new instance. ``layer_kinds`` are the model layers it serves;
+    ``from_layers(facts, layers)`` gives the options for those layers of a model config.
+    """
+
+    kind: str
+    make: Callable[..., Any]
+    summary: str = ""
+    layer_kinds: frozenset[str] = attrs.field(factory=frozenset, converter=frozenset)
+    from_layers: Callable[[ModelFacts, tuple[LayerFacts, ...]], Mapping[str, Any]] | None = None
+    api: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        if self.layer_kinds and self.from_layers is None:
+            raise CompositionError(f"component type {self.kind!r} names layer_kinds but has no from_layers")
+
+
+class Component:
+    """A convenient base for component plugins: a name, a manifest and a reach. Any object with the three will do."""
+
+    def __init__(self, name: str, manifest: Manifest, reach: Reach) -> None:
+        self.name = name
+        self.manifest = manifest
+        self.reach = reach
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}: {self.reach!r}>"
+
+
+# ---------------------------------------------------------------- what a plugin is shown (read-only)
+
+
+@attrs.frozen
+class WalkView:
+    """A match or a publication as a hook sees it.
+
+    ``boundary`` is what is being asked about; ``key_tokens`` how many tokens the key could name; ``walked`` how deep
+    the keys agreed; ``start`` where the part in question begins (0 for a match, the last published boundary for an
+    insert).
+    """
+
+    namespace: str
+    boundary: int
+    key_tokens: int
+    walked: int
+    start: int = 0
+
+
+@attrs.frozen
+class NodeView:
+    """A node as a hook sees it: the tokens [start, end) of its path, and what one component keeps there."""
+
+    start: int
+    end: int
+    pages: int
+    leases: int
+    tier: Tier = "device"
+
+
+@attrs.frozen
+class AnchorView:
+    """A boundary that is about to be covered by a lease."""
+
+    namespace: str
+    boundary: int
+
+
+# ---------------------------------------------------------------- ops
+
+
+@attrs.frozen
+class Op:
+    """Work on slots that the forward stream runs, exactly once, before the layers that read them.
+
+    ``src`` and ``dst`` are slot numbers of the component's pool. The core runs ``copy`` and ``clear``; any other kind
+    goes to the component's ``run_forward_op``.
+    """
+
+    kind: str
+    component: str
+    dst: tuple[int, ...] = ()
+    src: tuple[int, ...] = ()
+    data: Any = None
+
+
+# ---------------------------------------------------------------- answers
+
+
+@attrs.frozen
+class Claim:
+    """What a component asserts about an operation.
+
+    ``need``    slots it will take, added to the derived need
+    ``ops``     ops to run before the layers, after the derived ones
+    ``branch``  a boundary worth a checkpoint while recomputing; floored to the composition's grid
+    ``reject``  True: not this boundary; the next candidate is tried
+    ``keep``    commit_insert: token intervals of the published span to keep (None: all of it);
+                evict_component: indices of the victims to hold back
+    """
+
+    need: int = 0
+    ops: tuple[Op, ...] = attrs.field(default=(), converter=tuple)
+    branch: int | None = None
+    reject: bool = False
+    keep: tuple[Any, ...] | None = None
+
+
+@attrs.frozen
+class Receipt:
+    """What a component wants covered by a lease: united with what its reach covers. ``data`` comes back on release."""
+
+    positions: tuple[Interval, ...] = attrs.field(default=(), converter=tuple)
+    until: Literal["release", "copied"] = "release"
+    data: Any = None
+
+
+@attrs.frozen
+class Touch:
+    """Which covered positions become recent on release; None: the derived ones."""
+
+    positions: tuple[Interval, ...] | None = None
+
+
+@attrs.frozen
+class SplitRule:
+    """How a boundary cell divides on a split: which half keeps the state ("child" ends where the old node ended)."""
+
+    keep: Literal["child", "drop"] = "child"
+
+
+@attrs.frozen
+class Transfer:
+    """A piece to move between tiers: token positions [start, end) of one component, or its state at ``end``."""
+
+    component: str
+    start: int
+    end: int
+    source: Tier
+    target: Tier
+    slots: tuple[int, ...] = ()
