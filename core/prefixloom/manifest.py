@@ -7,7 +7,7 @@ and no page count, so that it can be compared, printed and folded into a storage
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import attrs
@@ -36,6 +36,19 @@ def _whole(low: int) -> Callable[[object, attrs.Attribute[int], int], None]:
     return check
 
 
+# Converters with a type of their own: a bare ``tuple`` would leave strict checkers without one.
+def _ints(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(values)
+
+
+def _names(values: Iterable[str]) -> frozenset[str]:
+    return frozenset(values)
+
+
+def _buffers(values: Iterable[Buffer]) -> tuple[Buffer, ...]:
+    return tuple(values)
+
+
 @attrs.frozen
 class Buffer:
     """One tensor of a slot: ``shape`` of one entry in one layer.
@@ -45,9 +58,9 @@ class Buffer:
     """
 
     name: str
-    shape: tuple[int, ...] = attrs.field(converter=tuple)
+    shape: tuple[int, ...] = attrs.field(converter=_ints)
     dtype: str = attrs.field(default="bfloat16", converter=_dtype_name)
-    layers: tuple[int, ...] = attrs.field(default=(0,), converter=tuple)
+    layers: tuple[int, ...] = attrs.field(default=(0,), converter=_ints)
     shared: Mapping[int, int] = attrs.field(factory=dict, eq=lambda m: tuple(sorted(m.items())))
 
     def __attrs_post_init__(self) -> None:
@@ -96,7 +109,7 @@ class Manifest:
     ``provides``         capabilities that this component adds, beside its name
     """
 
-    buffers: tuple[Buffer, ...] = attrs.field(converter=tuple)
+    buffers: tuple[Buffer, ...] = attrs.field(converter=_buffers)
     tokens_per_slot: int = attrs.field(default=1, validator=_whole(1))
     page_size: int | None = None
     grid: int = attrs.field(default=1, validator=_whole(1))
@@ -107,8 +120,8 @@ class Manifest:
     placement: Literal["sharded", "replicated"] = "sharded"
     stored_as: Codec | None = None
     replay: int = attrs.field(default=0, validator=_whole(0))
-    requires: frozenset[str] = attrs.field(factory=frozenset, converter=frozenset)
-    provides: frozenset[str] = attrs.field(factory=frozenset, converter=frozenset)
+    requires: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
+    provides: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
 
     def __attrs_post_init__(self) -> None:
         names = [buffer.name for buffer in self.buffers]

@@ -28,11 +28,12 @@ class Shape:
     """The closed form ``needs(n) == [0, min(head, n)) | [tail(n), n)``.
 
     ``head`` positions at the start are always needed; ``tail`` gives the first needed position of the end, and never
-    decreases as ``n`` grows.
+    decreases as ``n`` grows. ``dense``: every boundary but 0 needs at least the position just before it.
     """
 
     head: int
     tail: Callable[[int], int]
+    dense: bool = False
 
 
 class Reach:
@@ -83,7 +84,7 @@ class Path(Reach):
 
     @property
     def shape(self) -> Shape:
-        return Shape(0, lambda n: 0)
+        return Shape(0, lambda n: 0, dense=True)
 
 
 @attrs.frozen
@@ -103,7 +104,7 @@ class Window(Reach):
     @property
     def shape(self) -> Shape:
         back = self.w - 1
-        return Shape(0, lambda n: n - back if n > back else 0)
+        return Shape(0, lambda n: n - back if n > back else 0, dense=back > 0)
 
 
 @attrs.frozen

@@ -6,7 +6,7 @@ to a pool: a value can be kept, compared and printed after the operation that ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -17,6 +17,23 @@ from .reach import Interval, Reach
 
 Tier = Literal["device", "host", "storage"]
 Phase = Literal["backup", "load", "store", "prefetch", "hand_over"]
+
+
+# Converters with a type of their own: a bare ``tuple`` would leave strict checkers without one.
+def _names(values: Iterable[str]) -> frozenset[str]:
+    return frozenset(values)
+
+
+def _specs(values: Iterable[ComponentSpec]) -> tuple[ComponentSpec, ...]:
+    return tuple(values)
+
+
+def _ops(values: Iterable[Op]) -> tuple[Op, ...]:
+    return tuple(values)
+
+
+def _intervals(values: Iterable[Interval]) -> tuple[Interval, ...]:
+    return tuple(values)
 
 
 # ---------------------------------------------------------------- what a plugin offers (cold)
@@ -62,7 +79,7 @@ class ComponentSpec:
 class Profile:
     """A set of components for a model, and what they share."""
 
-    components: tuple[ComponentSpec, ...] = attrs.field(converter=tuple)
+    components: tuple[ComponentSpec, ...] = attrs.field(converter=_specs)
     page_size: int | None = None
     max_rewind: int = 0
     name: str = "custom"
@@ -79,7 +96,7 @@ class ComponentType:
     kind: str
     make: Callable[..., Any]
     summary: str = ""
-    layer_kinds: frozenset[str] = attrs.field(factory=frozenset, converter=frozenset)
+    layer_kinds: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
     from_layers: Callable[[ModelFacts, tuple[LayerFacts, ...]], Mapping[str, Any]] | None = None
     api: int = 1
 
@@ -172,7 +189,7 @@ class Claim:
     """
 
     need: int = 0
-    ops: tuple[Op, ...] = attrs.field(default=(), converter=tuple)
+    ops: tuple[Op, ...] = attrs.field(default=(), converter=_ops)
     branch: int | None = None
     reject: bool = False
     keep: tuple[Any, ...] | None = None
@@ -182,7 +199,7 @@ class Claim:
 class Receipt:
     """What a component wants covered by a lease: united with what its reach covers. ``data`` comes back on release."""
 
-    positions: tuple[Interval, ...] = attrs.field(default=(), converter=tuple)
+    positions: tuple[Interval, ...] = attrs.field(default=(), converter=_intervals)
     until: Literal["release", "copied"] = "release"
     data: Any = None
 

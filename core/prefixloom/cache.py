@@ -1,0 +1,534 @@
+"""The cache: what ``compose`` returns and an engine calls.
+
+It ties the tree, the lanes and the plugins' hooks together and owns no idea of its own: every derived answer comes from
+a lane, every special one from a hook, folded in one direction. One thread drives a cache.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from weakref import ref
+
+import attrs
+
+from .debug import Debug
+from .errors import CompositionError, InputError, PluginError, PrefixloomError, ProtocolError
+from .evict import clear_subtree, evict, make_room
+from .insert import split
+from .keys import TOKEN_BYTES, KeyMaker, Tokens, encode
+from .lane import Lane, lane_for
+from .lane_path import PathLane
+from .lease import Lease, acquire, release
+from .plan import MatchPlan, make_plan
+from .pool import DebugPool, Pool
+from .reach import Interval
+from .sequence import Sequence
+from .step import CLEAR, Fill, Step
+from .tree import Node, Tree
+from .values import Claim, Op
+
+if TYPE_CHECKING:
+    from .compose import Composition
+
+log = logging.getLogger("prefixloom")
+T = TypeVar("T")
+
+
+@attrs.frozen
+class ComponentStats:
+    """Pages (state slots for boundary components) of one component, and what they weigh."""
+
+    capacity: int
+    free: int
+    cached: int
+    leased: int
+    running: int
+    evicted: int
+    page_tokens: int
+    page_bytes: int
+
+
+@attrs.frozen
+class CacheStats:
+    """Counters and gauges of a cache. ``hit_tokens / asked_tokens`` is the hit rate of opened sequences."""
+
+    components: Mapping[str, ComponentStats]
+    nodes: int
+    namespaces: int
+    sequences: int
+    opened: int
+    asked_tokens: int
+    hit_tokens: int
+    skipped_checkpoints: int
+    plugin_errors: int
+    recovered: int
+    epoch: int
+
+
+class Cache:
+    """One composed cache. Made by ``prefixloom.compose``; see docs/design.md for a request's way through it."""
+
+    def __init__(self, composition: Composition) -> None:
+        self.composition = composition
+        self._debug = Debug(self) if composition.debug else None
+        self._guarded = self._debug is not None
+        self._page = composition.page
+        self._lookahead = composition.lookahead
+        self._max_rewind = composition.max_rewind
+        self._keys = KeyMaker(composition.lookahead)
+        self._lanes = tuple(self._make_lane(i) for i in range(len(composition.parts)))
+        self._page_lanes = tuple(lane for lane in self._lanes if lane.unit == "page")
+        self._point_lanes = tuple(lane for lane in self._lanes if lane.unit == "boundary")
+        self._plain = not self._point_lanes and all(lane.part.manifest.shareable for lane in self._lanes)
+        self._retaining = bool(self._point_lanes) or any(lane.retains for lane in self._lanes)
+        self._longest = min(
+            (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains), default=1 << 62
+        )
+        self._replay = max(part.manifest.replay for part in composition.parts)
+        self._rewind_limit = self._find_rewind_limit()
+        self._bind_hooks()
+        self._evicted = [0] * len(self._lanes)
+        self._opened = self._asked = self._hit = 0
+        self._skipped_checkpoints = self._plugin_errors = self._recovered = 0
+        self._dropped = _Dropped(self)
+        self._live: dict[int, ref[Sequence]] = {}
+        self._epoch = 0
+        self._flushes = 0
+        self._fresh_tree()
+
+    # ------------------------------------------------------------ making
+    def _make_lane(self, index: int) -> Lane:
+        composition = self.composition
+        part = composition.parts[index]
+        entries = part.page_tokens // part.manifest.tokens_per_slot if part.page_tokens else 1
+        kind = DebugPool if composition.debug else Pool
+        pool = kind(part.name, part.manifest, part.unit, part.capacity, entries, composition.device)
+        lane = lane_for(index, part, pool, composition.policy.queue(), composition.page)
+        if hasattr(part.component, "pool"):
+            part.component.pool = pool
+        return lane
+
+    def _find_rewind_limit(self) -> tuple[str, int] | None:
+        """Who limits how many committed tokens can be taken back, and to how many; None: nobody."""
+        limits: list[tuple[str, int]] = []
+        for lane in self._lanes:
+            own = lane.part.manifest.max_rewind
+            if lane.unit == "boundary":
+                limits.append((lane.name, own or 0))
+            elif lane.retains:
+                limits.append((lane.name, self._max_rewind))
+            elif own is not None:
+                limits.append((lane.name, own))
+        return min(limits, key=lambda limit: limit[1], default=None)
+
+    def _bind_hooks(self) -> None:
+        hooks = [lane.hooks for lane in self._lanes]
+        self._lock_hooks = any(h.acquire_component_lock or h.release_component_lock for h in hooks)
+        self._match_hooks = any(h.finalize_match_result for h in hooks)
+        self._insert_hooks = any(h.commit_insert for h in hooks)
+        self._validators: list[tuple[str, Callable[..., Any]]] = []
+        for lane in self._lanes:
+            maker = lane.hooks.create_match_validator
+            if maker is None:
+                continue
+            try:
+                validator = maker(("device",))
+            except Exception as error:
+                raise CompositionError(f"component {lane.name!r}: create_match_validator raised {error!r}") from error
+            if validator is not None:
+                if not callable(validator):
+                    raise CompositionError(
+                        f"component {lane.name!r}: create_match_validator must return a function or None, "
+                        f"got {validator!r}"
+                    )
+                self._validators.append((lane.name, validator))
+
+    def _fresh_tree(self) -> None:
+        self._tree = Tree(self._page, self._keys.element_bytes, len(self._lanes))
+        self._empty_root = self._new_root()
+
+    def _new_root(self) -> Node:
+        root = self._tree.new_root()
+        for lane in self._lanes:
+            if isinstance(lane, PathLane):
+                lane.root_cell(root)
+        return root
+
+    def __repr__(self) -> str:
+        names = ", ".join(lane.name for lane in self._lanes)
+        return f"<Cache {self.composition.name}: {names}; boundaries every {self._page} tokens>"
+
+    # ------------------------------------------------------------ guarding
+    def _enter(self) -> None:
+        """Before an operation: the right thread (debug), and what was dropped without release is taken back."""
+        if self._debug is not None:
+            self._debug.enter()
+        if self._dropped:
+            self._dropped.recover()
+
+    def _leave(self, what: str) -> None:
+        if self._debug is not None:
+            self._debug.check(what)
+
+    # ------------------------------------------------------------ matching
+    def match(
+        self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Iterable[tuple[int, int, Hashable]] = ()
+    ) -> MatchPlan:
+        """Where ``tokens`` could resume. Pure: nothing changes, and nothing is protected.
+
+        ``leave``: at least so many tokens are left to compute. ``extra``: (start, end, key) spans whose content depends
+        on more than the tokens, such as an image's hash at its placeholders.
+        """
+        if self._guarded:
+            self._enter()
+        if namespace.__class__ is not str:
+            raise InputError(f"a namespace must be a string, got {namespace!r}")
+        if leave.__class__ is not int or leave < 0:
+            raise InputError(f"leave takes a number of tokens from 0 up, got {leave!r}")
+        encoded = tokens if tokens.__class__ is Tokens else encode(tokens)
+        key: bytes = encoded
+        lookahead = self._lookahead
+        if extra or lookahead:
+            key = self._keys.widen(self._keys.with_extra(encoded, extra) if extra else encoded)
+        limit = len(encoded) // TOKEN_BYTES - (leave if leave > lookahead else lookahead)
+        return make_plan(self, namespace, encoded, key, limit if limit > 0 else 0)
+
+    def peek(self, tokens: Any, *, namespace: str = "", leave: int = 0) -> int:
+        """How many of ``tokens`` would hit. Pure."""
+        return self.match(tokens, namespace=namespace, leave=leave).ready
+
+    def _candidates(self, plan: MatchPlan) -> tuple[Interval, ...]:
+        runs: list[Interval] = []
+        boundary = plan.ready
+        page = self._page
+        while boundary > 0:
+            if runs and runs[-1][0] == boundary + page:
+                runs[-1] = (boundary, runs[-1][1])
+            else:
+                runs.append((boundary, boundary))
+            key = plan._key[: (boundary - page) * self._keys.element_bytes]
+            boundary = make_plan(self, plan.namespace, plan._tokens, key, boundary - page).ready
+        if runs and runs[-1][0] == page:
+            runs[-1] = (0, runs[-1][1])
+        else:
+            runs.append((0, 0))
+        return tuple(reversed(runs))
+
+    def lease(self, plan: MatchPlan) -> Lease:
+        """Protect what resuming at ``plan.ready`` needs. A stale plan is planned again, so the lease may be shorter."""
+        if self._guarded:
+            self._enter()
+        plan = self._current(plan)
+        lease = acquire(self, self._anchor(plan), plan.namespace)
+        self._leave("lease")
+        return lease
+
+    def _current(self, plan: MatchPlan) -> MatchPlan:
+        if not isinstance(plan, MatchPlan) or plan._cache is not self:
+            raise ProtocolError(f"{plan!r} was not made by this cache")
+        if plan._epoch != self._epoch:
+            return make_plan(self, plan.namespace, plan._tokens, plan._key, plan._limit)
+        return plan
+
+    def _anchor(self, plan: MatchPlan) -> Node:
+        """The node that ends at the plan's boundary; the one change that a match makes to the tree is this split."""
+        boundary = plan.ready
+        node = plan._node
+        if not boundary:
+            return self._root(plan.namespace)
+        while node.parent.end >= boundary:
+            node = node.parent
+        return node if node.end == boundary else split(self, node, boundary)
+
+    def _root(self, namespace: str) -> Node:
+        root = self._tree.roots.get(namespace)
+        if root is None:
+            root = self._tree.roots[namespace] = self._new_root()
+        return root
+
+    # ------------------------------------------------------------ sequences
+    def open(
+        self,
+        tokens: Any,
+        *,
+        namespace: str = "",
+        leave: int = 0,
+        extra: Iterable[tuple[int, int, Hashable]] = (),
+        label: str = "",
+        priority: int = 0,
+    ) -> Sequence:
+        """A sequence over ``tokens``: match, lease, and a slot for each running state.
+
+        ``tokens`` may also be a ``MatchPlan`` (planned again if it is stale). CapacityError: no running slot can be had.
+        """
+        if tokens.__class__ is MatchPlan:
+            if self._guarded:
+                self._enter()
+            plan = self._current(tokens)
+        else:
+            plan = self.match(tokens, namespace=namespace, leave=leave, extra=extra)
+        lease = acquire(self, self._anchor(plan), plan.namespace)
+        sequence = Sequence(self, lease, plan)
+        if label or priority:
+            sequence.label = label
+            sequence.priority = priority
+        if self._plain and not plan._claims:
+            node = lease._node
+            sequence._pairs = sequence._paged = sequence._shared = tuple(
+                [(lane, lane.open(node)) for lane in self._page_lanes]
+            )
+        else:
+            self._take_running(sequence, plan)
+        if self._replay:
+            sequence.resume = max(0, plan.ready - self._replay)
+        self._opened += 1
+        self._asked += sequence.named
+        self._hit += plan.ready
+        self._live[id(sequence)] = ref(sequence)
+        if self._debug is not None:
+            self._debug.opened(sequence)
+            self._leave("open")
+        return sequence
+
+    def _take_running(self, sequence: Sequence, plan: MatchPlan) -> None:
+        """Slots of running states, and the ops that fill them; on a shortage the lease is given back."""
+        lease = sequence._lease
+        node = lease._node
+        try:
+            need = self._open_need(plan._claims)
+            make_room(self, [(lane, need[lane.name]) for lane in self._lanes if need.get(lane.name)], "open a sequence")
+        except BaseException:
+            sequence.open = False
+            release(self, lease)
+            raise
+        sequence._pairs = tuple((lane, lane.open(node)) for lane in self._lanes)
+        sequence._paged = tuple(pair for pair in sequence._pairs if pair[0].unit == "page")
+        sequence._shared = tuple(pair for pair in sequence._pairs if pair[0].part.manifest.shareable)
+        for lane, holding in sequence._pairs:
+            if lane.unit == "boundary":
+                cell = node.cells[lane.index]
+                sequence._fills.append(Fill(lane, holding, CLEAR if cell is None else cell.data))
+        sequence._claimed_ops = tuple(op for claim in plan._claims if claim is not None for op in claim.ops)
+
+    def _open_need(self, claims: tuple[Claim | None, ...]) -> dict[str, int]:
+        need = {lane.name: 1 for lane in self._point_lanes}
+        for lane, claim in zip(self._lanes, claims, strict=False):
+            if claim is not None and claim.need:
+                need[lane.name] = need.get(lane.name, 0) + claim.need
+        return need
+
+    def _extend_key(self, sequence: Sequence) -> None:
+        """More tokens were named: the elements that they complete are added to the sequence's key."""
+        key = sequence._key
+        if key.__class__ is not bytearray:
+            key = sequence._key = bytearray(key)
+        done = len(key) // self._keys.element_bytes
+        key += self._keys.widen(sequence._buffer[done * TOKEN_BYTES :])  # type: ignore[operator]
+
+    def _too_long(self, length: int) -> None:
+        lane = min((lane for lane in self._page_lanes if not lane.retains), key=lambda lane: lane.pool.capacity)
+        raise InputError(
+            f"a sequence of {length} tokens is longer than the pool of component {lane.name!r}, which holds "
+            f"{lane.pool.capacity * lane.part.page_tokens}"
+        )
+
+    def sequences(self) -> list[Sequence]:
+        """The sequences that are open."""
+        return [sequence for sequence in (r() for r in list(self._live.values())) if sequence is not None]
+
+    def step(self, sequences: Many[Sequence], role: Literal["target", "draft"] = "target") -> Step:
+        """The program of one forward pass over ``sequences``."""
+        if role not in ("target", "draft"):
+            raise InputError(f"a step's role is 'target' or 'draft', got {role!r}")
+        self._enter()
+        for sequence in sequences:
+            if sequence._cache is not self:
+                raise ProtocolError(f"{sequence!r} belongs to another cache")
+            sequence._usable()
+        return Step(self, sequences, role)
+
+    # ------------------------------------------------------------ room
+    def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:
+        """Free at least so many tokens of every page component (an int), or pages and slots by name.
+
+        With an int, boundary components lose the states that have become useless, and no others. Returns the pages
+        (slots) freed by component; what leases cover stays, so it may be less than was asked for.
+        """
+        self._enter()
+        wanted: dict[str, int] = {}
+        if isinstance(need, Mapping):
+            names = {lane.name for lane in self._lanes}
+            for name, count in need.items():
+                if name not in names:
+                    raise InputError(f"no component {name!r} here; there are {', '.join(sorted(names))}")
+                if count.__class__ is not int or count < 0:
+                    raise InputError(f"evict takes numbers from 0 up, got {count!r} for {name!r}")
+                wanted[name] = count
+        elif need.__class__ is not int or need < 0:
+            raise InputError(f"evict takes a number of tokens from 0 up, or a mapping by component; got {need!r}")
+        else:
+            wanted = {lane.name: -(-need // lane.part.page_tokens) for lane in self._page_lanes}
+        freed = {lane.name: evict(self, lane, wanted[lane.name]) for lane in self._lanes if wanted.get(lane.name)}
+        self._leave("evict")
+        return freed
+
+    def drop_namespace(self, namespace: str) -> int:
+        """No future match finds anything of ``namespace``. What leases cover is freed when they end.
+
+        Returns how many cells are still covered.
+        """
+        self._enter()
+        if namespace.__class__ is not str:
+            raise InputError(f"a namespace must be a string, got {namespace!r}")
+        root = self._tree.roots.pop(namespace, None)
+        kept = 0 if root is None else clear_subtree(self, root)
+        self._leave("drop_namespace")
+        return kept
+
+    def flush(self) -> None:
+        """Everything cached is invalid (new weights, say): free it all, at once.
+
+        Open sequences, leases and plans made before become unusable; closing or aborting them does nothing more.
+        """
+        self._enter()
+        self._flushes += 1
+        self._epoch += 1
+        for sequence in self.sequences():
+            sequence._lease._cache = None
+        self._live.clear()
+        for lane in self._lanes:
+            lane.pool.reset()
+            lane.queue = self.composition.policy.queue()
+            lane.reset()
+        for root in self._tree.roots.values():
+            unlink(root)
+        self._keys.forget()
+        self._fresh_tree()
+        if self._debug is not None:
+            self._debug.flushed()
+        self._leave("flush")
+
+    def poll(self) -> None:
+        """Take back what was dropped without release, and drain completions. Engines call it once per step."""
+        self._enter()
+        self._leave("poll")
+
+    # ------------------------------------------------------------ telling
+    def pool(self, component: str) -> Pool:
+        """The pool of a component: its tensors are ``pool.buffers``."""
+        for lane in self._lanes:
+            if lane.name == component:
+                return lane.pool
+        raise InputError(f"no component {component!r} here; there are {', '.join(lane.name for lane in self._lanes)}")
+
+    def stats(self) -> CacheStats:
+        return CacheStats(
+            components={lane.name: self._lane_stats(lane) for lane in self._lanes},
+            nodes=self._tree.nodes,
+            namespaces=len(self._tree.roots),
+            sequences=len(self._live),
+            opened=self._opened,
+            asked_tokens=self._asked,
+            hit_tokens=self._hit,
+            skipped_checkpoints=self._skipped_checkpoints,
+            plugin_errors=self._plugin_errors,
+            recovered=self._recovered,
+            epoch=self._epoch,
+        )
+
+    def _lane_stats(self, lane: Lane) -> ComponentStats:
+        return ComponentStats(
+            capacity=lane.pool.capacity,
+            free=lane.pool.free,
+            cached=lane.in_tree,
+            leased=lane.leased,
+            running=lane.running,
+            evicted=self._evicted[lane.index],
+            page_tokens=lane.part.page_tokens,
+            page_bytes=lane.pool.slot_bytes,
+        )
+
+    # ------------------------------------------------------------ plugins
+    def _call(self, name: str, hook: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a plugin; whatever it raises becomes a PluginError that names it."""
+        try:
+            return function(*args)
+        except PrefixloomError:
+            raise
+        except Exception as error:
+            raise PluginError(f"component {name!r}: {hook} raised {error!r}; the operation was undone") from error
+
+    def _ask(self, lane: Lane, hook: str, kind: type[T], function: Callable[..., Any], *args: Any) -> T | None:
+        """A hook's answer, checked: one of ``kind``, or None."""
+        answer = self._call(lane.name, hook, function, *args)
+        if answer is not None and not isinstance(answer, kind):
+            raise self._bad_answer(lane.name, hook, f"{kind.__name__} or None", answer)
+        return answer
+
+    def _ask_softly(self, lane: Lane, hook: str, function: Callable[..., Any], *args: Any) -> Any:
+        """A hook that serving must not depend on: if it fails, it is counted and logged, and the default holds."""
+        try:
+            return self._call(lane.name, hook, function, *args)
+        except PrefixloomError as error:
+            self._plugin_errors += 1
+            log.warning("%s; going on without its answer", error)
+            return None
+
+    @staticmethod
+    def _bad_answer(name: str, hook: str, wanted: str, got: object) -> PluginError:
+        return PluginError(f"component {name!r}: {hook} must answer {wanted}, got {got!r}")
+
+    def _run_op(self, op: Op, stream: Any) -> None:
+        """Run one op: the core's own kinds on the pool, any other by its component."""
+        lane = next((lane for lane in self._lanes if lane.name == op.component), None)
+        if lane is None:
+            raise PluginError(f"{op!r} names no component of this cache")
+        if op.kind == "copy":
+            lane.pool.copy(op.src, op.dst)
+        elif op.kind == "clear":
+            lane.pool.clear(op.dst)
+        elif lane.hooks.run_forward_op is None:
+            raise PluginError(f"component {op.component!r} has no run_forward_op for {op!r}")
+        else:
+            self._call(op.component, "run_forward_op", lane.hooks.run_forward_op, op, stream)
+
+
+class _Dropped(list[Any]):
+    """Sequences and leases that were dropped without release; a finalizer may only append, the driving thread frees."""
+
+    def __init__(self, cache: Cache) -> None:
+        super().__init__()
+        self._cache = cache
+
+    def append(self, item: Any) -> None:
+        super().append(item)
+        self._cache._guarded = True
+
+    def recover(self) -> None:
+        cache = self._cache
+        while self:
+            item = self.pop()
+            cache._recovered += 1
+            log.warning("%r was dropped without release (made at %s); its slots were taken back", item, item._where)
+            if isinstance(item, Sequence):
+                item._give_back()
+            else:
+                release(cache, item)
+        cache._guarded = cache._debug is not None
+
+
+def unlink(root: Node) -> None:
+    """Cut the links of a tree that is given up, without recursion and without leaving cycles behind."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.kids:
+            stack.extend(node.kids.values())
+        node.kids = None
+        for cell in node.cells:
+            if cell is not None:
+                cell.node = cell.prev = cell.next = None
+        node.cells = []

@@ -1,0 +1,237 @@
+"""Composition: a set of component instances, checked against each other, before anything is allocated.
+
+``negotiate`` turns what the caller asked for into a frozen ``Composition`` or refuses it with the reason; ``compose``
+makes the cache of it. All that is decided here follows from manifests and reaches: no component is known by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import attrs
+import pluggy
+
+from .capabilities import (
+    Candidate,
+    check_requirements,
+    check_supported,
+    gather,
+    page_sizes,
+    rewind_depth,
+    tree_page,
+)
+from .errors import CompositionError
+from .hooks import Hooks, bind, make_manager
+from .manifest import Manifest, Unit
+from .policy import BUILT_IN, EvictionPolicy
+from .profiles import resolve_profile
+from .reach import Reach
+from .registry import Registry, default_registry
+from .sizing import Demand, from_mapping, from_memory, from_tokens
+from .values import Profile
+
+if TYPE_CHECKING:
+    from .cache import Cache
+
+Attach = Literal["share", "copy"]
+Capacity = int | Mapping[str, int]
+
+
+@attrs.frozen
+class Part:
+    """One component of a composition, with what follows from its manifest and reach.
+
+    ``page_tokens`` is the tokens of one pool page, 0 for state slots; ``capacity`` counts pool pages or state slots.
+    """
+
+    name: str
+    component: Any
+    manifest: Manifest
+    reach: Reach
+    unit: Unit
+    page_tokens: int
+    capacity: int
+    attach: Attach
+    hooks: Hooks
+    origin: str = ""
+
+
+@attrs.frozen
+class Composition:
+    """What a cache is made of. ``page`` is the tokens of one page of the tree; every boundary lies on it.
+
+    ``manager`` holds the component instances; with ``tracing`` the hooks go through it, for monitoring.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    page: int
+    lookahead: int
+    max_rewind: int
+    device: str
+    policy: EvictionPolicy
+    debug: bool
+    tracing: bool
+    manager: pluggy.PluginManager = attrs.field(eq=False, repr=False)
+
+
+def compose(
+    model: object,
+    *,
+    page_size: int | None = None,
+    capacity: Capacity | None = None,
+    memory: int | str | None = None,
+    device: object = "cpu",
+    policy: str | EvictionPolicy = "lru",
+    max_rewind: int | None = None,
+    debug: bool | None = None,
+    tracing: bool = False,
+    plugins: Iterable[object] = (),
+    registry: Registry | None = None,
+) -> Cache:
+    """Make the prefix cache for a model.
+
+    ``model``       a model config (dict, object with ``to_dict``, path), a .toml profile, a Profile, or None
+    ``plugins``     component instances of your own: beside the model's, or alone where ``model`` is None
+    ``page_size``   tokens of a page, 1 to 256, where a component has none of its own (default: the profile's, or 16)
+    ``capacity``    tokens that every page component holds (rounded up to pages), with one state slot per 2048 of
+                    them, at least 16; or a mapping from each component's name to its tokens or state slots
+    ``memory``      bytes, or a text such as "20GiB", in place of ``capacity``: as many tokens as fit
+    ``device``      cpu, cuda, cuda:N or meta
+    ``policy``      the order of eviction: a name, built in or installed, or an EvictionPolicy
+    ``max_rewind``  tokens that a sequence may take back after publishing (default: the profile's, or 0)
+    ``debug``       check everything after every operation (default: PREFIXLOOM_DEBUG=1 in the environment)
+    ``tracing``     call hooks through the composition's plugin manager, so that monitoring sees them
+
+    Raises CompositionError, with nothing allocated, where the set is impossible.
+    """
+    composition = negotiate(
+        model,
+        page_size=page_size,
+        capacity=capacity,
+        memory=memory,
+        device=device,
+        policy=policy,
+        max_rewind=max_rewind,
+        debug=debug,
+        tracing=tracing,
+        plugins=plugins,
+        registry=registry,
+    )
+    from .cache import Cache
+
+    return Cache(composition)
+
+
+def negotiate(
+    model: object,
+    *,
+    page_size: int | None = None,
+    capacity: Capacity | None = None,
+    memory: int | str | None = None,
+    device: object = "cpu",
+    policy: str | EvictionPolicy = "lru",
+    max_rewind: int | None = None,
+    debug: bool | None = None,
+    tracing: bool = False,
+    plugins: Iterable[object] = (),
+    registry: Registry | None = None,
+) -> Composition:
+    """The composition that ``compose`` would make a cache of. Allocates nothing."""
+    registry = default_registry() if registry is None else registry
+    profile = Profile(()) if model is None else resolve_profile(model, registry)
+    candidates = gather(profile, plugins, registry)
+    check_requirements(candidates)
+    for candidate in candidates:
+        check_supported(candidate)
+    asked_page = profile.page_size if page_size is None else page_size
+    pages = page_sizes(candidates, asked_page)
+    page = tree_page(candidates, pages, asked_page)
+    rewind = rewind_depth(candidates, profile.max_rewind if max_rewind is None else max_rewind)
+    device_name = _device(device)
+    eviction = _policy(policy, registry)
+    sizes = _sizes(candidates, pages, page, capacity, memory)
+    manager = make_manager({c.name: c.component for c in candidates}, {c.name: c.origin for c in candidates})
+    return Composition(
+        name=profile.name,
+        parts=tuple(_part(c, pages[c.name], sizes[c.name], bind(manager, c.name, tracing=tracing)) for c in candidates),
+        page=page,
+        lookahead=max(candidate.manifest.lookahead for candidate in candidates),
+        max_rewind=rewind,
+        device=device_name,
+        policy=eviction,
+        debug=os.environ.get("PREFIXLOOM_DEBUG") == "1" if debug is None else bool(debug),
+        tracing=tracing,
+        manager=manager,
+    )
+
+
+def _part(candidate: Candidate, page_tokens: int, capacity: int, hooks: Hooks) -> Part:
+    return Part(
+        name=candidate.name,
+        component=candidate.component,
+        manifest=candidate.manifest,
+        reach=candidate.reach,
+        unit=candidate.unit,
+        page_tokens=page_tokens,
+        capacity=capacity,
+        attach="share" if candidate.unit == "page" else "copy",
+        hooks=hooks,
+        origin=candidate.origin,
+    )
+
+
+def _device(device: object) -> str:
+    name = str(device)
+    if name in ("cpu", "meta"):
+        return name
+    match = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if match is None:
+        raise CompositionError(f"device must be cpu, cuda, cuda:N or meta, got {device!r}")
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(match[1] or 0) >= count:
+        raise CompositionError(
+            f"device {name!r} was asked for and torch {torch.__version__} sees {count} CUDA devices here. Use "
+            f"device='cpu', or install a torch built for this machine's GPU"
+        )
+    return name
+
+
+def _policy(policy: object, registry: Registry) -> EvictionPolicy:
+    if isinstance(policy, EvictionPolicy):
+        return policy
+    if not isinstance(policy, str):
+        raise CompositionError(f"policy must be a name or an EvictionPolicy, got {policy!r}")
+    if policy in BUILT_IN:
+        return BUILT_IN[policy]
+    try:
+        return registry.policy(policy)
+    except CompositionError as error:
+        raise CompositionError(f"{error}. Built in: {', '.join(BUILT_IN)}") from error
+
+
+def _sizes(
+    candidates: Sequence[Candidate],
+    pages: Mapping[str, int],
+    page: int,
+    capacity: Capacity | None,
+    memory: int | str | None,
+) -> dict[str, int]:
+    """Pool pages or state slots by component."""
+    demands = [Demand(candidate.name, candidate.manifest, pages[candidate.name]) for candidate in candidates]
+    if memory is None:
+        if capacity is None:
+            raise CompositionError('say how large the cache is: capacity=<tokens> or memory="20GiB"; neither was given')
+        if isinstance(capacity, Mapping):
+            return from_mapping(demands, page, capacity)
+        return from_tokens(demands, page, capacity)
+    if capacity is not None:
+        raise CompositionError(
+            "say how large the cache is by capacity or by memory, not by both: memory is shared out as tokens"
+        )
+    return from_memory(demands, page, memory)

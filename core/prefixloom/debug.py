@@ -1,0 +1,204 @@
+"""Debug mode: after every operation, the cache's books are kept a second time and compared.
+
+On with ``PREFIXLOOM_DEBUG=1`` or ``debug=True``; the tests always have it on. It reads everything and changes nothing.
+What it finds is an ``InvariantError`` that names the operation after which the books were wrong.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from .errors import InvariantError, ProtocolError
+from .pool import ABSENT, present
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .lane import Lane
+    from .lease import Lease
+    from .sequence import Sequence
+    from .tree import Node
+
+
+class Debug:
+    """The second set of books of one cache."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._thread = threading.get_ident()
+        self._leases: WeakSet[Lease] = WeakSet()
+        self.checks = 0
+
+    # ------------------------------------------------------------ events
+    def enter(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise ProtocolError("one thread drives a cache; this call came from another (use completions instead)")
+
+    def leased(self, lease: Lease) -> None:
+        from .lease import site
+
+        lease._where = site()
+        self._leases.add(lease)
+
+    def released(self, lease: Lease) -> None:
+        self._leases.discard(lease)
+
+    def opened(self, sequence: Sequence) -> None:
+        sequence._where = sequence._lease._where
+
+    def flushed(self) -> None:
+        self._leases = WeakSet()
+
+    # ------------------------------------------------------------ checks
+    def check(self, what: str) -> None:
+        """All invariants; InvariantError says which one ``what`` left broken."""
+        self.checks += 1
+        try:
+            nodes = self._check_tree()
+            for lane in self._cache._lanes:
+                self._check_owners(lane, nodes)
+                self._check_locks(lane, nodes)
+                self._check_queue(lane, nodes)
+            self._check_anchors(nodes)
+        except InvariantError as error:
+            raise InvariantError(f"after {what}: {error}") from None
+
+    def _reachable(self) -> list[Node]:
+        """All nodes: those under a root, and those of dropped namespaces that leases still hold."""
+        cache = self._cache
+        seen: dict[int, Node] = {}
+        stack = list(cache._tree.roots.values())
+        for lease in list(self._leases):
+            node = lease._node
+            while node.parent is not None:
+                node = node.parent
+            stack.append(node)
+        while stack:
+            node = stack.pop()
+            if id(node) in seen:
+                continue
+            seen[id(node)] = node
+            stack.extend((node.kids or {}).values())
+        return list(seen.values())
+
+    def _check_tree(self) -> list[Node]:
+        tree = self._cache._tree
+        nodes = self._reachable()
+        for node in nodes:
+            for first, kid in (node.kids or {}).items():
+                _hold(kid.parent is node, f"{kid!r} does not know its parent")
+                _hold(kid.key[: tree.page_bytes] == first, f"{kid!r} stands under the wrong first page")
+                _hold(len(kid.key) % tree.page_bytes == 0 and kid.key, f"{kid!r} has an edge that is no whole pages")
+                _hold(kid.end == node.end + len(kid.key) // tree.element_bytes, f"{kid!r} ends at the wrong boundary")
+            bare = not node.kids and not node.leases and all(cell is None for cell in node.cells)
+            _hold(node.parent is None or not bare, f"{node!r} is bare and was not unlinked")
+            for cell in node.cells:
+                _hold(cell is None or cell.node is node, f"a cell of {node!r} belongs to another node")
+        return nodes
+
+    def _check_owners(self, lane: Lane, nodes: list[Node]) -> None:
+        """Every slot has one owner: the free list, a sequence, a cell (or a span that somebody minted)."""
+        owners: dict[int, str] = {}
+
+        def own(slot: int, who: str) -> None:
+            _hold(0 <= slot < lane.pool.capacity, f"{lane.name}: {who} has slot {slot}, which does not exist")
+            _hold(slot not in owners, f"{lane.name}: slot {slot} is owned by {owners.get(slot)} and by {who}")
+            owners[slot] = who
+
+        for slot in lane.pool.free_ids():
+            own(slot, "the free list")
+        cached = 0
+        for node in nodes:
+            for slot in cell_slots(lane, node.cells[lane.index]):
+                own(slot, repr(node))
+                cached += 1
+        _hold(cached == lane.in_tree, f"{lane.name}: {cached} pages are cached, the books say {lane.in_tree}")
+        for sequence in self._cache.sequences():
+            for other, holding in sequence._pairs:
+                if other is lane:
+                    for slot in holding_slots(lane, holding):
+                        own(slot, repr(sequence))
+
+    def _check_locks(self, lane: Lane, nodes: list[Node]) -> None:
+        """What covers a cell is exactly what live leases cover."""
+        counts: dict[int, int] = {}
+        for lease in self._leases:
+            record = lease._records[lane.index]
+            if record is not None:
+                for node in covered_nodes(lane, record):
+                    counts[id(node)] = counts.get(id(node), 0) + 1
+        closed = lane.part.reach.closed_upward
+        leased = 0
+        for node in nodes:
+            cell = node.cells[lane.index]
+            if cell is None:
+                _hold(not counts.get(id(node)), f"{lane.name}: a lease covers {node!r}, which holds nothing")
+                continue
+            expected = counts.get(id(node), 0)
+            if closed:
+                kids = [kid.cells[lane.index] for kid in (node.kids or {}).values()]
+                held = [kid for kid in kids if kid is not None]
+                expected += sum(1 for kid in held if kid.locks) + (node.parent is None)
+                _hold(cell.below == len(held), f"{lane.name}: {node!r} counts {cell.below} cells below, not {len(held)}")
+                _hold(node.parent is None or cell.up is node.parent.cells[lane.index], f"{lane.name}: {node!r} hangs loose")
+            _hold(cell.locks == expected, f"{lane.name}: {node!r} has {cell.locks} locks; live leases give {expected}")
+            if cell.locks:
+                leased += sum(1 for _ in cell_slots(lane, cell))
+        _hold(leased == lane.leased, f"{lane.name}: {leased} pages are covered, the books say {lane.leased}")
+
+    def _check_queue(self, lane: Lane, nodes: list[Node]) -> None:
+        for node in nodes:
+            cell = node.cells[lane.index]
+            if cell is None or node.parent is None:
+                continue
+            if lane.uncovered(cell):
+                _hold(cell.next is not None, f"{lane.name}: {node!r} may be evicted but stands in no queue")
+            elif cell.locks and not lane.part.reach.closed_upward:
+                _hold(cell.next is None, f"{lane.name}: {node!r} is covered but stands in the eviction queue")
+            if lane.unit == "page" and not lane.part.reach.closed_upward:
+                _hold(cell.pages == present(cell.data), f"{lane.name}: {node!r} miscounts its pages")
+
+    def _check_anchors(self, nodes: list[Node]) -> None:
+        counts: dict[int, int] = {}
+        for lease in self._leases:
+            counts[id(lease._node)] = counts.get(id(lease._node), 0) + 1
+        for node in nodes:
+            expected = counts.get(id(node), 0) + (node.parent is None)
+            _hold(node.leases == expected, f"{node!r} counts {node.leases} leases; {expected} are live")
+
+
+def _hold(condition: object, message: str) -> None:
+    if not condition:
+        raise InvariantError(message)
+
+
+def cell_slots(lane: Lane, cell: Any) -> list[int]:
+    """The slots that a cell owns."""
+    if cell is None:
+        return []
+    if lane.unit == "boundary":
+        return [cell.data]
+    return [slot for slot in array("i", cell.data) if slot != ABSENT]
+
+
+def holding_slots(lane: Lane, holding: Any) -> list[int]:
+    """The slots that a sequence's holding owns."""
+    if lane.unit == "boundary":
+        return [holding.slot] if holding.slot >= 0 else []
+    return [slot for slot in holding.table[holding.owned :] if slot != ABSENT]
+
+
+def covered_nodes(lane: Lane, record: Any) -> list[Node]:
+    """The nodes on which a lease's record counts."""
+    if lane.unit == "boundary" or lane.part.reach.closed_upward:
+        return [record.node]
+    node, covered = record
+    spans = covered if isinstance(covered, tuple) else ((node.end - covered, node.end),)
+    found = []
+    while node.parent is not None:
+        if any(lo <= node.parent.end and node.end <= hi for lo, hi in spans):
+            found.append(node)
+        node = node.parent
+    return found

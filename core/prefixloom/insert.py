@@ -1,0 +1,137 @@
+"""Publication: a running sequence hands what it computed to the tree.
+
+It walks from the sequence's lease, so a chunk costs the chunk. Where the tree has a node already, duplicates are freed
+and tombstones refilled; where it ends, a leaf is attached. Then the lease moves down to the new boundary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import CapacityError
+from .evict import make_room
+from .lease import advance
+from .step import Fill
+from .values import Claim, NodeView, SplitRule, WalkView
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .lane import Lane
+    from .sequence import Sequence
+    from .tree import Node
+
+    Pairs = tuple[tuple[Lane, Any], ...]
+
+
+def split(cache: Cache, node: Node, boundary: int) -> Node:
+    """Cut ``node`` at ``boundary`` and divide every component's cell; the upper half is returned."""
+    upper = cache._tree.split(node, boundary)
+    for lane in cache._lanes:
+        if lane.hooks.redistribute_on_node_split is not None:
+            _ask_split(cache, lane, upper, node)
+        lane.divide(upper, node)
+    return upper
+
+
+def _ask_split(cache: Cache, lane: Lane, upper: Node, lower: Node) -> None:
+    """A boundary component may drop its state on a split, unless a lease covers it."""
+    cell = lower.cells[lane.index]
+    if cell is None:
+        return
+    views = (
+        NodeView(upper.start, upper.end, 0, cell.locks),
+        NodeView(lower.start, lower.end, 1 if lane.unit == "boundary" else len(cell.data) // 4, cell.locks),
+    )
+    rule: SplitRule | None = cache._ask_softly(
+        lane, "redistribute_on_node_split", lane.hooks.redistribute_on_node_split, *views
+    )
+    if rule is not None and rule.keep == "drop" and lane.unit == "boundary" and not cell.locks:
+        lane.queue.remove(cell)
+        lane.free_cell(cell)
+        cache._epoch += 1
+
+
+def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
+    """Move the sequence's data of [published, upto) into the tree. ``last``: it does not run on afterwards."""
+    lease = sequence._lease
+    tree = cache._tree
+    node = lease._node
+    at = node.end
+    key = sequence._key
+    width = tree.element_bytes
+    size = tree.page_bytes
+    pairs = sequence._shared
+    if cache._insert_hooks:
+        pairs = _ask_keep(cache, sequence, at, upto)
+    donors: list[tuple[Lane, Any]] = []
+    if cache._point_lanes and not last:
+        donors, pairs = _donors(cache, pairs, upto)
+    while at < upto:
+        kids = node.kids
+        first = at * width
+        child = kids.get(bytes(key[first : first + size])) if kids else None
+        if child is None:
+            node = tree.attach(node, bytes(key[first : upto * width]), upto)
+            if sequence.priority:
+                node.priority = sequence.priority
+        else:
+            edge = child.key
+            if first + len(edge) <= upto * width and key.startswith(edge, first):
+                node = child
+            else:
+                common = min(tree.agreed(key, first, edge), (upto - at) * width)
+                node = split(cache, child, at + common // width)
+            if sequence.priority > node.priority:
+                node.priority = sequence.priority
+        at = node.end
+        for lane, holding in pairs:
+            lane.adopt(node, holding)
+    advance(cache, lease, node, sequence.namespace)
+    sequence.published = upto
+    for lane, holding in donors:
+        _renew(sequence, lane, holding, node)
+
+
+def _ask_keep(cache: Cache, sequence: Sequence, start: int, upto: int) -> Pairs:
+    """What the plugins want kept of the span: the rest is given back, a state stays with the sequence."""
+    view = WalkView(sequence.namespace, upto, sequence.named, upto, start)
+    pairs = []
+    for lane, holding in sequence._shared:
+        hook = lane.hooks.commit_insert
+        claim: Claim | None = None if hook is None else cache._ask_softly(lane, "commit_insert", hook, view)
+        if claim is not None and claim.keep is not None:
+            if lane.unit == "boundary":
+                if not claim.keep:
+                    continue
+            else:
+                lane.hold_back(holding, start, upto, claim.keep)
+        pairs.append((lane, holding))
+    return tuple(pairs)
+
+
+def _donors(cache: Cache, pairs: Pairs, upto: int) -> tuple[list[tuple[Lane, Any]], Pairs]:
+    """Boundary components whose running state stands for ``upto`` and that have a free slot to go on with.
+
+    A component for which no slot can be had keeps its state: a checkpoint is optional, serving is not.
+    """
+    donors: list[tuple[Lane, Any]] = []
+    able = []
+    for lane, holding in pairs:
+        if lane.unit == "boundary" and holding.as_of == upto and holding.ready:
+            try:
+                make_room(cache, [(lane, 1)], "checkpoint")
+            except CapacityError:
+                cache._skipped_checkpoints += 1
+                continue
+            donors.append((lane, holding))
+        able.append((lane, holding))
+    return donors, tuple(able)
+
+
+def _renew(sequence: Sequence, lane: Lane, holding: Any, node: Node) -> None:
+    """After a donation the sequence goes on with a copy; if the tree had that state already, nothing was donated."""
+    if holding.slot >= 0:
+        return
+    lane.renew(holding)
+    sequence._lease._records[lane.index] = lane.acquire(node)
+    sequence._fills.append(Fill(lane, holding, node.cells[lane.index].data))

@@ -1,0 +1,160 @@
+"""Keys: tokens as bytes, and what a tree compares.
+
+A token is a little-endian int32 from 0 to 2**31 - 1; the upper half of the range is kept for interned extra keys (an
+image's hash standing at its placeholder). Comparing bytes is what makes matching fast in CPython, so tokens are encoded
+once, at the edge. Nothing here knows a tree, a pool or a component.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from .errors import InputError
+
+TOKEN_BYTES = 4
+TOKEN_LIMIT = 1 << 31
+
+
+class Tokens(bytes):
+    """Encoded and checked tokens. A bytes object, so it is compared and sliced at the speed of memory."""
+
+    __slots__ = ()
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return len(self) // TOKEN_BYTES
+
+    def tolist(self) -> list[int]:
+        return list(struct.unpack(f"<{len(self) // TOKEN_BYTES}I", self))
+
+    def extended(self, more: Any) -> Tokens:
+        """These tokens followed by ``more``: what a conversation's next turn is opened with."""
+        return Tokens(self + encode(more))
+
+
+def encode(tokens: Any) -> Tokens:
+    """Tokens from a list, tuple, range, array, numpy or CPU torch array, or from little-endian int32 bytes."""
+    kind = type(tokens)
+    if kind is Tokens:
+        return tokens  # type: ignore[no-any-return]
+    if kind is list or kind is tuple:
+        return Tokens(_pack(tokens))
+    if isinstance(tokens, (bytes, bytearray, memoryview)) and memoryview(tokens).format in ("B", "b", "c"):
+        if len(tokens) % TOKEN_BYTES:
+            raise InputError(f"encoded tokens must be whole int32 values; got {len(tokens)} bytes")
+        return Tokens(_in_range(bytes(tokens)))
+    if isinstance(tokens, str):
+        raise InputError("tokens must be whole numbers, not text: run the tokenizer first")
+    if hasattr(tokens, "detach"):
+        return Tokens(_pack(_from_torch(tokens)))
+    try:
+        view = memoryview(tokens)
+    except TypeError:
+        if not isinstance(tokens, Iterable):
+            raise InputError(f"tokens must be a sequence of whole numbers, got {kind.__name__}") from None
+        return Tokens(_pack(list(tokens)))
+    return Tokens(_from_buffer(view))
+
+
+def _pack(tokens: Sequence[Any]) -> bytes:
+    try:
+        packed = struct.pack(f"<{len(tokens)}I", *tokens)
+    except struct.error:
+        raise _bad_token(tokens) from None
+    return _in_range(packed)
+
+
+def _in_range(packed: bytes) -> bytes:
+    # The sign bit of every token, seen at the speed of memory: its top byte is ASCII.
+    if not packed[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
+        raise _bad_token(struct.unpack(f"<{len(packed) // TOKEN_BYTES}i", packed))
+    return packed
+
+
+def _bad_token(tokens: Sequence[Any]) -> InputError:
+    for i, token in enumerate(tokens):
+        if not hasattr(token, "__index__"):
+            return InputError(f"token {i} is {token!r} ({type(token).__name__}); tokens must be whole numbers")
+        if not 0 <= token < TOKEN_LIMIT:
+            return InputError(f"token {i} is {int(token)}; tokens must lie between 0 and {TOKEN_LIMIT - 1}")
+    return InputError("tokens must be whole numbers")
+
+
+def _from_torch(tensor: Any) -> list[int]:
+    if tensor.device.type != "cpu":
+        raise InputError(f"tokens lie on {tensor.device}: reading them would make the scheduler wait; pass a CPU copy")
+    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex():
+        raise InputError(f"tokens must be a one-dimensional integer tensor, got {tensor.dtype} {tuple(tensor.shape)}")
+    return tensor.tolist()  # type: ignore[no-any-return]
+
+
+def _from_buffer(view: memoryview) -> bytes:
+    if view.ndim != 1 or view.format.lstrip("<=@") not in tuple("bBhHiIlLqQ"):
+        raise InputError(f"tokens must be a one-dimensional integer array, got format {view.format!r}, {view.ndim}-d")
+    if view.itemsize == TOKEN_BYTES:
+        return _in_range(view.tobytes())
+    if view.itemsize == 2 * TOKEN_BYTES:
+        words = memoryview(view.tobytes()).cast("i")
+        low, high = words[0::2].tobytes(), words[1::2].tobytes()
+        if high.count(0) != len(high):
+            raise _bad_token(view.tolist())
+        return _in_range(low)
+    return _pack(view.tolist())
+
+
+class KeyMaker:
+    """Turns a sequence's tokens into what the tree compares.
+
+    With a lookahead of k, an element is the token together with the k that follow it, so that two prefixes share a page
+    only if everything its content depends on is equal; the last k tokens have no element yet. Extra keys replace the
+    element at their positions by an interned number, exact within this cache.
+    """
+
+    __slots__ = ("_interned", "element_bytes", "lookahead")
+
+    def __init__(self, lookahead: int) -> None:
+        self.lookahead = lookahead
+        self.element_bytes = TOKEN_BYTES * (lookahead + 1)
+        self._interned: dict[Hashable, int] = {}
+
+    def widen(self, tokens: bytes | bytearray) -> bytes:
+        """The elements that ``tokens`` can name: ``len - lookahead`` of them."""
+        k = self.lookahead
+        if not k:
+            return bytes(tokens)
+        single = array("i", bytes(tokens))
+        count = len(single) - k
+        if count <= 0:
+            return b""
+        wide = array("i", bytes(count * self.element_bytes))
+        for i in range(k + 1):
+            wide[i :: k + 1] = single[i : i + count]
+        return wide.tobytes()
+
+    def with_extra(self, tokens: bytes, spans: Iterable[tuple[int, int, Hashable]]) -> bytes:
+        """``tokens`` with the positions of each (start, end, key) span replaced by interned numbers."""
+        out = array("i", bytes(tokens))
+        for start, end, key in spans:
+            if not 0 <= start < end <= len(out):
+                raise InputError(f"extra key span [{start}, {end}) lies outside of the {len(out)} tokens")
+            try:
+                hash(key)
+            except TypeError:
+                raise InputError(f"an extra key must be hashable, got {type(key).__name__}") from None
+            for i in range(start, end):
+                out[i] = self._intern((key, out[i], i == start))
+        return out.tobytes()
+
+    def _intern(self, what: Hashable) -> int:
+        known = self._interned
+        number = known.get(what)
+        if number is None:
+            number = known[what] = len(known) - TOKEN_LIMIT
+        return number
+
+    def forget(self) -> None:
+        """Drop the interned extra keys; only right when no tree refers to them any more."""
+        self._interned.clear()

@@ -1,0 +1,243 @@
+"""Lanes: one component's way through the core, derived from its manifest and reach alone.
+
+A lane owns the component's pool and eviction queue, and answers for it the questions of a request's way: which boundary
+is usable, what a lease covers, how a cell divides on a split, what a sequence hands to the tree, what may go. There is a
+lane for each kind of reach (a path, positions near an end, a boundary), none for any component; ``lane_for`` chooses.
+
+Words: a *cell* is what one component keeps at one node. A *holding* is what a running sequence has of one component.
+A *record* is what one lease covers of one component.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from .policy import Link, Queue
+from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
+
+if TYPE_CHECKING:
+    from .compose import Part
+    from .reach import Interval
+    from .tree import Node
+
+
+class Cell(Link):
+    """``data``: page numbers of a page cell, or the slot of a boundary cell. ``locks``: what covers it, by lane."""
+
+    __slots__ = ("data", "locks", "node")
+
+    node: Node
+    data: Any
+
+    def __init__(self, node: Node, data: Any) -> None:
+        self.node = node
+        self.data = data
+        self.locks = 0
+        self.prev = self.next = None
+
+
+class Holding:
+    """A running sequence's pages of one component.
+
+    ``table[p]`` is the slot of page p or *absent*. Pages from ``owned`` on are the sequence's own; those before belong
+    to the tree and are read under the sequence's lease. Nothing before page ``low`` is present any more.
+    """
+
+    __slots__ = ("low", "owned", "table")
+
+    def __init__(self, data: bytes) -> None:
+        self.table: array[int] = array("i", data)
+        self.owned = len(self.table)
+        self.low = 0
+
+    def own_pages(self) -> bytes:
+        """The pages that the sequence owns, *absent* left out."""
+        data = self.table[self.owned :].tobytes()
+        return data if ABSENT_BYTES not in data else without_absent(data)
+
+
+def without_absent(data: bytes) -> bytes:
+    return array("i", [slot for slot in array("i", data) if slot != ABSENT]).tobytes()
+
+
+class Lane:
+    """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
+
+    __slots__ = ("hooks", "in_tree", "index", "leased", "name", "part", "pool", "queue", "tree_pages")
+
+    unit = "page"
+    retains = False
+    """Whether a running sequence may give something back early."""
+    part: Part
+
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
+        self.index = index
+        self.part = part
+        self.name = part.name
+        self.hooks = part.hooks
+        self.pool = pool
+        self.queue = queue
+        self.in_tree = 0
+        self.leased = 0
+        self.tree_pages = tree_page // part.page_tokens if part.page_tokens else 0
+
+    def reset(self) -> None:
+        """A flush: nothing is cached or leased, the queue is new."""
+        self.in_tree = self.leased = 0
+
+    @property
+    def running(self) -> int:
+        """Pages owned by sequences (and by whoever minted a span)."""
+        return self.pool.capacity - self.pool.free - self.in_tree
+
+    @property
+    def evictable(self) -> int:
+        return self.in_tree - self.leased
+
+    # ------------------------------------------------------------ match
+    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
+        """The deepest boundary, not below ``boundary`` in ``node``, from which this component can resume."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ leases
+    def acquire(self, node: Node) -> Any:
+        """Cover what resuming at the end of ``node`` needs; the record undoes exactly this."""
+        raise NotImplementedError
+
+    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> Any:
+        """``acquire``, and ``positions`` too as far as they hold data; for lanes whose cover is not all already."""
+        return self.acquire(node)
+
+    def release(self, record: Any, recent: bool = True) -> None:
+        """Uncover what ``record`` covered; what nobody covers any more may be evicted, the recent last."""
+        raise NotImplementedError
+
+    def advance(self, record: Any, node: Node) -> Any:
+        """A lease moves down to ``node``: cover the new boundary, then uncover the old one."""
+        new = self.acquire(node)
+        if record is not None:
+            self.release(record)
+        return new
+
+    # ------------------------------------------------------------ tree
+    def divide(self, upper: Node, lower: Node) -> None:
+        """``upper`` was split off ``lower``: divide the cell, and copy what covers it."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ sequences
+    def open(self, node: Node) -> Any:
+        """A holding that reads what a lease at ``node`` covers."""
+        raise NotImplementedError
+
+    def adopt(self, node: Node, holding: Any) -> None:
+        """Move what ``holding`` owns of ``node``'s positions into a cell; what is there already stays, ours is freed."""
+        raise NotImplementedError
+
+    def hold_back(self, holding: Any, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
+        """Give back what of [start, upto) is neither in ``keep`` nor needed at ``upto``, instead of publishing it."""
+
+    def renew(self, holding: Any) -> None:
+        """A fresh slot after a donation; the caller has made sure that one is free, and copies into it."""
+        raise NotImplementedError
+
+    def retain(self, holding: Any, floor: int) -> None:
+        """Give back what no boundary from ``floor`` on can need."""
+        raise NotImplementedError
+
+    def close(self, holding: Any) -> None:
+        """Give back all that the sequence owns."""
+        raise NotImplementedError
+
+    def rewind(self, holding: Any, length: int) -> None:
+        """Give back what lies past ``length`` tokens."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ eviction
+    def pop_victim(self) -> Any:
+        """The next cell to go, off the queue but not freed; None if nothing may go."""
+        return self.queue.pop()
+
+    def free_cell(self, cell: Any) -> int:
+        """Free a cell that is off the queue, and count the pages."""
+        raise NotImplementedError
+
+    def trim(self, count: int) -> int:
+        """Free up to about ``count`` pages that no boundary at a node's end or below it can need."""
+        return 0
+
+    def uncovered(self, cell: Any) -> bool:
+        """Whether nothing stands in the way of freeing ``cell``."""
+        return not cell.locks
+
+
+class PageLane(Lane):
+    """What the lanes of page cells share: tables, growth, closing."""
+
+    __slots__ = ("page",)
+
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
+        super().__init__(index, part, pool, queue, tree_page)
+        self.page = part.page_tokens
+
+    def short_by(self, holding: Holding, length: int) -> int:
+        """Pages missing for ``length`` tokens."""
+        return -(-length // self.page) - len(holding.table)
+
+    def grow(self, holding: Holding, count: int) -> None:
+        """``count`` pages more; the caller has made sure that they are free."""
+        holding.table.extend(self.pool.take(count))
+
+    def close(self, holding: Holding) -> None:
+        pages = holding.own_pages()
+        if pages:
+            self.pool.give(pages)
+        holding.table = array("i")
+        holding.owned = 0
+
+    def rewind(self, holding: Holding, length: int) -> None:
+        keep = max(-(-length // self.page), holding.owned)
+        dropped = holding.table[keep:].tobytes()
+        if dropped:
+            self.pool.give(without_absent(dropped) if ABSENT_BYTES in dropped else dropped)
+            del holding.table[keep:]
+
+    def forget(self, holding: Holding, page: int) -> None:
+        """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
+        low, table = holding.low, holding.table
+        page = min(page, len(table))
+        if page <= low:
+            return
+        first = max(low, holding.owned)
+        if page > first:
+            data = table[first:page].tobytes()
+            self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
+        table[low:page] = array("i", ABSENT_BYTES * (page - low))
+        holding.low = page
+
+    def take_over(self, holding: Holding, first: int, last: int) -> bytes:
+        """The holding's pages [first, last), which it owned, for the tree."""
+        data = holding.table[first:last].tobytes()
+        holding.owned = last
+        return data
+
+    def page_slice(self, data: bytes, tokens: int) -> tuple[bytes, bytes]:
+        cut = tokens // self.page * ID_BYTES
+        return data[:cut], data[cut:]
+
+
+def lane_for(index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> Lane:
+    """The lane that serves a part's reach: the narrowest, hence fastest, that is right for it."""
+    from .lane_path import PathLane
+    from .lane_point import PointLane
+    from .lane_span import ScatterLane, SpanLane
+
+    reach = part.reach
+    if reach.unit == "boundary":
+        return PointLane(index, part, pool, queue, tree_page)
+    if reach.closed_upward:
+        return PathLane(index, part, pool, queue, tree_page)
+    shape = reach.shape
+    if shape is not None and not shape.head and part.hooks.acquire_component_lock is None:
+        return SpanLane(index, part, pool, queue, tree_page)
+    return ScatterLane(index, part, pool, queue, tree_page)

@@ -1,0 +1,157 @@
+"""The lane of reaches that are closed upward: a boundary needs everything above it.
+
+Residency is closed upward too, so the deepest cell tells the usable depth, leaves go before their parents, and a lease
+counts up only to the first ancestor that is protected already: a cell's ``locks`` is its own leases plus its protected
+children, and positive exactly while something covers it.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from .lane import Cell, Holding, PageLane
+from .pool import ID_BYTES
+from .tree import Node
+
+
+class PathCell(Cell):
+    """``up`` is the parent's cell, ``below`` the number of children that have one."""
+
+    __slots__ = ("below", "up")
+
+    up: PathCell
+
+    def __init__(self, node: Node, data: bytes, up: PathCell) -> None:
+        self.node = node
+        self.data = data
+        self.up = up
+        self.below = self.locks = 0
+        self.prev = self.next = None
+
+
+class PathLane(PageLane):
+    __slots__ = ()
+
+    def root_cell(self, root: Node) -> None:
+        """A root has a cell that holds nothing and is always covered, so that every walk upward ends there."""
+        cell = PathCell(root, b"", None)  # type: ignore[arg-type]
+        cell.locks = 1
+        root.cells[self.index] = cell
+
+    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
+        i = self.index
+        while node.cells[i] is None:
+            node = node.parent
+            boundary = node.end
+        return node, boundary
+
+    def acquire(self, node: Node) -> PathCell:
+        i = self.index
+        cell: PathCell = node.cells[i]
+        while cell is None:
+            node = node.parent
+            cell = node.cells[i]
+        if cell.next is not None:
+            self.queue.remove(cell)
+        locks = cell.locks
+        cell.locks = locks + 1
+        if not locks:
+            above = cell.up
+            locks = above.locks
+            above.locks = locks + 1
+            while not locks:
+                above = above.up
+                locks = above.locks
+                above.locks = locks + 1
+            self.leased += (node.end - above.node.end) // self.page
+        return cell
+
+    def release(self, record: PathCell, recent: bool = True) -> None:
+        locks = record.locks - 1
+        record.locks = locks
+        if not locks:
+            if recent:
+                self.queue.add(record)
+            else:
+                self.queue.add_first(record)
+            above = record.up
+            locks = above.locks - 1
+            above.locks = locks
+            while not locks:
+                above = above.up
+                locks = above.locks - 1
+                above.locks = locks
+            self.leased -= (record.node.end - above.node.end) // self.page
+
+    def divide(self, upper: Node, lower: Node) -> None:
+        i = self.index
+        cell: PathCell = lower.cells[i]
+        if cell is None:
+            return
+        new = PathCell(upper, b"", cell.up)
+        new.data, cell.data = self.page_slice(cell.data, upper.end - upper.parent.end)
+        new.locks = 1 if cell.locks else 0
+        new.below = 1
+        cell.up = new
+        upper.cells[i] = new
+        self.queue.inherit(new, cell, linked=False)
+
+    def open(self, node: Node) -> Holding:
+        i = self.index
+        cell = node.cells[i]
+        if cell.up is None or cell.up.up is None:
+            return Holding(cell.data)
+        parts = []
+        while cell is not None:
+            parts.append(cell.data)
+            cell = cell.up
+        parts.reverse()
+        return Holding(b"".join(parts))
+
+    def adopt(self, node: Node, holding: Holding) -> None:
+        i = self.index
+        parent = node.parent
+        first, last = parent.end // self.page, node.end // self.page
+        cell = node.cells[i]
+        if cell is not None:
+            mine = self.take_over(holding, first, last)
+            self.pool.give(mine)
+            holding.table[first:last] = array("i", cell.data)
+            return
+        up = parent.cells[i]
+        if up is None or holding.owned != first:
+            return
+        data = self.take_over(holding, first, last)
+        cell = PathCell(node, data, up)
+        up.below += 1
+        node.cells[i] = cell
+        self.in_tree += last - first
+
+    def retain(self, holding: Holding, floor: int) -> None:
+        pass
+
+    def pop_victim(self) -> PathCell | None:
+        while True:
+            cell: PathCell | None = self.queue.pop()
+            if cell is None or not cell.below:  # an inner anchor returns when its last child has gone
+                return cell
+
+    def free_cell(self, cell: PathCell) -> int:
+        cell.node.cells[self.index] = None
+        self._leave(cell)
+        pages = len(cell.data) // ID_BYTES
+        self.pool.give(cell.data)
+        self.in_tree -= pages
+        return pages
+
+    def _leave(self, cell: PathCell) -> None:
+        """A leaf's cell has gone: a parent left childless is the next victim, unless its own use was later."""
+        up = cell.up
+        below = up.below - 1
+        up.below = below
+        if not below and not up.locks and up.next is None:
+            self.queue.add_first(up)
+        self.queue.forget(cell)
+
+    def uncovered(self, cell: PathCell) -> bool:
+        return not cell.locks and not cell.below

@@ -1,0 +1,455 @@
+"""The lanes of positions near an end: windows, chunks, tails, sinks, unions, and arbitrary Python reaches.
+
+A cell may hold only some pages of its node: ``data`` stands for the last pages of the edge, with *absent* where nothing
+is held. A cell's ``locks`` is the number of leases that cover it. What no boundary at the node's end or below it can
+need (the part of a long edge that is older than a window) is *slack*: kept while there is room, since a boundary inside
+of the edge may be resumed at, and freed before anything else, even when a lease covers the rest of the cell.
+
+``SpanLane`` serves reaches whose needs are one interval ending at the boundary; ``ScatterLane`` all others.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .lane import Cell, Holding, PageLane, without_absent
+from .policy import Link, ListQueue, Queue
+from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
+from .reach import Interval, Reach, merged
+from .tree import Node
+
+if TYPE_CHECKING:
+    from .compose import Part
+
+
+class SpanCell(Cell):
+    """``pages``: how many of ``data`` are present. ``slack``: its place in the queue of slack, if it has any."""
+
+    __slots__ = ("pages", "slack")
+
+    slack: Slack | None
+
+    def __init__(self, node: Node, data: bytes, pages: int) -> None:
+        self.node = node
+        self.data = data
+        self.pages = pages
+        self.locks = 0
+        self.slack = None
+        self.prev = self.next = None
+
+
+class Slack(Link):
+    __slots__ = ("cell",)
+
+    def __init__(self, cell: SpanCell) -> None:
+        self.cell = cell
+        self.prev = self.next = None
+
+
+class SpanLane(PageLane):
+    __slots__ = ("dense", "slack", "tail", "tree_page")
+    retains = True
+    tail: Callable[[int], int]
+
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
+        super().__init__(index, part, pool, queue, tree_page)
+        self.tree_page = tree_page
+        self.slack = ListQueue()
+        shape = part.reach.shape
+        self.tail = shape.tail if shape is not None else lambda n: 0
+        self.dense = shape is not None and shape.dense
+
+    def reset(self) -> None:
+        super().reset()
+        self.slack = ListQueue()
+
+    def first_needed(self, boundary: int) -> int:
+        return self.tail(boundary) // self.page * self.page
+
+    # ------------------------------------------------------------ match
+    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
+        while boundary:
+            hole = self.hole(node, boundary)
+            if hole < 0:
+                break
+            boundary = hole // self.tree_page * self.tree_page
+            while node.parent is not None and node.parent.end >= boundary:
+                node = node.parent
+        return node, boundary
+
+    def hole(self, node: Node, boundary: int) -> int:
+        """The lowest known position that ``boundary`` needs and that is absent; -1 if all is there."""
+        return self.hole_in(node, boundary, self.first_needed(boundary), boundary)
+
+    def hole_in(self, node: Node, boundary: int, low: int, high: int) -> int:
+        """A hole in positions [low, high) of the path to ``boundary`` in ``node``; -1 if there is none."""
+        i = self.index
+        page = self.page
+        while high > low:
+            start = node.parent.end
+            if start >= high:
+                node = node.parent
+                continue
+            cell = node.cells[i]
+            first = low if low > start else start
+            if cell is None:
+                return start if self.dense else first
+            data = cell.data
+            offset = node.end - len(data) // ID_BYTES * page
+            if first < offset:
+                return start if self.dense else first
+            if len(data) // ID_BYTES != cell.pages:
+                at = data.find(ABSENT_BYTES, (first - offset) // page * ID_BYTES, -(-(high - offset) // page) * ID_BYTES)
+                if at >= 0:
+                    return offset + int(at) // ID_BYTES * page
+            high = start
+            node = node.parent
+        return -1
+
+    # ------------------------------------------------------------ leases
+    def cover(self, cell: SpanCell) -> None:
+        if not cell.locks:
+            self.leased += cell.pages
+            if cell.next is not None:
+                self.queue.remove(cell)
+        cell.locks += 1
+
+    def uncover(self, cell: SpanCell, recent: bool) -> None:
+        locks = cell.locks - 1
+        cell.locks = locks
+        if locks:
+            return
+        self.leased -= cell.pages
+        if not cell.pages:
+            cell.node.cells[self.index] = None
+        elif recent:
+            self.queue.add(cell)
+        else:
+            self.queue.add_first(cell)
+
+    def acquire(self, node: Node) -> Any:
+        i = self.index
+        end = node.end
+        low = self.first_needed(end)
+        above = node
+        while above.end > low:
+            cell = above.cells[i]
+            if cell is None:  # an unfinished publication: what lies above the hole serves no boundary here
+                break
+            self.cover(cell)
+            above = above.parent
+        covered = end - above.end
+        return (node, covered) if covered else None
+
+    def release(self, record: tuple[Node, int], recent: bool = True) -> None:
+        node, covered = record
+        i = self.index
+        stop = node.end - covered
+        while node.end > stop:
+            self.uncover(node.cells[i], recent)
+            node = node.parent
+
+    # ------------------------------------------------------------ tree
+    def divide(self, upper: Node, lower: Node) -> None:
+        i = self.index
+        cell: SpanCell = lower.cells[i]
+        if cell is None:
+            return
+        cut = (lower.end - upper.end) // self.page * ID_BYTES
+        data = cell.data
+        whole = cell.pages
+        linked = cell.next is not None
+        new = SpanCell(upper, strip(data[:-cut]) if len(data) > cut else b"", 0)
+        new.pages = present(new.data)
+        cell.data = strip(data[-cut:])
+        cell.pages = whole - new.pages
+        new.locks = cell.locks
+        self.drop_slack(cell)
+        if new.pages or new.locks:
+            upper.cells[i] = new
+            self.queue.inherit(new, cell, linked=linked)
+            self.find_slack(new)
+        if cell.pages or cell.locks:
+            self.find_slack(cell)
+        else:
+            lower.cells[i] = None
+            if linked:
+                self.queue.remove(cell)
+            self.queue.forget(cell)
+
+    # ------------------------------------------------------------ slack
+    def slack_pages(self, cell: SpanCell) -> Interval:
+        """Indices [first, last) into ``cell.data`` of the pages that are slack."""
+        have = len(cell.data) // ID_BYTES
+        end = cell.node.end
+        offset = end - have * self.page
+        return 0, max(0, min(have, (self.first_needed(end) - offset) // self.page))
+
+    def find_slack(self, cell: SpanCell) -> None:
+        first, last = self.slack_pages(cell)
+        if last > first and present(cell.data[first * ID_BYTES : last * ID_BYTES]):
+            cell.slack = Slack(cell)
+            self.slack.add(cell.slack)
+
+    def drop_slack(self, cell: SpanCell) -> None:
+        if cell.slack is not None:
+            self.slack.remove(cell.slack)
+            cell.slack = None
+
+    def trim(self, count: int) -> int:
+        got = 0
+        while got < count:
+            slack = self.slack.pop()
+            if slack is None:
+                break
+            got += self.cut_slack(slack.cell)
+        return got
+
+    def cut_slack(self, cell: SpanCell) -> int:
+        cell.slack = None
+        first, last = self.slack_pages(cell)
+        a, b = first * ID_BYTES, last * ID_BYTES
+        gone = without_absent(cell.data[a:b])
+        cell.data = strip(cell.data[:a] + ABSENT_BYTES * (last - first) + cell.data[b:])
+        pages = len(gone) // ID_BYTES
+        cell.pages -= pages
+        self.in_tree -= pages
+        if cell.locks:
+            self.leased -= pages
+        self.pool.give(gone)
+        if not cell.pages and not cell.locks:
+            cell.node.cells[self.index] = None
+            if cell.next is not None:
+                self.queue.remove(cell)
+            self.queue.forget(cell)
+        return pages
+
+    # ------------------------------------------------------------ sequences
+    def open(self, node: Node) -> Holding:
+        end = node.end
+        low = self.first_needed(end) // self.page
+        count = end // self.page - low
+        holding = Holding(ABSENT_BYTES * low + self.gather(node, count))
+        holding.low = low
+        return holding
+
+    def gather(self, node: Node, count: int) -> bytes:
+        """The last ``count`` pages before the end of ``node``, *absent* where nothing is held."""
+        i = self.index
+        size = count * ID_BYTES
+        parts: list[bytes] = []
+        got = 0
+        while got < size:
+            full = (node.end - node.parent.end) // self.page * ID_BYTES
+            cell = node.cells[i]
+            data = b"" if cell is None else cell.data
+            parts.append(data if len(data) == full else ABSENT_BYTES * ((full - len(data)) // ID_BYTES) + data)
+            got += full
+            node = node.parent
+        if not parts:
+            return b""
+        parts.reverse()
+        joined = parts[0] if len(parts) == 1 else b"".join(parts)
+        return joined if got == size else joined[got - size :]
+
+    def adopt(self, node: Node, holding: Holding) -> None:
+        i = self.index
+        first, last = node.parent.end // self.page, node.end // self.page
+        mine = strip(self.take_over(holding, first, last))
+        cell: SpanCell = node.cells[i]
+        if cell is not None:
+            self.merge(cell, mine, holding, first, last)
+            return
+        if not mine:
+            return
+        pages = present(mine)
+        cell = SpanCell(node, mine, pages)
+        node.cells[i] = cell
+        self.in_tree += pages
+        self.queue.add(cell)
+        self.find_slack(cell)
+
+    def merge(self, cell: SpanCell, mine: bytes, holding: Holding, first: int, last: int) -> None:
+        """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has."""
+        count = last - first
+        ours = array("i", ABSENT_BYTES * (count - len(mine) // ID_BYTES) + mine)
+        tree = array("i", ABSENT_BYTES * (count - len(cell.data) // ID_BYTES) + cell.data)
+        duplicates = array("i")
+        filled = 0
+        for p, slot in enumerate(ours):
+            if slot == ABSENT:
+                continue
+            if tree[p] == ABSENT:
+                tree[p] = slot
+                filled += 1
+            else:
+                duplicates.append(slot)
+        if duplicates:
+            self.pool.give(duplicates.tobytes())
+        if filled:
+            self.drop_slack(cell)
+            cell.data = strip(tree.tobytes())
+            cell.pages += filled
+            self.in_tree += filled
+            if cell.locks:
+                self.leased += filled
+            self.find_slack(cell)
+        if not cell.locks and cell.next is None:
+            self.queue.add(cell)
+        # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
+        for p, slot in enumerate(ours):
+            holding.table[first + p] = ABSENT if slot == ABSENT else tree[p]
+
+    def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
+        return merged((*keep, (self.first_needed(upto), upto)))
+
+    def hold_back(self, holding: Holding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
+        page, table = self.page, holding.table
+        spans = self.kept(upto, keep)
+        gone = array("i")
+        for p in range(start // page, upto // page):
+            lo, hi = p * page, (p + 1) * page
+            if table[p] != ABSENT and not any(a < hi and lo < b for a, b in spans):
+                gone.append(table[p])
+                table[p] = ABSENT
+        if gone:
+            self.pool.give(gone.tobytes())
+
+    def retain(self, holding: Holding, floor: int) -> None:
+        self.forget(holding, self.first_needed(floor) // self.page)
+
+    # ------------------------------------------------------------ eviction
+    def free_cell(self, cell: SpanCell) -> int:
+        self.drop_slack(cell)
+        cell.node.cells[self.index] = None
+        self.queue.forget(cell)
+        data = cell.data
+        self.pool.give(data if len(data) // ID_BYTES == cell.pages else without_absent(data))
+        self.in_tree -= cell.pages
+        return cell.pages
+
+
+def strip(data: bytes) -> bytes:
+    """``data`` without the absent pages in front."""
+    if not data.startswith(ABSENT_BYTES):
+        return data
+    ids = array("i", data)
+    for first, slot in enumerate(ids):
+        if slot != ABSENT:
+            return data[first * ID_BYTES :]
+    return b""
+
+
+class ScatterLane(SpanLane):
+    """Needs that are several intervals, that only Python code can tell, or that a hook widens."""
+
+    __slots__ = ("asks_until", "reach", "spans")
+
+    spans: Callable[[int], tuple[Interval, ...]]
+
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
+        super().__init__(index, part, pool, queue, tree_page)
+        self.reach = part.reach
+        self.dense = False
+        self.asks_until = type(part.reach).until is not Reach.until
+        page = self.page
+        needs = part.reach.needs
+        shape = part.reach.shape
+        if shape is not None:
+            head, tail = shape.head, shape.tail
+
+            def spans(n: int) -> tuple[Interval, ...]:
+                low, high = tail(n) // page * page, -(-min(head, n) // page) * page
+                if low <= high or low >= n:
+                    return ((0, n),) if low < n else ((0, high),) if high else ()
+                return ((0, high), (low, n)) if high else ((low, n),)
+
+        else:
+
+            def spans(n: int) -> tuple[Interval, ...]:
+                return merged((lo // page * page, -(-hi // page) * page) for lo, hi in needs(n))
+
+        self.spans = spans
+
+    def hole(self, node: Node, boundary: int) -> int:
+        for low, high in reversed(self.spans(boundary)):
+            hole = self.hole_in(node, boundary, low, high)
+            if hole >= 0:
+                return hole if self.reach.convex else boundary - 1
+        return -1
+
+    def acquire(self, node: Node) -> Any:
+        return self.acquire_wider(node, ())
+
+    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> Any:
+        i = self.index
+        spans = self.spans(node.end)
+        if positions:
+            spans = merged((*spans, *((max(0, lo), min(hi, node.end)) for lo, hi in positions)))
+        if not spans:
+            return None
+        covered: list[Interval] = []
+        low = spans[0][0]
+        above = node
+        while above.end > low:
+            start, end = above.parent.end, above.end
+            cell = above.cells[i]
+            if cell is not None and any(lo < end and start < hi for lo, hi in spans):
+                self.cover(cell)
+                covered.append((start, end))
+            above = above.parent
+        return (node, merged(covered)) if covered else None
+
+    def release(self, record: Any, recent: bool = True) -> None:
+        node, covered = record
+        i = self.index
+        low = covered[0][0]
+        while node.end > low:
+            start, end = node.parent.end, node.end
+            if any(lo <= start and end <= hi for lo, hi in covered):
+                self.uncover(node.cells[i], recent)
+            node = node.parent
+
+    def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
+        return merged((*keep, *self.spans(upto)))
+
+    def slack_pages(self, cell: SpanCell) -> Interval:
+        shape = self.reach.shape
+        if shape is None or self.hooks.acquire_component_lock is not None:
+            return 0, 0
+        first, last = super().slack_pages(cell)
+        start = cell.node.end - len(cell.data) // ID_BYTES * self.page
+        return max(first, min(last, -(-(shape.head - start) // self.page))), last
+
+    def open(self, node: Node) -> Holding:
+        end = node.end
+        table = array("i", ABSENT_BYTES * (end // self.page))
+        every = array("i", self.gather(node, end // self.page)) if end else table
+        for low, high in self.spans(end):
+            a, b = low // self.page, min(high, end) // self.page
+            table[a:b] = every[a:b]
+        return Holding(table.tobytes())
+
+    def retain(self, holding: Holding, floor: int) -> None:
+        shape = self.reach.shape
+        if shape is not None:
+            head = -(-shape.head // self.page)
+            if holding.low < head:
+                holding.low = head
+            self.forget(holding, self.first_needed(floor) // self.page)
+        elif self.asks_until:
+            self.forget_by_until(holding, floor)
+
+    def forget_by_until(self, holding: Holding, floor: int) -> None:
+        page, table, until = self.page, holding.table, self.reach.until
+        gone = array("i")
+        for p in range(min(floor // page, len(table))):
+            slot = table[p]
+            if slot != ABSENT and all(until(t) < floor for t in range(p * page, (p + 1) * page)):
+                table[p] = ABSENT
+                if p >= holding.owned:
+                    gone.append(slot)
+        if gone:
+            self.pool.give(gone.tobytes())

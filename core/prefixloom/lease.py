@@ -1,0 +1,175 @@
+"""Leases: the only way to protect cached data.
+
+A lease is made by the core at one boundary, covers for each component what resuming there needs, and is released once,
+without naming a node or a boundary. Its records undo exactly what it took; node splits keep them true. Nothing here
+knows what a component keeps.
+"""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .errors import ProtocolError
+from .values import AnchorView, Receipt
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .lane import Lane
+    from .tree import Node
+
+
+class Lease:
+    """Covers a boundary until it is released. A context manager; opaque; single use."""
+
+    __slots__ = ("__weakref__", "_cache", "_flushes", "_node", "_receipts", "_records", "_where")
+
+    def __init__(self, cache: Cache, node: Node, records: list[Any], receipts: list[Receipt | None] | None) -> None:
+        self._cache: Cache | None = cache
+        self._node = node
+        self._records = records
+        self._receipts = receipts
+        self._flushes = cache._flushes
+        self._where: str | None = None
+
+    @property
+    def boundary(self) -> int:
+        """The boundary that the lease is anchored at, in tokens."""
+        return self._node.end
+
+    @property
+    def active(self) -> bool:
+        return self._cache is not None and self._flushes == self._cache._flushes
+
+    def release(self) -> None:
+        """Uncover everything. A second release is refused."""
+        cache = self._cache
+        if cache is None:
+            raise ProtocolError("this lease was released already")
+        cache._enter()
+        release(cache, self)
+        cache._leave("release")
+
+    def __enter__(self) -> Lease:
+        if self._cache is None:
+            raise ProtocolError("this lease was released already")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._cache is not None:
+            self.release()
+
+    def __del__(self) -> None:
+        cache = self._cache
+        if cache is not None and self._flushes == cache._flushes:
+            cache._dropped.append(self)
+
+    def __repr__(self) -> str:
+        return f"<Lease at {self._node.end}{'' if self.active else ', released'}>"
+
+
+def site() -> str:
+    """Where the caller's code asked for something, for reports of what was dropped without release."""
+    inside = __file__.rsplit("/", 1)[0]
+    for frame in reversed(traceback.extract_stack()):
+        if not frame.filename.startswith(inside):
+            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return "unknown"
+
+
+def acquire(cache: Cache, node: Node, namespace: str) -> Lease:
+    """A lease at the end of ``node``. If a hook raises half-way, what was covered is uncovered again."""
+    if cache._lock_hooks:
+        return _acquire_with_hooks(cache, node, namespace)
+    lease = Lease(cache, node, [lane.acquire(node) for lane in cache._lanes], None)
+    node.leases += 1
+    if cache._debug is not None:
+        cache._debug.leased(lease)
+    return lease
+
+
+def _acquire_with_hooks(cache: Cache, node: Node, namespace: str) -> Lease:
+    anchor = AnchorView(namespace, node.end)
+    records: list[Any] = []
+    receipts: list[Receipt | None] = []
+    try:
+        for lane in cache._lanes:
+            hook = lane.hooks.acquire_component_lock
+            receipt = None if hook is None else cache._ask(lane, "acquire_component_lock", Receipt, hook, anchor, "device")
+            receipts.append(receipt)
+            records.append(lane.acquire(node) if receipt is None else lane.acquire_wider(node, receipt.positions))
+    except BaseException:
+        for lane, record in zip(cache._lanes, records, strict=False):
+            if record is not None:
+                lane.release(record)
+        raise
+    node.leases += 1
+    lease = Lease(cache, node, records, receipts)
+    if cache._debug is not None:
+        cache._debug.leased(lease)
+    return lease
+
+
+def release(cache: Cache, lease: Lease) -> None:
+    """Undo what ``lease`` covers; a boundary that nothing keeps any more is unlinked."""
+    lease._cache = None
+    if cache._debug is not None:
+        cache._debug.released(lease)
+    if lease._flushes != cache._flushes:
+        return
+    records = lease._records
+    receipts = lease._receipts
+    for lane in cache._lanes:
+        record = records[lane.index]
+        if record is not None:
+            if receipts is None and lane.hooks.release_component_lock is None:
+                lane.release(record)
+            else:
+                _release_touching(cache, lane, record, receipts[lane.index] if receipts else None)
+    node = lease._node
+    node.leases -= 1
+    if not node.kids and not node.leases:
+        cache._tree.prune(node)
+
+
+def release_part(cache: Cache, lease: Lease, lane: Lane) -> None:
+    """Uncover what one component has; the rest of the lease stays."""
+    record = lease._records[lane.index]
+    if record is not None:
+        lease._records[lane.index] = None
+        lane.release(record)
+
+
+def _release_touching(cache: Cache, lane: Lane, record: Any, receipt: Receipt | None) -> None:
+    hook = lane.hooks.release_component_lock
+    touch = None
+    if hook is not None:
+        touch = cache._ask_softly(lane, "release_component_lock", hook, receipt if receipt is not None else Receipt())
+    lane.release(record, recent=touch is None or touch.positions is None or bool(touch.positions))
+
+
+def advance(cache: Cache, lease: Lease, node: Node, namespace: str) -> None:
+    """The lease moves down to ``node``: the new boundary is covered before the old one is uncovered."""
+    old = lease._node
+    if node is old:
+        return
+    records = lease._records
+    if cache._lock_hooks:
+        fresh = _acquire_with_hooks(cache, node, namespace)
+        old_records, lease._records, lease._receipts = records, fresh._records, fresh._receipts
+        fresh._cache = None
+        if cache._debug is not None:
+            cache._debug.released(fresh)
+        for lane in cache._lanes:
+            if old_records[lane.index] is not None:
+                lane.release(old_records[lane.index])
+    else:
+        for lane in cache._lanes:
+            i = lane.index
+            records[i] = lane.advance(records[i], node)
+        node.leases += 1
+    lease._node = node
+    old.leases -= 1
+    if not old.kids and not old.leases:
+        cache._tree.prune(old)

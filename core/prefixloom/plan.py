@@ -1,0 +1,180 @@
+"""Match plans: what a prefix can resume from, decided once and frozen.
+
+A plan is pure: making one changes nothing, and no node is shown to the caller. It carries the epoch of its making,
+which counts losses only (splits and inserts leave a plan true); a stale plan is planned again, never executed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import ProtocolError
+from .keys import TOKEN_BYTES, Tokens
+from .reach import Interval
+from .values import Claim, WalkView
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .tree import Node
+
+
+class MatchPlan:
+    """Where a prefix can resume.
+
+    ``ready``   tokens whose every component is usable on the device
+    ``walked``  tokens that the tree's keys agree with, whatever is still held there
+    ``branch``  a boundary deeper than ``ready`` where page components could resume but a boundary component has nothing:
+                worth a checkpoint while recomputing; None if there is none
+    ``limited_by``  the component that kept ``ready`` from being longer; None if the keys did
+    """
+
+    __slots__ = (
+        "_cache", "_claims", "_epoch", "_key", "_limit", "_node", "_tokens", "branch", "key_tokens", "limited_by",
+        "namespace", "ready", "walked",
+    )  # fmt: skip
+
+    _cache: Cache
+    _node: Node
+    _key: bytes
+    _tokens: Tokens
+    _claims: tuple[Claim | None, ...]
+
+    @property
+    def stale(self) -> bool:
+        """Whether something was lost since the plan was made."""
+        return self._epoch != self._cache._epoch
+
+    @property
+    def anchor(self) -> int:
+        """The single boundary that every component plans from."""
+        return self.ready
+
+    @property
+    def need(self) -> dict[str, int]:
+        """Slots that opening a sequence here takes at once, per component."""
+        return self._cache._open_need(self._claims)
+
+    @property
+    def why(self) -> str:
+        """Why the hit is no longer, in a sentence."""
+        if self.limited_by is not None:
+            return f"component {self.limited_by!r} holds nothing usable past {self.ready} of {self.walked} matched tokens"
+        if self.walked >= self._limit:
+            return f"the whole usable prompt of {self.key_tokens} tokens is cached"
+        return f"the keys differ after {self.walked} tokens, or nothing longer was ever published"
+
+    def candidates(self) -> tuple[Interval, ...]:
+        """The ascending set of boundaries from which every component can resume, as closed runs one page apart.
+
+        Computed on demand. 0 is always among them. A stale plan is refused: its candidates may be gone.
+        """
+        if self.stale:
+            raise ProtocolError("this plan is stale: data was evicted since it was made; match again")
+        return self._cache._candidates(self)
+
+    def __repr__(self) -> str:
+        limited = f", limited by {self.limited_by}" if self.limited_by else ""
+        return f"<MatchPlan {self.ready} of {self.key_tokens} tokens{limited}{', stale' if self.stale else ''}>"
+
+
+def make_plan(cache: Cache, namespace: str, tokens: Tokens, key: bytes, limit: int) -> MatchPlan:
+    """The deepest boundary, not above ``limit``, that every component accepts: the common fixpoint from below."""
+    plan = MatchPlan()
+    plan._cache = cache
+    plan._epoch = cache._epoch
+    plan._key = key
+    plan._tokens = tokens
+    plan.key_tokens = len(tokens) // TOKEN_BYTES
+    plan.namespace = namespace
+    tree = cache._tree
+    root = tree.roots.get(namespace)
+    if root is None:
+        root = cache._empty_root
+    node, boundary = tree.walk(root, key)
+    plan.walked = boundary
+    page = tree.page
+    limit = limit // page * page
+    plan._limit = limit
+    if boundary > limit:
+        boundary = limit
+        while node.parent is not None and node.parent.end >= boundary:
+            node = node.parent
+    plan._claims = ()
+    plan.branch = plan.limited_by = None
+    agree(cache, plan, node, boundary)
+    if cache._match_hooks:
+        ask_claims(cache, plan)
+    return plan
+
+
+def agree(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
+    """Lower ``boundary`` until no component lowers it further, and write it into ``plan``."""
+    single = len(cache._page_lanes) < 2
+    while True:
+        before = boundary
+        for lane in cache._page_lanes:
+            node, lower = lane.deepest(node, boundary)
+            if lower != boundary:
+                plan.limited_by = lane.name
+                boundary = lower
+        if not single and boundary != before:
+            continue
+        paged = boundary
+        for lane in cache._point_lanes:
+            node, lower = lane.deepest(node, boundary)
+            if lower != boundary:
+                plan.limited_by = lane.name
+                boundary = lower
+        if boundary == paged:
+            break
+        if plan.branch is None:
+            plan.branch = paged
+    if cache._validators:
+        node, boundary = narrow(cache, plan, node, boundary)
+    plan._node = node
+    plan.ready = boundary
+
+
+def narrow(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tuple[Node, int]:
+    """Ask the plugins' validators; a lower boundary goes through the lanes again, a higher one is no answer."""
+    page = cache._tree.page
+    for name, validator in cache._validators:
+        view = WalkView(plan.namespace, boundary, plan.key_tokens, plan.walked)
+        lower = cache._call(name, "create_match_validator", validator, view)
+        if not isinstance(lower, int) or lower < 0:
+            raise cache._bad_answer(name, "create_match_validator", f"a boundary from 0 to {boundary}", lower)
+        lower = lower // page * page
+        if lower < boundary:
+            plan.limited_by = name
+            while node.parent is not None and node.parent.end >= lower:
+                node = node.parent
+            agree(cache, plan, node, lower)
+            return plan._node, plan.ready
+    return node, boundary
+
+
+def ask_claims(cache: Cache, plan: MatchPlan) -> None:
+    """Collect the claims of ``finalize_match_result`` at the plan's boundary; a reject tries the next candidate."""
+    page = cache._tree.page
+    while True:
+        view = WalkView(plan.namespace, plan.ready, plan.key_tokens, plan.walked)
+        claims: list[Claim | None] = []
+        for lane in cache._lanes:
+            hook = lane.hooks.finalize_match_result
+            claim = None if hook is None else cache._ask(lane, "finalize_match_result", Claim, hook, view)
+            claims.append(claim)
+            if claim is None:
+                continue
+            if claim.branch is not None and plan.ready < claim.branch <= plan.key_tokens:
+                plan.branch = max(plan.branch or 0, claim.branch // page * page) or None
+            if claim.reject and plan.ready:
+                plan.limited_by = lane.name
+                lower = plan.ready - page
+                node = plan._node
+                while node.parent is not None and node.parent.end >= lower:
+                    node = node.parent
+                agree(cache, plan, node, lower)
+                break
+        else:
+            plan._claims = tuple(claims)
+            return

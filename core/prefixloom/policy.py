@@ -1,0 +1,309 @@
+"""Eviction order: queues of cells that may go, and the policies that make them.
+
+A cell stands in a queue exactly while it may be evicted; ``cell.next is not None`` says that it does. A queue knows
+nothing of trees or pools. The list queues cost the same whatever the tree's size; a policy of somebody else's is a key
+function over what is known of a cell's use, kept in a heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import attrs
+
+from .errors import CompositionError
+
+
+class Link:
+    """Something that can stand in a queue."""
+
+    __slots__ = ("next", "prev")
+
+    prev: Any
+    next: Any
+
+
+class Queue(Protocol):
+    """Order of eviction among the cells of one component."""
+
+    def add(self, cell: Any) -> None:
+        """The cell was used just now and may be evicted from now on."""
+
+    def add_first(self, cell: Any) -> None:
+        """The cell may be evicted and should be the next to go."""
+
+    def remove(self, cell: Any) -> None:
+        """The cell may not be evicted any more (it is in the queue)."""
+
+    def pop(self) -> Any:
+        """The next cell to go, taken off the queue; None if none is left."""
+
+    def forget(self, cell: Any) -> None:
+        """The cell is gone for good."""
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        """``upper`` was split off ``lower`` and has its history; if ``linked``, it may go just after ``lower``."""
+
+
+class ListQueue:
+    """Least recently used first: an intrusive list, every operation O(1)."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self) -> None:
+        end = self._end = Link()
+        end.prev = end.next = end
+
+    def add(self, cell: Any) -> None:
+        end = self._end
+        last = end.prev
+        cell.prev = last
+        cell.next = end
+        last.next = end.prev = cell
+
+    def add_first(self, cell: Any) -> None:
+        end = self._end
+        first = end.next
+        cell.prev = end
+        cell.next = first
+        first.prev = end.next = cell
+
+    def remove(self, cell: Any) -> None:
+        before, after = cell.prev, cell.next
+        before.next = after
+        after.prev = before
+        cell.prev = cell.next = None
+
+    def pop(self) -> Any:
+        end = self._end
+        cell = end.next
+        if cell is end:
+            return None
+        after = cell.next
+        end.next = after
+        after.prev = end
+        cell.prev = cell.next = None
+        return cell
+
+    def forget(self, cell: Any) -> None:
+        pass
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        if linked:
+            after = lower.next
+            upper.prev = lower
+            upper.next = after
+            lower.next = after.prev = upper
+
+
+class MruQueue(ListQueue):
+    """Most recently used first."""
+
+    __slots__ = ()
+
+    def add(self, cell: Any) -> None:
+        super().add_first(cell)
+
+
+class _Sorted:
+    """Shared by queues of several lists: which list a cell stands in, and what is known of it."""
+
+    __slots__ = ("_first", "_known", "_place")
+
+    def __init__(self) -> None:
+        self._first = ListQueue()
+        self._known: dict[Any, int] = {}
+        self._place: dict[Any, ListQueue] = {}
+
+    def _put(self, cell: Any, queue: ListQueue) -> None:
+        self._place[cell] = queue
+        queue.add(cell)
+
+    def add_first(self, cell: Any) -> None:
+        self._place[cell] = self._first
+        self._first.add_first(cell)
+
+    def remove(self, cell: Any) -> None:
+        self._place.pop(cell).remove(cell)
+
+    def forget(self, cell: Any) -> None:
+        self._known.pop(cell, None)
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        if lower in self._known:
+            self._known[upper] = self._known[lower]
+        if linked:
+            place = self._place[upper] = self._place[lower]
+            place.inherit(upper, lower, linked)
+
+    def _popped(self, cell: Any) -> Any:
+        if cell is not None:
+            del self._place[cell]
+        return cell
+
+
+class SlruQueue(_Sorted):
+    """Segmented LRU: what was used again is protected, up to four fifths of the cells; the rest goes first."""
+
+    __slots__ = ("_probation", "_protected", "_protected_count")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._probation = ListQueue()
+        self._protected = ListQueue()
+        self._protected_count = 0
+
+    def add(self, cell: Any) -> None:
+        known = self._known
+        if cell not in known:
+            known[cell] = 0
+            self._put(cell, self._probation)
+            return
+        self._put(cell, self._protected)
+        self._protected_count += 1
+        if self._protected_count * 5 > len(self._place) * 4 and self._protected_count > 1:
+            oldest = self._protected.pop()
+            self._protected_count -= 1
+            self._put(oldest, self._probation)
+
+    def remove(self, cell: Any) -> None:
+        if self._place[cell] is self._protected:
+            self._protected_count -= 1
+        super().remove(cell)
+
+    def pop(self) -> Any:
+        cell = self._first.pop() or self._probation.pop()
+        if cell is None:
+            cell = self._protected.pop()
+            self._protected_count -= cell is not None
+        return self._popped(cell)
+
+
+class BucketQueue(_Sorted):
+    """Lowest rank first, least recently used within a rank. For ranks of few different values."""
+
+    __slots__ = ("_buckets", "_rank")
+
+    def __init__(self, rank: Callable[[Any, int], int]) -> None:
+        super().__init__()
+        self._rank = rank
+        self._buckets: dict[int, ListQueue] = {}
+
+    def add(self, cell: Any) -> None:
+        uses = self._known[cell] = self._known.get(cell, 0) + 1
+        rank = self._rank(cell, uses)
+        bucket = self._buckets.get(rank)
+        if bucket is None:
+            bucket = self._buckets[rank] = ListQueue()
+        self._put(cell, bucket)
+
+    def pop(self) -> Any:
+        cell = self._first.pop()
+        while cell is None and self._buckets:
+            rank = min(self._buckets)
+            cell = self._buckets[rank].pop()
+            if cell is None:
+                del self._buckets[rank]
+        return self._popped(cell)
+
+
+@attrs.define(slots=True)
+class Use:
+    """What is known of a cell's use: logical times, never the clock."""
+
+    born: int
+    last: int
+    uses: int
+    tokens: int
+    depth: int
+    priority: int
+
+
+class KeyedQueue:
+    """Smallest key first, in a heap with lazy deletion: O(log n), for keys of somebody else's."""
+
+    __slots__ = ("_heap", "_key", "_tick", "_use")
+
+    def __init__(self, key: Callable[[Use], Any]) -> None:
+        self._key = key
+        self._use: dict[Any, Use] = {}
+        self._heap: list[tuple[int, Any, int, Any]] = []
+        self._tick = 0
+
+    def _enter(self, cell: Any, rank: int) -> None:
+        self._tick += 1
+        use = self._use.get(cell)
+        if use is None:
+            node = cell.node
+            use = self._use[cell] = Use(self._tick, self._tick, 1, node.end - node.parent.end, node.end, 0)
+        use.priority = cell.node.priority
+        cell.next = self
+        cell.prev = self._tick
+        heapq.heappush(self._heap, (rank, self._key(use) if rank else -self._tick, self._tick, cell))
+        if len(self._heap) > 4 * len(self._use) + 64:
+            self._heap = [entry for entry in self._heap if entry[3].next is self and entry[3].prev == entry[2]]
+            heapq.heapify(self._heap)
+
+    def add(self, cell: Any) -> None:
+        use = self._use.get(cell)
+        if use is not None:
+            use.last = self._tick + 1
+            use.uses += 1
+        self._enter(cell, 1)
+
+    def add_first(self, cell: Any) -> None:
+        self._enter(cell, 0)
+
+    def remove(self, cell: Any) -> None:
+        cell.prev = cell.next = None
+
+    def pop(self) -> Any:
+        while self._heap:
+            _, _, tick, cell = heapq.heappop(self._heap)
+            if cell.next is self and cell.prev == tick:
+                cell.prev = cell.next = None
+                return cell
+        return None
+
+    def forget(self, cell: Any) -> None:
+        self._use.pop(cell, None)
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        use = self._use.get(lower)
+        if use is not None:
+            cut = upper.node.end
+            self._use[upper] = attrs.evolve(use, tokens=cut - upper.node.parent.end, depth=cut)
+            use.tokens = lower.node.end - cut
+        if linked:
+            self.add_first(upper) if use is None else self._enter(upper, 1)
+
+
+@attrs.frozen
+class EvictionPolicy:
+    """A way to order eviction: either a ready queue, or a key over ``Use`` (the smallest goes first)."""
+
+    name: str
+    key: Callable[[Use], Any] | None = None
+    make: Callable[[], Queue] | None = None
+
+    def queue(self) -> Queue:
+        if self.make is not None:
+            return self.make()
+        if self.key is None:
+            raise CompositionError(f"eviction policy {self.name!r} has neither a key nor a queue")
+        return KeyedQueue(self.key)
+
+
+BUILT_IN: dict[str, EvictionPolicy] = {
+    policy.name: policy
+    for policy in (
+        EvictionPolicy("lru", make=ListQueue),
+        EvictionPolicy("mru", make=MruQueue),
+        EvictionPolicy("slru", make=SlruQueue),
+        EvictionPolicy("lfu", make=lambda: BucketQueue(lambda cell, uses: uses)),
+        EvictionPolicy("priority", make=lambda: BucketQueue(lambda cell, uses: int(cell.node.priority))),
+        EvictionPolicy("fifo", key=lambda use: use.born),
+    )
+}

@@ -1,0 +1,307 @@
+"""Sequences: what an engine holds for one running request.
+
+Four lengths, each at most the next where both are known: ``published`` (handed to the tree) <= ``committed`` (computed)
+<= ``reserved`` (slots taken); ``named`` (tokens known) runs apart, since a prompt is named before it has slots and with
+overlap a slot is taken before its token is known. Whatever happens in a ``with`` block, nothing leaks.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .errors import InputError, ProtocolError
+from .evict import make_room
+from .insert import publish
+from .keys import TOKEN_BYTES, Tokens, encode
+from .lease import Lease, release, release_part
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .lane import Lane
+    from .plan import MatchPlan
+    from .step import Fill
+    from .values import Op
+
+
+class Sequence:
+    """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
+
+    __slots__ = (
+        "__weakref__", "_buffer", "_cache", "_claimed_ops", "_fills", "_flushes", "_key", "_lease",
+        "_paged", "_pairs", "_shared", "_where", "branch", "committed", "label", "named", "namespace", "open", "priority",
+        "published", "ready", "reserved", "resume",
+    )  # fmt: skip
+
+    _buffer: bytes | bytearray
+    _key: bytes | bytearray
+    _pairs: tuple[tuple[Any, Any], ...]  # (lane, holding) of every component
+    _paged: tuple[tuple[Any, Any], ...]  # those with page cells
+    _shared: tuple[tuple[Any, Any], ...]  # those that publish
+    _fills: list[Fill]
+    _claimed_ops: tuple[Op, ...]
+
+    def __init__(self, cache: Cache, lease: Lease, plan: MatchPlan) -> None:
+        ready = plan.ready
+        self._cache = cache
+        self._flushes = cache._flushes
+        self._lease = lease
+        self._buffer = plan._tokens
+        self._key = plan._key
+        self._pairs = self._paged = self._shared = ()
+        self._fills = []
+        self._claimed_ops = ()
+        self._where: str | None = None
+        self.namespace = plan.namespace
+        self.label = ""
+        self.priority = 0
+        self.branch = plan.branch
+        self.named = plan.key_tokens
+        self.ready = self.reserved = self.committed = self.published = ready
+        self.resume = ready
+        self.open = True
+
+    # ------------------------------------------------------------ state
+    def _usable(self) -> Cache:
+        """The cache, if the sequence may still be used."""
+        if not self.open:
+            raise ProtocolError(f"{self!r} is closed")
+        cache = self._cache
+        if self._flushes != cache._flushes:
+            raise ProtocolError(f"{self!r} was made before the cache was flushed: abort it and open it again")
+        if cache._guarded:
+            cache._enter()
+        return cache
+
+    @property
+    def tokens(self) -> Tokens:
+        """The named tokens, encoded: what a conversation's next turn extends."""
+        return Tokens(self._buffer)
+
+    @property
+    def publishable(self) -> int:
+        """The deepest boundary that could be published now."""
+        cache = self._cache
+        upto = min(self.named - cache._lookahead, self.committed)
+        return max(self.published, upto // cache._page * cache._page)
+
+    def pages(self, component: str) -> list[int]:
+        """Page numbers by position, -1 where absent; for a boundary component, its running slot."""
+        holding = self._holding(component)[1]
+        return list(holding.table) if hasattr(holding, "table") else [holding.slot]
+
+    def owned(self, component: str) -> int:
+        """Pages (or slots) of a component that this sequence owns."""
+        holding = self._holding(component)[1]
+        if hasattr(holding, "table"):
+            return len(holding.own_pages()) // 4
+        return int(holding.slot >= 0)
+
+    def _holding(self, component: str) -> tuple[Lane, Any]:
+        for pair in self._pairs:
+            if pair[0].name == component:
+                return pair  # type: ignore[no-any-return]
+        raise InputError(f"no component {component!r} here; there are {', '.join(p[0].name for p in self._pairs)}")
+
+    # ------------------------------------------------------------ running
+    def grow(self, count: int) -> None:
+        """Reserve slots for ``count`` more tokens in every component, evicting if need be.
+
+        All or nothing: CapacityError says which pool lacks how much and who holds it, and no slot was taken.
+        """
+        cache = self._usable()
+        if count.__class__ is not int or count < 0:
+            raise InputError(f"grow takes a number of tokens from 0 up, got {count!r}")
+        length = self.reserved + count
+        if length > cache._longest:
+            cache._too_long(length)
+        paged = self._paged
+        for lane, holding in paged:
+            if lane.short_by(holding, length) > lane.pool.free:
+                wanted = [(lane, lane.short_by(holding, length)) for lane, holding in paged]
+                make_room(cache, wanted, f"reserve {count} tokens for {self!r}")
+                break
+        for lane, holding in paged:
+            missing = lane.short_by(holding, length)
+            if missing > 0:
+                lane.grow(holding, missing)
+        self.reserved = length
+        if cache._debug is not None:
+            cache._leave("grow")
+
+    def append(self, tokens: Any) -> None:
+        """Name the tokens that follow the named ones."""
+        cache = self._usable()
+        more = encode(tokens)
+        buffer = self._buffer
+        same = self._key is buffer
+        if buffer.__class__ is not bytearray:
+            buffer = self._buffer = bytearray(buffer)
+        buffer += more
+        self.named += len(more) // TOKEN_BYTES
+        if same:
+            self._key = buffer
+        else:
+            cache._extend_key(self)
+        if cache._debug is not None:
+            cache._leave("append")
+
+    def commit(self, upto: int | None = None) -> None:
+        """The content up to ``upto`` (default: all that is reserved) has been computed. A step's end does this."""
+        cache = self._usable()
+        if upto is None:
+            upto = self.reserved
+        if not self.committed <= upto <= self.reserved:
+            raise ProtocolError(
+                f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved"
+            )
+        if self._fills:
+            raise ProtocolError(f"{self!r} has ops that have not run: commit through cache.step(...)")
+        self.committed = upto
+        if cache._retaining:
+            self._retain(upto)
+        if cache._debug is not None:
+            cache._leave("commit")
+
+    def _retain(self, committed: int) -> None:
+        """Early release: keep what any boundary still to be published or rewound to can need, and no more."""
+        cache = self._cache
+        named = self.named - cache._lookahead
+        floor = (committed if committed < named else named) - cache._max_rewind
+        floor = max(floor // cache._page * cache._page, self.published)
+        lease = self._lease
+        for lane, holding in self._paged:
+            if lane.retains:
+                lane.retain(holding, floor)
+                if holding.low * lane.page >= lease._node.end and lease._records[lane.index] is not None:
+                    release_part(cache, lease, lane)
+        if len(self._paged) != len(self._pairs):
+            for lane, holding in self._pairs:
+                if lane.unit == "boundary":
+                    holding.as_of = committed
+
+    def publish(self, upto: int | None = None) -> int:
+        """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.
+
+        Default: the deepest such. Returns the published length.
+        """
+        cache = self._usable()
+        limit = self.publishable
+        if upto is None:
+            upto = limit
+        elif upto % cache._page or not self.published <= upto <= limit:
+            raise ProtocolError(
+                f"{self!r} cannot publish {upto}: it must be a multiple of {cache._page} from {self.published} to "
+                f"{limit} (named {self.named}, committed {self.committed}"
+                + (f", lookahead {cache._lookahead})" if cache._lookahead else ")")
+            )
+        if upto > self.published:
+            publish(cache, self, upto, last=False)
+            if cache._retaining:
+                self._retain(self.committed)
+        if cache._debug is not None:
+            cache._leave("publish")
+        return self.published
+
+    def rewind(self, count: int) -> None:
+        """Take the last ``count`` reserved tokens back, their names included: every component is at the boundary before.
+
+        Not past what is published, nor further below the committed length than the composition's ``max_rewind`` where
+        a component limits it.
+        """
+        cache = self._usable()
+        if count.__class__ is not int or count < 0:
+            raise InputError(f"rewind takes a number of tokens from 0 up, got {count!r}")
+        length = self.reserved - count
+        if length < self.published:
+            raise ProtocolError(f"{self!r} cannot rewind to {length}: {self.published} are published")
+        back = self.committed - length
+        limit = cache._rewind_limit
+        if limit is not None and back > limit[1]:
+            raise ProtocolError(f"{self!r} cannot rewind {back} committed tokens: component {limit[0]!r} allows {limit[1]}")
+        self.reserved = length
+        self.committed = min(self.committed, length)
+        for lane, holding in self._pairs:
+            lane.rewind(holding, length)
+        if self.named > length:
+            self.named = length
+            same = self._key is self._buffer
+            self._buffer = bytearray(self._buffer[: length * TOKEN_BYTES])
+            if same:
+                self._key = self._buffer
+            else:
+                elements = max(0, length - cache._lookahead) * cache._tree.element_bytes
+                self._key = bytearray(self._key[:elements])
+        if cache._debug is not None:
+            cache._leave("rewind")
+
+    # ------------------------------------------------------------ ending
+    def close(self) -> None:
+        """Publish what is complete and give everything back. A second close does nothing."""
+        if not self.open:
+            return
+        cache = self._cache
+        if self._flushes != cache._flushes:
+            self._forget()
+            return
+        if cache._guarded:
+            cache._enter()
+        try:
+            upto = self.publishable
+            if upto > self.published:
+                publish(cache, self, upto, last=True)
+        finally:
+            self._give_back()
+        if cache._debug is not None:
+            cache._leave("close")
+
+    def abort(self) -> None:
+        """Publish nothing and give everything back. A second abort does nothing."""
+        if not self.open:
+            return
+        cache = self._cache
+        if self._flushes != cache._flushes:
+            self._forget()
+            return
+        if cache._guarded:
+            cache._enter()
+        self._give_back()
+        if cache._debug is not None:
+            cache._leave("abort")
+
+    def _forget(self) -> None:
+        """A flush took the slots back already."""
+        self.open = False
+        self._lease._cache = None
+        self._cache._live.pop(id(self), None)
+
+    def _give_back(self) -> None:
+        cache = self._cache
+        self.open = False
+        del cache._live[id(self)]
+        for lane, holding in self._pairs:
+            lane.close(holding)
+        self._fills = []
+        release(cache, self._lease)
+
+    def __enter__(self) -> Sequence:
+        self._usable()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __del__(self) -> None:
+        if self.open and self._flushes == self._cache._flushes:
+            self._cache._dropped.append(self)
+
+    def __repr__(self) -> str:
+        name = self.label or "sequence"
+        state = "" if self.open else " closed"
+        return (
+            f"<{name}{state}: {self.named} named, {self.reserved} reserved, {self.committed} committed, "
+            f"{self.published} published>"
+        )

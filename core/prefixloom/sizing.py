@@ -1,0 +1,124 @@
+"""Sizing: how many pages or state slots each pool gets, from tokens or from a memory budget.
+
+Pure arithmetic over manifests, before anything is allocated. It knows no device and no tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from .errors import CompositionError
+from .manifest import Manifest
+
+TOKENS_PER_STATE = 2048
+"""One state slot per this many tokens of capacity, where nothing else is said."""
+MIN_STATES = 16
+"""State slots that a pool gets at least, where nothing else is said: enough for a few running sequences."""
+_SCALE = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@attrs.frozen
+class Demand:
+    """What sizing must know of one component. ``page_tokens`` is 0 for state slots."""
+
+    name: str
+    manifest: Manifest
+    page_tokens: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one pool page, or of one state slot."""
+        entries = self.page_tokens // self.manifest.tokens_per_slot if self.page_tokens else 1
+        return self.manifest.slot_bytes * entries
+
+    def slots(self, tokens: int) -> int:
+        """Pages that hold at least ``tokens``; state slots that go with that many."""
+        if self.page_tokens:
+            return -(-tokens // self.page_tokens)
+        return max(MIN_STATES, tokens // TOKENS_PER_STATE)
+
+
+def parse_memory(memory: int | str) -> int:
+    """Bytes, from a number or a text such as "20GiB", "512 MiB" or "20GB"."""
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.IGNORECASE)
+        if match is None or (match[3] and not match[2]):
+            raise CompositionError(f'memory={memory!r} is no size. Write bytes, or a text such as "20GiB" or "512MiB"')
+        base = 1024 if match[3] else 1000
+        memory = int(float(match[1]) * base ** _SCALE[match[2].upper()])
+    if not isinstance(memory, int) or isinstance(memory, bool):
+        raise CompositionError(f'memory must be bytes or a text such as "20GiB", got {memory!r}')
+    if memory < 1:
+        raise CompositionError(f"memory must be positive, got {memory} bytes")
+    return memory
+
+
+def from_tokens(demands: Sequence[Demand], page: int, tokens: int) -> dict[str, int]:
+    """The same number of tokens for every page component, and the state slots that go with it."""
+    _whole(tokens, "capacity")
+    if tokens < page:
+        raise CompositionError(
+            f"capacity={tokens} tokens is less than one page of the tree, {page} tokens: give at least {page}"
+        )
+    return {demand.name: demand.slots(tokens) for demand in demands}
+
+
+def from_mapping(demands: Sequence[Demand], page: int, capacity: Mapping[str, int]) -> dict[str, int]:
+    """Tokens per page component and slots per boundary component, each said by name."""
+    known = {demand.name for demand in demands}
+    unknown = sorted(str(name) for name in capacity if name not in known)
+    missing = sorted(known - set(capacity))
+    if unknown or missing:
+        told = ([f"unknown {', '.join(unknown)}"] if unknown else []) + (
+            [f"missing {', '.join(missing)}"] if missing else []
+        )
+        raise CompositionError(
+            f"capacity must name every component ({', '.join(sorted(known))}) and no other: {'; '.join(told)}"
+        )
+    out: dict[str, int] = {}
+    for demand in demands:
+        asked = capacity[demand.name]
+        if not demand.page_tokens:
+            _whole(asked, f"capacity[{demand.name!r}]", "state slots")
+            out[demand.name] = asked
+            continue
+        _whole(asked, f"capacity[{demand.name!r}]")
+        if asked < page:
+            raise CompositionError(
+                f"capacity[{demand.name!r}]={asked} tokens is less than one page of the tree, {page} tokens: give at "
+                f"least {page}"
+            )
+        out[demand.name] = demand.slots(asked)
+    return out
+
+
+def from_memory(demands: Sequence[Demand], page: int, memory: int | str) -> dict[str, int]:
+    """The most tokens that fit into the budget, the same number for every page component."""
+    budget = parse_memory(memory)
+
+    def cost(pages: int) -> int:
+        return sum(demand.slot_bytes * demand.slots(pages * page) for demand in demands)
+
+    if cost(1) > budget:
+        states = [f"{d.name}: {MIN_STATES} state slots" for d in demands if not d.page_tokens]
+        besides = f" and {', '.join(states)}" if states else ""
+        raise CompositionError(
+            f"memory of {budget} bytes is too little: one page of {page} tokens{besides} takes {cost(1)} bytes"
+        )
+    low, high = 1, 2
+    while cost(high) <= budget:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) <= budget else (low, middle)
+    return {demand.name: demand.slots(low * page) for demand in demands}
+
+
+def _whole(value: object, what: str, unit: str = "tokens") -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise CompositionError(f"{what} must be a whole number of {unit}, got {value!r}")
+    if value < 1:
+        raise CompositionError(f"{what} must be at least 1 of {unit}, got {value}")

@@ -1,0 +1,135 @@
+"""Steps: one forward pass over some sequences, and the ops that must run before its layers.
+
+The scheduler records, the forward stream runs: the caller opens a step, calls ``run_ops`` where its layers run, and the
+end of the ``with`` block commits what was computed. Ops run exactly once; a draft step runs none and commits nothing; a
+step that ends in an exception commits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from .errors import ProtocolError
+from .values import Op, WalkView
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .lane import Lane
+    from .sequence import Sequence
+
+CLEAR = -1
+
+
+class Fill:
+    """A state slot of a running sequence that must get its content: a copy of ``source``, or zeros (``CLEAR``)."""
+
+    __slots__ = ("holding", "lane", "source")
+
+    def __init__(self, lane: Lane, holding: Any, source: int) -> None:
+        self.lane = lane
+        self.holding = holding
+        self.source = source
+
+    def op(self) -> Op:
+        dst = (self.holding.slot,)
+        if self.source == CLEAR:
+            return Op("clear", self.lane.name, dst=dst)
+        return Op("copy", self.lane.name, dst=dst, src=(self.source,))
+
+
+class Step:
+    """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
+
+    __slots__ = ("_cache", "_extra", "_fills", "_ran", "_sequences", "_state", "role")
+
+    def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
+        self._cache = cache
+        self._sequences = tuple(sequences)
+        self.role = role
+        self._ran = False
+        self._state = "new"
+        self._fills: tuple[tuple[Sequence, Fill], ...] = ()
+        self._extra: tuple[Op, ...] = ()
+        if role == "target":
+            self._fills = tuple((sequence, fill) for sequence in self._sequences for fill in sequence._fills)
+            self._extra = tuple(op for sequence in self._sequences for op in sequence._claimed_ops) + self._deferred()
+
+    def _deferred(self) -> tuple[Op, ...]:
+        cache = self._cache
+        ops: list[Op] = []
+        for lane in cache._lanes:
+            hook = lane.hooks.deferred_forward_ops
+            if hook is not None:
+                batch = tuple(
+                    WalkView(s.namespace, s.committed, s.named, s.reserved, s.published) for s in self._sequences
+                )
+                ops.extend(cache._ask(lane, "deferred_forward_ops", tuple, hook, batch) or ())
+        return tuple(ops)
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """What ``run_ops`` runs, in order: the derived fills, then the plugins' own."""
+        return tuple(fill.op() for _, fill in self._fills) + self._extra
+
+    def run_ops(self, stream: Any = None) -> None:
+        """Run the ops, before the layers that read their slots. A second call is refused; a draft step runs none."""
+        if self._state != "open":
+            raise ProtocolError("run_ops belongs inside of the step's with block")
+        if self._ran:
+            raise ProtocolError("the ops of this step have run already; a forward split by layers runs them once")
+        self._ran = True
+        cache = self._cache
+        cache._enter()
+        for sequence, fill in self._fills:
+            fill_slot(cache, sequence, fill)
+        for op in self._extra:
+            cache._run_op(op, stream)
+        for sequence in self._sequences:
+            sequence._claimed_ops = ()
+        cache._leave("run_ops")
+
+    def table(self, component: str) -> Any:
+        """Page numbers of each sequence as an int32 tensor (sequences, longest), -1 where a page is absent.
+
+        For a boundary component: the running slots, one per sequence.
+        """
+        import torch
+
+        rows = [torch.tensor(sequence.pages(component), dtype=torch.int32) for sequence in self._sequences]
+        if not rows:
+            return torch.empty((0, 0), dtype=torch.int32)
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+
+    def __enter__(self) -> Step:
+        if self._state != "new":
+            raise ProtocolError("a step is used once; ask the cache for a new one")
+        self._state = "open"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._state = "done"
+        if kind is not None or self.role == "draft":
+            return
+        if not self._ran and (self._fills or self._extra):
+            raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
+        for sequence in self._sequences:
+            if sequence.open:
+                sequence.commit()
+
+
+def fill_slot(cache: Cache, sequence: Sequence, fill: Fill) -> None:
+    """Give a state slot its content, and let go of the source."""
+    from .lease import release_part
+
+    if not sequence.open or fill not in sequence._fills:  # aborted between planning and running
+        return
+    pool = fill.lane.pool
+    if fill.source == CLEAR:
+        pool.clear((fill.holding.slot,))
+    else:
+        pool.copy((fill.source,), (fill.holding.slot,))
+    fill.holding.ready = True
+    sequence._fills.remove(fill)
+    release_part(cache, sequence._lease, fill.lane)

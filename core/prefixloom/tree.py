@@ -1,0 +1,132 @@
+"""The radix tree: keys, nodes and their places. It knows pages of key bytes and nothing of what hangs at a node.
+
+A node's edge is a whole number of pages; a parent finds a child by the bytes of its first page. A split keeps the
+*lower* half's identity, so whoever holds a node keeps holding the same boundary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Node:
+    """One edge of the tree and the boundary at its end.
+
+    ``end`` is in tokens from the root. ``cells[i]`` is what component i keeps here, or None. ``leases`` counts those
+    anchored here, so that a boundary in use is not unlinked even when it holds nothing.
+    """
+
+    __slots__ = ("cells", "end", "key", "kids", "leases", "parent", "priority")
+
+    parent: Node
+    kids: dict[bytes, Node] | None
+    cells: list[Any]
+
+    def __init__(self, parent: Node | None, key: bytes, end: int, width: int) -> None:
+        self.parent = parent  # type: ignore[assignment]
+        self.key = key
+        self.end = end
+        self.kids = None
+        self.cells = [None] * width
+        self.leases = 0
+        self.priority = 0
+
+    @property
+    def start(self) -> int:
+        return self.parent.end if self.parent is not None else 0
+
+    def __repr__(self) -> str:
+        held = "".join("-" if cell is None else "x" for cell in self.cells)
+        return f"<Node [{self.start}, {self.end}) {held} kids={len(self.kids or ())} leases={self.leases}>"
+
+
+class Tree:
+    """Roots by namespace, and the moves that change the shape."""
+
+    __slots__ = ("element_bytes", "nodes", "page", "page_bytes", "roots", "width")
+
+    def __init__(self, page: int, element_bytes: int, width: int) -> None:
+        self.page = page
+        self.element_bytes = element_bytes
+        self.page_bytes = page * element_bytes
+        self.width = width
+        self.roots: dict[str, Node] = {}
+        self.nodes = 0
+
+    def new_root(self) -> Node:
+        root = Node(None, b"", 0, self.width)
+        root.leases = 1  # a root is never unlinked
+        return root
+
+    def walk(self, root: Node, key: bytes) -> tuple[Node, int]:
+        """The deepest boundary whose key agrees: (node, tokens), inside of the node's edge or at its end."""
+        node = root
+        kids = node.kids
+        at = 0
+        size = self.page_bytes
+        while kids:
+            child = kids.get(key[at : at + size])
+            if child is None:
+                break
+            edge = child.key
+            if not key.startswith(edge, at):
+                return child, (at + self.agreed(key, at, edge)) // self.element_bytes
+            at += len(edge)
+            node = child
+            kids = node.kids
+        return node, at // self.element_bytes
+
+    def agreed(self, key: bytes | bytearray, at: int, edge: bytes) -> int:
+        """Bytes of whole pages in which ``edge`` agrees with ``key`` from ``at``; the first page is known to."""
+        size = self.page_bytes
+        low, high = 1, min(len(edge), len(key) - at) // size
+        while low < high:
+            middle = (low + high + 1) // 2
+            if key.startswith(edge[low * size : middle * size], at + low * size):
+                low = middle
+            else:
+                high = middle - 1
+        return low * size
+
+    def attach(self, parent: Node, key: bytes, end: int) -> Node:
+        """A new leaf under ``parent``."""
+        node = Node(parent, key, end, self.width)
+        kids = parent.kids
+        if kids is None:
+            kids = parent.kids = {}
+        kids[key[: self.page_bytes]] = node
+        self.nodes += 1
+        return node
+
+    def split(self, node: Node, boundary: int) -> Node:
+        """Cut ``node``'s edge at ``boundary`` tokens; the new upper node is returned, ``node`` stays the lower half."""
+        parent = node.parent
+        cut = (boundary - parent.end) * self.element_bytes
+        size = self.page_bytes
+        key = node.key
+        upper = Node(parent, key[:cut], boundary, self.width)
+        upper.priority = node.priority
+        node.key = key[cut:]
+        node.parent = upper
+        upper.kids = {node.key[:size]: node}
+        parent.kids[key[:size]] = upper  # type: ignore[index]
+        self.nodes += 1
+        return upper
+
+    def prune(self, node: Node) -> None:
+        """Unlink ``node`` if it is bare (no kids, no cell, no lease), and then its ancestors as far as they are."""
+        width = self.width
+        size = self.page_bytes
+        while not node.kids and not node.leases and node.cells.count(None) == width:
+            parent = node.parent
+            if parent is None:  # a root that a dropped namespace left behind
+                return
+            kids = parent.kids
+            first = node.key[:size]
+            if kids is None or kids.get(first) is not node:
+                return
+            del kids[first]
+            if not kids:
+                parent.kids = None
+            self.nodes -= 1
+            node = parent

@@ -1,0 +1,42 @@
+"""Fixtures shared by the tests: distributions made on disk, as real as pip leaves them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+Distribution = Callable[..., Path]
+
+
+@pytest.fixture
+def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Distribution]:
+    """Make a distribution on disk and put it on ``sys.path``; its modules are forgotten afterwards."""
+    made: list[str] = []
+
+    def make(
+        name: str,
+        entries: Mapping[str, str],
+        modules: Mapping[str, str] | None = None,
+        version: str = "1.0",
+        folder: str | None = None,
+    ) -> Path:
+        root = tmp_path / (folder or f"{name}-{len(made)}")
+        info = root / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = "".join(f"{entry} = {target}\n" for entry, target in entries.items())
+        info.joinpath("entry_points.txt").write_text(f"[prefixloom]\n{lines}")
+        for module, source in (modules or {}).items():
+            root.joinpath(f"{module}.py").write_text(source)
+            made.append(module)
+        monkeypatch.syspath_prepend(str(root))
+        importlib.invalidate_caches()
+        return root
+
+    yield make
+    for module in made:
+        sys.modules.pop(module, None)
