@@ -335,4 +335,3 @@ def test_every_hot_hook_can_be_overridden_with_its_exact_signature() -> None:
             count = len(inspect.signature(getattr(ComponentSpecs, name)).parameters) - 1
             arguments = tuple(object() for _ in range(count))
             assert getattr(hooks, name)(*arguments) == arguments
-

@@ -99,7 +99,7 @@ def test_one_distribution_seen_twice_on_the_path_is_no_conflict(distribution: Di
 
 def test_entry_points_of_one_distribution_given_twice_are_one() -> None:
     distributed = [_Point("ring", "ring_x", "prefixloom-ring"), _Point("ring", "ring_y", "Prefixloom.Ring")]
-    with pytest.raises(CompositionError, match="ring_x.*failed to import"):
+    with pytest.raises(CompositionError, match=r"ring_x.*failed to import"):
         Registry(distributed).component("ring")
 
 
@@ -117,7 +117,7 @@ class _Point:
 
 def test_a_distribution_without_metadata_is_still_reported() -> None:
     registry = Registry([EntryPoint("ring", "no_such_module_at_all", "prefixloom")])
-    with pytest.raises(CompositionError, match="a distribution without a name.*failed to import"):
+    with pytest.raises(CompositionError, match=r"a distribution without a name.*failed to import"):
         registry.component("ring")
 
 
@@ -209,6 +209,13 @@ def prefixloom_storage():
     assert registry.source("policy", "biggest") == "distribution prefixloom-extras 1.0"
 
 
+def test_a_storage_that_answers_nothing_is_refused(distribution: Distribution) -> None:
+    source = "from prefixloom import hookimpl\n@hookimpl\ndef prefixloom_storage():\n    return None"
+    distribution("prefixloom-extras", {"storage:shelf": "shelf_none"}, {"shelf_none": source})
+    with pytest.raises(CompositionError, match=r"prefixloom-extras 1\.0.*prefixloom_storage answered None"):
+        Registry().storage("shelf")
+
+
 def test_a_policy_of_the_wrong_type_or_with_a_built_in_name_is_refused(distribution: Distribution) -> None:
     source = "from prefixloom import EvictionPolicy, hookimpl\n@hookimpl\ndef prefixloom_policy():\n    return {}"
     entries = {"policy:lru": "policy_lru", "policy:odd": "policy_odd"}
@@ -216,7 +223,7 @@ def test_a_policy_of_the_wrong_type_or_with_a_built_in_name_is_refused(distribut
     distribution("prefixloom-extras", entries, modules)
     with pytest.raises(CompositionError, match="takes the name of a built-in policy"):
         Registry().policy("lru")
-    with pytest.raises(CompositionError, match="answered 42.*must return one EvictionPolicy"):
+    with pytest.raises(CompositionError, match=r"answered 42.*must return one EvictionPolicy"):
         Registry().policy("odd")
 
 
@@ -261,15 +268,15 @@ def prefixloom_profile(model_config):
     assert isinstance(mine, Profile)
     assert mine.components[0].kind == "ring"
     assert plugin.read({"model_type": "other"}) is None
-    with pytest.raises(CompositionError, match="prefixloom-mine 1.0.*raised KeyError"):
+    with pytest.raises(CompositionError, match=r"prefixloom-mine 1.0.*raised KeyError"):
         plugin.read({"model_type": "crash"})
-    with pytest.raises(CompositionError, match="prefixloom-mine 1.0.*must return a Profile"):
+    with pytest.raises(CompositionError, match=r"prefixloom-mine 1.0.*must return a Profile"):
         plugin.read({"model_type": "odd"})
 
 
 def test_a_profile_plugin_that_fails_to_import_is_an_error_and_never_a_skip(distribution: Distribution) -> None:
     distribution("prefixloom-mine", {"profile:mine": "mine_bad"}, {"mine_bad": "import no_such_dependency"})
-    with pytest.raises(CompositionError, match="prefixloom-mine.*failed to import"):
+    with pytest.raises(CompositionError, match=r"prefixloom-mine.*failed to import"):
         Registry().profile_plugins()
 
 

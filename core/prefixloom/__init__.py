@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .cache import Cache
 from .compose import compose
 from .errors import (
     CapacityError,
@@ -13,26 +14,35 @@ from .errors import (
     ProtocolError,
 )
 from .hookspecs import hookimpl
+from .keys import Tokens, encode
+from .lease import Lease
 from .manifest import Buffer, Codec, Manifest
+from .plan import MatchPlan
 from .policy import EvictionPolicy
 from .reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
+from .stats import CacheStats, ComponentStats
 from .values import Claim, Component, ComponentSpec, ComponentType, LayerFacts, ModelFacts, Op, Profile, Receipt, Touch
 
 __all__ = [
     "Buffer",
+    "Cache",
+    "CacheStats",
     "CapacityError",
     "Chunk",
     "Claim",
     "Codec",
     "Component",
     "ComponentSpec",
+    "ComponentStats",
     "ComponentType",
     "CompositionError",
     "EvictionPolicy",
     "InputError",
     "InvariantError",
     "LayerFacts",
+    "Lease",
     "Manifest",
+    "MatchPlan",
     "ModelFacts",
     "Op",
     "Path",
@@ -45,8 +55,10 @@ __all__ = [
     "Receipt",
     "Sinks",
     "Tail",
+    "Tokens",
     "Touch",
     "Window",
     "compose",
+    "encode",
     "hookimpl",
 ]

@@ -9,66 +9,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from weakref import ref
+from typing import TYPE_CHECKING, Any, Literal
 
-import attrs
-
+from .asking import Asking
 from .debug import Debug
-from .errors import CompositionError, InputError, PluginError, PrefixloomError, ProtocolError
+from .errors import CompositionError, InputError, PluginError, ProtocolError
 from .evict import clear_subtree, evict, make_room
 from .insert import split
 from .keys import TOKEN_BYTES, KeyMaker, Tokens, encode
 from .lane import Lane, lane_for
 from .lane_path import PathLane
-from .lease import Lease, acquire, release
+from .lease import Hold, Lease, acquire, release
 from .plan import MatchPlan, make_plan
 from .pool import DebugPool, Pool
 from .reach import Interval
 from .sequence import Sequence
+from .stats import CacheStats, cache_stats
 from .step import CLEAR, Fill, Step
-from .tree import Node, Tree
+from .tree import Node, Tree, unlink
 from .values import Claim, Op
 
 if TYPE_CHECKING:
     from .compose import Composition
 
 log = logging.getLogger("prefixloom")
-T = TypeVar("T")
 
 
-@attrs.frozen
-class ComponentStats:
-    """Pages (state slots for boundary components) of one component, and what they weigh."""
-
-    capacity: int
-    free: int
-    cached: int
-    leased: int
-    running: int
-    evicted: int
-    page_tokens: int
-    page_bytes: int
-
-
-@attrs.frozen
-class CacheStats:
-    """Counters and gauges of a cache. ``hit_tokens / asked_tokens`` is the hit rate of opened sequences."""
-
-    components: Mapping[str, ComponentStats]
-    nodes: int
-    namespaces: int
-    sequences: int
-    opened: int
-    asked_tokens: int
-    hit_tokens: int
-    skipped_checkpoints: int
-    plugin_errors: int
-    recovered: int
-    epoch: int
-
-
-class Cache:
+class Cache(Asking):
     """One composed cache. Made by ``prefixloom.compose``; see docs/design.md for a request's way through it."""
 
     def __init__(self, composition: Composition) -> None:
@@ -85,7 +52,8 @@ class Cache:
         self._plain = not self._point_lanes and all(lane.part.manifest.shareable for lane in self._lanes)
         self._retaining = bool(self._point_lanes) or any(lane.retains for lane in self._lanes)
         self._longest = min(
-            (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains), default=1 << 62
+            (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains),
+            default=1 << 62,
         )
         self._replay = max(part.manifest.replay for part in composition.parts)
         self._rewind_limit = self._find_rewind_limit()
@@ -94,7 +62,7 @@ class Cache:
         self._opened = self._asked = self._hit = 0
         self._skipped_checkpoints = self._plugin_errors = self._recovered = 0
         self._dropped = _Dropped(self)
-        self._live: dict[int, ref[Sequence]] = {}
+        self._live: set[Hold] = set()
         self._epoch = 0
         self._flushes = 0
         self._fresh_tree()
@@ -184,17 +152,22 @@ class Cache:
         """
         if self._guarded:
             self._enter()
+        return self._plan(tokens, namespace, leave, extra)
+
+    def _plan(self, tokens: Any, namespace: str, leave: int, extra: Iterable[tuple[int, int, Hashable]]) -> MatchPlan:
         if namespace.__class__ is not str:
             raise InputError(f"a namespace must be a string, got {namespace!r}")
         if leave.__class__ is not int or leave < 0:
             raise InputError(f"leave takes a number of tokens from 0 up, got {leave!r}")
         encoded = tokens if tokens.__class__ is Tokens else encode(tokens)
         key: bytes = encoded
+        single: bytes | None = None
         lookahead = self._lookahead
         if extra or lookahead:
-            key = self._keys.widen(self._keys.with_extra(encoded, extra) if extra else encoded)
+            single = self._keys.with_extra(encoded, extra) if extra else None
+            key = self._keys.widen(encoded if single is None else single)
         limit = len(encoded) // TOKEN_BYTES - (leave if leave > lookahead else lookahead)
-        return make_plan(self, namespace, encoded, key, limit if limit > 0 else 0)
+        return make_plan(self, namespace, encoded, key, limit if limit > 0 else 0, single)
 
     def peek(self, tokens: Any, *, namespace: str = "", leave: int = 0) -> int:
         """How many of ``tokens`` would hit. Pure."""
@@ -222,7 +195,7 @@ class Cache:
         if self._guarded:
             self._enter()
         plan = self._current(plan)
-        lease = acquire(self, self._anchor(plan), plan.namespace)
+        lease = acquire(self, self._anchor(plan), plan.namespace, Lease)
         self._leave("lease")
         return lease
 
@@ -230,7 +203,7 @@ class Cache:
         if not isinstance(plan, MatchPlan) or plan._cache is not self:
             raise ProtocolError(f"{plan!r} was not made by this cache")
         if plan._epoch != self._epoch:
-            return make_plan(self, plan.namespace, plan._tokens, plan._key, plan._limit)
+            return make_plan(self, plan.namespace, plan._tokens, plan._key, plan._limit, plan._single)
         return plan
 
     def _anchor(self, plan: MatchPlan) -> Node:
@@ -262,18 +235,18 @@ class Cache:
     ) -> Sequence:
         """A sequence over ``tokens``: match, lease, and a slot for each running state.
 
-        ``tokens`` may also be a ``MatchPlan`` (planned again if it is stale). CapacityError: no running slot can be had.
+        ``tokens`` may also be a ``MatchPlan``; a stale one is planned again. CapacityError: no running slot can be had.
         """
+        if self._guarded:
+            self._enter()
         if tokens.__class__ is MatchPlan:
-            if self._guarded:
-                self._enter()
             plan = self._current(tokens)
         else:
-            plan = self.match(tokens, namespace=namespace, leave=leave, extra=extra)
-        lease = acquire(self, self._anchor(plan), plan.namespace)
+            plan = self._plan(tokens, namespace, leave, extra)
+        lease = acquire(self, self._anchor(plan), plan.namespace, Hold)
         sequence = Sequence(self, lease, plan)
         if label or priority:
-            sequence.label = label
+            sequence.label = lease.label = label
             sequence.priority = priority
         if self._plain and not plan._claims:
             node = lease._node
@@ -287,7 +260,8 @@ class Cache:
         self._opened += 1
         self._asked += sequence.named
         self._hit += plan.ready
-        self._live[id(sequence)] = ref(sequence)
+        lease.pairs = sequence._pairs
+        self._live.add(lease)
         if self._debug is not None:
             self._debug.opened(sequence)
             self._leave("open")
@@ -320,24 +294,12 @@ class Cache:
                 need[lane.name] = need.get(lane.name, 0) + claim.need
         return need
 
-    def _extend_key(self, sequence: Sequence) -> None:
-        """More tokens were named: the elements that they complete are added to the sequence's key."""
-        key = sequence._key
-        if key.__class__ is not bytearray:
-            key = sequence._key = bytearray(key)
-        done = len(key) // self._keys.element_bytes
-        key += self._keys.widen(sequence._buffer[done * TOKEN_BYTES :])  # type: ignore[operator]
-
     def _too_long(self, length: int) -> None:
         lane = min((lane for lane in self._page_lanes if not lane.retains), key=lambda lane: lane.pool.capacity)
         raise InputError(
             f"a sequence of {length} tokens is longer than the pool of component {lane.name!r}, which holds "
             f"{lane.pool.capacity * lane.part.page_tokens}"
         )
-
-    def sequences(self) -> list[Sequence]:
-        """The sequences that are open."""
-        return [sequence for sequence in (r() for r in list(self._live.values())) if sequence is not None]
 
     def step(self, sequences: Many[Sequence], role: Literal["target", "draft"] = "target") -> Step:
         """The program of one forward pass over ``sequences``."""
@@ -396,8 +358,8 @@ class Cache:
         self._enter()
         self._flushes += 1
         self._epoch += 1
-        for sequence in self.sequences():
-            sequence._lease._cache = None
+        for hold in self._live:
+            hold._cache = None
         self._live.clear()
         for lane in self._lanes:
             lane.pool.reset()
@@ -419,73 +381,22 @@ class Cache:
     # ------------------------------------------------------------ telling
     def pool(self, component: str) -> Pool:
         """The pool of a component: its tensors are ``pool.buffers``."""
+        return self._lane(component).pool
+
+    def _lane(self, component: str) -> Lane:
         for lane in self._lanes:
             if lane.name == component:
-                return lane.pool
+                return lane
         raise InputError(f"no component {component!r} here; there are {', '.join(lane.name for lane in self._lanes)}")
 
     def stats(self) -> CacheStats:
-        return CacheStats(
-            components={lane.name: self._lane_stats(lane) for lane in self._lanes},
-            nodes=self._tree.nodes,
-            namespaces=len(self._tree.roots),
-            sequences=len(self._live),
-            opened=self._opened,
-            asked_tokens=self._asked,
-            hit_tokens=self._hit,
-            skipped_checkpoints=self._skipped_checkpoints,
-            plugin_errors=self._plugin_errors,
-            recovered=self._recovered,
-            epoch=self._epoch,
-        )
-
-    def _lane_stats(self, lane: Lane) -> ComponentStats:
-        return ComponentStats(
-            capacity=lane.pool.capacity,
-            free=lane.pool.free,
-            cached=lane.in_tree,
-            leased=lane.leased,
-            running=lane.running,
-            evicted=self._evicted[lane.index],
-            page_tokens=lane.part.page_tokens,
-            page_bytes=lane.pool.slot_bytes,
-        )
+        """Counters and gauges, by component and in all."""
+        return cache_stats(self)
 
     # ------------------------------------------------------------ plugins
-    def _call(self, name: str, hook: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a plugin; whatever it raises becomes a PluginError that names it."""
-        try:
-            return function(*args)
-        except PrefixloomError:
-            raise
-        except Exception as error:
-            raise PluginError(f"component {name!r}: {hook} raised {error!r}; the operation was undone") from error
-
-    def _ask(self, lane: Lane, hook: str, kind: type[T], function: Callable[..., Any], *args: Any) -> T | None:
-        """A hook's answer, checked: one of ``kind``, or None."""
-        answer = self._call(lane.name, hook, function, *args)
-        if answer is not None and not isinstance(answer, kind):
-            raise self._bad_answer(lane.name, hook, f"{kind.__name__} or None", answer)
-        return answer
-
-    def _ask_softly(self, lane: Lane, hook: str, function: Callable[..., Any], *args: Any) -> Any:
-        """A hook that serving must not depend on: if it fails, it is counted and logged, and the default holds."""
-        try:
-            return self._call(lane.name, hook, function, *args)
-        except PrefixloomError as error:
-            self._plugin_errors += 1
-            log.warning("%s; going on without its answer", error)
-            return None
-
-    @staticmethod
-    def _bad_answer(name: str, hook: str, wanted: str, got: object) -> PluginError:
-        return PluginError(f"component {name!r}: {hook} must answer {wanted}, got {got!r}")
-
     def _run_op(self, op: Op, stream: Any) -> None:
         """Run one op: the core's own kinds on the pool, any other by its component."""
-        lane = next((lane for lane in self._lanes if lane.name == op.component), None)
-        if lane is None:
-            raise PluginError(f"{op!r} names no component of this cache")
+        lane = self._lane(op.component)
         if op.kind == "copy":
             lane.pool.copy(op.src, op.dst)
         elif op.kind == "clear":
@@ -518,17 +429,3 @@ class _Dropped(list[Any]):
             else:
                 release(cache, item)
         cache._guarded = cache._debug is not None
-
-
-def unlink(root: Node) -> None:
-    """Cut the links of a tree that is given up, without recursion and without leaving cycles behind."""
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node.kids:
-            stack.extend(node.kids.values())
-        node.kids = None
-        for cell in node.cells:
-            if cell is not None:
-                cell.node = cell.prev = cell.next = None
-        node.cells = []

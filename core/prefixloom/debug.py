@@ -17,7 +17,7 @@ from .pool import ABSENT, present
 if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Lane
-    from .lease import Lease
+    from .lease import Hold
     from .sequence import Sequence
     from .tree import Node
 
@@ -28,7 +28,7 @@ class Debug:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._thread = threading.get_ident()
-        self._leases: WeakSet[Lease] = WeakSet()
+        self._leases: WeakSet[Hold] = WeakSet()
         self.checks = 0
 
     # ------------------------------------------------------------ events
@@ -36,13 +36,13 @@ class Debug:
         if threading.get_ident() != self._thread:
             raise ProtocolError("one thread drives a cache; this call came from another (use completions instead)")
 
-    def leased(self, lease: Lease) -> None:
+    def leased(self, lease: Hold) -> None:
         from .lease import site
 
         lease._where = site()
         self._leases.add(lease)
 
-    def released(self, lease: Lease) -> None:
+    def released(self, lease: Hold) -> None:
         self._leases.discard(lease)
 
     def opened(self, sequence: Sequence) -> None:
@@ -90,6 +90,7 @@ class Debug:
             for first, kid in (node.kids or {}).items():
                 _hold(kid.parent is node, f"{kid!r} does not know its parent")
                 _hold(kid.key[: tree.page_bytes] == first, f"{kid!r} stands under the wrong first page")
+                _hold(kid.first == first, f"{kid!r} remembers another first page")
                 _hold(len(kid.key) % tree.page_bytes == 0 and kid.key, f"{kid!r} has an edge that is no whole pages")
                 _hold(kid.end == node.end + len(kid.key) // tree.element_bytes, f"{kid!r} ends at the wrong boundary")
             bare = not node.kids and not node.leases and all(cell is None for cell in node.cells)
@@ -115,11 +116,11 @@ class Debug:
                 own(slot, repr(node))
                 cached += 1
         _hold(cached == lane.in_tree, f"{lane.name}: {cached} pages are cached, the books say {lane.in_tree}")
-        for sequence in self._cache.sequences():
-            for other, holding in sequence._pairs:
+        for hold in self._cache._live:
+            for other, holding in hold.pairs:
                 if other is lane:
                     for slot in holding_slots(lane, holding):
-                        own(slot, repr(sequence))
+                        own(slot, f"the sequence {hold.label!r} made at {hold._where}")
 
     def _check_locks(self, lane: Lane, nodes: list[Node]) -> None:
         """What covers a cell is exactly what live leases cover."""
@@ -141,8 +142,14 @@ class Debug:
                 kids = [kid.cells[lane.index] for kid in (node.kids or {}).values()]
                 held = [kid for kid in kids if kid is not None]
                 expected += sum(1 for kid in held if kid.locks) + (node.parent is None)
-                _hold(cell.below == len(held), f"{lane.name}: {node!r} counts {cell.below} cells below, not {len(held)}")
-                _hold(node.parent is None or cell.up is node.parent.cells[lane.index], f"{lane.name}: {node!r} hangs loose")
+                _hold(
+                    cell.below == len(held),
+                    f"{lane.name}: {node!r} counts {cell.below} cells below; there are {len(held)}",
+                )
+                _hold(
+                    node.parent is None or cell.up is node.parent.cells[lane.index],
+                    f"{lane.name}: {node!r} hangs loose",
+                )
             _hold(cell.locks == expected, f"{lane.name}: {node!r} has {cell.locks} locks; live leases give {expected}")
             if cell.locks:
                 leased += sum(1 for _ in cell_slots(lane, cell))

@@ -1,12 +1,13 @@
 """Making room: which cells go, all or nothing.
 
 The amounts are known before anything is touched: a shortage that eviction cannot cover is refused with nothing lost. A
-component evicts only its own cells. What thereby becomes useless for others is not freed with it, but is the next of its
-own component to go: it may still be evidence (data deeper than the last state asks for a checkpoint there).
+component evicts only its own cells. What thereby becomes useless for others is not freed with it, but is the next of
+its own component to go: it may still be evidence (data deeper than the last state asks for a checkpoint there).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError, Shortage
@@ -18,53 +19,64 @@ if TYPE_CHECKING:
     from .tree import Node
 
 
-def make_room(cache: Cache, wanted: list[tuple[Lane, int]], what: str) -> None:
-    """Evict until each lane has its number of free pages; CapacityError, with nothing evicted, if one cannot."""
-    short = [(lane, count) for lane, count in wanted if count > lane.pool.free + lane.evictable]
-    if short:
-        raise CapacityError(tuple(shortage(cache, lane, count) for lane, count in short), what)
-    for lane, count in wanted:
-        missing = count - lane.pool.free
+def make_room(cache: Cache, wanted: Iterable[Sequence[Any]], verb: str, count: int = 0, who: object = None) -> None:
+    """Evict until each (lane, pages, ...) has its free pages; CapacityError, with nothing evicted, if one cannot."""
+    for lane, pages, *_ in wanted:
+        if pages > lane.pool.free + lane.in_tree - lane.leased:
+            raise _refusal(cache, wanted, verb, count, who)
+    for lane, pages, *_ in wanted:
+        missing = pages - lane.pool.free
         if missing > 0:
             evict(cache, lane, missing)
-    short = [(lane, count) for lane, count in wanted if count > lane.pool.free]
-    if short:  # an inner page stays evictable in the books while a hook or a deeper lease holds what hangs below it
-        raise CapacityError(tuple(shortage(cache, lane, count) for lane, count in short), what)
+    for lane, pages, *_ in wanted:
+        if pages > lane.pool.free:  # evictable in the books, and yet nothing in the queue could be freed
+            raise _refusal(cache, wanted, verb, count, who)
+
+
+def _refusal(cache: Cache, wanted: Iterable[Sequence[Any]], verb: str, count: int, who: object) -> CapacityError:
+    short = tuple(
+        shortage(cache, lane, pages) for lane, pages, *_ in wanted if pages > lane.pool.free + lane.evictable
+    ) or tuple(shortage(cache, lane, pages) for lane, pages, *_ in wanted if pages > lane.pool.free)
+    return CapacityError(short, verb + (f" {count} tokens" if count else "") + (f" for {who!r}" if who else ""))
 
 
 def shortage(cache: Cache, lane: Lane, count: int) -> Shortage:
     """What is lacking and who holds it: the running sequences that own most."""
-    holders = sorted(
-        ((sequence.label, owned) for sequence in cache.sequences() if (owned := sequence.owned(lane.name))),
-        key=lambda held: -held[1],
-    )
+    held: list[tuple[str, int]] = []
+    for hold in cache._live:
+        for other, holding in hold.pairs:
+            if other is lane:
+                held.append((hold.label or "an unlabelled sequence", lane.owned(holding)))
+    holders = sorted(((name, pages) for name, pages in held if pages), key=lambda held: -held[1])
     return Shortage(
-        lane.name, count, lane.pool.free, lane.evictable, lane.leased, lane.running, lane.pool.capacity, tuple(holders[:3])
+        lane.name,
+        count,
+        lane.pool.free,
+        lane.evictable,
+        lane.leased,
+        lane.running,
+        lane.pool.capacity,
+        tuple(holders[:3]),
     )
 
 
 def evict(cache: Cache, lane: Lane, count: int) -> int:
     """Free at least ``count`` pages of one component, if so much may go; the number that was freed."""
-    got = lane.trim(count)
+    got = lane.trim(count) if lane.retains else 0
     freed: list[Node] = []
-    if lane.hooks.evict_component is not None:
-        got += _evict_asking(cache, lane, count - got, freed)
-    else:
-        while got < count:
-            cell = lane.pop_victim()
-            if cell is None:
-                break
-            freed.append(cell.node)
-            got += lane.free_cell(cell)
+    if got < count:
+        if lane.hooks.evict_component is None:
+            got += lane.evict(count - got, freed)
+        else:
+            got += _evict_asking(cache, lane, count - got, freed)
     cache._epoch += 1
     cache._evicted[lane.index] += got
-    others = [other for other in cache._lanes if other is not lane]
-    prune = cache._tree.prune
-    for node in freed:
-        for other in others:
-            _useless(node, lane, other)
-        if not node.kids:
-            prune(node)
+    if len(cache._lanes) > 1:
+        for node in freed:
+            for other in cache._lanes:
+                if other is not lane:
+                    _useless(node, lane, other)
+    cache._tree.prune_all(freed)
     return got
 
 
@@ -93,9 +105,7 @@ def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> in
             pages += _pages(lane, cell)
         if not victims:
             break
-        views = tuple(
-            NodeView(cell.node.start, cell.node.end, _pages(lane, cell), cell.locks) for cell in victims
-        )
+        views = tuple(NodeView(cell.node.start, cell.node.end, _pages(lane, cell), cell.locks) for cell in victims)
         claim = cache._ask_softly(lane, "evict_component", lane.hooks.evict_component, views, "device")
         keep = set(claim.keep) if claim is not None and claim.keep else set()
         for index, cell in enumerate(victims):

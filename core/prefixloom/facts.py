@@ -36,10 +36,10 @@ NESTED = ("text_config", "llm_config", "language_config")
 NOT_UNIFORM = (
     "attn_layer_indices", "attn_layer_period", "attn_type_list", "attention_types", "attention_chunk_size",
     "block_types", "conv_L_cache", "full_attention_interval", "full_attn_idxs", "hybrid_override_pattern",
-    "layer_group_size", "linear_attn_config", "lru_width", "ssm_cfg", "state_size", "time_step_rank", "compress_ratios",
+    "layer_group_size", "lru_width", "ssm_cfg", "state_size", "time_step_rank", "compress_ratios",
 )  # fmt: skip
 """Keys that tell of layers of several kinds, or of recurrent ones, in configs that do not list them."""
-RECURRENT_PREFIXES = ("mamba_", "ssm_", "linear_num_", "linear_key_", "linear_conv_")
+RECURRENT_PREFIXES = ("mamba_", "ssm_", "linear_attn_", "linear_num_", "linear_key_", "linear_conv_")
 LISTED = (
     "Load it with transformers' AutoConfig and pass the config object, which lists its layers, write layer_types into "
     "it, or pass a Profile"
@@ -101,13 +101,15 @@ def read_facts(source: object) -> ModelFacts:
             f"{_named(config)} is an encoder-decoder model: what its decoder remembers depends on the encoder's input, "
             f"so a prefix of tokens does not name it. Use a decoder-only model"
         )
-    count = _integer(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    listed = _listed_kinds(config)
+    count = _integer(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers", default=len(listed) or None)
     hidden = _integer(config, "hidden_size", "n_embd", "d_model")
     heads = _integer(config, "num_attention_heads", "n_head", "n_heads")
-    layers = _layers(config, count)
+    if listed and len(listed) != count:
+        raise CompositionError(f"{_named(config)} lists {len(listed)} layer types and has {count} layers")
     return ModelFacts(
         model_type=str(config.get("model_type") or ""),
-        layers=layers,
+        layers=_layers(config, listed or _derived_kinds(config, count)),
         dtype=_dtype(config, outer),
         hidden_size=hidden,
         num_attention_heads=heads,
@@ -166,8 +168,7 @@ def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------- layers
 
 
-def _layers(config: Mapping[str, Any], count: int) -> tuple[LayerFacts, ...]:
-    kinds = _listed_kinds(config, count) or _derived_kinds(config, count)
+def _layers(config: Mapping[str, Any], kinds: list[str]) -> tuple[LayerFacts, ...]:
     if config.get("kv_lora_rank"):
         latent = INDEXED if config.get("index_topk") else LATENT
         kinds = [latent if kind == GLOBAL else kind for kind in kinds]
@@ -186,7 +187,7 @@ def _layers(config: Mapping[str, Any], count: int) -> tuple[LayerFacts, ...]:
     return tuple(out)
 
 
-def _listed_kinds(config: Mapping[str, Any], count: int) -> list[str]:
+def _listed_kinds(config: Mapping[str, Any]) -> list[str]:
     """The kinds that the config lists; empty if it lists none."""
     for key in ("layer_types", "layers_block_type"):
         listed = config.get(key)
@@ -194,8 +195,6 @@ def _listed_kinds(config: Mapping[str, Any], count: int) -> list[str]:
             continue
         if not isinstance(listed, list | tuple) or not all(isinstance(kind, str) for kind in listed):
             raise CompositionError(f"{_named(config)}: {key} must be a list of layer kinds, got {listed!r}")
-        if len(listed) != count:
-            raise CompositionError(f"{_named(config)}: {key} names {len(listed)} layers and the model has {count}")
         return [RENAMED.get(str(kind), str(kind)) for kind in listed]
     return []
 

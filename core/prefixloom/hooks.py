@@ -184,9 +184,9 @@ def _check_parameters(function: Callable[..., Any], hook_name: str, label: str) 
             continue
         if not plain and defaulted and parameter.name not in spec_args:
             continue
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        shown = parameter.replace(default=parameter.empty, annotation=parameter.empty)
         raise CompositionError(
-            f"{label}: {hook_name} takes {stars}{parameter.name}, which would never be filled: hook arguments are "
+            f"{label}: {hook_name} takes {shown}, which would never be filled: hook arguments are "
             f"passed to plain parameters without a default. Write ({', '.join(('self', *spec_args))}), or fewer of them"
         )
 

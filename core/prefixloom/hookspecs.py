@@ -56,7 +56,7 @@ class RegistrySpecs:
 
         When: once per compose() of a model config. Entry point name: ``profile:NAME``.
         Mutates: nothing. Folded: the first answer that is not None wins; the built-in reader comes last.
-        Example: ``return Profile((ComponentSpec("full"),)) if model_config.get("model_type") == "mine" else None``
+        Example: ``return Profile((ComponentSpec("ring"),)) if model_config.get("model_type") == "mine" else None``
         """
 
     @hookspec

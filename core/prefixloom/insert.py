@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError
 from .evict import make_room
-from .lease import advance
+from .lease import advance, finish
 from .step import Fill
 from .values import Claim, NodeView, SplitRule, WalkView
 
@@ -57,7 +57,6 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     tree = cache._tree
     node = lease._node
     at = node.end
-    key = sequence._key
     width = tree.element_bytes
     size = tree.page_bytes
     pairs = sequence._shared
@@ -66,28 +65,32 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     donors: list[tuple[Lane, Any]] = []
     if cache._point_lanes and not last:
         donors, pairs = _donors(cache, pairs, upto)
+    start = at * width
+    key = sequence._key_between(start, upto * width)
     while at < upto:
         kids = node.kids
-        first = at * width
-        child = kids.get(bytes(key[first : first + size])) if kids else None
+        first = at * width - start
+        child = kids.get(key[first : first + size]) if kids else None
         if child is None:
-            node = tree.attach(node, bytes(key[first : upto * width]), upto)
+            node = tree.attach(node, key[first:], upto)
             if sequence.priority:
                 node.priority = sequence.priority
         else:
             edge = child.key
-            if first + len(edge) <= upto * width and key.startswith(edge, first):
+            if key.startswith(edge, first):
                 node = child
             else:
-                common = min(tree.agreed(key, first, edge), (upto - at) * width)
-                node = split(cache, child, at + common // width)
+                node = split(cache, child, at + tree.agreed(key, first, edge) // width)
             if sequence.priority > node.priority:
                 node.priority = sequence.priority
         at = node.end
         for lane, holding in pairs:
             lane.adopt(node, holding)
-    advance(cache, lease, node, sequence.namespace)
     sequence.published = upto
+    if last:
+        finish(cache, lease, node, sequence.namespace)
+        return
+    advance(cache, lease, node, sequence.namespace)
     for lane, holding in donors:
         _renew(sequence, lane, holding, node)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from operator import index
 from typing import Any
 
 from .errors import InputError
@@ -29,6 +30,10 @@ class Tokens(bytes):
 
     def tolist(self) -> list[int]:
         return list(struct.unpack(f"<{len(self) // TOKEN_BYTES}I", self))
+
+    def part(self, start: int, stop: int | None = None) -> Tokens:
+        """Tokens [start, stop)."""
+        return Tokens(self[start * TOKEN_BYTES : None if stop is None else stop * TOKEN_BYTES])
 
     def extended(self, more: Any) -> Tokens:
         """These tokens followed by ``more``: what a conversation's next turn is opened with."""
@@ -52,8 +57,8 @@ def encode(tokens: Any) -> Tokens:
         return Tokens(_pack(_from_torch(tokens)))
     try:
         view = memoryview(tokens)
-    except TypeError:
-        if not isinstance(tokens, Iterable):
+    except (TypeError, ValueError):
+        if not isinstance(tokens, Iterable) or isinstance(tokens, (Set, Mapping)):
             raise InputError(f"tokens must be a sequence of whole numbers, got {kind.__name__}") from None
         return Tokens(_pack(list(tokens)))
     return Tokens(_from_buffer(view))
@@ -64,17 +69,17 @@ def _pack(tokens: Sequence[Any]) -> bytes:
         packed = struct.pack(f"<{len(tokens)}I", *tokens)
     except struct.error:
         raise _bad_token(tokens) from None
-    return _in_range(packed)
+    return _in_range(packed, tokens)
 
 
-def _in_range(packed: bytes) -> bytes:
+def _in_range(packed: bytes, tokens: Iterable[Any] | None = None) -> bytes:
     # The sign bit of every token, seen at the speed of memory: its top byte is ASCII.
     if not packed[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
-        raise _bad_token(struct.unpack(f"<{len(packed) // TOKEN_BYTES}i", packed))
+        raise _bad_token(struct.unpack(f"<{len(packed) // TOKEN_BYTES}i", packed) if tokens is None else tokens)
     return packed
 
 
-def _bad_token(tokens: Sequence[Any]) -> InputError:
+def _bad_token(tokens: Iterable[Any]) -> InputError:
     for i, token in enumerate(tokens):
         if not hasattr(token, "__index__"):
             return InputError(f"token {i} is {token!r} ({type(token).__name__}); tokens must be whole numbers")
@@ -86,7 +91,7 @@ def _bad_token(tokens: Sequence[Any]) -> InputError:
 def _from_torch(tensor: Any) -> list[int]:
     if tensor.device.type != "cpu":
         raise InputError(f"tokens lie on {tensor.device}: reading them would make the scheduler wait; pass a CPU copy")
-    if tensor.dim() != 1 or tensor.is_floating_point() or tensor.is_complex():
+    if tensor.dim() != 1 or not str(tensor.dtype).startswith(("torch.int", "torch.uint")):
         raise InputError(f"tokens must be a one-dimensional integer tensor, got {tensor.dtype} {tuple(tensor.shape)}")
     return tensor.tolist()  # type: ignore[no-any-return]
 
@@ -95,13 +100,13 @@ def _from_buffer(view: memoryview) -> bytes:
     if view.ndim != 1 or view.format.lstrip("<=@") not in tuple("bBhHiIlLqQ"):
         raise InputError(f"tokens must be a one-dimensional integer array, got format {view.format!r}, {view.ndim}-d")
     if view.itemsize == TOKEN_BYTES:
-        return _in_range(view.tobytes())
+        return _in_range(view.tobytes(), view)
     if view.itemsize == 2 * TOKEN_BYTES:
         words = memoryview(view.tobytes()).cast("i")
         low, high = words[0::2].tobytes(), words[1::2].tobytes()
         if high.count(0) != len(high):
             raise _bad_token(view.tolist())
-        return _in_range(low)
+        return _in_range(low, view)
     return _pack(view.tolist())
 
 
@@ -113,12 +118,13 @@ class KeyMaker:
     element at their positions by an interned number, exact within this cache.
     """
 
-    __slots__ = ("_interned", "element_bytes", "lookahead")
+    __slots__ = ("_interned", "_next", "element_bytes", "lookahead")
 
     def __init__(self, lookahead: int) -> None:
         self.lookahead = lookahead
         self.element_bytes = TOKEN_BYTES * (lookahead + 1)
         self._interned: dict[Hashable, int] = {}
+        self._next = -TOKEN_LIMIT
 
     def widen(self, tokens: bytes | bytearray) -> bytes:
         """The elements that ``tokens`` can name: ``len - lookahead`` of them."""
@@ -137,7 +143,11 @@ class KeyMaker:
     def with_extra(self, tokens: bytes, spans: Iterable[tuple[int, int, Hashable]]) -> bytes:
         """``tokens`` with the positions of each (start, end, key) span replaced by interned numbers."""
         out = array("i", bytes(tokens))
-        for start, end, key in spans:
+        try:
+            checked = [(index(start), index(end), key) for start, end, key in spans]
+        except (TypeError, ValueError) as error:
+            raise InputError(f"extra takes (start, end, key) spans of token positions: {error}") from None
+        for start, end, key in checked:
             if not 0 <= start < end <= len(out):
                 raise InputError(f"extra key span [{start}, {end}) lies outside of the {len(out)} tokens")
             try:
@@ -152,9 +162,68 @@ class KeyMaker:
         known = self._interned
         number = known.get(what)
         if number is None:
-            number = known[what] = len(known) - TOKEN_LIMIT
+            number = known[what] = self._next
+            self._next += 1  # never used twice: a key made before a flush must not find what came after it
         return number
 
     def forget(self) -> None:
         """Drop the interned extra keys; only right when no tree refers to them any more."""
         self._interned.clear()
+
+
+class Named:
+    """The tokens that a growing sequence has been told, and the key elements that they name.
+
+    The prompt is never copied: what is appended is kept apart. ``_single`` are the tokens with extra keys in place,
+    where there are any; ``_wide`` the elements, where they are not simply the tokens.
+    """
+
+    __slots__ = ("_head", "_maker", "_more", "_single", "_wide", "named")
+
+    def _name(self, maker: KeyMaker, tokens: Tokens, key: bytes, single: bytes | None) -> None:
+        self._maker = maker
+        self._head: bytes = tokens
+        self._more: bytes | bytearray = b""
+        self._single = None if single is None else bytearray(single)
+        self._wide = None if key is tokens else bytearray(key)
+        self.named = len(tokens) // TOKEN_BYTES
+
+    def _append(self, more: Tokens) -> None:
+        known = self._more
+        if known.__class__ is bytearray:
+            known += more
+        else:
+            self._more = bytearray(known) + more if known else more
+        self.named += len(more) // TOKEN_BYTES
+        wide = self._wide
+        if wide is not None:
+            if self._single is not None:
+                self._single += more
+            at = len(wide) // self._maker.element_bytes * TOKEN_BYTES
+            wide += self._maker.widen(
+                self._tokens_between(at, self.named * TOKEN_BYTES) if self._single is None else self._single[at:]
+            )
+
+    def _tokens_between(self, start: int, end: int) -> bytes:
+        split = len(self._head)
+        if end <= split:
+            return self._head[start:end]
+        if start >= split:
+            return bytes(self._more[start - split : end - split])
+        return self._head[start:] + self._more[: end - split]
+
+    def _key_between(self, start: int, end: int) -> bytes:
+        """The key's bytes [start, end)."""
+        return self._tokens_between(start, end) if self._wide is None else bytes(self._wide[start:end])
+
+    def _cut(self, count: int) -> None:
+        """Forget all but the first ``count`` tokens."""
+        size = count * TOKEN_BYTES
+        split = len(self._head)
+        self._more = bytearray(self._more[: max(0, size - split)])
+        self._head = self._head[:size]
+        self.named = count
+        if self._single is not None:
+            del self._single[size:]
+        if self._wide is not None:
+            del self._wide[max(0, count - self._maker.lookahead) * self._maker.element_bytes :]

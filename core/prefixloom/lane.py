@@ -1,8 +1,9 @@
 """Lanes: one component's way through the core, derived from its manifest and reach alone.
 
-A lane owns the component's pool and eviction queue, and answers for it the questions of a request's way: which boundary
-is usable, what a lease covers, how a cell divides on a split, what a sequence hands to the tree, what may go. There is a
-lane for each kind of reach (a path, positions near an end, a boundary), none for any component; ``lane_for`` chooses.
+A lane owns the component's pool and eviction queue, and answers for it the questions of a request's way: which
+boundary is usable, what a lease covers, how a cell divides on a split, what a sequence hands to the tree, what may go.
+There is a lane for each kind of reach (a path, positions near an end, a boundary), none for any component; ``lane_for``
+chooses.
 
 Words: a *cell* is what one component keeps at one node. A *holding* is what a running sequence has of one component.
 A *record* is what one lease covers of one component.
@@ -100,6 +101,12 @@ class Lane:
         """The deepest boundary, not below ``boundary`` in ``node``, from which this component can resume."""
         raise NotImplementedError
 
+    def peek(self, node: Node, boundary: int) -> array[int]:
+        """Page numbers up to ``boundary``, which lies in ``node``, -1 where absent; a boundary component's slot."""
+        table = self.open(node).table if node.end else array("i")
+        del table[boundary // self.part.page_tokens :]
+        return table
+
     # ------------------------------------------------------------ leases
     def acquire(self, node: Node) -> Any:
         """Cover what resuming at the end of ``node`` needs; the record undoes exactly this."""
@@ -120,6 +127,12 @@ class Lane:
             self.release(record)
         return new
 
+    def finish(self, record: Any, node: Node) -> None:
+        """``advance`` to ``node`` and release there: what the end of a sequence comes to."""
+        new = self.advance(record, node)
+        if new is not None:
+            self.release(new)
+
     # ------------------------------------------------------------ tree
     def divide(self, upper: Node, lower: Node) -> None:
         """``upper`` was split off ``lower``: divide the cell, and copy what covers it."""
@@ -131,7 +144,7 @@ class Lane:
         raise NotImplementedError
 
     def adopt(self, node: Node, holding: Any) -> None:
-        """Move what ``holding`` owns of ``node``'s positions into a cell; what is there already stays, ours is freed."""
+        """Move what ``holding`` owns of ``node``'s positions into a cell; a duplicate of what is there is freed."""
         raise NotImplementedError
 
     def hold_back(self, holding: Any, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
@@ -143,6 +156,10 @@ class Lane:
 
     def retain(self, holding: Any, floor: int) -> None:
         """Give back what no boundary from ``floor`` on can need."""
+        raise NotImplementedError
+
+    def owned(self, holding: Any) -> int:
+        """Pages (or slots) that the sequence owns."""
         raise NotImplementedError
 
     def close(self, holding: Any) -> None:
@@ -162,6 +179,17 @@ class Lane:
         """Free a cell that is off the queue, and count the pages."""
         raise NotImplementedError
 
+    def evict(self, count: int, freed: list[Node]) -> int:
+        """Free at least ``count`` pages if so many may go; the nodes that lost their cell are appended to ``freed``."""
+        got = 0
+        while got < count:
+            cell = self.pop_victim()
+            if cell is None:
+                break
+            freed.append(cell.node)
+            got += self.free_cell(cell)
+        return got
+
     def trim(self, count: int) -> int:
         """Free up to about ``count`` pages that no boundary at a node's end or below it can need."""
         return 0
@@ -180,20 +208,14 @@ class PageLane(Lane):
         super().__init__(index, part, pool, queue, tree_page)
         self.page = part.page_tokens
 
-    def short_by(self, holding: Holding, length: int) -> int:
-        """Pages missing for ``length`` tokens."""
-        return -(-length // self.page) - len(holding.table)
-
-    def grow(self, holding: Holding, count: int) -> None:
-        """``count`` pages more; the caller has made sure that they are free."""
-        holding.table.extend(self.pool.take(count))
+    def owned(self, holding: Holding) -> int:
+        return len(holding.own_pages()) // ID_BYTES
 
     def close(self, holding: Holding) -> None:
-        pages = holding.own_pages()
-        if pages:
-            self.pool.give(pages)
-        holding.table = array("i")
-        holding.owned = 0
+        table = holding.table
+        if len(table) > holding.owned:
+            self.pool.give(holding.own_pages())
+            holding.owned = len(table)
 
     def rewind(self, holding: Holding, length: int) -> None:
         keep = max(-(-length // self.page), holding.owned)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 
 from .lane import Cell, Holding, PageLane
+from .policy import ListQueue
 from .pool import ID_BYTES
 from .tree import Node
 
@@ -83,6 +84,28 @@ class PathLane(PageLane):
                 above.locks = locks
             self.leased -= (record.node.end - above.node.end) // self.page
 
+    def finish(self, record: PathCell, node: Node) -> None:
+        i = self.index
+        cell: PathCell = node.cells[i]
+        while cell is None:
+            node = node.parent
+            cell = node.cells[i]
+        if cell is record:
+            self.release(record)
+            return
+        if not cell.locks:
+            if cell.next is not None:
+                self.queue.remove(cell)
+            self.queue.add(cell)
+        locks = record.locks - 1
+        record.locks = locks
+        above = record
+        while not locks:
+            above = above.up
+            locks = above.locks - 1
+            above.locks = locks
+        self.leased -= (record.node.end - above.node.end) // self.page
+
     def divide(self, upper: Node, lower: Node) -> None:
         i = self.index
         cell: PathCell = lower.cells[i]
@@ -121,10 +144,10 @@ class PathLane(PageLane):
         up = parent.cells[i]
         if up is None or holding.owned != first:
             return
-        data = self.take_over(holding, first, last)
-        cell = PathCell(node, data, up)
+        data = holding.table[first:last].tobytes()
+        holding.owned = last
+        node.cells[i] = PathCell(node, data, up)
         up.below += 1
-        node.cells[i] = cell
         self.in_tree += last - first
 
     def retain(self, holding: Holding, floor: int) -> None:
@@ -152,6 +175,39 @@ class PathLane(PageLane):
         if not below and not up.locks and up.next is None:
             self.queue.add_first(up)
         self.queue.forget(cell)
+
+    def evict(self, count: int, freed: list[Node]) -> int:
+        queue = self.queue
+        pop = queue.pop
+        forget = None if queue.__class__ is ListQueue else queue.forget
+        i = self.index
+        wanted = count * ID_BYTES
+        got = 0
+        out = []
+        while got < wanted:
+            cell = pop()
+            if cell is None:
+                break
+            if cell.below:
+                continue
+            data = cell.data
+            got += len(data)
+            out.append(data)
+            node = cell.node
+            node.cells[i] = None
+            freed.append(node)
+            up = cell.up
+            below = up.below - 1
+            up.below = below
+            if not below and not up.locks and up.next is None:  # left childless, and not used later by itself
+                queue.add_first(up)
+            if forget is not None:
+                forget(cell)
+        if out:
+            self.pool.give(b"".join(out))
+        got //= ID_BYTES
+        self.in_tree -= got
+        return got
 
     def uncovered(self, cell: PathCell) -> bool:
         return not cell.locks and not cell.below

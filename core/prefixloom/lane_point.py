@@ -7,6 +7,7 @@ the tree and goes on with a fresh one.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from .lane import Cell, Lane
@@ -41,6 +42,9 @@ class PointLane(Lane):
         while node.cells[i] is None and node.end:
             node = node.parent
         return node, node.end
+
+    def peek(self, node: Node, boundary: int) -> array[int]:
+        return array("i", [node.cells[self.index].data] if boundary else [])
 
     def acquire(self, node: Node) -> Cell | None:
         cell: Cell | None = node.cells[self.index]
@@ -89,6 +93,9 @@ class PointLane(Lane):
 
     def retain(self, holding: StateHolding, floor: int) -> None:
         pass
+
+    def owned(self, holding: StateHolding) -> int:
+        return int(holding.slot != NO_SLOT)
 
     def close(self, holding: StateHolding) -> None:
         if holding.slot != NO_SLOT:

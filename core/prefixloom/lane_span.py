@@ -101,7 +101,9 @@ class SpanLane(PageLane):
             if first < offset:
                 return start if self.dense else first
             if len(data) // ID_BYTES != cell.pages:
-                at = data.find(ABSENT_BYTES, (first - offset) // page * ID_BYTES, -(-(high - offset) // page) * ID_BYTES)
+                at = data.find(
+                    ABSENT_BYTES, (first - offset) // page * ID_BYTES, -(-(high - offset) // page) * ID_BYTES
+                )
                 if at >= 0:
                     return offset + int(at) // ID_BYTES * page
             high = start
@@ -242,11 +244,11 @@ class SpanLane(PageLane):
         parts: list[bytes] = []
         got = 0
         while got < size:
-            full = (node.end - node.parent.end) // self.page * ID_BYTES
+            whole = (node.end - node.parent.end) // self.page * ID_BYTES
             cell = node.cells[i]
             data = b"" if cell is None else cell.data
-            parts.append(data if len(data) == full else ABSENT_BYTES * ((full - len(data)) // ID_BYTES) + data)
-            got += full
+            parts.append(data if len(data) == whole else ABSENT_BYTES * ((whole - len(data)) // ID_BYTES) + data)
+            got += whole
             node = node.parent
         if not parts:
             return b""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ProtocolError
 from .values import AnchorView, Receipt
@@ -19,11 +19,20 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .tree import Node
 
+H = TypeVar("H", bound="Hold")
 
-class Lease:
-    """Covers a boundary until it is released. A context manager; opaque; single use."""
 
-    __slots__ = ("__weakref__", "_cache", "_flushes", "_node", "_receipts", "_records", "_where")
+class Hold:
+    """What one lease covers, and of a running sequence what it holds besides. The core's; ``Lease`` is the public face.
+
+    ``pairs`` are the sequence's (lane, holding) pairs: the cache finds them here when it tells who holds what.
+    """
+
+    __slots__ = ("__weakref__", "_cache", "_flushes", "_node", "_receipts", "_records", "_where", "label", "pairs")
+
+    _where: str | None
+    label: str
+    pairs: tuple[tuple[Any, Any], ...]
 
     def __init__(self, cache: Cache, node: Node, records: list[Any], receipts: list[Receipt | None] | None) -> None:
         self._cache: Cache | None = cache
@@ -31,16 +40,24 @@ class Lease:
         self._records = records
         self._receipts = receipts
         self._flushes = cache._flushes
-        self._where: str | None = None
+        self._where = None
+        self.label = ""
+        self.pairs = ()
 
     @property
     def boundary(self) -> int:
-        """The boundary that the lease is anchored at, in tokens."""
+        """The boundary that it is anchored at, in tokens."""
         return self._node.end
 
     @property
     def active(self) -> bool:
         return self._cache is not None and self._flushes == self._cache._flushes
+
+
+class Lease(Hold):
+    """Covers a boundary until it is released. A context manager; opaque; single use."""
+
+    __slots__ = ()
 
     def release(self) -> None:
         """Uncover everything. A second release is refused."""
@@ -78,25 +95,27 @@ def site() -> str:
     return "unknown"
 
 
-def acquire(cache: Cache, node: Node, namespace: str) -> Lease:
+def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
     """A lease at the end of ``node``. If a hook raises half-way, what was covered is uncovered again."""
     if cache._lock_hooks:
-        return _acquire_with_hooks(cache, node, namespace)
-    lease = Lease(cache, node, [lane.acquire(node) for lane in cache._lanes], None)
+        return _acquire_with_hooks(cache, node, namespace, kind)
+    lease = kind(cache, node, [lane.acquire(node) for lane in cache._lanes], None)
     node.leases += 1
     if cache._debug is not None:
         cache._debug.leased(lease)
     return lease
 
 
-def _acquire_with_hooks(cache: Cache, node: Node, namespace: str) -> Lease:
+def _acquire_with_hooks(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
     anchor = AnchorView(namespace, node.end)
     records: list[Any] = []
     receipts: list[Receipt | None] = []
     try:
         for lane in cache._lanes:
             hook = lane.hooks.acquire_component_lock
-            receipt = None if hook is None else cache._ask(lane, "acquire_component_lock", Receipt, hook, anchor, "device")
+            receipt = (
+                None if hook is None else cache._ask(lane, "acquire_component_lock", Receipt, hook, anchor, "device")
+            )
             receipts.append(receipt)
             records.append(lane.acquire(node) if receipt is None else lane.acquire_wider(node, receipt.positions))
     except BaseException:
@@ -105,13 +124,13 @@ def _acquire_with_hooks(cache: Cache, node: Node, namespace: str) -> Lease:
                 lane.release(record)
         raise
     node.leases += 1
-    lease = Lease(cache, node, records, receipts)
+    lease = kind(cache, node, records, receipts)
     if cache._debug is not None:
         cache._debug.leased(lease)
     return lease
 
 
-def release(cache: Cache, lease: Lease) -> None:
+def release(cache: Cache, lease: Hold) -> None:
     """Undo what ``lease`` covers; a boundary that nothing keeps any more is unlinked."""
     lease._cache = None
     if cache._debug is not None:
@@ -133,7 +152,7 @@ def release(cache: Cache, lease: Lease) -> None:
         cache._tree.prune(node)
 
 
-def release_part(cache: Cache, lease: Lease, lane: Lane) -> None:
+def release_part(cache: Cache, lease: Hold, lane: Lane) -> None:
     """Uncover what one component has; the rest of the lease stays."""
     record = lease._records[lane.index]
     if record is not None:
@@ -149,14 +168,14 @@ def _release_touching(cache: Cache, lane: Lane, record: Any, receipt: Receipt | 
     lane.release(record, recent=touch is None or touch.positions is None or bool(touch.positions))
 
 
-def advance(cache: Cache, lease: Lease, node: Node, namespace: str) -> None:
+def advance(cache: Cache, lease: Hold, node: Node, namespace: str) -> None:
     """The lease moves down to ``node``: the new boundary is covered before the old one is uncovered."""
     old = lease._node
     if node is old:
         return
     records = lease._records
     if cache._lock_hooks:
-        fresh = _acquire_with_hooks(cache, node, namespace)
+        fresh = _acquire_with_hooks(cache, node, namespace, Hold)
         old_records, lease._records, lease._receipts = records, fresh._records, fresh._receipts
         fresh._cache = None
         if cache._debug is not None:
@@ -173,3 +192,24 @@ def advance(cache: Cache, lease: Lease, node: Node, namespace: str) -> None:
     old.leases -= 1
     if not old.kids and not old.leases:
         cache._tree.prune(old)
+
+
+def finish(cache: Cache, lease: Hold, node: Node, namespace: str) -> None:
+    """The lease of a sequence that ends at ``node``: ``advance`` and ``release`` in one."""
+    if cache._lock_hooks:
+        advance(cache, lease, node, namespace)
+        release(cache, lease)
+        return
+    lease._cache = None
+    if cache._debug is not None:
+        cache._debug.released(lease)
+    records = lease._records
+    for lane in cache._lanes:
+        lane.finish(records[lane.index], node)
+    old = lease._node
+    lease._node = node
+    old.leases -= 1
+    if not old.kids and not old.leases:
+        cache._tree.prune(old)
+    if not node.kids and not node.leases:
+        cache._tree.prune(node)

@@ -6,6 +6,7 @@ which counts losses only (splits and inserts leave a plan true); a stale plan is
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 from .errors import ProtocolError
@@ -23,19 +24,28 @@ class MatchPlan:
 
     ``ready``   tokens whose every component is usable on the device
     ``walked``  tokens that the tree's keys agree with, whatever is still held there
-    ``branch``  a boundary deeper than ``ready`` where page components could resume but a boundary component has nothing:
-                worth a checkpoint while recomputing; None if there is none
+    ``branch``  a boundary deeper than ``ready`` where page components could resume but a boundary component has
+                nothing: worth a checkpoint while recomputing; None if there is none
     ``limited_by``  the component that kept ``ready`` from being longer; None if the keys did
     """
 
     __slots__ = (
-        "_cache", "_claims", "_epoch", "_key", "_limit", "_node", "_tokens", "branch", "key_tokens", "limited_by",
-        "namespace", "ready", "walked",
+        "_cache", "_claims", "_epoch", "_key", "_limit", "_node", "_single", "_tokens", "branch", "key_tokens",
+        "limited_by", "namespace", "ready", "walked",
     )  # fmt: skip
 
+    namespace: str
+    key_tokens: int
+    ready: int
+    walked: int
+    branch: int | None
+    limited_by: str | None
     _cache: Cache
+    _epoch: int
+    _limit: int
     _node: Node
     _key: bytes
+    _single: bytes | None  # the tokens with extra keys in place, where there are any
     _tokens: Tokens
     _claims: tuple[Claim | None, ...]
 
@@ -58,10 +68,17 @@ class MatchPlan:
     def why(self) -> str:
         """Why the hit is no longer, in a sentence."""
         if self.limited_by is not None:
-            return f"component {self.limited_by!r} holds nothing usable past {self.ready} of {self.walked} matched tokens"
+            return f"component {self.limited_by!r} holds nothing usable past {self.ready} of {self.walked} tokens"
         if self.walked >= self._limit:
             return f"the whole usable prompt of {self.key_tokens} tokens is cached"
         return f"the keys differ after {self.walked} tokens, or nothing longer was ever published"
+
+    def pages(self, component: str) -> array[int]:
+        """Page numbers of the matched prefix by position, -1 where absent. Only a lease keeps them true."""
+        cache = self._cache
+        if self.stale:
+            raise ProtocolError("this plan is stale: data was evicted since it was made; match again")
+        return cache._lane(component).peek(self._node, self.ready)
 
     def candidates(self) -> tuple[Interval, ...]:
         """The ascending set of boundaries from which every component can resume, as closed runs one page apart.
@@ -77,12 +94,15 @@ class MatchPlan:
         return f"<MatchPlan {self.ready} of {self.key_tokens} tokens{limited}{', stale' if self.stale else ''}>"
 
 
-def make_plan(cache: Cache, namespace: str, tokens: Tokens, key: bytes, limit: int) -> MatchPlan:
+def make_plan(
+    cache: Cache, namespace: str, tokens: Tokens, key: bytes, limit: int, single: bytes | None = None
+) -> MatchPlan:
     """The deepest boundary, not above ``limit``, that every component accepts: the common fixpoint from below."""
     plan = MatchPlan()
     plan._cache = cache
     plan._epoch = cache._epoch
     plan._key = key
+    plan._single = single
     plan._tokens = tokens
     plan.key_tokens = len(tokens) // TOKEN_BYTES
     plan.namespace = namespace

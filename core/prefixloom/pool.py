@@ -19,7 +19,7 @@ ID_BYTES = 4
 
 
 def present(data: bytes) -> int:
-    """How many page numbers of ``data`` are not *absent*. A page number's top bit is clear, so no match is unaligned."""
+    """How many page numbers of ``data`` are not *absent*; their top bit is clear, so no match is unaligned."""
     return len(data) // ID_BYTES - data.count(ABSENT_BYTES)
 
 

@@ -229,8 +229,8 @@ class Shift(Reach):
     def __attrs_post_init__(self) -> None:
         if self.base.unit != "page":
             raise CompositionError(f"{self.base!r} belongs to boundaries and cannot be shifted")
-        if self.k < 0:
-            raise CompositionError(f"a reach can only be shifted later, got {self.k}")
+        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 0:
+            raise CompositionError(f"a reach can only be shifted later, by whole tokens, got {self.k!r}")
 
     def needs(self, n: int) -> tuple[Interval, ...]:
         return self.base.needs(max(0, n - self.k))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from .errors import InputError, ProtocolError
 from .evict import make_room
 from .insert import publish
-from .keys import TOKEN_BYTES, Tokens, encode
-from .lease import Lease, release, release_part
+from .keys import Named, Tokens, encode
+from .lease import Hold, release, release_part
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -24,30 +24,27 @@ if TYPE_CHECKING:
     from .values import Op
 
 
-class Sequence:
+class Sequence(Named):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (
-        "__weakref__", "_buffer", "_cache", "_claimed_ops", "_fills", "_flushes", "_key", "_lease",
-        "_paged", "_pairs", "_shared", "_where", "branch", "committed", "label", "named", "namespace", "open", "priority",
-        "published", "ready", "reserved", "resume",
+        "__weakref__", "_cache", "_claimed_ops", "_fills", "_flushes", "_lease", "_paged", "_pairs", "_shared",
+        "_where", "branch", "committed", "label", "namespace", "open", "priority", "published", "ready",
+        "reserved", "resume",
     )  # fmt: skip
 
-    _buffer: bytes | bytearray
-    _key: bytes | bytearray
     _pairs: tuple[tuple[Any, Any], ...]  # (lane, holding) of every component
     _paged: tuple[tuple[Any, Any], ...]  # those with page cells
     _shared: tuple[tuple[Any, Any], ...]  # those that publish
     _fills: list[Fill]
     _claimed_ops: tuple[Op, ...]
 
-    def __init__(self, cache: Cache, lease: Lease, plan: MatchPlan) -> None:
+    def __init__(self, cache: Cache, lease: Hold, plan: MatchPlan) -> None:
         ready = plan.ready
         self._cache = cache
         self._flushes = cache._flushes
         self._lease = lease
-        self._buffer = plan._tokens
-        self._key = plan._key
+        self._name(cache._keys, plan._tokens, plan._key, plan._single)
         self._pairs = self._paged = self._shared = ()
         self._fills = []
         self._claimed_ops = ()
@@ -56,7 +53,6 @@ class Sequence:
         self.label = ""
         self.priority = 0
         self.branch = plan.branch
-        self.named = plan.key_tokens
         self.ready = self.reserved = self.committed = self.published = ready
         self.resume = ready
         self.open = True
@@ -76,14 +72,17 @@ class Sequence:
     @property
     def tokens(self) -> Tokens:
         """The named tokens, encoded: what a conversation's next turn extends."""
-        return Tokens(self._buffer)
+        return Tokens(self._head + self._more)
 
     @property
     def publishable(self) -> int:
         """The deepest boundary that could be published now."""
         cache = self._cache
-        upto = min(self.named - cache._lookahead, self.committed)
-        return max(self.published, upto // cache._page * cache._page)
+        upto = self.named - cache._lookahead
+        if upto > self.committed:
+            upto = self.committed
+        upto = upto // cache._page * cache._page
+        return upto if upto > self.published else self.published
 
     def pages(self, component: str) -> list[int]:
         """Page numbers by position, -1 where absent; for a boundary component, its running slot."""
@@ -92,15 +91,13 @@ class Sequence:
 
     def owned(self, component: str) -> int:
         """Pages (or slots) of a component that this sequence owns."""
-        holding = self._holding(component)[1]
-        if hasattr(holding, "table"):
-            return len(holding.own_pages()) // 4
-        return int(holding.slot >= 0)
+        lane, holding = self._holding(component)
+        return int(lane.owned(holding))
 
     def _holding(self, component: str) -> tuple[Lane, Any]:
         for pair in self._pairs:
             if pair[0].name == component:
-                return pair  # type: ignore[no-any-return]
+                return pair
         raise InputError(f"no component {component!r} here; there are {', '.join(p[0].name for p in self._pairs)}")
 
     # ------------------------------------------------------------ running
@@ -115,16 +112,18 @@ class Sequence:
         length = self.reserved + count
         if length > cache._longest:
             cache._too_long(length)
-        paged = self._paged
-        for lane, holding in paged:
-            if lane.short_by(holding, length) > lane.pool.free:
-                wanted = [(lane, lane.short_by(holding, length)) for lane, holding in paged]
-                make_room(cache, wanted, f"reserve {count} tokens for {self!r}")
-                break
-        for lane, holding in paged:
-            missing = lane.short_by(holding, length)
+        wanted = []
+        tight = False
+        for lane, holding in self._paged:
+            missing = -(-length // lane.page) - len(holding.table)
             if missing > 0:
-                lane.grow(holding, missing)
+                wanted.append((lane, missing, holding))
+                if missing > lane.pool.free:
+                    tight = True
+        if tight:
+            make_room(cache, wanted, "reserve", count, self)
+        for lane, missing, holding in wanted:
+            holding.table.extend(lane.pool.take(missing))
         self.reserved = length
         if cache._debug is not None:
             cache._leave("grow")
@@ -132,17 +131,7 @@ class Sequence:
     def append(self, tokens: Any) -> None:
         """Name the tokens that follow the named ones."""
         cache = self._usable()
-        more = encode(tokens)
-        buffer = self._buffer
-        same = self._key is buffer
-        if buffer.__class__ is not bytearray:
-            buffer = self._buffer = bytearray(buffer)
-        buffer += more
-        self.named += len(more) // TOKEN_BYTES
-        if same:
-            self._key = buffer
-        else:
-            cache._extend_key(self)
+        self._append(encode(tokens))
         if cache._debug is not None:
             cache._leave("append")
 
@@ -204,7 +193,7 @@ class Sequence:
         return self.published
 
     def rewind(self, count: int) -> None:
-        """Take the last ``count`` reserved tokens back, their names included: every component is at the boundary before.
+        """Take the last ``count`` reserved tokens back, names included: every component is at the boundary before.
 
         Not past what is published, nor further below the committed length than the composition's ``max_rewind`` where
         a component limits it.
@@ -218,20 +207,15 @@ class Sequence:
         back = self.committed - length
         limit = cache._rewind_limit
         if limit is not None and back > limit[1]:
-            raise ProtocolError(f"{self!r} cannot rewind {back} committed tokens: component {limit[0]!r} allows {limit[1]}")
+            raise ProtocolError(
+                f"{self!r} cannot rewind {back} committed tokens: component {limit[0]!r} allows {limit[1]}"
+            )
         self.reserved = length
         self.committed = min(self.committed, length)
         for lane, holding in self._pairs:
             lane.rewind(holding, length)
         if self.named > length:
-            self.named = length
-            same = self._key is self._buffer
-            self._buffer = bytearray(self._buffer[: length * TOKEN_BYTES])
-            if same:
-                self._key = self._buffer
-            else:
-                elements = max(0, length - cache._lookahead) * cache._tree.element_bytes
-                self._key = bytearray(self._key[:elements])
+            self._cut(length)
         if cache._debug is not None:
             cache._leave("rewind")
 
@@ -273,16 +257,17 @@ class Sequence:
         """A flush took the slots back already."""
         self.open = False
         self._lease._cache = None
-        self._cache._live.pop(id(self), None)
+        self._cache._live.discard(self._lease)
 
     def _give_back(self) -> None:
         cache = self._cache
         self.open = False
-        del cache._live[id(self)]
+        cache._live.discard(self._lease)
         for lane, holding in self._pairs:
             lane.close(holding)
         self._fills = []
-        release(cache, self._lease)
+        if self._lease._cache is not None:
+            release(cache, self._lease)
 
     def __enter__(self) -> Sequence:
         self._usable()

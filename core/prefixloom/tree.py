@@ -16,15 +16,16 @@ class Node:
     anchored here, so that a boundary in use is not unlinked even when it holds nothing.
     """
 
-    __slots__ = ("cells", "end", "key", "kids", "leases", "parent", "priority")
+    __slots__ = ("cells", "end", "first", "key", "kids", "leases", "parent", "priority")
 
     parent: Node
     kids: dict[bytes, Node] | None
     cells: list[Any]
 
-    def __init__(self, parent: Node | None, key: bytes, end: int, width: int) -> None:
+    def __init__(self, parent: Node | None, key: bytes, first: bytes, end: int, width: int) -> None:
         self.parent = parent  # type: ignore[assignment]
         self.key = key
+        self.first = first
         self.end = end
         self.kids = None
         self.cells = [None] * width
@@ -54,7 +55,7 @@ class Tree:
         self.nodes = 0
 
     def new_root(self) -> Node:
-        root = Node(None, b"", 0, self.width)
+        root = Node(None, b"", b"", 0, self.width)
         root.leases = 1  # a root is never unlinked
         return root
 
@@ -90,11 +91,13 @@ class Tree:
 
     def attach(self, parent: Node, key: bytes, end: int) -> Node:
         """A new leaf under ``parent``."""
-        node = Node(parent, key, end, self.width)
+        first = key[: self.page_bytes]
+        node = Node(parent, key, first, end, self.width)
         kids = parent.kids
         if kids is None:
-            kids = parent.kids = {}
-        kids[key[: self.page_bytes]] = node
+            parent.kids = {first: node}
+        else:
+            kids[first] = node
         self.nodes += 1
         return node
 
@@ -102,31 +105,63 @@ class Tree:
         """Cut ``node``'s edge at ``boundary`` tokens; the new upper node is returned, ``node`` stays the lower half."""
         parent = node.parent
         cut = (boundary - parent.end) * self.element_bytes
-        size = self.page_bytes
         key = node.key
-        upper = Node(parent, key[:cut], boundary, self.width)
+        upper = Node(parent, key[:cut], node.first, boundary, self.width)
         upper.priority = node.priority
         node.key = key[cut:]
+        node.first = node.key[: self.page_bytes]
         node.parent = upper
-        upper.kids = {node.key[:size]: node}
-        parent.kids[key[:size]] = upper  # type: ignore[index]
+        upper.kids = {node.first: node}
+        parent.kids[upper.first] = upper  # type: ignore[index]
         self.nodes += 1
         return upper
 
     def prune(self, node: Node) -> None:
         """Unlink ``node`` if it is bare (no kids, no cell, no lease), and then its ancestors as far as they are."""
         width = self.width
-        size = self.page_bytes
         while not node.kids and not node.leases and node.cells.count(None) == width:
             parent = node.parent
             if parent is None:  # a root that a dropped namespace left behind
                 return
             kids = parent.kids
-            first = node.key[:size]
-            if kids is None or kids.get(first) is not node:
+            if kids is None or kids.get(node.first) is not node:  # unlinked before
                 return
-            del kids[first]
+            del kids[node.first]
             if not kids:
                 parent.kids = None
             self.nodes -= 1
             node = parent
+
+    def prune_all(self, nodes: list[Node]) -> None:
+        """``prune`` for each of ``nodes``, quick where it is a leaf that lost its only cell."""
+        width = self.width
+        gone = 0
+        for node in nodes:
+            if node.kids or node.leases or (width > 1 and node.cells.count(None) != width):
+                continue
+            parent = node.parent
+            kids = parent.kids
+            if kids is None or kids.get(node.first) is not node:
+                continue
+            if len(kids) > 1:
+                del kids[node.first]
+            else:
+                parent.kids = None
+                if not parent.leases and parent.cells.count(None) == width:
+                    self.prune(parent)
+            gone += 1
+        self.nodes -= gone
+
+
+def unlink(root: Node) -> None:
+    """Cut the links of a tree that is given up, without recursion and without leaving cycles behind."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node.kids:
+            stack.extend(node.kids.values())
+        node.kids = None
+        for cell in node.cells:
+            if cell is not None:
+                cell.node = cell.prev = cell.next = None
+        node.cells = []

@@ -42,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
-        args = _parser(chosen).parse_args(arguments)
+        parser = _parser(chosen)
+        if not arguments:
+            parser.print_help(sys.stderr)
+            return ERROR
+        args = parser.parse_args(arguments)
         code: int = args.run(args)
         sys.stdout.flush()
         return code

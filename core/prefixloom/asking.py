@@ -1,0 +1,56 @@
+"""Asking plugins: every call of a hook goes through here, so that whatever a plugin does has one kind of consequence.
+
+A hook that an operation depends on fails it with a ``PluginError`` that names the component, and the operation is
+undone. A hook that serving must not depend on is counted and logged, and the default holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .errors import PluginError, PrefixloomError
+
+if TYPE_CHECKING:
+    from .lane import Lane
+
+log = logging.getLogger("prefixloom")
+T = TypeVar("T")
+
+
+class Asking:
+    """The cache's way of calling plugins."""
+
+    _plugin_errors: int
+
+    def _call(self, name: str, hook: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a plugin; whatever it raises becomes a PluginError that names it."""
+        try:
+            return function(*args)
+        except PrefixloomError:
+            raise
+        except Exception as error:
+            raise PluginError(f"component {name!r}: {hook} raised {error!r}; the operation was undone") from error
+
+    def _ask(self, lane: Lane, hook: str, kind: type[T], function: Callable[..., Any], *args: Any) -> T | None:
+        """A hook's answer, checked: one of ``kind``, or None."""
+        answer = self._call(lane.name, hook, function, *args)
+        if answer is not None and not isinstance(answer, kind):
+            raise self._bad_answer(lane.name, hook, f"{kind.__name__} or None", answer)
+        return answer
+
+    def _ask_softly(self, lane: Lane, hook: str, function: Callable[..., Any] | None, *args: Any) -> Any:
+        """A hook that serving must not depend on: if it fails, it is counted and logged, and the default holds."""
+        if function is None:
+            return None
+        try:
+            return self._call(lane.name, hook, function, *args)
+        except PrefixloomError as error:
+            self._plugin_errors += 1
+            log.warning("%s; going on without its answer", error)
+            return None
+
+    @staticmethod
+    def _bad_answer(name: str, hook: str, wanted: str, got: object) -> PluginError:
+        return PluginError(f"component {name!r}: {hook} must answer {wanted}, got {got!r}")

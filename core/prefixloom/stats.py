@@ -1,0 +1,72 @@
+"""Statistics: frozen figures of a cache at one moment. They are counted elsewhere; nothing is computed from content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .lane import Lane
+
+
+@attrs.frozen
+class ComponentStats:
+    """Pages (state slots for boundary components) of one component, and what they weigh."""
+
+    capacity: int
+    free: int
+    cached: int
+    leased: int
+    running: int
+    evicted: int
+    page_tokens: int
+    page_bytes: int
+
+
+@attrs.frozen
+class CacheStats:
+    """Counters and gauges of a cache. ``hit_tokens / asked_tokens`` is the hit rate of opened sequences."""
+
+    components: Mapping[str, ComponentStats]
+    nodes: int
+    namespaces: int
+    sequences: int
+    opened: int
+    asked_tokens: int
+    hit_tokens: int
+    skipped_checkpoints: int
+    plugin_errors: int
+    recovered: int
+    epoch: int
+
+
+def cache_stats(cache: Cache) -> CacheStats:
+    return CacheStats(
+        components={lane.name: _component(cache, lane) for lane in cache._lanes},
+        nodes=cache._tree.nodes,
+        namespaces=len(cache._tree.roots),
+        sequences=len(cache._live),
+        opened=cache._opened,
+        asked_tokens=cache._asked,
+        hit_tokens=cache._hit,
+        skipped_checkpoints=cache._skipped_checkpoints,
+        plugin_errors=cache._plugin_errors,
+        recovered=cache._recovered,
+        epoch=cache._epoch,
+    )
+
+
+def _component(cache: Cache, lane: Lane) -> ComponentStats:
+    return ComponentStats(
+        capacity=lane.pool.capacity,
+        free=lane.pool.free,
+        cached=lane.in_tree,
+        leased=lane.leased,
+        running=lane.running,
+        evicted=cache._evicted[lane.index],
+        page_tokens=lane.part.page_tokens,
+        page_bytes=lane.pool.slot_bytes,
+    )

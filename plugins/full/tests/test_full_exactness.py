@@ -1,0 +1,267 @@
+"""The Full component is exact: what is restored equals what was live, and the cache changes no logit.
+
+A toy model in float64 runs through the cache as an engine would. Restored against live is compared bitwise; cached
+against uncached bitwise where the same rows go through the same kernels, and within 1e-10 otherwise. Negative controls
+show that a single wrong page moves the logits by far more.
+"""
+
+from __future__ import annotations
+
+import random
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+from torch import Tensor
+
+import prefixloom
+from prefixloom import CapacityError, ComponentSpec, Profile
+from prefixloom.cache import Cache
+from prefixloom.registry import Registry
+from prefixloom.sequence import Sequence
+from prefixloom.testing.toy import ToyModel, toy_config
+from prefixloom.testing.witness import Witness
+
+TOLERANCE = 1e-10
+MOVED = 1e-3
+"""What a wrong page moves at least: measured 0.02 and more."""
+PAGES = pytest.mark.parametrize("page", [1, 4, 16])
+MODEL = ToyModel(toy_config(v_head_dim=4))
+VOCABULARY = MODEL.vocabulary
+
+
+def composed(page: int, capacity: int = 512) -> Cache:
+    options = {"layers": 2, "kv_heads": 2, "k_dim": 8, "v_dim": 4, "dtype": "float64"}
+    registry = Registry([EntryPoint("full", "prefixloom_full.plugin", "prefixloom")])
+    profile = Profile([ComponentSpec("full", options=options)])
+    return prefixloom.compose(profile, page_size=page, capacity=capacity, debug=True, registry=registry)
+
+
+def prompt(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(count)]
+
+
+def content(cache: Cache, sequence: Sequence, upto: int) -> dict[str, Tensor]:
+    """K and V of the positions before ``upto``, fetched one by one through the sequence's page table."""
+    table = sequence.pages("full")
+    page = cache.stats().components["full"].page_tokens
+    return {
+        name: torch.stack([buffer[:, table[p // page], p % page] for p in range(upto)], dim=1)
+        for name, buffer in cache.pool("full").buffers.items()
+    }
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() == {"k", "v"} and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return float((a - b).abs().max())
+
+
+# ---------------------------------------------------------------- restored equals live
+
+
+@PAGES
+def test_restored_content_equals_live_bitwise(page: int) -> None:
+    cache, tokens = composed(page), prompt(random.Random(page), 77)
+    with cache.open(tokens) as live:
+        MODEL.compute(cache, live, chunk=24)
+        kept = content(cache, live, 77)
+    with cache.open(tokens) as restored:
+        assert restored.ready == 77 // page * page
+        assert same(content(cache, restored, restored.ready), {k: v[:, : restored.ready] for k, v in kept.items()})
+
+
+@PAGES
+def test_continuing_from_the_cache_equals_the_live_continuation_bitwise(page: int) -> None:
+    rng = random.Random(page)
+    cache, tokens, more = composed(page), prompt(rng, 64), prompt(rng, 21)
+    with cache.open(tokens) as live:
+        MODEL.compute(cache, live, chunk=20)
+        live.publish()
+        live.append(more)
+        with cache.open(tokens + more) as restored:
+            assert (restored.ready, live.committed) == (64, 64)
+            of_live = MODEL.compute(cache, live, chunk=8)
+            of_restored = MODEL.compute(cache, restored, chunk=8)
+            assert set(live.pages("full")[64 // page :]).isdisjoint(restored.pages("full")[64 // page :])
+            assert torch.equal(of_restored, of_live)
+            assert same(content(cache, restored, 85), content(cache, live, 85))
+
+
+@PAGES
+def test_two_branches_of_a_split_node_each_continue_as_if_alone(page: int) -> None:
+    rng = random.Random(page)
+    cache, trunk = composed(page), prompt(rng, 48)
+    branches = [trunk[:32] + prompt(rng, 30) for _ in range(2)]
+    MODEL.run(cache, trunk, chunk=page)
+    for tokens in branches * 2:
+        run = MODEL.run(cache, tokens, chunk=page)
+        assert run.ready >= 32
+        assert torch.equal(run.logits, MODEL.reference(tokens, chunk=page)[run.ready :])
+    assert run.ready == 61 // page * page, "the second time, a branch hits as far as it was published"
+
+
+# ---------------------------------------------------------------- with the cache equals without
+
+
+@PAGES
+def test_with_the_same_row_partition_the_cache_changes_no_bit(page: int) -> None:
+    rng = random.Random(page)
+    cache = composed(page, capacity=160)
+    known: list[list[int]] = [prompt(rng, 40)]
+    hits = 0
+    for _ in range(40):
+        base = rng.choice(known[-5:])
+        tokens = (base[: rng.randrange(len(base) + 1)] + prompt(rng, rng.randrange(1, 30)))[:120]
+        known.append(tokens)
+        run = MODEL.run(cache, tokens, namespace=rng.choice("ab"), chunk=page)
+        hits += run.ready > 0
+        assert torch.equal(run.logits, MODEL.reference(tokens, chunk=page)[run.ready :])
+    assert hits > 5
+    assert cache.stats().components["full"].evicted > 0
+
+
+class Traffic:
+    """Random requests, a few at a time, through a pool that holds a part of them; every logit and page is checked."""
+
+    def __init__(self, page: int) -> None:
+        self.rng = random.Random(page)
+        self.cache = composed(page, capacity=144)
+        self.witness = Witness(self.cache)
+        self.live: list[Sequence] = []
+        self.known: dict[str, list[list[int]]] = {"": [[]], "lora-7": [[]]}
+        self.counts = dict.fromkeys(("hit", "split", "rewound", "refused", "computed", "duplicate"), 0)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            if len(self.live) < 4:
+                self.open()
+            action = self.rng.choice((self.compute, self.compute, self.compute, self.decode, self.publish, self.rewind))
+            action(self.rng.choice(self.live))
+            if self.rng.random() < 0.25 and self.live:
+                self.end(self.rng.choice(self.live))
+            if self.rng.random() < 0.05:
+                self.cache.evict(self.rng.randrange(1, 60))
+        while self.live:
+            self.end(self.live[0])
+
+    def open(self) -> None:
+        namespace, known = self.rng.choice(list(self.known.items()))
+        base = self.rng.choice(known[-4:])
+        kept = self.rng.choice((len(base), self.rng.randrange(len(base) + 1)))
+        tokens = base[:kept][:80] + prompt(self.rng, self.rng.randrange(1, 30))
+        if self.live and self.rng.random() < 0.4:
+            twin = self.rng.choice(self.live)
+            namespace, tokens = twin.namespace, twin.tokens.tolist()
+        nodes = self.cache.stats().nodes
+        sequence = self.cache.open(tokens, namespace=namespace, leave=1)
+        self.live.append(sequence)
+        self.counts["hit"] += sequence.ready > 0
+        self.counts["split"] += self.cache.stats().nodes > nodes
+        assert self.witness.restored(sequence) == 0, "a restored page is none that a live sequence had"
+
+    def compute(self, sequence: Sequence, upto: int | None = None) -> Tensor | None:
+        """A chunk of what is named, against the reference. A request that finds no room is given up."""
+        start = sequence.committed
+        if upto is None:
+            upto = min(sequence.named, start + self.rng.randrange(1, 40))
+        chunk = self.rng.choice((None, 1, 5, 16))
+        try:
+            logits = MODEL.compute(self.cache, sequence, chunk=chunk, upto=upto)
+        except CapacityError:
+            self.counts["refused"] += 1
+            self.live.remove(sequence)
+            sequence.abort()
+            return None
+        tokens = sequence.tokens.tolist()[:upto]
+        if tokens and upto > start:
+            assert distance(logits, MODEL.reference(tokens)[start:]) < TOLERANCE
+            self.counts["computed"] += upto - start
+        return logits
+
+    def decode(self, sequence: Sequence) -> None:
+        logits = self.compute(sequence, sequence.named)
+        for _ in range(self.rng.randrange(1, 6)):
+            if logits is None or sequence.named > 120:
+                return
+            best = logits[-1].argmax() if len(logits) else self.rng.randrange(VOCABULARY)
+            sequence.append([int(best)])
+            logits = self.compute(sequence, sequence.named)
+
+    def publish(self, sequence: Sequence) -> None:
+        self.witness.live(sequence)
+        before = sequence.pages("full")
+        sequence.publish()
+        assert self.witness.restored(sequence) == 0, "a page of somebody else's, taken in place of ours, is wrong"
+        self.counts["duplicate"] += sequence.pages("full") != before
+
+    def rewind(self, sequence: Sequence) -> None:
+        room = sequence.reserved - sequence.published
+        if room:
+            sequence.rewind(self.rng.randrange(1, room + 1))
+            sequence.append(prompt(self.rng, self.rng.randrange(0, 6)))
+            self.counts["rewound"] += 1
+
+    def end(self, sequence: Sequence) -> None:
+        self.witness.live(sequence)
+        self.known[sequence.namespace].append(sequence.tokens.tolist())
+        self.live.remove(sequence)
+        if self.rng.random() < 0.8:
+            sequence.close()
+        else:
+            sequence.abort()
+
+
+@PAGES
+def test_over_random_traffic_restored_equals_live_and_cached_equals_uncached(page: int) -> None:
+    traffic = Traffic(page)
+    traffic.run(800)
+    told = traffic.cache.stats()
+    assert traffic.witness.wrong == 0
+    assert traffic.witness.compared > 3200 // page
+    assert min(traffic.counts.values()) > 1, traffic.counts
+    full = told.components["full"]
+    assert full.evicted > 100 // page
+    assert (told.sequences, full.leased, full.running) == (0, 0, 0)
+    assert full.free + full.cached == full.capacity
+
+
+# ---------------------------------------------------------------- negative controls
+
+
+@PAGES
+@pytest.mark.parametrize("buffer", ["k", "v"])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_one_zeroed_page_of_one_layer_moves_the_logits(page: int, buffer: str, layer: int) -> None:
+    cache, tokens = composed(page), prompt(random.Random(page), 50)
+    expected = MODEL.run(cache, tokens).logits[-1]
+    witness = Witness(cache)
+    with cache.open(tokens, leave=1) as sequence:
+        witness.live(sequence)
+        assert distance(MODEL.compute(cache, sequence)[-1], expected) < TOLERANCE
+    with cache.open(tokens, leave=1) as sequence:
+        pool = cache.pool("full").buffers[buffer]
+        pool[layer, sequence.pages("full")[20 // page]] = 0
+        assert distance(MODEL.compute(cache, sequence)[-1], expected) > MOVED
+        assert witness.restored(sequence) == 1
+
+
+@PAGES
+def test_one_page_of_another_prompt_moves_the_logits(page: int) -> None:
+    """Two whole pages in the wrong order would not: attention does not see the order of what it reads."""
+    cache, tokens = composed(page), prompt(random.Random(page), 50)
+    expected = MODEL.run(cache, tokens).logits[-1]
+    MODEL.run(cache, tokens[::-1])
+    with cache.open(tokens, leave=1) as sequence, cache.open(tokens[::-1], leave=1) as other:
+        ours, theirs = sequence.pages("full")[12 // page], other.pages("full")[12 // page]
+        for buffer in cache.pool("full").buffers.values():
+            buffer[:, ours] = buffer[:, theirs]
+        assert distance(MODEL.compute(cache, sequence)[-1], expected) > MOVED
+
+
+def test_another_namespace_hits_nothing_of_the_same_tokens() -> None:
+    cache, tokens = composed(4), prompt(random.Random(0), 50)
+    assert [MODEL.run(cache, tokens, namespace=name).ready for name in ("a", "b", "a")] == [0, 0, 48]

@@ -1,0 +1,157 @@
+"""The Full component: what it stores for the attention of real model configs, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from prefixloom import Component, CompositionError, Path
+from prefixloom.compose import Composition, negotiate
+from prefixloom.registry import Registry
+from prefixloom_full import FullComponent
+
+LLAMA: Mapping[str, Any] = {
+    "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "dtype": "bfloat16",
+}  # fmt: skip
+DEEPSEEK: Mapping[str, Any] = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "dtype": "float16",
+}  # fmt: skip
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry([EntryPoint("full", "prefixloom_full.plugin", "prefixloom")])
+
+
+def composed(config: object, registry: Registry, **options: Any) -> Composition:
+    return negotiate(config, capacity=64, registry=registry, **options)
+
+
+def buffers(component: Component) -> dict[str, tuple[int, ...]]:
+    return {buffer.name: buffer.shape for buffer in component.manifest.buffers}
+
+
+# ---------------------------------------------------------------- the component
+
+
+def test_keys_and_values_are_one_buffer_each_over_all_layers() -> None:
+    full = FullComponent(layers=3, kv_heads=2, k_dim=16, dtype="float16")
+    assert (full.name, full.reach) == ("full", Path())
+    assert buffers(full) == {"k": (2, 16), "v": (2, 16)}
+    assert {(buffer.layers, buffer.dtype) for buffer in full.manifest.buffers} == {((0, 1, 2), "float16")}
+    assert full.manifest.slot_bytes == 2 * 2 * 16 * 2 * 3
+    assert full.manifest.placement == "sharded"
+
+
+def test_values_may_be_of_another_width_and_pages_of_its_own() -> None:
+    full = FullComponent("wide", layers=(1, 5), kv_heads=4, k_dim=192, v_dim=128, page_size=64)
+    assert buffers(full) == {"k": (4, 192), "v": (4, 128)}
+    assert (full.name, full.manifest.page_size) == ("wide", 64)
+    assert full.manifest.buffers[0].layers == (1, 5)
+
+
+def test_latents_are_held_once_for_all_heads_and_on_every_rank() -> None:
+    full = FullComponent(layers=2, latent_dim=512, rope_dim=64)
+    assert buffers(full) == {"latent": (512,), "rope": (64,)}
+    assert full.manifest.placement == "replicated"
+    assert buffers(FullComponent(layers=2, latent_dim=512)) == {"latent": (512,)}
+
+
+def test_sharing_layers_take_no_memory() -> None:
+    alone = FullComponent(layers=(0, 1), kv_heads=1, k_dim=8)
+    shared = FullComponent(layers=(0, 1), kv_heads=1, k_dim=8, shared={2: 0, 3: 1})
+    assert shared.manifest.slot_bytes == alone.manifest.slot_bytes
+    assert all(buffer.shared == {2: 0, 3: 1} for buffer in shared.manifest.buffers)
+
+
+def test_a_torch_dtype_is_accepted() -> None:
+    torch = pytest.importorskip("torch")
+    assert FullComponent(kv_heads=1, k_dim=8, dtype=torch.float64).manifest.buffers[0].dtype == "float64"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "needs kv_heads and k_dim, or latent_dim"),
+        ({"kv_heads": 2}, "needs kv_heads and k_dim"),
+        ({"latent_dim": 8, "kv_heads": 2, "v_dim": 8}, "have no kv_heads, v_dim"),
+        ({"kv_heads": 2, "k_dim": 8, "rope_dim": 4}, "rope_dim goes with latent_dim"),
+        ({"kv_heads": 0, "k_dim": 8}, "every extent must be at least 1"),
+        ({"kv_heads": 1, "k_dim": 8, "layers": 0}, "layers must be distinct and at least one"),
+        ({"kv_heads": 1, "k_dim": 8, "layers": (1, 1)}, "layers must be distinct"),
+        ({"kv_heads": 1, "k_dim": 8, "shared": {3: 7}}, "layer 3 cannot share layer 7's entries"),
+        ({"kv_heads": 1, "k_dim": 8, "dtype": "float7"}, "dtype must be one of"),
+    ],
+)
+def test_impossible_options_are_refused(options: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(CompositionError, match=told):
+        FullComponent("whole", **options)
+
+
+def test_it_overrides_no_hook(registry: Registry) -> None:
+    assert composed(LLAMA, registry).parts[0].hooks.overridden == ()
+
+
+# ---------------------------------------------------------------- model configs
+
+
+def test_a_llama_is_one_component(registry: Registry) -> None:
+    composition = composed(LLAMA, registry)
+    (part,) = composition.parts
+    assert (composition.name, part.name, part.unit, part.attach) == ("llama", "full", "page", "share")
+    assert isinstance(part.component, FullComponent)
+    assert buffers(part.component) == {"k": (2, 16), "v": (2, 16)}
+    assert part.manifest.buffers[0].layers == (0, 1, 2, 3)
+    assert part.manifest.buffers[0].dtype == "bfloat16"
+
+
+def test_latent_attention_is_read_from_its_rank(registry: Registry) -> None:
+    (part,) = composed(DEEPSEEK, registry).parts
+    assert buffers(part.component) == {"latent": (512,), "rope": (64,)}
+    assert part.manifest.slot_bytes == (512 + 64) * 2 * 2
+
+
+def test_a_value_width_of_its_own_is_read(registry: Registry) -> None:
+    (part,) = composed({**LLAMA, "head_dim": 24, "v_head_dim": 8}, registry).parts
+    assert buffers(part.component) == {"k": (2, 24), "v": (2, 8)}
+
+
+def test_shared_layers_become_aliases_of_their_owner(registry: Registry) -> None:
+    config = {**LLAMA, "layer_types": ["full_attention"] * 4, "num_kv_shared_layers": 2}
+    (part,) = composed(config, registry).parts
+    assert part.manifest.buffers[0].layers == (0, 1)
+    assert part.manifest.buffers[0].shared == {2: 1, 3: 1}
+
+
+def test_layers_of_other_kinds_are_left_to_other_components(registry: Registry) -> None:
+    config = {**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 2}
+    with pytest.raises(CompositionError, match=r"'linear_attention' \(layers 0, 2\).*full_attention by full"):
+        composed(config, registry)
+
+
+def test_widths_of_single_layers_count_where_all_agree_and_are_refused_where_not(registry: Registry) -> None:
+    wide = {index: {"head_dim": 512, "num_key_value_heads": 1} for index in range(4)}
+    (part,) = composed({**LLAMA, "per_layer_config": wide}, registry).parts
+    assert buffers(part.component) == {"k": (1, 512), "v": (1, 512)}
+    with pytest.raises(CompositionError, match=r"differ in .*\(1, 512, 512\), \(2, 16, 16\).*one component per width"):
+        composed({**LLAMA, "per_layer_config": {3: wide[3]}}, registry)
+
+
+def test_a_toml_profile_composes_it(registry: Registry, tmp_path: Any) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(
+        "page_size = 8\n"
+        '[[components]]\nkind = "full"\noptions = {layers = 2, kv_heads = 1, k_dim = 4, dtype = "float64"}\n'
+        '[[components]]\nkind = "full"\nname = "draft"\noptions = {kv_heads = 1, k_dim = 4, page_size = 4}\n'
+    )
+    composition = composed(path, registry)
+    assert [(part.name, part.page_tokens, part.capacity) for part in composition.parts] == [
+        ("full", 8, 8),
+        ("draft", 4, 16),
+    ]
+    assert composition.name == "two"

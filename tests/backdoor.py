@@ -1,0 +1,208 @@
+"""What the property test reads behind the cache's back: its tree, its owners and its slots, as plain data.
+
+All knowledge of the core's internals is here. Content is compared while reading: every slot that the tree holds must
+have the checksum of its key.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from model import Facts, Model, Piece
+
+POISON = -7
+TOKEN_LIMIT = 1 << 31
+
+
+class Failure(AssertionError):
+    """The cache and the model disagree."""
+
+
+def hold(condition: object, message: str, *args: object) -> None:
+    if not condition:
+        raise Failure(message % args)
+
+
+class Slots:
+    """The content of one pool as a flat list of numbers, written and read as a forward pass would."""
+
+    def __init__(self, pool: Any, entries: int) -> None:
+        tensor = pool.buffers["content"]
+        self.tensor = tensor  # keeps the memory
+        self.entries = entries
+        self.flat = (ctypes.c_int64 * tensor.numel()).from_address(tensor.data_ptr())
+        self.free: set[int] = set()
+
+    def read(self, slot: int) -> list[int]:
+        return self.flat[slot * self.entries : (slot + 1) * self.entries]
+
+    def write(self, slot: int, entry: int, value: int) -> None:
+        self.flat[slot * self.entries + entry] = value
+
+    def poison(self, free: set[int]) -> None:
+        """What was given back must not be read again before it is written."""
+        for slot in free - self.free:
+            for entry in range(self.entries):
+                self.flat[slot * self.entries + entry] = POISON
+        self.free = free
+
+
+@dataclass
+class Cached:
+    """One node as plain data: the boundary at its end, its ancestors' edges and what every component has there."""
+
+    start: int
+    end: int
+    ids: list[int]
+    pages: dict[str, dict[int, int]] = field(default_factory=dict)
+    up: Cached | None = None
+    locked: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class View:
+    """All that the tree holds. ``slots`` is what can be found, by component and piece; ``detached`` what cannot."""
+
+    slots: dict[str, dict[Piece, int]]
+    nodes: dict[int, Cached]
+    detached: dict[str, set[int]]
+
+
+class Reader:
+    """Reads a cache into a ``View``."""
+
+    def __init__(self, cache: Any, model: Model, slots: dict[str, Slots]) -> None:
+        self.cache = cache
+        self.model = model
+        self.slots = slots
+        self._edges: dict[Any, tuple[list[int], tuple[int, ...]]] = {}
+        self._interned: dict[int, Hashable] = {}
+        self._flushes = 0
+
+    def read(self, anchors: Sequence[tuple[str, Any]]) -> View:
+        """``anchors``: nodes that leases hold, by which dropped namespaces are found."""
+        view = View(
+            {f.name: {} for f in self.model.facts}, {}, {f.name: set() for f in self.model.facts}
+        )
+        cache = self.cache
+        if len(cache._keys._interned) != len(self._interned) or cache._flushes != self._flushes:
+            self._interned = {number: what for what, number in cache._keys._interned.items()}
+            self._edges.clear()
+            self._flushes = cache._flushes
+        roots = dict(cache._tree.roots)
+        for namespace, root in roots.items():
+            self._walk(view, root, namespace, found=True)
+        known = {id(root) for root in roots.values()}
+        for namespace, node in anchors:
+            while node.parent is not None:
+                node = node.parent
+            if id(node) not in known:
+                known.add(id(node))
+                self._walk(view, node, namespace, found=False)
+        return view
+
+    def _walk(self, view: View, root: Any, namespace: str, found: bool) -> None:
+        stack = [(root, Cached(0, 0, [0]), ())]
+        view.nodes[id(root)] = stack[0][1]
+        while stack:
+            node, above, last = stack.pop()
+            for kid in (node.kids or {}).values():
+                ids, kid_last = self._edge(namespace, above.ids[-1], last, kid.key)
+                first = above.ids[-1 - self.model.lookahead :] if above.end else [0]
+                cached = Cached(above.end, kid.end, first + ids, up=above)
+                view.nodes[id(kid)] = cached
+                self._cells(view, kid, cached, found)
+                stack.append((kid, cached, kid_last))
+
+    def _edge(self, namespace: str, prefix: int, last: tuple[int, ...], key: bytes) -> tuple[list[int], tuple[int, ...]]:
+        """Numbers of the prefixes that an edge names, after ``prefix``; ``last``: the tokens looked ahead at already."""
+        memo = (prefix, namespace, last, key)
+        if memo in self._edges:
+            return self._edges[memo]
+        width = self.model.lookahead + 1
+        numbers = array("i", key)
+        ids: list[int] = []
+        for at in range(0, len(numbers), width):
+            element = tuple(numbers[at : at + width])
+            hold(not last or element[: width - 1] == last, "an element %s does not follow %s", element, last)
+            for number in element if not ids and prefix == 0 else element[-1:]:
+                token = self._interned[number] if number < 0 else number
+                prefix = self.model.names.child(prefix, namespace, token)
+                ids.append(prefix)
+            last = element[1:]
+        self._edges[memo] = ids, last
+        return ids, last
+
+    def _cells(self, view: View, node: Any, cached: Cached, found: bool) -> None:
+        for lane, f in zip(self.cache._lanes, self.model.facts, strict=True):
+            cell = node.cells[lane.index]
+            pages = cached.pages[f.name] = {}
+            if cell is None:
+                continue
+            cached.locked[f.name] = cell.locks
+            for index, slot in cell_pages(f, node.end, cell.data):
+                pages[index] = slot
+                self.check_content(f, slot, index, cached)
+                if found:
+                    view.slots[f.name][self.model.piece(f, Shifted(cached.ids, cached.start), index)] = slot
+                else:
+                    view.detached[f.name].add(slot)
+        hold(any(cached.pages.values()) or node.kids or node.leases, "node [%s, %s) is bare", cached.start, cached.end)
+
+    def check_content(self, f: Facts, slot: int, index: int, cached: Cached) -> None:
+        ids = Shifted(cached.ids, cached.start)
+        got = self.slots[f.name].read(slot)
+        if f.boundary:
+            hold(index == cached.end, "%s: a state of %s stands at %s", f.name, index, cached.end)
+            wanted = [ids[index]]
+        else:
+            wanted = contents(f, ids, index)
+        hold(got == wanted, "%s: the tree's page %s (slot %s) holds %s, its key says %s", f.name, index, slot, got, wanted)
+
+
+class Shifted:
+    """A list of prefix numbers that starts at a later length."""
+
+    def __init__(self, ids: list[int], start: int) -> None:
+        self.ids = ids
+        self.start = start
+
+    def __getitem__(self, length: int) -> int:
+        return self.ids[length - self.start]
+
+
+def contents(f: Facts, ids: Any, index: int) -> list[int]:
+    """What a forward pass writes into the entries of a page."""
+    first = index * f.page + f.lookahead
+    return [ids[first + done] for done in range(f.group, f.page + 1, f.group)]
+
+
+def cell_pages(f: Facts, end: int, data: Any) -> Iterator[tuple[int, int]]:
+    """(index, slot) of all that a cell holds."""
+    if f.boundary:
+        yield end, data
+        return
+    ids = array("i", data)
+    first = end // f.page - len(ids)
+    for offset, slot in enumerate(ids):
+        if slot != -1:
+            yield first + offset, slot
+
+
+def free_slots(cache: Any, f: Facts) -> set[int]:
+    free = list(cache.pool(f.name).free_ids())
+    hold(len(set(free)) == len(free), "%s: a slot is on the free list twice", f.name)
+    return set(free)
+
+
+def anchor(lease: Any) -> Any:
+    """The node that a lease stands at."""
+    return lease._node
+
+
+def sequence_anchor(sequence: Any) -> Any:
+    return sequence._lease._node

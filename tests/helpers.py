@@ -1,0 +1,166 @@
+"""Makers of small components of every reach, of small caches, and of short traffic, for the unit tests."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from prefixloom import Buffer, Chunk, Component, Manifest, Path, Point, Reach, Sinks, Tail, Window, compose
+from prefixloom.cache import Cache
+from prefixloom.debug import cell_slots
+from prefixloom.pool import ABSENT
+from prefixloom.reach import Interval
+from prefixloom.sequence import Sequence as Running
+from prefixloom.tree import Node
+
+PAGE = 4
+
+
+class Blocks(Reach):
+    """Plain Python, with no closed form: the last whole block of ``c`` positions before n and what is unfinished."""
+
+    def __init__(self, c: int) -> None:
+        self.c = c
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        low = max(0, (n - 1) // self.c * self.c)
+        return ((low, n),) if low < n else ()
+
+    def until(self, p: int) -> float:
+        return p // self.c * self.c + self.c
+
+
+class Holes(Reach):
+    """Plain Python with several intervals and no ``until``: the first two positions, and every eighth's pair."""
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        return tuple((lo, min(lo + 2, n)) for lo in range(0, n, 8))
+
+
+def part(name: str, reach: Reach, *, dtype: str = "int64", kind: type[Component] = Component, **facts: Any) -> Component:
+    """A component with one small buffer; ``kind`` may override hooks."""
+    return kind(name, Manifest([Buffer("data", (2,), dtype)], **facts), reach)
+
+
+def every_reach() -> dict[str, Reach]:
+    """One reach of every kind, small enough that a page of 4 and prompts of 100 exercise them."""
+    return {
+        "path": Path(),
+        "window": Window(10),
+        "point": Point(),
+        "chunk": Chunk(16),
+        "tail": Tail(12, 5),
+        "sinks": Sinks(6),
+        "union": Sinks(6) | Window(10),
+        "shifted": Window(6).shift(5),
+        "blocks": Blocks(8),
+        "holes": Holes(),
+    }
+
+
+def cache_of(
+    *components: Component, page: int = PAGE, tokens: int = 256, slots: int = 8, debug: bool = True, **options: Any
+) -> Cache:
+    """A small cache of these components, always with the second set of books unless a test says why not."""
+    capacity = {c.name: slots if c.reach.unit == "boundary" else tokens for c in components}
+    capacity |= options.pop("capacity", {})
+    return compose(None, plugins=components, page_size=page, capacity=capacity, debug=debug, **options)
+
+
+def path_cache(**options: Any) -> Cache:
+    return cache_of(part("path", Path()), **options)
+
+
+def run(sequence: Running, count: int) -> None:
+    """Reserve ``count`` tokens and compute them in one step."""
+    sequence.grow(count)
+    with sequence._cache.step([sequence]) as step:
+        step.run_ops()
+
+
+def finish(sequence: Running) -> None:
+    """Compute all that is named and not computed yet."""
+    run(sequence, sequence.named - sequence.reserved)
+
+
+def serve(cache: Cache, tokens: Any, *, chunk: int | None = None, **options: Any) -> int:
+    """One whole request, published every ``chunk`` tokens and at its end; what it hit."""
+    with cache.open(tokens, **options) as sequence:
+        hit = sequence.ready
+        while chunk and sequence.named - sequence.reserved > chunk:
+            run(sequence, chunk - sequence.reserved % chunk)
+            sequence.publish()
+        finish(sequence)
+    return hit
+
+
+def settle(cache: Cache) -> None:
+    """The cache's books are right, what runs reads only what is protected, and nothing is owned by nobody."""
+    cache.poll()
+    assert unprotected(cache) == []
+    if not cache._live:
+        for name, stats in cache.stats().components.items():
+            assert stats.running == 0, f"{name}: {stats.running} pages are owned by nobody"
+            assert stats.leased == 0 or cache._debug is None or cache._debug._leases, f"{name}: covered by no lease"
+
+
+def unprotected(cache: Cache) -> list[tuple[str, int]]:
+    """(component, slot) that a running sequence reads, and that eviction could take."""
+    bad: list[tuple[str, int]] = []
+    for lane in cache._lanes:
+        safe: set[int] = set()
+        for node in nodes(cache):
+            cell = node.cells[lane.index]
+            if cell is not None and cell.locks:
+                safe.update(cell_slots(lane, cell))
+        for hold in cache._live:
+            for other, holding in hold.pairs:
+                if other is lane and lane.unit == "page":
+                    borrowed: array[int] = holding.table[: holding.owned]
+                    bad += [(lane.name, slot) for slot in borrowed if slot != ABSENT and slot not in safe]
+    return bad
+
+
+def nodes(cache: Cache) -> list[Node]:
+    """Every node under a root and above a sequence."""
+    found: dict[int, Node] = {}
+    stack = list(cache._tree.roots.values())
+    for hold in cache._live:
+        node = hold._node
+        while node.parent is not None:
+            node = node.parent
+        stack.append(node)
+    while stack:
+        node = stack.pop()
+        if id(node) not in found:
+            found[id(node)] = node
+            stack.extend((node.kids or {}).values())
+    return list(found.values())
+
+
+def locks(cache: Cache) -> dict[tuple[str, int, int], int]:
+    """Lock counts by (component, start, end): comparable before and after."""
+    return {
+        (lane.name, node.start, node.end): cell.locks
+        for lane in cache._lanes
+        for node in nodes(cache)
+        if (cell := node.cells[lane.index]) is not None
+    }
+
+
+def edges(cache: Cache, namespace: str = "") -> list[tuple[int, int]]:
+    """The edges of a namespace's tree, in order."""
+    root = cache._tree.roots.get(namespace)
+    stack = [] if root is None else list((root.kids or {}).values())
+    out = []
+    while stack:
+        node = stack.pop()
+        out.append((node.start, node.end))
+        stack.extend((node.kids or {}).values())
+    return sorted(out)
+
+
+def held(cache: Cache, tokens: Sequence[int] | Iterable[int], **options: Any) -> int:
+    """What a prompt one longer than ``tokens`` would hit."""
+    return cache.peek([*tokens, 999_999], **options)

@@ -1,0 +1,209 @@
+"""The oracle of the property test: a prefix cache as plain sets, with no tree, no locks and no queues.
+
+It shares nothing with the core but the pure functions ``reach.needs`` and ``reach.until``. A *piece* is what one
+component can have cached: a page, named by the prefix that it ends in (namespace, tokens, extra keys) and its index, or
+a state, named by the prefix. What is resident is a set of pieces; every answer of the cache is derived from such sets.
+The number of a prefix is also its checksum: what a forward pass would write into a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefixloom import Reach
+
+Piece = tuple[int, int]
+"""(number of the prefix that names its page of the tree, index of the component's page or the boundary of a state)."""
+Extra = tuple[int, int, Hashable]
+
+
+class Names:
+    """A number for every prefix: 0 is the empty one of every namespace, as zeros are the state before any token."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, str, Hashable], int] = {}
+        self.namespaces: list[str] = [""]
+
+    def child(self, prefix: int, namespace: str, token: Hashable) -> int:
+        known = self._ids.get((prefix, namespace, token))
+        if known is None:
+            known = self._ids[prefix, namespace, token] = len(self.namespaces)
+            self.namespaces.append(namespace)
+        return known
+
+    def prefixes(self, namespace: str, tokens: Sequence[Hashable]) -> list[int]:
+        """The numbers of tokens[:0], tokens[:1], ... tokens[:n]."""
+        out = [0]
+        for token in tokens:
+            out.append(self.child(out[-1], namespace, token))
+        return out
+
+
+def with_extra(tokens: Iterable[int], spans: Iterable[Extra]) -> list[Hashable]:
+    """Tokens, each span's replaced by what its content depends on."""
+    out: list[Hashable] = list(tokens)
+    for start, end, key in spans:
+        out[start:end] = [(key, out[i], i == start) for i in range(start, end)]
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What the model knows of one component. ``page`` is in tokens, 0 for states; ``group`` is tokens per slot."""
+
+    name: str
+    reach: Reach
+    page: int
+    group: int
+    lookahead: int
+    shareable: bool
+    capacity: int
+    rewind: int | None
+    _needed: dict[int, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def boundary(self) -> bool:
+        return self.reach.unit == "boundary"
+
+    @property
+    def path(self) -> bool:
+        return self.reach.closed_upward
+
+    def needed(self, n: int) -> frozenset[int]:
+        """Indices of the pages that resuming at ``n`` needs, rounded outward."""
+        known = self._needed.get(n)
+        if known is None:
+            spans = () if self.boundary else self.reach.needs(n)
+            known = frozenset(i for lo, hi in spans if lo < hi for i in range(lo // self.page, -(-hi // self.page)))
+            self._needed[n] = known
+        return known
+
+    def ever_needed_from(self, index: int, floor: int) -> bool:
+        """Whether any boundary from ``floor`` on may need page ``index``, by ``until``."""
+        return any(self.reach.until(t) >= floor for t in range(index * self.page, (index + 1) * self.page))
+
+
+@dataclass(eq=False)
+class Running:
+    """What the model knows of one open sequence. ``future`` is what the model will say; ``named`` of it is told."""
+
+    sequence: Any
+    namespace: str
+    future: list[Hashable]
+    salt: int
+    ready: int
+    reserved: int
+    committed: int
+    published: int
+    named: int
+    ids: list[int]
+    written: dict[str, int]
+    pending: set[str]
+    """Boundary components whose running slot must still be filled by an op."""
+    sourced: set[str]
+    """Those of them that are filled from a state of the tree, at ``published``."""
+    deepest: int = 0
+    """The most that was ever committed: what lies too far below it may have been released."""
+    floor: int = 0
+    """The first boundary that could still be published or rewound to, when that was highest."""
+    gone: bool = False
+    """A flush made it unusable."""
+    detached: bool = False
+    """Its namespace was dropped: what it publishes cannot be found."""
+
+
+@dataclass(eq=False)
+class Leased:
+    """A lease held by nobody's sequence."""
+
+    lease: Any
+    namespace: str
+    ids: list[int]
+    boundary: int
+    gone: bool = False
+    detached: bool = False
+
+
+class Model:
+    """The composition's arithmetic over a set of resident pieces."""
+
+    def __init__(self, facts: Sequence[Facts], page: int, lookahead: int, max_rewind: int) -> None:
+        self.facts = tuple(facts)
+        self.page = page
+        self.lookahead = lookahead
+        self.max_rewind = max_rewind
+        self.names = Names()
+        self.resident: dict[str, set[Piece]] = {f.name: set() for f in facts}
+
+    # ------------------------------------------------------------ names
+    def piece(self, f: Facts, ids: Sequence[int], index: int) -> Piece:
+        """Page ``index`` of the prefix with these numbers; for a state, ``index`` is its boundary."""
+        end = index if f.boundary else (index * f.page // self.page + 1) * self.page
+        return ids[end + self.lookahead], index
+
+    def pieces(self, f: Facts, ids: Sequence[int], boundary: int) -> set[Piece]:
+        """All that resuming at ``boundary`` needs of one component."""
+        if f.boundary:
+            return {self.piece(f, ids, boundary)} if boundary else set()
+        return {self.piece(f, ids, index) for index in f.needed(boundary)}
+
+    # ------------------------------------------------------------ matching
+    def usable(self, ids: Sequence[int], boundary: int) -> bool:
+        return all(self.pieces(f, ids, boundary) <= self.resident[f.name] for f in self.facts)
+
+    def limit(self, tokens: int, leave: int) -> int:
+        return max(0, tokens - max(leave, self.lookahead)) // self.page * self.page
+
+    def candidates(self, ids: Sequence[int], limit: int) -> list[int]:
+        return [b for b in range(0, limit + 1, self.page) if self.usable(ids, b)]
+
+    def deepest(self, ids: Sequence[int], limit: int) -> int:
+        return next(b for b in range(limit, -1, -self.page) if self.usable(ids, b))
+
+    # ------------------------------------------------------------ a running sequence
+    def publishable(self, run: Running) -> int:
+        upto = min(run.named - self.lookahead, run.committed) // self.page * self.page
+        return max(run.published, upto)
+
+    def rewind_floor(self, run: Running) -> int:
+        """The shortest length that ``run`` may be taken back to."""
+        depths = []
+        for f in self.facts:
+            if f.boundary:
+                depths.append(f.rewind or 0)
+            elif not f.path:
+                depths.append(self.max_rewind)
+            elif f.rewind is not None:
+                depths.append(f.rewind)
+        floor = min(run.committed, run.deepest - min(depths)) if depths else 0
+        return max(run.published, floor)
+
+    def retain(self, run: Running) -> None:
+        """After a commit or a publication: which is the first boundary that matters from now on."""
+        run.deepest = max(run.deepest, run.committed)
+        floor = min(run.committed, run.named - self.lookahead) - self.max_rewind
+        run.floor = max(run.floor, floor // self.page * self.page, run.published)
+
+    def must_hold(self, f: Facts, run: Running) -> set[int]:
+        """Pages with content that some boundary still to be published or rewound to needs."""
+        lengths = set(range(run.floor, run.reserved + 2 * self.page, self.page))
+        lengths.update(range(self.rewind_floor(run), run.committed + 1))
+        had = f.needed(run.ready) if f.shareable else frozenset()
+        return {
+            index
+            for n in lengths
+            for index in f.needed(n)
+            if index * f.page < run.committed and (index * f.page >= run.ready or index in had)
+        }
+
+    def published_by(self, run: Running, held: dict[str, set[int]], upto: int) -> dict[str, set[Piece]]:
+        """Pieces of page components that publishing ``run`` up to ``upto`` brings into the tree."""
+        return {
+            f.name: {
+                self.piece(f, run.ids, index) for index in held[f.name] if run.published <= index * f.page < upto
+            }
+            for f in self.facts
+            if f.shareable and not f.boundary
+        }

@@ -1,0 +1,248 @@
+"""One cache and the oracle beside it: every operation is done to both, and everything is compared afterwards.
+
+The cache decides what it evicts; the model decides what it may, what it must keep and what every answer is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from backdoor import (
+    Reader,
+    Slots,
+    View,
+    anchor,
+    contents,
+    free_slots,
+    hold,
+    sequence_anchor,
+)
+from model import Facts, Leased, Model, Piece, Running, with_extra
+
+Lost = dict[str, int]
+"""Components that an operation may evict from, and how many pages it wanted to be free."""
+
+
+class World:
+    """State shared by all operations, and the checks after each."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+        composition = cache.composition
+        facts = [
+            Facts(
+                part.name,
+                part.reach,
+                part.page_tokens,
+                part.manifest.tokens_per_slot,
+                part.manifest.lookahead,
+                part.manifest.shareable,
+                part.capacity,
+                part.manifest.max_rewind,
+            )
+            for part in composition.parts
+        ]
+        self.facts = {f.name: f for f in facts}
+        self.model = Model(facts, composition.page, composition.lookahead, composition.max_rewind)
+        self.slots = {f.name: Slots(cache.pool(f.name), f.page // f.group if f.page else 1) for f in facts}
+        self.reader = Reader(cache, self.model, self.slots)
+        self.running: list[Running] = []
+        self.leases: list[Leased] = []
+        self.plans: list[tuple[Any, str, list[int]]] = []
+        self.asked: list[tuple[str, tuple[int, ...], tuple[Any, ...], int]] = []
+        self.operations = 0
+        self.counts: dict[str, int] = {}
+        for f in facts:
+            self.slots[f.name].poison(free_slots(cache, f))
+        self.view = self.reader.read(())
+
+    # ------------------------------------------------------------ what is held
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def tables(self, run: Running) -> dict[str, list[int]]:
+        return {name: run.sequence.pages(name) for name in self.facts}
+
+    def held(self, run: Running) -> dict[str, set[int]]:
+        """Page indices that a sequence lists, by component."""
+        return {
+            f.name: set() if f.boundary else {i for i, slot in enumerate(run.sequence.pages(f.name)) if slot >= 0}
+            for f in self.model.facts
+        }
+
+    def ids(self, namespace: str, tokens: Iterable[int], extra: Iterable[Any] = ()) -> list[int]:
+        return self.model.names.prefixes(namespace, with_extra(tokens, extra))
+
+    def anchors(self) -> list[tuple[str, Any]]:
+        found = [(run.namespace, sequence_anchor(run.sequence)) for run in self.running if not run.gone]
+        return found + [(leased.namespace, anchor(leased.lease)) for leased in self.leases if not leased.gone]
+
+    # ------------------------------------------------------------ what may be evicted
+    def covered(self, f: Facts, view: View, besides: Any = None) -> set[int]:
+        """Nodes of which a live lease covers something of one component."""
+        found: set[int] = set()
+
+        def cover(node: Any) -> None:
+            cached = view.nodes.get(id(node))
+            boundary = cached.end if cached else 0
+            needed = f.needed(boundary)
+            if f.boundary and cached is not None:
+                found.add(id(cached))
+            while cached is not None and cached.end:
+                if any(cached.start < (i + 1) * f.page and i * f.page < cached.end for i in needed):
+                    found.add(id(cached))
+                cached = cached.up
+
+        for leased in self.leases:
+            if not leased.gone:
+                cover(anchor(leased.lease))
+        for run in self.running:
+            if run.gone or not f.shareable:
+                continue
+            if f.boundary:
+                if f.name in run.sourced:
+                    cover(sequence_anchor(run.sequence))
+            elif any(slot >= 0 for slot in run.sequence.pages(f.name)[: run.published // f.page]):
+                cover(sequence_anchor(run.sequence))
+        if besides is not None:
+            cover(besides)
+        return found
+
+    def evictable(self, f: Facts, view: View, besides: Any = None) -> int:
+        """Pages that may go: those of nodes that no lease covers, and what no boundary at or below a node needs."""
+        covered = self.covered(f, view, besides)
+        count = 0
+        for cached in view.nodes.values():
+            pages = cached.pages.get(f.name, {})
+            if id(cached) not in covered:
+                count += len(pages)
+            elif not f.boundary and f.reach.shape is not None:
+                count += sum(1 for i in pages if not f.ever_needed_from(i, cached.end))
+        return count
+
+    def room(self, wanted: dict[str, int], besides: Any = None) -> bool:
+        """Whether each pool has so many free pages, or could have."""
+        return all(
+            count <= len(self.slots[name].free)
+            or count <= len(self.slots[name].free) + self.evictable(self.facts[name], self.view, besides)
+            for name, count in wanted.items()
+        )
+
+    # ------------------------------------------------------------ after every operation
+    def settle(
+        self, what: str, may_lose: Lost | None = None, added: dict[str, set[Piece]] | None = None, wipe: str | None = None
+    ) -> None:
+        """Read everything again and compare. ``wipe``: a namespace whose pieces must all be gone ("*": all)."""
+        self.operations += 1
+        self.count(what)
+        view = self.reader.read(self.anchors())
+        for f in self.model.facts:
+            name = f.name
+            before = self.model.resident[name]
+            now = set(view.slots[name])
+            expected = before | (added or {}).get(name, set())
+            if wipe == "*":
+                expected = set()
+            elif wipe is not None:
+                expected = {piece for piece in before if self.model.names.namespaces[piece[0]] != wipe}
+            hold(now <= expected, "%s: %s holds %s, which nobody published", what, name, now - expected)
+            lost = expected - now
+            if lost and wipe is None:
+                wanted = (may_lose or {}).get(name, 0)
+                free = len(self.slots[name].free)
+                hold(wanted > free, "%s: %s lost %s with %s free, %s wanted", what, name, lost, free, wanted)
+            self.model.resident[name] = now
+        self.view = view
+        self.check_owners(view)
+        for run in self.running:
+            if not run.gone:
+                self.check_running(run, view)
+        for leased in self.leases:
+            if not leased.gone and not leased.detached:
+                for f in self.model.facts:
+                    missing = self.model.pieces(f, leased.ids, leased.boundary) - self.model.resident[f.name]
+                    hold(not missing, "a live lease at %s lost %s of %s", leased.boundary, missing, f.name)
+        for f in self.model.facts:
+            if f.path:
+                self.check_closed_upward(f, view)
+        self.check_match()
+
+    def check_owners(self, view: View) -> None:
+        """Every slot has exactly one owner, and none is lost."""
+        for f in self.model.facts:
+            name = f.name
+            free = free_slots(self.cache, f)
+            cached = list(view.slots[name].values())
+            owned = [*free, *cached, *view.detached[name]]
+            for run in self.running:
+                if not run.gone:
+                    table = run.sequence.pages(name)
+                    mine = table if f.boundary or not f.shareable else table[run.published // f.page :]
+                    owned += [slot for slot in mine if slot >= 0]
+            hold(len(set(owned)) == len(owned), "%s: a slot has two owners: %s", name, sorted(owned))
+            hold(len(owned) == f.capacity, "%s: %s of %s slots have an owner", name, len(owned), f.capacity)
+            stats = self.cache.stats().components[name]
+            hold(stats.free == len(free), "%s: stats say %s free, there are %s", name, stats.free, len(free))
+            hold(stats.cached == len(cached) + len(view.detached[name]), "%s: stats say %s cached", name, stats.cached)
+            self.slots[name].poison(free)
+
+    def check_running(self, run: Running, view: View) -> None:
+        """The lengths, what the sequence must hold, and the content of all that it lists."""
+        s = run.sequence
+        lengths = (s.reserved, s.committed, s.published, s.named)
+        wanted = (run.reserved, run.committed, run.published, run.named)
+        hold(lengths == wanted, "reserved, committed, published, named are %s, not %s", lengths, wanted)
+        for f in self.model.facts:
+            if f.boundary:
+                if f.name not in run.pending:
+                    got = self.slots[f.name].read(s.pages(f.name)[0])[0]
+                    hold(got == run.ids[run.committed], "%s: the running state at %s is wrong", f.name, run.committed)
+                continue
+            table = s.pages(f.name)
+            hold(len(table) == -(-run.reserved // f.page), "%s: %s pages for %s", f.name, len(table), run.reserved)
+            listed = {index for index, slot in enumerate(table) if slot >= 0}
+            missing = self.model.must_hold(f, run) - listed
+            hold(not missing, "%s: a sequence at %s lacks pages %s", f.name, wanted, sorted(missing))
+            for index in listed:
+                slot = table[index]
+                if f.shareable and index * f.page < run.published:
+                    self.check_borrowed(f, run, index, slot, view)
+                done = (min(run.written[f.name], (index + 1) * f.page) - index * f.page) // f.group
+                if done > 0:
+                    got, expected = self.slots[f.name].read(slot)[:done], contents(f, run.ids, index)[:done]
+                    hold(got == expected, "%s: a sequence reads %s at page %s, not %s", f.name, got, index, expected)
+
+    def check_borrowed(self, f: Facts, run: Running, index: int, slot: int, view: View) -> None:
+        if run.detached:
+            hold(slot in view.detached[f.name], "%s: slot %s of a dropped namespace is gone", f.name, slot)
+            return
+        got = view.slots[f.name].get(self.model.piece(f, run.ids, index))
+        said = "%s: a sequence at %s reads slot %s for page %s, the tree has %s"
+        hold(got == slot, said, f.name, run.published, slot, index, got)
+
+    def check_closed_upward(self, f: Facts, view: View) -> None:
+        for cached in view.nodes.values():
+            up = cached.up
+            if up is not None and cached.pages[f.name]:
+                full = (cached.end - cached.start) // f.page
+                hold(len(cached.pages[f.name]) == full, "%s: a path's node is partly there", f.name)
+                hold(not up.end or up.pages[f.name], "%s: [%s, %s) hangs below nothing", f.name, cached.start, cached.end)
+
+    def check_match(self) -> None:
+        """Some of the prompts seen lately are asked for again."""
+        for turn in (self.operations, self.operations // 3):
+            if self.asked:
+                self.ask(*self.asked[turn % len(self.asked)], candidates=self.operations % 8 == 0)
+
+    def ask(self, namespace: str, tokens: tuple[int, ...], extra: tuple[Any, ...], leave: int, candidates: bool) -> Any:
+        ids = self.ids(namespace, tokens, extra)
+        plan = self.cache.match(list(tokens), namespace=namespace, leave=leave, extra=extra)
+        limit = self.model.limit(len(tokens), leave)
+        wanted = self.model.deepest(ids, limit)
+        hold(plan.ready == wanted, "match says %s, the sets say %s (limit %s)", plan.ready, wanted, limit)
+        if candidates:
+            runs = plan.candidates()
+            got = [b for lo, hi in runs for b in range(lo, hi + 1, self.model.page)]
+            hold(got == self.model.candidates(ids, limit), "candidates %s, not %s", got, self.model.candidates(ids, limit))
+        return plan
