@@ -89,9 +89,9 @@ class Sequences(Driver):
 
     def match(self, key: Any) -> Match:
         m = Match()
+        m.tokens = key
         m.sequence = sequence = self.cache.open(key)
         m.length = sequence.ready
-        m.tokens = key
         return m
 
     def indices(self, m: Match) -> Any:

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from .asking import Asking
 from .debug import Debug
 from .errors import CompositionError, InputError, PluginError, ProtocolError
-from .evict import clear_subtree, evict, make_room
+from .evict import evict, make_room, sweep
 from .insert import split
 from .keys import TOKEN_BYTES, KeyMaker, Tokens, encode
 from .lane import Lane, lane_for
 from .lane_path import PathLane
 from .lease import Hold, Lease, acquire, release
 from .plan import MatchPlan, make_plan
-from .pool import DebugPool, Pool
+from .pool import DebugPool, Pool, Span
 from .reach import Interval
 from .sequence import Sequence
 from .stats import CacheStats, cache_stats
 from .step import CLEAR, Fill, Step
-from .tree import Node, Tree, unlink
+from .tree import Node, Root, Tree, unlink
 from .values import Claim, Op
 
 if TYPE_CHECKING:
@@ -62,8 +62,10 @@ class Cache(Asking):
         self._opened = self._asked = self._hit = 0
         self._skipped_checkpoints = self._plugin_errors = self._recovered = 0
         self._dropped = _Dropped(self)
+        for lane in self._lanes:
+            lane.pool.dropped = self._dropped
         self._live: set[Hold] = set()
-        self._epoch = 0
+        self._epoch = self._flushed_at = 0
         self._flushes = 0
         self._fresh_tree()
 
@@ -116,10 +118,11 @@ class Cache(Asking):
 
     def _fresh_tree(self) -> None:
         self._tree = Tree(self._page, self._keys.element_bytes, len(self._lanes))
-        self._empty_root = self._new_root()
+        self._empty_root = self._new_root("")
+        self._graves: list[Node] = []
 
-    def _new_root(self) -> Node:
-        root = self._tree.new_root()
+    def _new_root(self, namespace: str) -> Root:
+        root = Root(namespace, len(self._lanes))
         for lane in self._lanes:
             if isinstance(lane, PathLane):
                 lane.root_cell(root)
@@ -203,6 +206,8 @@ class Cache(Asking):
         if not isinstance(plan, MatchPlan) or plan._cache is not self:
             raise ProtocolError(f"{plan!r} was not made by this cache")
         if plan._epoch != self._epoch:
+            if plan._epoch < self._flushed_at:
+                raise ProtocolError(f"{plan!r} was made before the cache was flushed: match again")
             return make_plan(self, plan.namespace, plan._tokens, plan._key, plan._limit, plan._single)
         return plan
 
@@ -219,7 +224,7 @@ class Cache(Asking):
     def _root(self, namespace: str) -> Node:
         root = self._tree.roots.get(namespace)
         if root is None:
-            root = self._tree.roots[namespace] = self._new_root()
+            root = self._tree.roots[namespace] = self._new_root(namespace)
         return root
 
     # ------------------------------------------------------------ sequences
@@ -245,8 +250,9 @@ class Cache(Asking):
             plan = self._plan(tokens, namespace, leave, extra)
         lease = acquire(self, self._anchor(plan), plan.namespace, Hold)
         sequence = Sequence(self, lease, plan)
-        if label or priority:
-            sequence.label = lease.label = label
+        if label:
+            lease.label = label
+        if priority:
             sequence.priority = priority
         if self._plain and not plan._claims:
             node = lease._node
@@ -255,15 +261,12 @@ class Cache(Asking):
             )
         else:
             self._take_running(sequence, plan)
-        if self._replay:
-            sequence.resume = max(0, plan.ready - self._replay)
         self._opened += 1
         self._asked += sequence.named
         self._hit += plan.ready
         lease.pairs = sequence._pairs
         self._live.add(lease)
         if self._debug is not None:
-            self._debug.opened(sequence)
             self._leave("open")
         return sequence
 
@@ -273,9 +276,9 @@ class Cache(Asking):
         node = lease._node
         try:
             need = self._open_need(plan._claims)
-            make_room(self, [(lane, need[lane.name]) for lane in self._lanes if need.get(lane.name)], "open a sequence")
+            wanted = [(lane, need[lane.name], None) for lane in self._lanes if need.get(lane.name)]
+            make_room(self, wanted, "open a sequence")
         except BaseException:
-            sequence.open = False
             release(self, lease)
             raise
         sequence._pairs = tuple((lane, lane.open(node)) for lane in self._lanes)
@@ -346,7 +349,10 @@ class Cache(Asking):
         if namespace.__class__ is not str:
             raise InputError(f"a namespace must be a string, got {namespace!r}")
         root = self._tree.roots.pop(namespace, None)
-        kept = 0 if root is None else clear_subtree(self, root)
+        kept = 0
+        if root is not None:
+            self._graves.append(root)
+            kept = sweep(self)
         self._leave("drop_namespace")
         return kept
 
@@ -358,6 +364,7 @@ class Cache(Asking):
         self._enter()
         self._flushes += 1
         self._epoch += 1
+        self._flushed_at = self._epoch
         for hold in self._live:
             hold._cache = None
         self._live.clear()
@@ -365,7 +372,7 @@ class Cache(Asking):
             lane.pool.reset()
             lane.queue = self.composition.policy.queue()
             lane.reset()
-        for root in self._tree.roots.values():
+        for root in (*self._tree.roots.values(), *self._graves):
             unlink(root)
         self._keys.forget()
         self._fresh_tree()
@@ -408,7 +415,7 @@ class Cache(Asking):
 
 
 class _Dropped(list[Any]):
-    """Sequences and leases that were dropped without release; a finalizer may only append, the driving thread frees."""
+    """What was dropped without release: a finalizer may only append, the driving thread frees."""
 
     def __init__(self, cache: Cache) -> None:
         super().__init__()
@@ -423,9 +430,12 @@ class _Dropped(list[Any]):
         while self:
             item = self.pop()
             cache._recovered += 1
-            log.warning("%r was dropped without release (made at %s); its slots were taken back", item, item._where)
+            where = (item._lease if isinstance(item, Sequence) else item)._where or "a place that only debug mode tells"
+            log.warning("%r was dropped without release (made at %s); its slots were taken back", item, where)
             if isinstance(item, Sequence):
-                item._give_back()
+                item._give_back(cache)
+            elif isinstance(item, Span):
+                item.free()
             else:
                 release(cache, item)
         cache._guarded = cache._debug is not None

@@ -13,12 +13,12 @@ from weakref import WeakSet
 
 from .errors import InvariantError, ProtocolError
 from .pool import ABSENT, present
+from .where import site
 
 if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Lane
     from .lease import Hold
-    from .sequence import Sequence
     from .tree import Node
 
 
@@ -37,16 +37,11 @@ class Debug:
             raise ProtocolError("one thread drives a cache; this call came from another (use completions instead)")
 
     def leased(self, lease: Hold) -> None:
-        from .lease import site
-
         lease._where = site()
         self._leases.add(lease)
 
     def released(self, lease: Hold) -> None:
         self._leases.discard(lease)
-
-    def opened(self, sequence: Sequence) -> None:
-        sequence._where = sequence._lease._where
 
     def flushed(self) -> None:
         self._leases = WeakSet()
@@ -69,7 +64,7 @@ class Debug:
         """All nodes: those under a root, and those of dropped namespaces that leases still hold."""
         cache = self._cache
         seen: dict[int, Node] = {}
-        stack = list(cache._tree.roots.values())
+        stack: list[Node] = [*cache._tree.roots.values(), *cache._graves]
         for lease in list(self._leases):
             node = lease._node
             while node.parent is not None:
@@ -172,7 +167,7 @@ class Debug:
         for lease in self._leases:
             counts[id(lease._node)] = counts.get(id(lease._node), 0) + 1
         for node in nodes:
-            expected = counts.get(id(node), 0) + (node.parent is None)
+            expected = counts.get(id(node), 0)
             _hold(node.leases == expected, f"{node!r} counts {node.leases} leases; {expected} are live")
 
 

@@ -7,7 +7,7 @@ its own component to go: it may still be evidence (data deeper than the last sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError, Shortage
@@ -18,26 +18,25 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .tree import Node
 
+    Wanted = Sequence[tuple[Lane, int, Any]]
 
-def make_room(cache: Cache, wanted: Iterable[Sequence[Any]], verb: str, count: int = 0, who: object = None) -> None:
-    """Evict until each (lane, pages, ...) has its free pages; CapacityError, with nothing evicted, if one cannot."""
-    for lane, pages, *_ in wanted:
-        if pages > lane.pool.free + lane.in_tree - lane.leased:
+
+def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: object = None) -> None:
+    """Evict until each (lane, pages, holding) has its free pages; CapacityError, nothing evicted, if one cannot."""
+    for lane, pages, _ in wanted:
+        if pages > len(lane.pool._free) + lane.in_tree - lane.leased:
             raise _refusal(cache, wanted, verb, count, who)
-    for lane, pages, *_ in wanted:
-        missing = pages - lane.pool.free
-        if missing > 0:
-            evict(cache, lane, missing)
-    for lane, pages, *_ in wanted:
-        if pages > lane.pool.free:  # evictable in the books, and yet nothing in the queue could be freed
+    for lane, pages, _ in wanted:
+        missing = pages - len(lane.pool._free)
+        if missing > 0 and evict(cache, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
             raise _refusal(cache, wanted, verb, count, who)
 
 
-def _refusal(cache: Cache, wanted: Iterable[Sequence[Any]], verb: str, count: int, who: object) -> CapacityError:
-    short = tuple(
-        shortage(cache, lane, pages) for lane, pages, *_ in wanted if pages > lane.pool.free + lane.evictable
-    ) or tuple(shortage(cache, lane, pages) for lane, pages, *_ in wanted if pages > lane.pool.free)
-    return CapacityError(short, verb + (f" {count} tokens" if count else "") + (f" for {who!r}" if who else ""))
+def _refusal(cache: Cache, wanted: Wanted, verb: str, count: int, who: object) -> CapacityError:
+    short = [(lane, pages) for lane, pages, _ in wanted if pages > lane.pool.free + lane.evictable]
+    short = short or [(lane, pages) for lane, pages, _ in wanted if pages > lane.pool.free]
+    what = verb + (f" {count} tokens" if count else "") + (f" for {who!r}" if who else "")
+    return CapacityError(tuple(shortage(cache, lane, pages) for lane, pages in short), what)
 
 
 def shortage(cache: Cache, lane: Lane, count: int) -> Shortage:
@@ -62,8 +61,9 @@ def shortage(cache: Cache, lane: Lane, count: int) -> Shortage:
 
 def evict(cache: Cache, lane: Lane, count: int) -> int:
     """Free at least ``count`` pages of one component, if so much may go; the number that was freed."""
-    got = lane.trim(count) if lane.retains else 0
     freed: list[Node] = []
+    emptied: list[Node] = []
+    got = lane.trim(count, emptied) if lane.retains else 0
     if got < count:
         if lane.hooks.evict_component is None:
             got += lane.evict(count - got, freed)
@@ -76,7 +76,7 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
             for other in cache._lanes:
                 if other is not lane:
                     _useless(node, lane, other)
-    cache._tree.prune_all(freed)
+    cache._tree.prune_all(freed + emptied)
     return got
 
 
@@ -127,19 +127,27 @@ def _pages(lane: Lane, cell: Any) -> int:
     return 1 if lane.unit == "boundary" else len(cell.data) // 4
 
 
-def clear_subtree(cache: Cache, root: Node) -> int:
+def sweep(cache: Cache) -> int:
+    """Free what leases no longer cover of dropped namespaces; the number of cells that are still covered."""
+    kept = 0
+    for root in list(cache._graves):
+        kept += _clear(cache, root)
+        if not root.kids and not root.leases:
+            cache._graves.remove(root)
+    cache._epoch += 1
+    return kept
+
+
+def _clear(cache: Cache, root: Node) -> int:
     """Free all below ``root`` that nothing covers, deepest first, without recursion; how many cells stayed."""
     order: list[Node] = []
-    stack = [root]
+    stack = list((root.kids or {}).values())
     while stack:
         node = stack.pop()
         order.append(node)
-        if node.kids:
-            stack.extend(node.kids.values())
+        stack.extend((node.kids or {}).values())
     kept = 0
     for node in reversed(order):
-        if node is root:
-            continue
         for lane in cache._lanes:
             cell = node.cells[lane.index]
             if cell is None:
@@ -151,5 +159,4 @@ def clear_subtree(cache: Cache, root: Node) -> int:
             else:
                 kept += 1
         cache._tree.prune(node)
-    cache._epoch += 1
     return kept

@@ -30,6 +30,8 @@ def split(cache: Cache, node: Node, boundary: int) -> Node:
         if lane.hooks.redistribute_on_node_split is not None:
             _ask_split(cache, lane, upper, node)
         lane.divide(upper, node)
+    if not node.kids and not node.leases and cache._tree.prune(node):  # all that it held lies above the cut
+        cache._epoch += 1
     return upper
 
 
@@ -122,7 +124,7 @@ def _donors(cache: Cache, pairs: Pairs, upto: int) -> tuple[list[tuple[Lane, Any
     for lane, holding in pairs:
         if lane.unit == "boundary" and holding.as_of == upto and holding.ready:
             try:
-                make_room(cache, [(lane, 1)], "checkpoint")
+                make_room(cache, [(lane, 1, holding)], "checkpoint")
             except CapacityError:
                 cache._skipped_checkpoints += 1
                 continue

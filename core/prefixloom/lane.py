@@ -101,11 +101,12 @@ class Lane:
         """The deepest boundary, not below ``boundary`` in ``node``, from which this component can resume."""
         raise NotImplementedError
 
-    def peek(self, node: Node, boundary: int) -> array[int]:
-        """Page numbers up to ``boundary``, which lies in ``node``, -1 where absent; a boundary component's slot."""
-        table = self.open(node).table if node.end else array("i")
-        del table[boundary // self.part.page_tokens :]
-        return table
+    def row(self, node: Node, boundary: int) -> bytes:
+        """Page numbers of what resuming at ``boundary``, which lies in ``node``, needs; *absent* for the rest.
+
+        A boundary component's row is its slot.
+        """
+        raise NotImplementedError
 
     # ------------------------------------------------------------ leases
     def acquire(self, node: Node) -> Any:
@@ -190,8 +191,11 @@ class Lane:
             got += self.free_cell(cell)
         return got
 
-    def trim(self, count: int) -> int:
-        """Free up to about ``count`` pages that no boundary at a node's end or below it can need."""
+    def trim(self, count: int, emptied: list[Node]) -> int:
+        """Free up to about ``count`` pages that no boundary at a node's end or below it can need.
+
+        Nodes that lose their cell by it are added to ``emptied``.
+        """
         return 0
 
     def uncovered(self, cell: Any) -> bool:

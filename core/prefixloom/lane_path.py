@@ -120,16 +120,29 @@ class PathLane(PageLane):
         self.queue.inherit(new, cell, linked=False)
 
     def open(self, node: Node) -> Holding:
-        i = self.index
-        cell = node.cells[i]
+        cell: PathCell = node.cells[self.index]
         if cell.up is None or cell.up.up is None:
             return Holding(cell.data)
-        parts = []
-        while cell is not None:
-            parts.append(cell.data)
-            cell = cell.up
-        parts.reverse()
-        return Holding(b"".join(parts))
+        return Holding(self.row(node, node.end))
+
+    def close(self, holding: Holding) -> None:
+        table = holding.table
+        if len(table) > holding.owned:
+            self.pool.give(table[holding.owned :].tobytes())
+            holding.owned = len(table)
+
+    def row(self, node: Node, boundary: int) -> bytes:
+        cell: PathCell = node.cells[self.index]
+        if cell.up is None or cell.up.up is None:
+            data: bytes = cell.data
+        else:
+            parts = []
+            while cell is not None:
+                parts.append(cell.data)
+                cell = cell.up
+            parts.reverse()
+            data = b"".join(parts)
+        return data if boundary == node.end else data[: boundary // self.page * ID_BYTES]
 
     def adopt(self, node: Node, holding: Holding) -> None:
         i = self.index

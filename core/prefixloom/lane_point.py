@@ -43,8 +43,8 @@ class PointLane(Lane):
             node = node.parent
         return node, node.end
 
-    def peek(self, node: Node, boundary: int) -> array[int]:
-        return array("i", [node.cells[self.index].data] if boundary else [])
+    def row(self, node: Node, boundary: int) -> bytes:
+        return array("i", [node.cells[self.index].data] if boundary else []).tobytes()
 
     def acquire(self, node: Node) -> Cell | None:
         cell: Cell | None = node.cells[self.index]

@@ -200,13 +200,15 @@ class SpanLane(PageLane):
             self.slack.remove(cell.slack)
             cell.slack = None
 
-    def trim(self, count: int) -> int:
+    def trim(self, count: int, emptied: list[Node]) -> int:
         got = 0
         while got < count:
             slack = self.slack.pop()
             if slack is None:
                 break
             got += self.cut_slack(slack.cell)
+            if not slack.cell.pages and not slack.cell.locks:
+                emptied.append(slack.cell.node)
         return got
 
     def cut_slack(self, cell: SpanCell) -> int:
@@ -230,12 +232,14 @@ class SpanLane(PageLane):
 
     # ------------------------------------------------------------ sequences
     def open(self, node: Node) -> Holding:
-        end = node.end
-        low = self.first_needed(end) // self.page
-        count = end // self.page - low
-        holding = Holding(ABSENT_BYTES * low + self.gather(node, count))
-        holding.low = low
+        holding = Holding(self.row(node, node.end))
+        holding.low = self.first_needed(node.end) // self.page
         return holding
+
+    def row(self, node: Node, boundary: int) -> bytes:
+        low = self.first_needed(boundary) // self.page
+        data = ABSENT_BYTES * low + self.gather(node, node.end // self.page - low)
+        return data if boundary == node.end else data[: boundary // self.page * ID_BYTES]
 
     def gather(self, node: Node, count: int) -> bytes:
         """The last ``count`` pages before the end of ``node``, *absent* where nothing is held."""
@@ -322,6 +326,10 @@ class SpanLane(PageLane):
     def retain(self, holding: Holding, floor: int) -> None:
         self.forget(holding, self.first_needed(floor) // self.page)
 
+    def passed(self, holding: Holding, boundary: int) -> bool:
+        """Whether the sequence reads nothing any more of what lies before ``boundary``."""
+        return holding.low * self.page >= boundary
+
     # ------------------------------------------------------------ eviction
     def free_cell(self, cell: SpanCell) -> int:
         self.drop_slack(cell)
@@ -375,6 +383,20 @@ class ScatterLane(SpanLane):
 
         self.spans = spans
 
+    def outlook(self, n: int) -> tuple[Interval, ...]:
+        """What lies before ``n`` and may be needed at ``n`` or later, of a reach that does not need it all the time."""
+        if self.reach.convex:
+            return self.spans(n)
+        if not self.asks_until:
+            return ((0, n),) if n else ()
+        page, until = self.page, self.reach.until
+        later = [(p, p + page) for p in range(0, n, page) if any(until(t) >= n for t in range(p, p + page))]
+        return merged((*self.spans(n), *later))
+
+    def passed(self, holding: Holding, boundary: int) -> bool:
+        """Heads are read for good, and what is scattered is not followed: the lease stays until it moves."""
+        return self.reach.shape is not None and not self.reach.shape.head and super().passed(holding, boundary)
+
     def hole(self, node: Node, boundary: int) -> int:
         for low, high in reversed(self.spans(boundary)):
             hole = self.hole_in(node, boundary, low, high)
@@ -387,7 +409,7 @@ class ScatterLane(SpanLane):
 
     def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> Any:
         i = self.index
-        spans = self.spans(node.end)
+        spans = self.outlook(node.end)
         if positions:
             spans = merged((*spans, *((max(0, lo), min(hi, node.end)) for lo, hi in positions)))
         if not spans:
@@ -426,13 +448,16 @@ class ScatterLane(SpanLane):
         return max(first, min(last, -(-(shape.head - start) // self.page))), last
 
     def open(self, node: Node) -> Holding:
-        end = node.end
-        table = array("i", ABSENT_BYTES * (end // self.page))
-        every = array("i", self.gather(node, end // self.page)) if end else table
-        for low, high in self.spans(end):
-            a, b = low // self.page, min(high, end) // self.page
+        return Holding(self.row(node, node.end))
+
+    def row(self, node: Node, boundary: int) -> bytes:
+        count = node.end // self.page
+        every = array("i", self.gather(node, count))
+        table = array("i", ABSENT_BYTES * count)
+        for low, high in self.outlook(boundary):
+            a, b = low // self.page, min(high, boundary) // self.page
             table[a:b] = every[a:b]
-        return Holding(table.tobytes())
+        return table[: boundary // self.page].tobytes()
 
     def retain(self, holding: Holding, floor: int) -> None:
         shape = self.reach.shape

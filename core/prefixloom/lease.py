@@ -7,11 +7,11 @@ knows what a component keeps.
 
 from __future__ import annotations
 
-import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ProtocolError
+from .evict import sweep
 from .values import AnchorView, Receipt
 
 if TYPE_CHECKING:
@@ -86,15 +86,6 @@ class Lease(Hold):
         return f"<Lease at {self._node.end}{'' if self.active else ', released'}>"
 
 
-def site() -> str:
-    """Where the caller's code asked for something, for reports of what was dropped without release."""
-    inside = __file__.rsplit("/", 1)[0]
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(inside):
-            return f"{frame.filename}:{frame.lineno} in {frame.name}"
-    return "unknown"
-
-
 def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
     """A lease at the end of ``node``. If a hook raises half-way, what was covered is uncovered again."""
     if cache._lock_hooks:
@@ -148,8 +139,10 @@ def release(cache: Cache, lease: Hold) -> None:
                 _release_touching(cache, lane, record, receipts[lane.index] if receipts else None)
     node = lease._node
     node.leases -= 1
-    if not node.kids and not node.leases:
-        cache._tree.prune(node)
+    if not node.kids and not node.leases and cache._tree.prune(node):
+        cache._epoch += 1
+    if cache._graves:
+        sweep(cache)
 
 
 def release_part(cache: Cache, lease: Hold, lane: Lane) -> None:
@@ -190,8 +183,8 @@ def advance(cache: Cache, lease: Hold, node: Node, namespace: str) -> None:
         node.leases += 1
     lease._node = node
     old.leases -= 1
-    if not old.kids and not old.leases:
-        cache._tree.prune(old)
+    if not old.kids and not old.leases and cache._tree.prune(old):
+        cache._epoch += 1
 
 
 def finish(cache: Cache, lease: Hold, node: Node, namespace: str) -> None:
@@ -209,7 +202,9 @@ def finish(cache: Cache, lease: Hold, node: Node, namespace: str) -> None:
     old = lease._node
     lease._node = node
     old.leases -= 1
-    if not old.kids and not old.leases:
-        cache._tree.prune(old)
-    if not node.kids and not node.leases:
-        cache._tree.prune(node)
+    if not old.kids and not old.leases and cache._tree.prune(old):
+        cache._epoch += 1
+    if not node.kids and not node.leases and cache._tree.prune(node):
+        cache._epoch += 1
+    if cache._graves:
+        sweep(cache)

@@ -78,7 +78,7 @@ class MatchPlan:
         cache = self._cache
         if self.stale:
             raise ProtocolError("this plan is stale: data was evicted since it was made; match again")
-        return cache._lane(component).peek(self._node, self.ready)
+        return array("i", cache._lane(component).row(self._node, self.ready))
 
     def candidates(self) -> tuple[Interval, ...]:
         """The ascending set of boundaries from which every component can resume, as closed runs one page apart.

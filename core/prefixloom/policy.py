@@ -8,12 +8,15 @@ function over what is known of a cell's use, kept in a heap.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import attrs
 
 from .errors import CompositionError
+
+log = logging.getLogger("prefixloom")
 
 
 class Link:
@@ -173,6 +176,11 @@ class SlruQueue(_Sorted):
             self._protected_count -= 1
         super().remove(cell)
 
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        super().inherit(upper, lower, linked)
+        if linked and self._place[upper] is self._protected:
+            self._protected_count += 1
+
     def pop(self) -> Any:
         cell = self._first.pop() or self._probation.pop()
         if cell is None:
@@ -221,6 +229,10 @@ class Use:
     priority: int
 
 
+def _last_use(use: Use) -> int:
+    return use.last
+
+
 class KeyedQueue:
     """Smallest key first, in a heap with lazy deletion: O(log n), for keys of somebody else's."""
 
@@ -241,10 +253,19 @@ class KeyedQueue:
         use.priority = cell.node.priority
         cell.next = self
         cell.prev = self._tick
-        heapq.heappush(self._heap, (rank, self._key(use) if rank else -self._tick, self._tick, cell))
+        try:
+            heapq.heappush(self._heap, (rank, self._key(use) if rank else -self._tick, self._tick, cell))
+        except Exception as error:  # serving must not depend on somebody else's idea of order
+            self._fall_back(error)
         if len(self._heap) > 4 * len(self._use) + 64:
             self._heap = [entry for entry in self._heap if entry[3].next is self and entry[3].prev == entry[2]]
             heapq.heapify(self._heap)
+
+    def _fall_back(self, error: Exception) -> None:
+        log.warning("the key of an eviction policy failed with %r; going on by last use", error)
+        self._key = _last_use
+        self._heap = [(1, use.last, cell.prev, cell) for cell, use in self._use.items() if cell.next is self]
+        heapq.heapify(self._heap)
 
     def add(self, cell: Any) -> None:
         use = self._use.get(cell)
@@ -261,7 +282,11 @@ class KeyedQueue:
 
     def pop(self) -> Any:
         while self._heap:
-            _, _, tick, cell = heapq.heappop(self._heap)
+            try:
+                _, _, tick, cell = heapq.heappop(self._heap)
+            except Exception as error:
+                self._fall_back(error)
+                continue
             if cell.next is self and cell.prev == tick:
                 cell.prev = cell.next = None
                 return cell

@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import InvariantError, ProtocolError
 from .manifest import Manifest
+from .where import site
 
 ABSENT = -1
 ABSENT_BYTES = b"\xff\xff\xff\xff"
@@ -29,7 +30,7 @@ class Pool:
     ``buffers[name]`` has the shape (layers, capacity, entries of a page, *shape), without the entries for state slots.
     """
 
-    __slots__ = ("_free", "buffers", "capacity", "device", "entries", "manifest", "name", "unit")
+    __slots__ = ("_free", "buffers", "capacity", "device", "dropped", "entries", "manifest", "name", "resets", "unit")
 
     def __init__(
         self, name: str, manifest: Manifest, unit: str, capacity: int, entries: int, device: str, allocate: bool = True
@@ -41,6 +42,8 @@ class Pool:
         self.entries = entries
         self.device = device
         self._free = array("i", range(capacity))
+        self.resets = 0
+        self.dropped: list[Any] | None = None  # where a span that is dropped without being freed goes to be recovered
         self.buffers: dict[str, Any] = self._allocate() if allocate else {}
 
     def _allocate(self) -> dict[str, Any]:
@@ -80,13 +83,14 @@ class Pool:
     def reset(self) -> None:
         """Everything is free again, whoever held it."""
         self._free = array("i", range(self.capacity))
+        self.resets += 1
 
     def free_ids(self) -> Sequence[int]:
         return self._free
 
     def mint(self, count: int) -> Span:
         """An owned span of ``count`` pages, for whoever is neither a sequence nor the tree."""
-        if count > len(self._free):
+        if not 0 <= count <= len(self._free):
             raise ProtocolError(f"pool {self.name!r} has {len(self._free)} free pages; {count} were asked for")
         return Span(self, self.take(count).tobytes() if count else b"")
 
@@ -148,12 +152,14 @@ class DebugPool(Pool):
 class Span:
     """An owned run of pages that moves: after ``move``, ``split`` or ``free`` the old handle is poisoned."""
 
-    __slots__ = ("_data", "_generations", "pool")
+    __slots__ = ("_data", "_generations", "_resets", "_where", "pool")
 
     def __init__(self, pool: Pool, data: bytes) -> None:
         self.pool = pool
         self._data: bytes | None = data
+        self._resets = pool.resets
         self._generations = self._now()
+        self._where = site() if isinstance(pool, DebugPool) else None
 
     def _now(self) -> tuple[int, ...]:
         if not isinstance(self.pool, DebugPool):
@@ -164,6 +170,8 @@ class Span:
         data = self._data
         if data is None:
             raise ProtocolError(f"a span of pool {self.pool.name!r} was used after it moved or was freed")
+        if self._resets != self.pool.resets:
+            raise ProtocolError(f"a span of pool {self.pool.name!r} was minted before the cache was flushed")
         if self._generations != self._now():
             raise InvariantError(f"a span of pool {self.pool.name!r} outlived its slots: they were recycled")
         return data
@@ -198,3 +206,10 @@ class Span:
         data = self._own()
         self._data = None
         self.pool.give(data)
+
+    def __del__(self) -> None:
+        if self._data and self._resets == self.pool.resets and self.pool.dropped is not None:
+            self.pool.dropped.append(self)
+
+    def __repr__(self) -> str:
+        return f"<Span of {self.pool.name}: {len(self._data or b'') // ID_BYTES} pages>"

@@ -28,9 +28,8 @@ class Sequence(Named):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (
-        "__weakref__", "_cache", "_claimed_ops", "_fills", "_flushes", "_lease", "_paged", "_pairs", "_shared",
-        "_where", "branch", "committed", "label", "namespace", "open", "priority", "published", "ready",
-        "reserved", "resume",
+        "__weakref__", "_cache", "_claimed_ops", "_fills", "_lease", "_paged", "_pairs", "_shared", "branch",
+        "committed", "namespace", "priority", "published", "ready", "reserved",
     )  # fmt: skip
 
     _pairs: tuple[tuple[Any, Any], ...]  # (lane, holding) of every component
@@ -42,32 +41,43 @@ class Sequence(Named):
     def __init__(self, cache: Cache, lease: Hold, plan: MatchPlan) -> None:
         ready = plan.ready
         self._cache = cache
-        self._flushes = cache._flushes
         self._lease = lease
         self._name(cache._keys, plan._tokens, plan._key, plan._single)
-        self._pairs = self._paged = self._shared = ()
         self._fills = []
         self._claimed_ops = ()
-        self._where: str | None = None
         self.namespace = plan.namespace
-        self.label = ""
         self.priority = 0
         self.branch = plan.branch
         self.ready = self.reserved = self.committed = self.published = ready
-        self.resume = ready
-        self.open = True
 
     # ------------------------------------------------------------ state
     def _usable(self) -> Cache:
         """The cache, if the sequence may still be used."""
-        if not self.open:
+        cache = self._lease._cache
+        if cache is None:
+            if self._lease._flushes != self._cache._flushes:
+                raise ProtocolError(f"{self!r} was made before the cache was flushed: open it again")
             raise ProtocolError(f"{self!r} is closed")
-        cache = self._cache
-        if self._flushes != cache._flushes:
-            raise ProtocolError(f"{self!r} was made before the cache was flushed: abort it and open it again")
         if cache._guarded:
             cache._enter()
         return cache
+
+    @property
+    def open(self) -> bool:
+        """Whether the sequence may still be used: neither closed nor aborted nor flushed away."""
+        return self._lease._cache is not None
+
+    @property
+    def label(self) -> str:
+        return self._lease.label
+
+    @property
+    def resume(self) -> int:
+        """Where the engine resumes: ``ready``, or earlier where a component rebuilds itself by replay.
+
+        Positions from ``resume`` to ``ready`` are run for that component alone; the others have them already.
+        """
+        return max(0, self.ready - self._cache._replay)
 
     @property
     def tokens(self) -> Tokens:
@@ -118,7 +128,7 @@ class Sequence(Named):
             missing = -(-length // lane.page) - len(holding.table)
             if missing > 0:
                 wanted.append((lane, missing, holding))
-                if missing > lane.pool.free:
+                if missing > len(lane.pool._free):
                     tight = True
         if tight:
             make_room(cache, wanted, "reserve", count, self)
@@ -162,7 +172,7 @@ class Sequence(Named):
         for lane, holding in self._paged:
             if lane.retains:
                 lane.retain(holding, floor)
-                if holding.low * lane.page >= lease._node.end and lease._records[lane.index] is not None:
+                if lease._records[lane.index] is not None and lane.passed(holding, lease._node.end):
                     release_part(cache, lease, lane)
         if len(self._paged) != len(self._pairs):
             for lane, holding in self._pairs:
@@ -222,11 +232,8 @@ class Sequence(Named):
     # ------------------------------------------------------------ ending
     def close(self) -> None:
         """Publish what is complete and give everything back. A second close does nothing."""
-        if not self.open:
-            return
-        cache = self._cache
-        if self._flushes != cache._flushes:
-            self._forget()
+        cache = self._lease._cache
+        if cache is None:
             return
         if cache._guarded:
             cache._enter()
@@ -235,37 +242,25 @@ class Sequence(Named):
             if upto > self.published:
                 publish(cache, self, upto, last=True)
         finally:
-            self._give_back()
+            self._give_back(cache)
         if cache._debug is not None:
             cache._leave("close")
 
     def abort(self) -> None:
         """Publish nothing and give everything back. A second abort does nothing."""
-        if not self.open:
-            return
-        cache = self._cache
-        if self._flushes != cache._flushes:
-            self._forget()
+        cache = self._lease._cache
+        if cache is None:
             return
         if cache._guarded:
             cache._enter()
-        self._give_back()
+        self._give_back(cache)
         if cache._debug is not None:
             cache._leave("abort")
 
-    def _forget(self) -> None:
-        """A flush took the slots back already."""
-        self.open = False
-        self._lease._cache = None
-        self._cache._live.discard(self._lease)
-
-    def _give_back(self) -> None:
-        cache = self._cache
-        self.open = False
+    def _give_back(self, cache: Cache) -> None:
         cache._live.discard(self._lease)
         for lane, holding in self._pairs:
             lane.close(holding)
-        self._fills = []
         if self._lease._cache is not None:
             release(cache, self._lease)
 
@@ -280,7 +275,7 @@ class Sequence(Named):
             self.abort()
 
     def __del__(self) -> None:
-        if self.open and self._flushes == self._cache._flushes:
+        if self._lease._cache is not None:
             self._cache._dropped.append(self)
 
     def __repr__(self) -> str:

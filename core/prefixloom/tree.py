@@ -41,6 +41,16 @@ class Node:
         return f"<Node [{self.start}, {self.end}) {held} kids={len(self.kids or ())} leases={self.leases}>"
 
 
+class Root(Node):
+    """Where a namespace begins: boundary 0, which needs nothing. It lives while anything hangs or is anchored there."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: str, width: int) -> None:
+        super().__init__(None, b"", b"", 0, width)
+        self.namespace = namespace
+
+
 class Tree:
     """Roots by namespace, and the moves that change the shape."""
 
@@ -51,13 +61,9 @@ class Tree:
         self.element_bytes = element_bytes
         self.page_bytes = page * element_bytes
         self.width = width
-        self.roots: dict[str, Node] = {}
+        self.roots: dict[str, Root] = {}
         self.nodes = 0
 
-    def new_root(self) -> Node:
-        root = Node(None, b"", b"", 0, self.width)
-        root.leases = 1  # a root is never unlinked
-        return root
 
     def walk(self, root: Node, key: bytes) -> tuple[Node, int]:
         """The deepest boundary whose key agrees: (node, tokens), inside of the node's edge or at its end."""
@@ -116,21 +122,30 @@ class Tree:
         self.nodes += 1
         return upper
 
-    def prune(self, node: Node) -> None:
-        """Unlink ``node`` if it is bare (no kids, no cell, no lease), and then its ancestors as far as they are."""
+    def prune(self, node: Node) -> bool:
+        """Unlink ``node`` if it is bare (no kids, no cell, no lease), and then its ancestors as far as they are.
+
+        True if a boundary was lost by it: plans may have led there.
+        """
         width = self.width
-        while not node.kids and not node.leases and node.cells.count(None) == width:
+        lost = False
+        while not node.kids and not node.leases:
             parent = node.parent
-            if parent is None:  # a root that a dropped namespace left behind
-                return
+            if parent is None:
+                assert isinstance(node, Root)
+                if self.roots.get(node.namespace) is node:
+                    del self.roots[node.namespace]
+                return lost
             kids = parent.kids
-            if kids is None or kids.get(node.first) is not node:  # unlinked before
-                return
+            if node.cells.count(None) != width or kids is None or kids.get(node.first) is not node:
+                return lost
             del kids[node.first]
             if not kids:
                 parent.kids = None
             self.nodes -= 1
+            lost = True
             node = parent
+        return lost
 
     def prune_all(self, nodes: list[Node]) -> None:
         """``prune`` for each of ``nodes``, quick where it is a leaf that lost its only cell."""
@@ -147,7 +162,7 @@ class Tree:
                 del kids[node.first]
             else:
                 parent.kids = None
-                if not parent.leases and parent.cells.count(None) == width:
+                if not parent.leases:
                     self.prune(parent)
             gone += 1
         self.nodes -= gone

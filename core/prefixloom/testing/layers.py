@@ -7,6 +7,7 @@ another.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -28,21 +29,23 @@ class Store(Protocol):
 
 
 class Layer(Protocol):
-    """Mixes tokens. ``buffers`` names what it keeps, as the component that serves it calls them in its manifest."""
+    """Mixes tokens."""
 
-    buffers: tuple[str, ...]
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """What it keeps, as the component that serves it calls it in its manifest."""
 
     def forward(self, x: Tensor, start: int, store: Store) -> Tensor:
         """The outputs for ``x``, whose rows stand at the positions from ``start`` on. Nothing else is remembered."""
 
 
-class LayerMaker(Protocol):
-    def __call__(self, facts: ModelFacts, layer: LayerFacts, generator: torch.Generator) -> Layer: ...
+LayerMaker = Callable[[ModelFacts, LayerFacts, torch.Generator], Layer]
+"""Makes a layer from the model's facts, its own, and a generator for its weights."""
 
 
 def weights(generator: torch.Generator, rows: int, columns: int) -> Tensor:
     """Strong weights, so that a wrong entry moves the logits; about normal(0, 0.2) at a width of 32."""
-    return torch.randn(rows, columns, generator=generator, dtype=torch.float64) * (1.2 / rows**0.5)
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64).mul(1.2 / rows**0.5)
 
 
 class PathAttention:
@@ -134,14 +137,14 @@ class PageStore:
     def read(self, buffer: str, start: int, end: int) -> Tensor:
         first = start // self.page_tokens
         pages = self._present(torch.arange(first, -(-end // self.page_tokens), device=self.table.device))
-        entries = self.rows[buffer][pages].flatten(0, 1)
+        entries: Tensor = self.rows[buffer][pages].flatten(0, 1)
         return entries[start - first * self.page_tokens : end - first * self.page_tokens].contiguous()
 
     def _present(self, pages: Tensor) -> Tensor:
         """Where the pages are, refusing any that is absent: a gather would read a stranger's entries in silence."""
         if len(pages) and int(pages[-1]) >= len(self.table):
             raise InvariantError(f"page {int(pages[-1])} of a sequence is used, and its table has {len(self.table)}")
-        slots = self.table[pages]
+        slots: Tensor = self.table[pages]
         if bool((slots < 0).any()):
             raise InvariantError(f"absent pages are used: the table holds {slots.tolist()} for pages {pages.tolist()}")
         return slots

@@ -7,6 +7,7 @@ same plainly, with no cache. Float64 and strong weights: a wrong entry moves the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -174,4 +175,4 @@ def _normed(x: Tensor) -> Tensor:
 def _spans(start: int, end: int, chunk: int | None) -> list[tuple[int, int]]:
     """[start, end) in runs of ``chunk`` that end on its multiples, so that which rows go together depends on no hit."""
     cuts = [start, *range(start // chunk * chunk + chunk, end, chunk), end] if chunk else [start, end]
-    return list(zip(cuts, cuts[1:], strict=False)) if start < end else []
+    return list(itertools.pairwise(cuts)) if start < end else []

@@ -1,0 +1,50 @@
+"""Synthetic multi-turn conversations: one system prompt for all, every turn extends the last, some branch off others.
+
+Tokens are random numbers from a seed. Nothing here knows a cache or a model.
+"""
+
+from __future__ import annotations
+
+import random
+
+SYSTEM = 192
+"""Tokens of the system prompt."""
+SAID = (24, 64)
+"""Fewest and most tokens that a user says in a turn."""
+
+
+class Conversations:
+    """``count`` conversations of up to ``turns`` turns; each answer has ``reply`` tokens."""
+
+    def __init__(self, count: int, turns: int, reply: int, vocabulary: int, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._vocabulary = vocabulary
+        self.turns = turns
+        self.longest = SYSTEM + turns * (SAID[1] + reply)
+        self.total = SYSTEM + count * turns * (sum(SAID) // 2 + reply)
+        """About as many tokens as all conversations have in the end, what they share counted once."""
+        system = self._tokens(SYSTEM)
+        self._histories = [list(system) for _ in range(count)]
+
+    def order(self) -> list[int]:
+        """In which order the conversations speak in a turn."""
+        numbers = list(range(len(self._histories)))
+        self._rng.shuffle(numbers)
+        return numbers
+
+    def ask(self, number: int, turn: int) -> list[int]:
+        """The next prompt of a conversation: all that was said, and what the user says now.
+
+        Half-way, every third conversation drops its own past and goes on from somewhere within its neighbour's.
+        """
+        if number % 3 == 2 and turn == max(1, self.turns // 2):
+            other = self._histories[number - 1]
+            self._histories[number] = other[: self._rng.randrange(SYSTEM, len(other) + 1)]
+        self._histories[number] += self._tokens(self._rng.randint(*SAID))
+        return list(self._histories[number])
+
+    def answered(self, number: int, reply: list[int]) -> None:
+        self._histories[number] += reply
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(self._vocabulary) for _ in range(count)]
