@@ -65,11 +65,15 @@ class Cached:
 
 @dataclass
 class View:
-    """All that the tree holds. ``slots`` is what can be found, by component and piece; ``detached`` what cannot."""
+    """All that the tree holds. ``slots`` is what can be found, by component and piece; ``detached`` what cannot.
+
+    ``keys``: the prefixes, one page of the tree apart, that the tree's edges spell.
+    """
 
     slots: dict[str, dict[Piece, int]]
     nodes: dict[int, Cached]
     detached: dict[str, set[int]]
+    keys: set[int] = field(default_factory=set)
 
 
 class Reader:
@@ -116,6 +120,8 @@ class Reader:
                 cached = Cached(above.end, kid.end, first + ids, up=above)
                 view.nodes[id(kid)] = cached
                 self._cells(view, kid, cached, found)
+                if found:
+                    view.keys.update(cached.ids[self.model.page + self.model.lookahead :: self.model.page])
                 stack.append((kid, cached, kid_last))
 
     def _edge(self, namespace: str, prefix: int, last: tuple[int, ...], key: bytes) -> tuple[list[int], tuple[int, ...]]:
@@ -175,10 +181,11 @@ class Shifted:
         return self.ids[length - self.start]
 
 
-def contents(f: Facts, ids: Any, index: int) -> list[int]:
-    """What a forward pass writes into the entries of a page."""
+def contents(f: Facts, ids: Any, index: int, entries: int | None = None) -> list[int]:
+    """What a forward pass writes into the first ``entries`` (default: all) of a page."""
     first = index * f.page + f.lookahead
-    return [ids[first + done] for done in range(f.group, f.page + 1, f.group)]
+    count = f.page // f.group if entries is None else entries
+    return [ids[first + (entry + 1) * f.group] for entry in range(count)]
 
 
 def cell_pages(f: Facts, end: int, data: Any) -> Iterator[tuple[int, int]]:

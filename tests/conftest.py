@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+
+from prefixloom.registry import default_registry
 
 Distribution = Callable[..., Path]
 
@@ -40,3 +43,13 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Di
     yield make
     for module in made:
         sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def installed(distribution: Distribution) -> Iterator[None]:
+    """prefixloom's own components are found as in an installation, also where only its source is on the path."""
+    if not any(point.name == "full" for point in entry_points(group="prefixloom")):
+        distribution("prefixloom", {"full": "prefixloom_full.plugin"})
+    default_registry.cache_clear()
+    yield
+    default_registry.cache_clear()

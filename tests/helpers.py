@@ -38,9 +38,9 @@ class Holes(Reach):
         return tuple((lo, min(lo + 2, n)) for lo in range(0, n, 8))
 
 
-def part(name: str, reach: Reach, *, dtype: str = "int64", kind: type[Component] = Component, **facts: Any) -> Component:
+def part(name: str, reach: Reach, kind: type[Component] = Component, **facts: Any) -> Component:
     """A component with one small buffer; ``kind`` may override hooks."""
-    return kind(name, Manifest([Buffer("data", (2,), dtype)], **facts), reach)
+    return kind(name, Manifest([Buffer("data", (2,), "int64")], **facts), reach)
 
 
 def every_reach() -> dict[str, Reach]:

@@ -62,6 +62,7 @@ class Facts:
     capacity: int
     rewind: int | None
     _needed: dict[int, frozenset[int]] = field(default_factory=dict)
+    _outlook: dict[int, frozenset[int]] = field(default_factory=dict)
 
     @property
     def boundary(self) -> bool:
@@ -78,6 +79,15 @@ class Facts:
             spans = () if self.boundary else self.reach.needs(n)
             known = frozenset(i for lo, hi in spans if lo < hi for i in range(lo // self.page, -(-hi // self.page)))
             self._needed[n] = known
+        return known
+
+    def outlook(self, n: int) -> frozenset[int]:
+        """Pages before ``n`` that resuming at ``n`` or going on from there may need: what a lease at ``n`` covers."""
+        known = self._outlook.get(n)
+        if known is None:
+            later = () if self.boundary else range(-(-n // self.page))
+            known = self.needed(n) | {index for index in later if self.ever_needed_from(index, n)}
+            self._outlook[n] = known
         return known
 
     def ever_needed_from(self, index: int, floor: int) -> bool:
@@ -104,6 +114,8 @@ class Running:
     """Boundary components whose running slot must still be filled by an op."""
     sourced: set[str]
     """Those of them that are filled from a state of the tree, at ``published``."""
+    donating: set[str] = field(default_factory=set)
+    """Those whose state goes to the tree in the publication that is being done."""
     deepest: int = 0
     """The most that was ever committed: what lies too far below it may have been released."""
     floor: int = 0
@@ -112,6 +124,8 @@ class Running:
     """A flush made it unusable."""
     detached: bool = False
     """Its namespace was dropped: what it publishes cannot be found."""
+    cover: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Edges that its lease covered when it came to stand where it stands, by component."""
 
 
 @dataclass(eq=False)
@@ -124,6 +138,7 @@ class Leased:
     boundary: int
     gone: bool = False
     detached: bool = False
+    cover: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
 class Model:
@@ -136,6 +151,8 @@ class Model:
         self.max_rewind = max_rewind
         self.names = Names()
         self.resident: dict[str, set[Piece]] = {f.name: set() for f in facts}
+        self.keys: set[int] = set()
+        """Prefixes that the tree knows. A match goes no deeper, even where nothing is needed (a window of 1)."""
 
     # ------------------------------------------------------------ names
     def piece(self, f: Facts, ids: Sequence[int], index: int) -> Piece:
@@ -157,10 +174,16 @@ class Model:
         return max(0, tokens - max(leave, self.lookahead)) // self.page * self.page
 
     def candidates(self, ids: Sequence[int], limit: int) -> list[int]:
-        return [b for b in range(0, limit + 1, self.page) if self.usable(ids, b)]
+        found = [0]
+        for boundary in range(self.page, limit + 1, self.page):
+            if ids[boundary + self.lookahead] not in self.keys:
+                break
+            if self.usable(ids, boundary):
+                found.append(boundary)
+        return found
 
     def deepest(self, ids: Sequence[int], limit: int) -> int:
-        return next(b for b in range(limit, -1, -self.page) if self.usable(ids, b))
+        return self.candidates(ids, limit)[-1]
 
     # ------------------------------------------------------------ a running sequence
     def publishable(self, run: Running) -> int:
@@ -178,7 +201,8 @@ class Model:
             elif f.rewind is not None:
                 depths.append(f.rewind)
         floor = min(run.committed, run.deepest - min(depths)) if depths else 0
-        return max(run.published, floor)
+        named_by_keys = min(run.named, run.published + self.lookahead) if run.published else 0
+        return max(run.published, floor, named_by_keys)
 
     def retain(self, run: Running) -> None:
         """After a commit or a publication: which is the first boundary that matters from now on."""

@@ -10,8 +10,8 @@ import random
 from functools import cache as memoised
 from typing import Any
 
-from backdoor import hold
-from model import Leased, Running, with_extra
+from backdoor import anchor, hold, sequence_anchor
+from model import Facts, Leased, Running, with_extra
 from world import World
 
 from prefixloom import CapacityError, InputError, ProtocolError
@@ -99,8 +99,10 @@ class Operations(World):
         boundary = self.planned_boundary(plan, ids)
         lease = self.cache.lease(plan)
         hold(lease.boundary == boundary, "a lease stands at %s, not %s", lease.boundary, boundary)
-        self.leases.append(Leased(lease, namespace, ids, boundary))
+        leased = Leased(lease, namespace, ids, boundary, cover={name: [] for name in self.facts})
+        self.leases.append(leased)
         self.settle("lease")
+        self.settled(leased, anchor(lease))
 
     def do_release(self, number: int, how: int = 0) -> None:
         if not self.leases:
@@ -146,7 +148,7 @@ class Operations(World):
         except CapacityError:
             with self.cache.lease(self.cache.match(what, **options) if options else what) as lease:
                 view = self.view = self.reader.read([*self.anchors(), (namespace, lease._node)])
-                hold(not self.room(states, lease._node), "no room for running states, and there is: %s", view)
+                hold(not self.room(states, anchor(lease)), "no room for running states, and there is: %s", view)
             self.settle("open refused", may_lose=None)
             return
         ids = self.model.names.prefixes(namespace, tokens)
@@ -155,11 +157,13 @@ class Operations(World):
             {f.name: boundary for f in self.model.facts}, set(states), set(states) if boundary else set(),
         )  # fmt: skip
         run.deepest = run.floor = boundary
+        run.cover = {name: [] for name in self.facts}
         self.extend(run, len(tokens) + self.model.lookahead)
         self.running.append(run)
         hold(sequence.ready == boundary, "a sequence starts at %s, not %s", sequence.ready, boundary)
         self.count("hit" if boundary else "miss")
         self.settle("open", may_lose=states)
+        self.settled(run, sequence_anchor(sequence))
         for f in self.model.facts:
             if not f.boundary and f.shareable:
                 listed = self.held(run)[f.name]
@@ -209,20 +213,23 @@ class Operations(World):
     def forward(self, run: Running, upto: int) -> None:
         """What the layers of a forward pass do: write pages and advance states, from what is in the slots."""
         for f in self.model.facts:
-            table = run.sequence.pages(f.name)
-            slots = self.slots[f.name]
             if f.boundary:
-                state = slots.read(table[0])[0]
+                slot = run.sequence.pages(f.name)[0]
+                state = self.slots[f.name].read(slot)[0]
                 for token in run.future[run.committed : upto]:
                     state = self.model.names.child(state, run.namespace, token)
-                slots.write(table[0], 0, state)
-                continue
-            for end in range((run.written[f.name] // f.group + 1) * f.group, upto + 1, f.group):
-                index, last = divmod(end - f.group, f.page)
-                hold(index * f.page >= run.published, "%s: published content must be written again", f.name)
-                hold(table[index] >= 0, "%s: page %s of %s has no slot to write", f.name, index, table)
-                slots.write(table[index], last // f.group, run.ids[end + f.lookahead])
-            run.written[f.name] = max(run.written[f.name], upto)
+                self.slots[f.name].write(slot, 0, state)
+            else:
+                self.write_pages(run, f, upto)
+
+    def write_pages(self, run: Running, f: Facts, upto: int) -> None:
+        table = run.sequence.pages(f.name)
+        for end in range((run.written[f.name] // f.group + 1) * f.group, upto + 1, f.group):
+            index, last = divmod(end - f.group, f.page)
+            hold(index * f.page >= run.published, "%s: published content must be written again", f.name)
+            hold(table[index] >= 0, "%s: page %s of %s has no slot to write", f.name, index, table)
+            self.slots[f.name].write(table[index], last // f.group, run.ids[end + f.lookahead])
+        run.written[f.name] = max(run.written[f.name], upto)
 
     def committed(self, run: Running, upto: int) -> None:
         run.committed = upto
@@ -298,14 +305,15 @@ class Operations(World):
         added, may_lose = self.bring(run, upto, last=False)
         got = run.sequence.publish(None if pick < 0 else upto)
         hold(got == upto, "published %s, not %s", got, upto)
-        if upto > run.published:
+        moved = upto > run.published
+        if moved:
             run.published = upto
             self.model.retain(run)
-            for f in self.model.facts:
-                if f.boundary and added[f.name] and run.sequence.pages(f.name)[0] >= 0 and f.name in may_lose:
-                    run.pending.add(f.name)
-                    run.sourced.add(f.name)
+            run.pending |= run.donating
+            run.sourced |= run.donating
         self.settle("publish", may_lose, added)
+        if moved:
+            self.settled(run, sequence_anchor(run.sequence))
         self.check_released(run)
 
     def bring(self, run: Running, upto: int, last: bool) -> tuple[dict[str, Any], dict[str, int]]:
@@ -313,7 +321,8 @@ class Operations(World):
         if upto <= run.published:
             return {}, {}
         added: dict[str, Any] = self.model.published_by(run, self.held(run), upto)
-        may_lose: dict[str, int] = {}
+        room: dict[str, int] = {}
+        run.donating = set()
         for f in self.model.facts:
             if not f.boundary:
                 continue
@@ -322,13 +331,15 @@ class Operations(World):
                 continue
             piece = self.model.piece(f, run.ids, upto)
             if not run.detached and piece in self.model.resident[f.name]:
+                room[f.name] = 1  # a slot is made free before it is known that the tree has the state already
                 continue
             if last:
                 added[f.name] = {piece}
             elif self.room({f.name: 1}):
                 added[f.name] = {piece}
-                may_lose[f.name] = 1
-        return ({} if run.detached else added), may_lose
+                room[f.name] = 1
+                run.donating.add(f.name)
+        return ({} if run.detached else added), room
 
     def do_rewind(self, number: int, count: int, salt: int) -> None:
         """Take back some of what may be taken back; sometimes one token too many is tried first."""
@@ -337,23 +348,26 @@ class Operations(World):
             return
         floor = self.model.rewind_floor(run)
         if salt % 4 == 0:
-            self.refused("rewind too far", ProtocolError, run.sequence.rewind, run.reserved - floor + 1)
-        length = max(floor, run.reserved - count)
-        ahead = self.model.lookahead
-        keep = ahead if length - ahead < run.published and run.published else 0
-        if any(isinstance(token, tuple) for token in run.future[length : length + keep]):
-            return
+            too_far = max(1, run.reserved - floor + 1)
+            self.refused("rewind too far", ProtocolError, run.sequence.rewind, too_far)
+        length = min(run.reserved, max(floor, run.reserved - count))
         run.sequence.rewind(run.reserved - length)
-        self.extend(run, length + keep)
-        del run.future[length + keep :], run.ids[length + keep + 1 :]
+        if length < run.reserved:
+            self.rewound(run, length, salt)
+        self.settle("rewind")
+
+    def rewound(self, run: Running, length: int, salt: int) -> None:
+        """Other tokens follow from ``length`` on, and what depends on them must be computed again."""
+        del run.future[length:], run.ids[length + 1 :]
         run.salt = salt
-        self.extend(run, length + ahead)
-        for f in self.model.facts:
-            run.written[f.name] = min(run.written[f.name], length, max(0, length + keep - f.lookahead))
         run.reserved = length
         run.committed = min(run.committed, length)
         run.named = min(run.named, length)
-        self.settle("rewind")
+        self.extend(run, length + self.model.lookahead)
+        for f in self.model.facts:
+            run.written[f.name] = min(run.written[f.name], max(0, length - f.lookahead))
+            if f.lookahead:  # a draft's last entries are written again before their tokens are named
+                self.write_pages(run, f, run.committed)
 
     # ------------------------------------------------------------ ending
     def do_close(self, number: int, how: int) -> None:
@@ -372,9 +386,9 @@ class Operations(World):
         if how < 2:
             sequence.close()
             sequence.close()
-        elif how == 2:
+        elif how == 2 or (how == 3 and run.gone):
             sequence.abort()
-        elif how == 3 and not run.gone:
+        elif how == 3:
             try:
                 with sequence:
                     raise Planned
@@ -439,6 +453,9 @@ class Operations(World):
         for thing in (*self.running, *self.leases):
             thing.gone = True
         self.settle("flush", wipe="*")
+        for plan, _, _ in self.plans:
+            self.refused("plan from before a flush", ProtocolError, self.cache.open, plan)
+        self.plans = []
         for run in self.running:
             self.refused("use after flush", ProtocolError, run.sequence.grow, 1)
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import cache_of, finish, part, path_cache, run, serve, settle
 
+from helpers import cache_of, finish, part, path_cache, run, serve, settle
 from prefixloom import InputError, Path, Tokens, encode
 from prefixloom.keys import TOKEN_LIMIT, KeyMaker
 
@@ -106,7 +106,7 @@ def test_raw_bytes_with_the_upper_bit_set_are_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [1.0, "7", None, [4], np.float32(2), 1j, b"x", object()])
 def test_a_token_that_is_no_whole_number_is_refused_with_its_place(wrong: Any) -> None:
-    with pytest.raises(InputError, match="token 2 is .*tokens must be whole numbers"):
+    with pytest.raises(InputError, match=r"token 2 is .*tokens must be whole numbers"):
         encode([1, 2, wrong, 3])
 
 
@@ -121,7 +121,7 @@ def test_a_token_that_is_no_whole_number_is_refused_with_its_place(wrong: Any) -
     ids=repr,
 )  # fmt: skip
 def test_what_is_no_sequence_of_whole_numbers_is_refused(wrong: Any) -> None:
-    with pytest.raises(InputError, match="tokens? "):
+    with pytest.raises(InputError, match=r"tokens? "):
         encode(wrong)
 
 
@@ -133,7 +133,7 @@ def test_bytes_that_are_no_whole_tokens_are_refused(count: int) -> None:
 
 
 def test_tokens_on_another_device_are_refused_since_reading_them_would_wait() -> None:
-    with pytest.raises(InputError, match="tokens lie on meta.*pass a CPU copy"):
+    with pytest.raises(InputError, match=r"tokens lie on meta.*pass a CPU copy"):
         encode(torch.zeros(3, dtype=torch.int64, device="meta"))
 
     class OnCuda:

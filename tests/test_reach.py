@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from helpers import Blocks, Holes, cache_of, every_reach, held, part, serve, settle
 
+from helpers import Blocks, Holes, cache_of, every_reach, held, part, serve, settle
 from prefixloom import Chunk, CompositionError, Path, Point, Reach, Sinks, Tail, Window
 from prefixloom.reach import Interval, Shift, Union, merged
 
@@ -162,7 +162,7 @@ def test_reaches_compare_by_value() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "4", None])
 @pytest.mark.parametrize(
-    "make", [Window, Chunk, Sinks, lambda v: Tail(v, 4), lambda v: Tail(4, v)], ids=["window", "chunk", "sinks", "c", "k"]
+    "make", [Window, Chunk, Sinks, lambda v: Tail(v, 4), lambda v: Tail(4, v)], ids=["w", "chunk", "sinks", "c", "k"]
 )
 def test_a_size_that_is_no_positive_whole_number_is_refused(make: Callable[[Any], Reach], wrong: Any) -> None:
     with pytest.raises(CompositionError, match="must be a whole number of at least 1"):

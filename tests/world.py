@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from backdoor import (
+    Cached,
     Reader,
     Slots,
     View,
@@ -79,34 +80,46 @@ class World:
         return found + [(leased.namespace, anchor(leased.lease)) for leased in self.leases if not leased.gone]
 
     # ------------------------------------------------------------ what may be evicted
+    def extent(self, f: Facts, cached: Cached | None) -> list[tuple[int, int]]:
+        """Edges above ``cached`` of which resuming at its end needs something of one component."""
+        found = []
+        boundary = cached.end if cached is not None else 0
+        needed = f.outlook(boundary)
+        while cached is not None and cached.end:
+            inside = any(cached.start < (i + 1) * f.page and i * f.page < cached.end for i in needed)
+            if inside or (f.boundary and cached.end == boundary):
+                found.append((cached.start, cached.end))
+            cached = cached.up
+        return found
+
+    def settled(self, thing: Running | Leased, node: Any) -> None:
+        """A lease came to stand at ``node``: it covers whole edges as they are now, whatever is split later."""
+        thing.cover = {f.name: self.extent(f, self.view.nodes.get(id(node))) for f in self.model.facts}
+
     def covered(self, f: Facts, view: View, besides: Any = None) -> set[int]:
         """Nodes of which a live lease covers something of one component."""
         found: set[int] = set()
 
-        def cover(node: Any) -> None:
+        def cover(node: Any, spans: list[tuple[int, int]]) -> None:
             cached = view.nodes.get(id(node))
-            boundary = cached.end if cached else 0
-            needed = f.needed(boundary)
-            if f.boundary and cached is not None:
-                found.add(id(cached))
             while cached is not None and cached.end:
-                if any(cached.start < (i + 1) * f.page and i * f.page < cached.end for i in needed):
+                if any(lo <= cached.start and cached.end <= hi for lo, hi in spans):
                     found.add(id(cached))
                 cached = cached.up
 
         for leased in self.leases:
             if not leased.gone:
-                cover(anchor(leased.lease))
+                cover(anchor(leased.lease), leased.cover[f.name])
         for run in self.running:
             if run.gone or not f.shareable:
                 continue
             if f.boundary:
                 if f.name in run.sourced:
-                    cover(sequence_anchor(run.sequence))
+                    cover(sequence_anchor(run.sequence), run.cover[f.name])
             elif any(slot >= 0 for slot in run.sequence.pages(f.name)[: run.published // f.page]):
-                cover(sequence_anchor(run.sequence))
+                cover(sequence_anchor(run.sequence), run.cover[f.name])
         if besides is not None:
-            cover(besides)
+            cover(besides, self.extent(f, view.nodes.get(id(besides))))
         return found
 
     def evictable(self, f: Facts, view: View, besides: Any = None) -> int:
@@ -154,6 +167,7 @@ class World:
                 hold(wanted > free, "%s: %s lost %s with %s free, %s wanted", what, name, lost, free, wanted)
             self.model.resident[name] = now
         self.view = view
+        self.model.keys = view.keys
         self.check_owners(view)
         for run in self.running:
             if not run.gone:
@@ -210,7 +224,7 @@ class World:
                     self.check_borrowed(f, run, index, slot, view)
                 done = (min(run.written[f.name], (index + 1) * f.page) - index * f.page) // f.group
                 if done > 0:
-                    got, expected = self.slots[f.name].read(slot)[:done], contents(f, run.ids, index)[:done]
+                    got, expected = self.slots[f.name].read(slot)[:done], contents(f, run.ids, index, done)
                     hold(got == expected, "%s: a sequence reads %s at page %s, not %s", f.name, got, index, expected)
 
     def check_borrowed(self, f: Facts, run: Running, index: int, slot: int, view: View) -> None:

@@ -7,10 +7,11 @@ undone. A hook that serving must not depend on is counted and logged, and the de
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import PluginError, PrefixloomError
+from .values import Op
 
 if TYPE_CHECKING:
     from .lane import Lane
@@ -23,6 +24,7 @@ class Asking:
     """The cache's way of calling plugins."""
 
     _plugin_errors: int
+    _lanes: tuple[Lane, ...]
 
     def _call(self, name: str, hook: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call a plugin; whatever it raises becomes a PluginError that names it."""
@@ -40,17 +42,39 @@ class Asking:
             raise self._bad_answer(lane.name, hook, f"{kind.__name__} or None", answer)
         return answer
 
-    def _ask_softly(self, lane: Lane, hook: str, function: Callable[..., Any] | None, *args: Any) -> Any:
+    def _ask_softly(
+        self, lane: Lane, hook: str, kind: type[T], function: Callable[..., Any] | None, *args: Any
+    ) -> T | None:
         """A hook that serving must not depend on: if it fails, it is counted and logged, and the default holds."""
         if function is None:
             return None
         try:
-            return self._call(lane.name, hook, function, *args)
+            return self._ask(lane, hook, kind, function, *args)
         except PrefixloomError as error:
-            self._plugin_errors += 1
-            log.warning("%s; going on without its answer", error)
+            self._without_answer(error)
             return None
+
+    def _without_answer(self, error: PrefixloomError) -> None:
+        self._plugin_errors += 1
+        log.warning("%s; going on without its answer", error)
 
     @staticmethod
     def _bad_answer(name: str, hook: str, wanted: str, got: object) -> PluginError:
         return PluginError(f"component {name!r}: {hook} must answer {wanted}, got {got!r}")
+
+    def _check_ops(self, lane: Lane, hook: str, ops: Iterable[Op]) -> tuple[Op, ...]:
+        """Ops that a plugin wants run: each must be one that can be."""
+        checked = tuple(ops)
+        lanes = {other.name: other for other in self._lanes}
+        for op in checked:
+            if not isinstance(op, Op) or op.component not in lanes:
+                raise self._bad_answer(lane.name, hook, f"ops of {', '.join(lanes)}", op)
+            target = lanes[op.component]
+            if op.kind not in ("copy", "clear"):
+                if target.hooks.run_forward_op is None:
+                    raise self._bad_answer(lane.name, hook, f"ops that {op.component!r} has a run_forward_op for", op)
+            elif not all(0 <= slot < target.pool.capacity for slot in (*op.src, *op.dst)):
+                raise self._bad_answer(lane.name, hook, f"slots from 0 to {target.pool.capacity - 1}", op)
+            elif op.kind == "copy" and len(op.src) != len(op.dst):
+                raise self._bad_answer(lane.name, hook, "copies with as many sources as destinations", op)
+        return checked

@@ -17,8 +17,9 @@ from .errors import CompositionError, InputError, PluginError, ProtocolError
 from .evict import evict, make_room, sweep
 from .insert import split
 from .keys import TOKEN_BYTES, KeyMaker, Tokens, encode
-from .lane import Lane, lane_for
+from .lane import Lane, PageLane, lane_for
 from .lane_path import PathLane
+from .lane_point import PointLane
 from .lease import Hold, Lease, acquire, release
 from .plan import MatchPlan, make_plan
 from .pool import DebugPool, Pool, Span
@@ -27,7 +28,7 @@ from .sequence import Sequence
 from .stats import CacheStats, cache_stats
 from .step import CLEAR, Fill, Step
 from .tree import Node, Root, Tree, unlink
-from .values import Claim, Op
+from .values import Op
 
 if TYPE_CHECKING:
     from .compose import Composition
@@ -49,7 +50,7 @@ class Cache(Asking):
         self._lanes = tuple(self._make_lane(i) for i in range(len(composition.parts)))
         self._page_lanes = tuple(lane for lane in self._lanes if lane.unit == "page")
         self._point_lanes = tuple(lane for lane in self._lanes if lane.unit == "boundary")
-        self._plain = not self._point_lanes and all(lane.part.manifest.shareable for lane in self._lanes)
+        self._plain = not self._point_lanes and all(lane.shared and not lane.replay for lane in self._lanes)
         self._retaining = bool(self._point_lanes) or any(lane.retains for lane in self._lanes)
         self._longest = min(
             (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains),
@@ -86,8 +87,9 @@ class Cache(Asking):
         limits: list[tuple[str, int]] = []
         for lane in self._lanes:
             own = lane.part.manifest.max_rewind
-            if lane.unit == "boundary":
-                limits.append((lane.name, own or 0))
+            if isinstance(lane, PointLane):
+                lane.allow_rewind(self._max_rewind)
+                limits.append((lane.name, self._max_rewind))
             elif lane.retains:
                 limits.append((lane.name, self._max_rewind))
             elif own is not None:
@@ -244,6 +246,8 @@ class Cache(Asking):
         """
         if self._guarded:
             self._enter()
+        if label.__class__ is not str or priority.__class__ is not int:
+            raise InputError(f"a label is a string and a priority a whole number, got {label!r} and {priority!r}")
         if tokens.__class__ is MatchPlan:
             plan = self._current(tokens)
         else:
@@ -275,7 +279,7 @@ class Cache(Asking):
         lease = sequence._lease
         node = lease._node
         try:
-            need = self._open_need(plan._claims)
+            need = self._open_need(plan)
             wanted = [(lane, need[lane.name], None) for lane in self._lanes if need.get(lane.name)]
             make_room(self, wanted, "open a sequence")
         except BaseException:
@@ -283,22 +287,30 @@ class Cache(Asking):
             raise
         sequence._pairs = tuple((lane, lane.open(node)) for lane in self._lanes)
         sequence._paged = tuple(pair for pair in sequence._pairs if pair[0].unit == "page")
-        sequence._shared = tuple(pair for pair in sequence._pairs if pair[0].part.manifest.shareable)
+        sequence._shared = tuple(pair for pair in sequence._pairs if pair[0].shared)
+        for lane, holding in sequence._paged:
+            if lane.replay:
+                lane.make_replayed(holding)
         for lane, holding in sequence._pairs:
             if lane.unit == "boundary":
                 cell = node.cells[lane.index]
                 sequence._fills.append(Fill(lane, holding, CLEAR if cell is None else cell.data))
         sequence._claimed_ops = tuple(op for claim in plan._claims if claim is not None for op in claim.ops)
 
-    def _open_need(self, claims: tuple[Claim | None, ...]) -> dict[str, int]:
-        need = {lane.name: 1 for lane in self._point_lanes}
-        for lane, claim in zip(self._lanes, claims, strict=False):
+    def _open_need(self, plan: MatchPlan) -> dict[str, int]:
+        """Slots that opening takes: running states, what is rebuilt by replay, and what plugins claim."""
+        need = {lane.name: lane.per_sequence for lane in self._lanes if isinstance(lane, PointLane)}
+        for lane in self._lanes:
+            if isinstance(lane, PageLane) and lane.replay and plan.ready:
+                need[lane.name] = lane.replayed_pages(plan.ready)
+        for lane, claim in zip(self._lanes, plan._claims, strict=False):
             if claim is not None and claim.need:
                 need[lane.name] = need.get(lane.name, 0) + claim.need
         return need
 
     def _too_long(self, length: int) -> None:
-        lane = min((lane for lane in self._page_lanes if not lane.retains), key=lambda lane: lane.pool.capacity)
+        kept = [lane for lane in self._page_lanes if not lane.retains]
+        lane = min(kept, key=lambda lane: lane.pool.capacity * lane.part.page_tokens)
         raise InputError(
             f"a sequence of {length} tokens is longer than the pool of component {lane.name!r}, which holds "
             f"{lane.pool.capacity * lane.part.page_tokens}"
@@ -308,6 +320,8 @@ class Cache(Asking):
         """The program of one forward pass over ``sequences``."""
         if role not in ("target", "draft"):
             raise InputError(f"a step's role is 'target' or 'draft', got {role!r}")
+        if not isinstance(sequences, Many) or not all(isinstance(sequence, Sequence) for sequence in sequences):
+            raise InputError(f"a step takes a list of sequences, got {sequences!r}")
         self._enter()
         for sequence in sequences:
             if sequence._cache is not self:

@@ -188,7 +188,7 @@ def cell_slots(lane: Lane, cell: Any) -> list[int]:
 def holding_slots(lane: Lane, holding: Any) -> list[int]:
     """The slots that a sequence's holding owns."""
     if lane.unit == "boundary":
-        return [holding.slot] if holding.slot >= 0 else []
+        return list(holding.slots())
     return [slot for slot in holding.table[holding.owned :] if slot != ABSENT]
 
 

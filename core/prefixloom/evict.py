@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError, Shortage
-from .values import NodeView
+from .values import Claim, NodeView
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: object = None) -> None:
     """Evict until each (lane, pages, holding) has its free pages; CapacityError, nothing evicted, if one cannot."""
     for lane, pages, _ in wanted:
-        if pages > len(lane.pool._free) + lane.in_tree - lane.leased:
+        if pages > len(lane.pool._free) + lane.in_tree - lane.leased and pages > lane.pool.free + lane.evictable:
             raise _refusal(cache, wanted, verb, count, who)
     for lane, pages, _ in wanted:
         missing = pages - len(lane.pool._free)
@@ -91,40 +91,59 @@ def _useless(node: Node, lane: Lane, other: Lane) -> None:
 
 
 def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> int:
-    """Eviction with ``evict_component``: victims are shown in batches, and one that is held back is asked once."""
+    """Eviction with ``evict_component``: it sees all victims at once, and again only those sought for what it kept.
+
+    What it keeps becomes recent, and so does what that hangs from; asked once, it goes after all if nothing else can.
+    """
     got = 0
-    held: list[Any] = []
+    held: set[Any] = set()
     while got < count:
-        victims: list[Any] = []
-        pages = 0
-        while got + pages < count:
-            cell = lane.pop_victim()
-            if cell is None:
-                break
-            victims.append(cell)
-            pages += _pages(lane, cell)
+        victims = _candidates(lane, count - got)
         if not victims:
             break
-        views = tuple(NodeView(cell.node.start, cell.node.end, _pages(lane, cell), cell.locks) for cell in victims)
-        claim = cache._ask_softly(lane, "evict_component", lane.hooks.evict_component, views, "device")
-        keep = set(claim.keep) if claim is not None and claim.keep else set()
-        for index, cell in enumerate(victims):
-            if index in keep:
-                held.append(cell)
-            else:
+        asked = [cell for cell in victims if cell not in held]
+        staying = _held_back(cache, lane, asked)
+        held |= staying
+        for cell in reversed(victims):
+            if cell in staying:
+                lane.come_back(cell)
+        for cell in victims:
+            if cell not in staying:
                 freed.append(cell.node)
-                got += lane.free_cell(cell)
-    for cell in held:
-        if got < count:
-            freed.append(cell.node)
-            got += lane.free_cell(cell)
-        else:
-            lane.queue.add(cell)
+                got += lane.free_left(cell)
     return got
 
 
-def _pages(lane: Lane, cell: Any) -> int:
-    return 1 if lane.unit == "boundary" else len(cell.data) // 4
+def _candidates(lane: Lane, count: int) -> list[Any]:
+    """The next cells to go, ``count`` pages or all there are, taken as gone so that what they uncover follows."""
+    victims: list[Any] = []
+    pages = 0
+    while pages < count:
+        cell = lane.pop_victim()
+        if cell is None:
+            break
+        lane.leave(cell)
+        victims.append(cell)
+        pages += lane.size(cell)
+    return victims
+
+
+def _held_back(cache: Cache, lane: Lane, asked: list[Any]) -> set[Any]:
+    """What the plugin keeps of ``asked``, and what those hang from."""
+    if not asked:
+        return set()
+    views = tuple(NodeView(cell.node.start, cell.node.end, lane.size(cell), cell.locks) for cell in asked)
+    claim = cache._ask_softly(lane, "evict_component", Claim, lane.hooks.evict_component, views, "device")
+    staying: set[Any] = set()
+    for index in (claim.keep or ()) if claim is not None else ():
+        if not isinstance(index, int) or not 0 <= index < len(asked):
+            cache._without_answer(cache._bad_answer(lane.name, "evict_component", "indices of victims", claim))
+            continue
+        cell = asked[index]
+        while cell in asked and cell not in staying:
+            staying.add(cell)
+            cell = lane.hangs_from(cell)
+    return staying
 
 
 def sweep(cache: Cache) -> int:

@@ -1,11 +1,12 @@
 """Hook specifications, in the order of a cache's life.
 
 Two levels. The *cold* hooks are asked once, of every selected distribution, by the process-wide registry. The *hot*
-hooks belong to one composed cache; each is optional, asked of each component instance at most once per operation, and
-replaced by ``None`` in the bound table where a component does not override it.
+hooks belong to one composed cache; each is optional, and ``None`` in the bound table where a component does not
+override it.
 
 No hook may change anything: it gets read-only views and returns one frozen value. The core folds answers in one
-direction only: validity narrows, protection widens. docs/hooks.md is the contract; a test holds the two together.
+direction only: validity narrows, protection widens. *Raises* says what an exception does: it fails the operation, or
+it is counted and the derived default holds. docs/hooks.md is the contract; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class RegistrySpecs:
     def prefixloom_component(self) -> ComponentType:  # type: ignore[empty-body]
         """Offer one kind of component.
 
-        When: once per process, when the component is first selected. Entry point name: the component's kind.
-        Mutates: nothing. Folded: not; one offer per entry point.
+        When: once per process, when the component is first selected, or a model config asks who serves its layers.
+        Entry point name: the component's kind.
+        Mutates: nothing. Folded: not; one offer per entry point. Raises: composition is refused.
         Example: ``return ComponentType(kind="ring", make=RingComponent)``
         """
 
@@ -54,8 +56,9 @@ class RegistrySpecs:
     def prefixloom_profile(self, model_config: dict[str, Any]) -> Profile | None:
         """Turn a model config into a component set, or None if this config is not known here.
 
-        When: once per compose() of a model config. Entry point name: ``profile:NAME``.
-        Mutates: nothing. Folded: the first answer that is not None wins; the built-in reader comes last.
+        When: once per compose() of a model config, until one answers. Entry point name: ``profile:NAME``.
+        Mutates: nothing; the config is a copy. Folded: plugins are asked in the order of their names, the first answer
+        that is not None wins, the built-in reader comes last. Raises: composition is refused.
         Example: ``return Profile((ComponentSpec("ring"),)) if model_config.get("model_type") == "mine" else None``
         """
 
@@ -64,7 +67,7 @@ class RegistrySpecs:
         """Offer a storage backend for the lowest tier.
 
         When: once per process, when the backend is first selected. Entry point name: ``storage:NAME``.
-        Mutates: nothing. Folded: not.
+        Mutates: nothing. Folded: not. Raises: whoever selected it gets a CompositionError.
         Example: ``return MyBackend``
         """
 
@@ -73,7 +76,7 @@ class RegistrySpecs:
         """Offer an eviction policy: an ``EvictionPolicy``.
 
         When: once per process, when the policy is first selected. Entry point name: ``policy:NAME``.
-        Mutates: nothing. Folded: not.
+        Mutates: nothing. Folded: not. Raises: composition is refused.
         Example: ``return EvictionPolicy("biggest", key=lambda use: -use.tokens)``
         """
 
@@ -85,9 +88,10 @@ class ComponentSpecs:
     def create_match_validator(self, tiers: tuple[Tier, ...]) -> Callable[[WalkView], int] | None:
         """Narrow which boundaries may be resumed at.
 
-        When: once per composition and set of tiers; the answer is called once per match and candidate.
+        When: once, when the cache is made; what it returns is called once per match and candidate boundary.
         Returns: a function from a walk to the deepest boundary it accepts, not above ``walk.boundary``; or None.
-        Mutates: nothing. Folded: intersected with the reach and with all other components.
+        Mutates: nothing. Folded: intersected with the reach and with all other components; a boundary above
+        ``walk.boundary`` changes nothing. Raises: here, composition is refused; in the validator, the match fails.
         Example: ``return lambda walk: walk.boundary // 64 * 64``
         """
 
@@ -95,9 +99,10 @@ class ComponentSpecs:
     def finalize_match_result(self, walk: WalkView) -> Claim | None:
         """Say what a match at ``walk.boundary`` needs, and whether it is wanted.
 
-        When: once per match and accepted candidate; also by ``peek``, so it must be pure.
-        Mutates: nothing. Folded: needs summed, ops concatenated after the derived ones, branch floored to the grid and
-        the deepest taken; a reject moves on to the next candidate.
+        When: once per match and candidate that every reach and validator accepts; also by ``peek``, so it must be pure.
+        Mutates: nothing. Folded: needs are added to the derived ones (room that ``open`` makes), ops run after the
+        derived ones, branch is floored to a boundary and the deepest taken; a reject moves on to the next candidate,
+        and is passed over at 0. Raises: the match fails.
         Example: ``return Claim(reject=walk.boundary < 128)``
         """
 
@@ -105,10 +110,10 @@ class ComponentSpecs:
     def commit_insert(self, walk: WalkView) -> Claim | None:
         """Say what to keep of the span ``[walk.start, walk.boundary)`` that a sequence publishes.
 
-        When: once per publish and component.
-        Mutates: nothing. Folded: ``keep`` intervals, rounded outward to pages, are what the tree takes; the rest of
-        the span stays with the sequence. A component closed upward always keeps all. A boundary component keeps its
-        state unless ``keep`` is empty.
+        When: once per publication, before anything moves.
+        Mutates: nothing. Folded: the tree takes ``keep``, rounded outward to pages, and what ``walk.boundary`` needs;
+        the rest of the span is freed at once. A component closed upward publishes all of it. A boundary component
+        publishes its state unless ``keep`` is empty. Raises: counted; all is published.
         Example: ``return Claim(keep=((max(walk.start, walk.boundary - 128), walk.boundary),))``
         """
 
@@ -116,8 +121,9 @@ class ComponentSpecs:
     def redistribute_on_node_split(self, parent: NodeView, child: NodeView) -> SplitRule | None:
         """Say how a boundary cell divides when its node is split; page cells are always sliced by position.
 
-        When: once per split of a node that holds the component's data.
-        Mutates: nothing. Folded: not; the child keeps the state unless the answer drops it.
+        When: once per split of a node that holds the component's data; the child is the half that keeps its end.
+        Mutates: nothing. Folded: not; the child keeps the state unless the answer drops it and no lease covers it.
+        Raises: counted; the child keeps it.
         Example: ``return SplitRule(keep="drop") if child.end - child.start < 16 else None``
         """
 
@@ -125,9 +131,9 @@ class ComponentSpecs:
     def acquire_component_lock(self, anchor: AnchorView, tier: Tier) -> Receipt | None:
         """Widen what a lease at ``anchor`` covers.
 
-        When: once per acquired lease and component. The core counts; if an implementation raises, what the lease had
-        taken is given back.
-        Mutates: nothing. Folded: united with what the reach covers; positions that hold no data are passed over.
+        When: once per lease, and once per publication, which moves the sequence's lease to a new anchor.
+        Mutates: nothing; the core counts. Folded: united with what the reach covers; positions that hold no data are
+        passed over. Raises: the operation fails, and what the lease had taken is given back.
         Example: ``return Receipt(positions=((0, 4),))``
         """
 
@@ -135,8 +141,10 @@ class ComponentSpecs:
     def release_component_lock(self, receipt: Receipt) -> Touch | None:
         """Say which covered positions become recent.
 
-        When: once per released lease and component, after the core's decrement.
-        Mutates: nothing. Folded: not; what is not touched is the first to go, what is not covered is unaffected.
+        When: once per release of a lease that still covers something of the component; with the receipt of the last
+        ``acquire_component_lock``, or an empty one.
+        Mutates: nothing. Folded: not. None, or a touch of any positions: all that is uncovered becomes recent; a touch
+        of no positions: it is the next to go. Raises: counted; it becomes recent.
         Example: ``return Touch(positions=())``
         """
 
@@ -144,9 +152,10 @@ class ComponentSpecs:
     def evict_component(self, node: tuple[NodeView, ...], tier: Tier) -> Claim | None:
         """Look at the victims before the core frees them; hold some back.
 
-        When: once per eviction and component, with all its victims.
-        Mutates: nothing. Folded: victims whose index is in ``keep`` become recent instead and others are sought; a
-        victim is held back once per eviction, so that a full pool still makes room.
+        When: once per eviction and batch of victims. Another batch is sought where victims were held back, or where
+        only now, their last child gone, cells of a component closed upward may go.
+        Mutates: nothing. Folded: victims whose index is in ``keep`` become recent instead and others are sought; they
+        go nevertheless if there are too few others. Raises: counted; all victims go.
         Example: ``return Claim(keep=tuple(i for i, v in enumerate(node) if v.start == 0))``
         """
 
@@ -154,7 +163,8 @@ class ComponentSpecs:
     def build_hicache_transfers(self, plan: Any, phase: Phase) -> tuple[Transfer, ...] | None:
         """Add transfers to those that reach and residency derive.
 
-        When: once per plan, phase and component. Phases: backup, load, store, prefetch, hand_over.
+        When: once per plan and phase. Phases: backup, load, store, prefetch, hand_over. This version never calls it: it
+        has no tier below the device.
         Mutates: nothing. Folded: united with the derived ones and de-duplicated.
         Example: ``return (Transfer("ring", 0, 4, "device", "host"),) if phase == "backup" else None``
         """
@@ -163,7 +173,7 @@ class ComponentSpecs:
     def commit_hicache_transfer(self, plan: Any, phase: Phase, outcome: Any) -> Claim | None:
         """Learn how a transfer ended. Residency is the core's.
 
-        When: once per finished transfer plan and component.
+        When: once per finished transfer plan. This version never calls it: it has no tier below the device.
         Mutates: nothing. Folded: needs summed.
         Example: ``return None``
         """
@@ -172,8 +182,10 @@ class ComponentSpecs:
     def deferred_forward_ops(self, batch: tuple[WalkView, ...]) -> tuple[Op, ...] | None:
         """Add ops to a step.
 
-        When: once per step of role "target" and component, with one view per sequence; never for role "draft".
-        Mutates: nothing. Folded: concatenated after the derived ops of the same component.
+        When: once per step of role "target", with one view per sequence (its committed, named, reserved and published
+        lengths); never for role "draft".
+        Mutates: nothing. Folded: concatenated after all derived and claimed ops, in the order of the components.
+        Raises: no step is made.
         Example: ``return (Op("flush", "ring"),)``
         """
 
@@ -181,8 +193,9 @@ class ComponentSpecs:
     def run_forward_op(self, op: Op, stream: Any) -> None:
         """Run an op of the component's own kind on the forward stream.
 
-        When: once per op whose kind the core does not run itself.
-        Mutates: the slots that the op names, nothing else. Folded: not.
+        When: once per op whose kind is neither ``copy`` nor ``clear``.
+        Mutates: the content of the slots that the op names, nothing else. Folded: not. Raises: the step commits
+        nothing.
         Example: ``self.pool.buffers["ring"][:, list(op.dst)] = 0``
         """
 

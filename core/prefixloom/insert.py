@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError
 from .evict import make_room
-from .lease import advance, finish
+from .lane_point import PointLane
+from .lease import advance, ask_receipts, finish
 from .step import Fill
 from .values import Claim, NodeView, SplitRule, WalkView
 
@@ -44,8 +45,8 @@ def _ask_split(cache: Cache, lane: Lane, upper: Node, lower: Node) -> None:
         NodeView(upper.start, upper.end, 0, cell.locks),
         NodeView(lower.start, lower.end, 1 if lane.unit == "boundary" else len(cell.data) // 4, cell.locks),
     )
-    rule: SplitRule | None = cache._ask_softly(
-        lane, "redistribute_on_node_split", lane.hooks.redistribute_on_node_split, *views
+    rule = cache._ask_softly(
+        lane, "redistribute_on_node_split", SplitRule, lane.hooks.redistribute_on_node_split, *views
     )
     if rule is not None and rule.keep == "drop" and lane.unit == "boundary" and not cell.locks:
         lane.queue.remove(cell)
@@ -62,8 +63,9 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     width = tree.element_bytes
     size = tree.page_bytes
     pairs = sequence._shared
+    receipts = ask_receipts(cache, sequence.namespace, upto) if cache._lock_hooks else None
     if cache._insert_hooks:
-        pairs = _ask_keep(cache, sequence, at, upto)
+        pairs = _ask_keep(cache, sequence, at, upto, last)
     donors: list[tuple[Lane, Any]] = []
     if cache._point_lanes and not last:
         donors, pairs = _donors(cache, pairs, upto)
@@ -88,27 +90,33 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
         at = node.end
         for lane, holding in pairs:
             lane.adopt(node, holding)
+    for lane, _ in pairs:
+        if isinstance(lane, PointLane) and lane.thin(node):
+            cache._evicted[lane.index] += 1
+            cache._epoch += 1
     sequence.published = upto
     if last:
-        finish(cache, lease, node, sequence.namespace)
+        finish(cache, lease, node, receipts)
         return
-    advance(cache, lease, node, sequence.namespace)
+    advance(cache, lease, node, receipts)
     for lane, holding in donors:
         _renew(sequence, lane, holding, node)
 
 
-def _ask_keep(cache: Cache, sequence: Sequence, start: int, upto: int) -> Pairs:
+def _ask_keep(cache: Cache, sequence: Sequence, start: int, upto: int, last: bool) -> Pairs:
     """What the plugins want kept of the span: the rest is given back, a state stays with the sequence."""
-    view = WalkView(sequence.namespace, upto, sequence.named, upto, start)
+    view = WalkView(sequence.namespace, upto, sequence.named, upto, start, upto == sequence.branch, last)
     pairs = []
     for lane, holding in sequence._shared:
         hook = lane.hooks.commit_insert
-        claim: Claim | None = None if hook is None else cache._ask_softly(lane, "commit_insert", hook, view)
+        claim = cache._ask_softly(lane, "commit_insert", Claim, hook, view)
         if claim is not None and claim.keep is not None:
             if lane.unit == "boundary":
                 if not claim.keep:
                     continue
-            else:
+            elif any(isinstance(span, int) for span in claim.keep):
+                cache._without_answer(cache._bad_answer(lane.name, "commit_insert", "intervals to keep", claim.keep))
+            elif last or lane.part.reach.convex:  # or else a later boundary may need what this one does not
                 lane.hold_back(holding, start, upto, claim.keep)
         pairs.append((lane, holding))
     return tuple(pairs)
@@ -122,7 +130,7 @@ def _donors(cache: Cache, pairs: Pairs, upto: int) -> tuple[list[tuple[Lane, Any
     donors: list[tuple[Lane, Any]] = []
     able = []
     for lane, holding in pairs:
-        if lane.unit == "boundary" and holding.as_of == upto and holding.ready:
+        if isinstance(lane, PointLane) and lane.donates(holding, upto):
             try:
                 make_room(cache, [(lane, 1, holding)], "checkpoint")
             except CapacityError:

@@ -65,7 +65,7 @@ def without_absent(data: bytes) -> bytes:
 class Lane:
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
-    __slots__ = ("hooks", "in_tree", "index", "leased", "name", "part", "pool", "queue", "tree_pages")
+    __slots__ = ("hooks", "in_tree", "index", "leased", "name", "part", "pool", "queue", "replay", "shared")
 
     unit = "page"
     retains = False
@@ -81,7 +81,8 @@ class Lane:
         self.queue = queue
         self.in_tree = 0
         self.leased = 0
-        self.tree_pages = tree_page // part.page_tokens if part.page_tokens else 0
+        self.replay = part.manifest.replay
+        self.shared = part.manifest.shareable and not self.replay  # what is rebuilt is not worth keeping
 
     def reset(self) -> None:
         """A flush: nothing is cached or leased, the queue is new."""
@@ -94,7 +95,11 @@ class Lane:
 
     @property
     def evictable(self) -> int:
-        return self.in_tree - self.leased
+        return self.in_tree - self.leased + self.loose()
+
+    def loose(self) -> int:
+        """Pages of covered cells that may go nevertheless."""
+        return 0
 
     # ------------------------------------------------------------ match
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
@@ -176,9 +181,29 @@ class Lane:
         """The next cell to go, off the queue but not freed; None if nothing may go."""
         return self.queue.pop()
 
+    def size(self, cell: Any) -> int:
+        """Pages (or slots) that freeing ``cell`` gives."""
+        return 1
+
+    def hangs_from(self, cell: Any) -> Any:
+        """The cell without which ``cell`` is worth nothing; None where there is no such thing."""
+        return None
+
+    def leave(self, cell: Any) -> None:
+        """``cell``, off the queue, counts as gone: what it kept from going may be the next victim."""
+
+    def come_back(self, cell: Any) -> None:
+        """``cell`` does not go after all: undo ``leave``, and it was used just now."""
+        self.queue.add(cell)
+
+    def free_left(self, cell: Any) -> int:
+        """Free a cell that has left, and count the pages."""
+        raise NotImplementedError
+
     def free_cell(self, cell: Any) -> int:
         """Free a cell that is off the queue, and count the pages."""
-        raise NotImplementedError
+        self.leave(cell)
+        return self.free_left(cell)
 
     def evict(self, count: int, freed: list[Node]) -> int:
         """Free at least ``count`` pages if so many may go; the nodes that lost their cell are appended to ``freed``."""
@@ -241,6 +266,22 @@ class PageLane(Lane):
         table[low:page] = array("i", ABSENT_BYTES * (page - low))
         holding.low = page
 
+    def replayed_pages(self, boundary: int) -> int:
+        """Pages that rebuilding for a resume at ``boundary`` writes."""
+        return boundary // self.page - max(0, boundary - self.replay) // self.page
+
+    def make_replayed(self, holding: Holding) -> None:
+        """Own pages for what a resume at the holding's end rebuilds; the caller has made sure that they are free."""
+        last = len(holding.table)
+        count = self.replayed_pages(last * self.page)
+        if count:
+            holding.table[last - count :] = self.pool.take(count)
+            holding.owned = holding.low = last - count
+
+    def needed_pages(self, first: int, length: int) -> list[bool]:
+        """For each page from ``first`` on whether resuming at ``length`` needs it."""
+        return [True] * (-(-length // self.page) - first)
+
     def take_over(self, holding: Holding, first: int, last: int) -> bytes:
         """The holding's pages [first, last), which it owned, for the tree."""
         data = holding.table[first:last].tobytes()
@@ -256,7 +297,8 @@ def lane_for(index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -
     """The lane that serves a part's reach: the narrowest, hence fastest, that is right for it."""
     from .lane_path import PathLane
     from .lane_point import PointLane
-    from .lane_span import ScatterLane, SpanLane
+    from .lane_scatter import ScatterLane
+    from .lane_span import SpanLane
 
     reach = part.reach
     if reach.unit == "boundary":

@@ -172,22 +172,31 @@ class PathLane(PageLane):
             if cell is None or not cell.below:  # an inner anchor returns when its last child has gone
                 return cell
 
-    def free_cell(self, cell: PathCell) -> int:
-        cell.node.cells[self.index] = None
-        self._leave(cell)
-        pages = len(cell.data) // ID_BYTES
-        self.pool.give(cell.data)
-        self.in_tree -= pages
-        return pages
+    def size(self, cell: PathCell) -> int:
+        return len(cell.data) // ID_BYTES
 
-    def _leave(self, cell: PathCell) -> None:
-        """A leaf's cell has gone: a parent left childless is the next victim, unless its own use was later."""
+    def hangs_from(self, cell: PathCell) -> PathCell:
+        return cell.up
+
+    def leave(self, cell: PathCell) -> None:
+        """A parent left childless is the next victim, unless its own use was later."""
         up = cell.up
         below = up.below - 1
         up.below = below
         if not below and not up.locks and up.next is None:
             self.queue.add_first(up)
+
+    def come_back(self, cell: PathCell) -> None:
+        cell.up.below += 1
+        self.queue.add(cell)
+
+    def free_left(self, cell: PathCell) -> int:
+        cell.node.cells[self.index] = None
         self.queue.forget(cell)
+        self.pool.give(cell.data)
+        pages = len(cell.data) // ID_BYTES
+        self.in_tree -= pages
+        return pages
 
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue

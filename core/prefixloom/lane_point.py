@@ -2,38 +2,78 @@
 
 A running sequence writes its state in place, so it never reads the tree's slot: a match copies it into a slot of the
 sequence's own (a deferred op, the source covered until it has run), and a publication *donates* the sequence's slot to
-the tree and goes on with a fresh one.
+the tree and goes on with a fresh one. While it runs, a sequence may *track*: copy its state at a boundary into a slot
+beside, so that its end can publish the deepest checkpoint that its key names, even if it ran on past it. With a rewind
+depth k it has k + 1 further slots, into which each step of at most so many tokens writes the state after every token.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane
+from .policy import Queue
+from .pool import Pool
 from .tree import Node
 
+if TYPE_CHECKING:
+    from .compose import Part
+
 NO_SLOT = -1
+TRACKS = 2
+"""Tracked states of a sequence: one that is complete, and one that may be in the making."""
+
+
+class Track:
+    """A state kept at ``as_of``, not yet published."""
+
+    __slots__ = ("as_of", "slot")
+
+    def __init__(self, slot: int, as_of: int) -> None:
+        self.slot = slot
+        self.as_of = as_of
 
 
 class StateHolding:
     """``slot`` is the running state's, ``as_of`` the boundary that its content stands for.
 
     ``ready`` is False until the op that fills the slot has run: until then the content is not the sequence's.
+    ``steps[i]`` is the state after i + 1 tokens of the last small step, which began at ``steps_from`` (-1: none).
     """
 
-    __slots__ = ("as_of", "ready", "slot")
+    __slots__ = ("as_of", "ready", "slot", "steps", "steps_from", "tracks")
 
-    def __init__(self, slot: int, as_of: int) -> None:
+    def __init__(self, slot: int, as_of: int, steps: tuple[int, ...]) -> None:
         self.slot = slot
         self.as_of = as_of
         self.ready = False
+        self.tracks: list[Track] = []
+        self.steps = steps
+        self.steps_from = -1
+
+    def slots(self) -> list[int]:
+        """All slots that the sequence owns."""
+        running = [] if self.slot == NO_SLOT else [self.slot]
+        return [*running, *(track.slot for track in self.tracks), *self.steps]
 
 
 class PointLane(Lane):
-    __slots__ = ()
+    __slots__ = ("per_path", "per_sequence", "track_every")
     unit = "boundary"
 
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
+        super().__init__(index, part, pool, queue, tree_page)
+        manifest = part.manifest
+        self.per_path = manifest.states_per_path
+        self.track_every = -(-manifest.checkpoint_every // tree_page) * tree_page
+        self.per_sequence = 1
+
+    def allow_rewind(self, depth: int) -> None:
+        """Sequences may take ``depth`` tokens back: each gets ``depth + 1`` slots for the states of single steps."""
+        self.per_sequence = depth + 2 if depth else 1
+
+    # ------------------------------------------------------------ match
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
         i = self.index
         if boundary == node.end and (node.cells[i] is not None or not boundary):
@@ -46,6 +86,7 @@ class PointLane(Lane):
     def row(self, node: Node, boundary: int) -> bytes:
         return array("i", [node.cells[self.index].data] if boundary else []).tobytes()
 
+    # ------------------------------------------------------------ leases
     def acquire(self, node: Node) -> Cell | None:
         cell: Cell | None = node.cells[self.index]
         if cell is None:
@@ -75,38 +116,135 @@ class PointLane(Lane):
     def divide(self, upper: Node, lower: Node) -> None:
         """The state stays at the end, which is the lower half's."""
 
+    # ------------------------------------------------------------ sequences
     def open(self, node: Node) -> StateHolding:
-        return StateHolding(self.pool.take(1)[0], node.end)
+        slots = self.pool.take(self.per_sequence)
+        return StateHolding(slots[0], node.end, tuple(slots[1:]))
+
+    def committed(self, holding: StateHolding, upto: int) -> bool:
+        """A step has brought the running state to ``upto``; True if a checkpoint is due there."""
+        before = holding.as_of
+        holding.as_of = upto
+        holding.steps_from = before if 0 < upto - before <= len(holding.steps) else -1
+        every = self.track_every
+        return every > 0 and upto > before and upto % every == 0
+
+    def track_slot(self, holding: StateHolding) -> int:
+        """The slot for a new track, off the oldest of enough tracks; NO_SLOT if a new one is needed."""
+        if len(holding.tracks) < TRACKS:
+            return NO_SLOT
+        return holding.tracks.pop(0).slot
+
+    def track(self, holding: StateHolding, slot: int) -> None:
+        """Keep the running state, as it is now, in ``slot``."""
+        self.pool.copy((holding.slot,), (slot,))
+        holding.tracks.append(Track(slot, holding.as_of))
+
+    def checkpoint(self, holding: StateHolding, upto: int) -> int:
+        """The deepest boundary up to ``upto`` that a complete state stands for; -1 if there is none."""
+        best = holding.as_of if holding.ready and holding.as_of <= upto else -1
+        for track in holding.tracks:
+            if best < track.as_of <= upto:
+                best = track.as_of
+        return best
 
     def adopt(self, node: Node, holding: StateHolding) -> None:
-        if holding.as_of != node.end or not holding.ready or node.cells[self.index] is not None:
+        if node.cells[self.index] is not None:
             return
-        cell = Cell(node, holding.slot)
+        slot = NO_SLOT
+        for track in holding.tracks:
+            if track.as_of == node.end:
+                slot = track.slot
+                holding.tracks.remove(track)
+                break
+        else:
+            if holding.as_of != node.end or not holding.ready:
+                return
+            slot = holding.slot
+            holding.slot = NO_SLOT
+            holding.ready = False
+        cell = Cell(node, slot)
         node.cells[self.index] = cell
-        holding.slot = NO_SLOT
-        holding.ready = False
         self.in_tree += 1
         self.queue.add(cell)
 
+    def donates(self, holding: StateHolding, boundary: int) -> bool:
+        """Whether publishing ``boundary`` takes the running state, so that the sequence needs a fresh slot."""
+        return (
+            holding.ready
+            and holding.as_of == boundary
+            and all(track.as_of != boundary for track in holding.tracks)
+        )
+
     def renew(self, holding: StateHolding) -> None:
         holding.slot = self.pool.take(1)[0]
+
+    def thin(self, node: Node) -> int:
+        """With a bound on states per path, drop one above ``node`` if there are too many; how many were dropped.
+
+        The nearest that nobody is copying goes, but for those where paths part: they serve several continuations.
+        """
+        if self.per_path is None or node.cells[self.index] is None:
+            return 0
+        count = 1
+        victim: Cell | None = None
+        above = node.parent
+        while above.parent is not None:
+            cell = above.cells[self.index]
+            if cell is not None:
+                count += 1
+                if victim is None and not cell.locks and len(above.kids or ()) < 2:
+                    victim = cell
+            above = above.parent
+        if count <= self.per_path or victim is None:
+            return 0
+        if victim.next is not None:
+            self.queue.remove(victim)
+        return self.free_cell(victim)
+
+    def floor(self, holding: StateHolding, floor: int) -> int:
+        """The lowest boundary that a tracked state may still be published at, or ``floor``."""
+        for track in holding.tracks:
+            if track.as_of < floor:
+                floor = track.as_of
+        return floor
+
+    def forget_tracks(self, holding: StateHolding, low: int, high: int) -> None:
+        """Give back tracked states outside of (``low``, ``high``]."""
+        for track in [track for track in holding.tracks if not low < track.as_of <= high]:
+            holding.tracks.remove(track)
+            self.pool.give_one(track.slot)
 
     def retain(self, holding: StateHolding, floor: int) -> None:
         pass
 
     def owned(self, holding: StateHolding) -> int:
-        return int(holding.slot != NO_SLOT)
+        return len(holding.slots())
 
     def close(self, holding: StateHolding) -> None:
-        if holding.slot != NO_SLOT:
-            self.pool.give_one(holding.slot)
-            holding.slot = NO_SLOT
+        for slot in holding.slots():
+            self.pool.give_one(slot)
+        holding.slot = NO_SLOT
         holding.ready = False
+        holding.tracks = []
+        holding.steps = ()
 
-    def rewind(self, holding: StateHolding, length: int) -> None:
-        pass
+    def can_rewind(self, holding: StateHolding, length: int) -> bool:
+        """Whether the state at ``length`` is at hand: the running one, or that of a single token of the last step."""
+        return length >= holding.as_of or -1 < holding.steps_from < length
 
-    def free_cell(self, cell: Any) -> int:
+    def rewind_state(self, holding: StateHolding, length: int) -> int:
+        """Take the state back to ``length``; the slot that must be copied into the running one, or NO_SLOT."""
+        self.forget_tracks(holding, -1, length)
+        if length >= holding.as_of:
+            return NO_SLOT
+        source = holding.steps[length - holding.steps_from - 1]
+        holding.as_of = length
+        holding.ready = False
+        return source
+
+    # ------------------------------------------------------------ eviction
+    def free_left(self, cell: Any) -> int:
         cell.node.cells[self.index] = None
         self.queue.forget(cell)
         self.pool.give_one(cell.data)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ProtocolError
 from .evict import sweep
-from .values import AnchorView, Receipt
+from .values import AnchorView, Receipt, Touch
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -87,38 +87,34 @@ class Lease(Hold):
 
 
 def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
-    """A lease at the end of ``node``. If a hook raises half-way, what was covered is uncovered again."""
+    """A lease at the end of ``node``. If a hook raises, nothing was covered yet."""
+    receipts = None
     if cache._lock_hooks:
-        return _acquire_with_hooks(cache, node, namespace, kind)
-    lease = kind(cache, node, [lane.acquire(node) for lane in cache._lanes], None)
-    node.leases += 1
-    if cache._debug is not None:
-        cache._debug.leased(lease)
-    return lease
-
-
-def _acquire_with_hooks(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
-    anchor = AnchorView(namespace, node.end)
-    records: list[Any] = []
-    receipts: list[Receipt | None] = []
-    try:
-        for lane in cache._lanes:
-            hook = lane.hooks.acquire_component_lock
-            receipt = (
-                None if hook is None else cache._ask(lane, "acquire_component_lock", Receipt, hook, anchor, "device")
-            )
-            receipts.append(receipt)
-            records.append(lane.acquire(node) if receipt is None else lane.acquire_wider(node, receipt.positions))
-    except BaseException:
-        for lane, record in zip(cache._lanes, records, strict=False):
-            if record is not None:
-                lane.release(record)
-        raise
-    node.leases += 1
+        receipts = ask_receipts(cache, namespace, node.end)
+        records = [_acquire(lane, node, receipt) for lane, receipt in zip(cache._lanes, receipts, strict=True)]
+    else:
+        records = [lane.acquire(node) for lane in cache._lanes]
     lease = kind(cache, node, records, receipts)
+    node.leases += 1
     if cache._debug is not None:
         cache._debug.leased(lease)
     return lease
+
+
+def ask_receipts(cache: Cache, namespace: str, boundary: int) -> list[Receipt | None]:
+    """What the plugins want covered at ``boundary``; asked first, so that a failure changes nothing."""
+    anchor = AnchorView(namespace, boundary)
+    receipts: list[Receipt | None] = []
+    for lane in cache._lanes:
+        hook = lane.hooks.acquire_component_lock
+        receipts.append(
+            None if hook is None else cache._ask(lane, "acquire_component_lock", Receipt, hook, anchor, "device")
+        )
+    return receipts
+
+
+def _acquire(lane: Lane, node: Node, receipt: Receipt | None) -> Any:
+    return lane.acquire(node) if receipt is None else lane.acquire_wider(node, receipt.positions)
 
 
 def release(cache: Cache, lease: Hold) -> None:
@@ -157,40 +153,39 @@ def _release_touching(cache: Cache, lane: Lane, record: Any, receipt: Receipt | 
     hook = lane.hooks.release_component_lock
     touch = None
     if hook is not None:
-        touch = cache._ask_softly(lane, "release_component_lock", hook, receipt if receipt is not None else Receipt())
+        mine = receipt if receipt is not None else Receipt()
+        touch = cache._ask_softly(lane, "release_component_lock", Touch, hook, mine)
     lane.release(record, recent=touch is None or touch.positions is None or bool(touch.positions))
 
 
-def advance(cache: Cache, lease: Hold, node: Node, namespace: str) -> None:
+def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None] | None) -> None:
     """The lease moves down to ``node``: the new boundary is covered before the old one is uncovered."""
     old = lease._node
     if node is old:
         return
     records = lease._records
-    if cache._lock_hooks:
-        fresh = _acquire_with_hooks(cache, node, namespace, Hold)
-        old_records, lease._records, lease._receipts = records, fresh._records, fresh._receipts
-        fresh._cache = None
-        if cache._debug is not None:
-            cache._debug.released(fresh)
-        for lane in cache._lanes:
-            if old_records[lane.index] is not None:
-                lane.release(old_records[lane.index])
-    else:
-        for lane in cache._lanes:
-            i = lane.index
+    for lane in cache._lanes:
+        i = lane.index
+        receipt = None if receipts is None else receipts[i]
+        if receipt is None or lane.unit == "boundary":
             records[i] = lane.advance(records[i], node)
-        node.leases += 1
+        else:
+            wider = lane.acquire_wider(node, receipt.positions)
+            if records[i] is not None:
+                lane.release(records[i])
+            records[i] = wider
+    lease._receipts = receipts
+    node.leases += 1
     lease._node = node
     old.leases -= 1
     if not old.kids and not old.leases and cache._tree.prune(old):
         cache._epoch += 1
 
 
-def finish(cache: Cache, lease: Hold, node: Node, namespace: str) -> None:
+def finish(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None] | None) -> None:
     """The lease of a sequence that ends at ``node``: ``advance`` and ``release`` in one."""
-    if cache._lock_hooks:
-        advance(cache, lease, node, namespace)
+    if receipts is not None:
+        advance(cache, lease, node, receipts)
         release(cache, lease)
         return
     lease._cache = None

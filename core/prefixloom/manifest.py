@@ -102,6 +102,9 @@ class Manifest:
     ``shareable``        False: never in the tree, but pooled, rewound and handed over
     ``attach``           "share": a match reads in place; "copy": a match copies, and pins the source until it has run
     ``max_rewind``       tokens that can be taken back; None: as many as are not yet published
+    ``checkpoint_every`` boundary components: keep a checkpoint every so many tokens while running; 0: only the state
+                         at the end
+    ``states_per_path``  boundary components: at most so many cached states on a path from the root; None: any number
     ``placement``        "sharded" or "replicated" over tensor and context parallel ranks
     ``stored_as``        a codec for what rests in the tree or in lower tiers
     ``replay``           resume this many tokens earlier to rebuild, instead of having a reach
@@ -117,6 +120,8 @@ class Manifest:
     shareable: bool = True
     attach: Literal["share", "copy"] | None = None
     max_rewind: int | None = None
+    checkpoint_every: int = attrs.field(default=0, validator=_whole(0))
+    states_per_path: int | None = None
     placement: Literal["sharded", "replicated"] = "sharded"
     stored_as: Codec | None = None
     replay: int = attrs.field(default=0, validator=_whole(0))
@@ -133,7 +138,7 @@ class Manifest:
             raise CompositionError(f"attach must be 'share' or 'copy', got {self.attach!r}")
         if self.placement not in ("sharded", "replicated"):
             raise CompositionError(f"placement must be 'sharded' or 'replicated', got {self.placement!r}")
-        for name in ("page_size", "max_rewind"):
+        for name in ("page_size", "max_rewind", "states_per_path"):
             value = getattr(self, name)
             if value is not None:
                 _whole(0 if name == "max_rewind" else 1)(self, getattr(attrs.fields(Manifest), name), value)

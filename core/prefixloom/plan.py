@@ -62,7 +62,7 @@ class MatchPlan:
     @property
     def need(self) -> dict[str, int]:
         """Slots that opening a sequence here takes at once, per component."""
-        return self._cache._open_need(self._claims)
+        return self._cache._open_need(self)
 
     @property
     def why(self) -> str:
@@ -145,12 +145,16 @@ def agree(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
             if lower != boundary:
                 plan.limited_by = lane.name
                 boundary = lower
-        if boundary == paged:
-            break
-        if plan.branch is None:
-            plan.branch = paged
-    if cache._validators:
-        node, boundary = narrow(cache, plan, node, boundary)
+        if boundary != paged:
+            if plan.branch is None:
+                plan.branch = paged
+            continue
+        if cache._validators:
+            node, lower = narrow(cache, plan, node, boundary)
+            if lower != boundary:
+                boundary = lower
+                continue
+        break
     plan._node = node
     plan.ready = boundary
 
@@ -168,8 +172,7 @@ def narrow(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tuple[No
             plan.limited_by = name
             while node.parent is not None and node.parent.end >= lower:
                 node = node.parent
-            agree(cache, plan, node, lower)
-            return plan._node, plan.ready
+            return node, lower
     return node, boundary
 
 
@@ -185,6 +188,8 @@ def ask_claims(cache: Cache, plan: MatchPlan) -> None:
             claims.append(claim)
             if claim is None:
                 continue
+            if claim.ops:
+                cache._check_ops(lane, "finalize_match_result", claim.ops)
             if claim.branch is not None and plan.ready < claim.branch <= plan.key_tokens:
                 plan.branch = max(plan.branch or 0, claim.branch // page * page) or None
             if claim.reject and plan.ready:

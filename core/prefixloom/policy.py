@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import attrs
@@ -58,6 +58,12 @@ class ListQueue:
     def __init__(self) -> None:
         end = self._end = Link()
         end.prev = end.next = end
+
+    def __iter__(self) -> Iterator[Any]:
+        cell = self._end.next
+        while cell is not self._end:
+            yield cell
+            cell = cell.next
 
     def add(self, cell: Any) -> None:
         end = self._end

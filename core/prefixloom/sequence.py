@@ -10,17 +10,20 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .errors import InputError, ProtocolError
+from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
 from .insert import publish
 from .keys import Named, Tokens, encode
+from .lane_point import NO_SLOT
 from .lease import Hold, release, release_part
+from .pool import ABSENT
+from .step import Fill
 
 if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Lane
+    from .lane_point import PointLane, StateHolding
     from .plan import MatchPlan
-    from .step import Fill
     from .values import Op
 
 
@@ -28,7 +31,7 @@ class Sequence(Named):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (
-        "__weakref__", "_cache", "_claimed_ops", "_fills", "_lease", "_paged", "_pairs", "_shared", "branch",
+        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_paged", "_pairs", "_shared", "branch",
         "committed", "namespace", "priority", "published", "ready", "reserved",
     )  # fmt: skip
 
@@ -48,7 +51,7 @@ class Sequence(Named):
         self.namespace = plan.namespace
         self.priority = 0
         self.branch = plan.branch
-        self.ready = self.reserved = self.committed = self.published = ready
+        self.ready = self.reserved = self.committed = self.published = self._high = ready
 
     # ------------------------------------------------------------ state
     def _usable(self) -> Cache:
@@ -99,6 +102,11 @@ class Sequence(Named):
         holding = self._holding(component)[1]
         return list(holding.table) if hasattr(holding, "table") else [holding.slot]
 
+    def rewind_slots(self, component: str) -> list[int]:
+        """Slots where a step of at most ``max_rewind + 1`` tokens writes a boundary component's state after each."""
+        holding = self._holding(component)[1]
+        return list(getattr(holding, "steps", ()))
+
     def owned(self, component: str) -> int:
         """Pages (or slots) of a component that this sequence owns."""
         lane, holding = self._holding(component)
@@ -111,10 +119,12 @@ class Sequence(Named):
         raise InputError(f"no component {component!r} here; there are {', '.join(p[0].name for p in self._pairs)}")
 
     # ------------------------------------------------------------ running
-    def grow(self, count: int) -> None:
+    def grow(self, count: int, *, arriving: bool = False) -> None:
         """Reserve slots for ``count`` more tokens in every component, evicting if need be.
 
         All or nothing: CapacityError says which pool lacks how much and who holds it, and no slot was taken.
+        ``arriving``: the tokens were computed elsewhere and only what resuming at their end needs will be filled in; a
+        component gets slots for that (a window's tail), and *absent* for the rest.
         """
         cache = self._usable()
         if count.__class__ is not int or count < 0:
@@ -122,6 +132,9 @@ class Sequence(Named):
         length = self.reserved + count
         if length > cache._longest:
             cache._too_long(length)
+        if arriving:
+            self._grow_arriving(cache, count, length)
+            return
         wanted = []
         tight = False
         for lane, holding in self._paged:
@@ -138,6 +151,16 @@ class Sequence(Named):
         if cache._debug is not None:
             cache._leave("grow")
 
+    def _grow_arriving(self, cache: Cache, count: int, length: int) -> None:
+        needed = [lane.needed_pages(len(holding.table), length) for lane, holding in self._paged]
+        wanted = [(lane, sum(pages), holding) for (lane, holding), pages in zip(self._paged, needed, strict=True)]
+        make_room(cache, wanted, "reserve", count, self)
+        for (lane, slots, holding), pages in zip(wanted, needed, strict=True):
+            fresh = iter(lane.pool.take(slots) if slots else ())
+            holding.table.extend(next(fresh) if page else ABSENT for page in pages)
+        self.reserved = length
+        cache._leave("grow")
+
     def append(self, tokens: Any) -> None:
         """Name the tokens that follow the named ones."""
         cache = self._usable()
@@ -150,6 +173,8 @@ class Sequence(Named):
         cache = self._usable()
         if upto is None:
             upto = self.reserved
+        elif upto.__class__ is not int:
+            raise InputError(f"commit takes a number of tokens, got {upto!r}")
         if not self.committed <= upto <= self.reserved:
             raise ProtocolError(
                 f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved"
@@ -157,6 +182,8 @@ class Sequence(Named):
         if self._fills:
             raise ProtocolError(f"{self!r} has ops that have not run: commit through cache.step(...)")
         self.committed = upto
+        if cache._point_lanes:
+            self._advance_states(upto)
         if cache._retaining:
             self._retain(upto)
         if cache._debug is not None:
@@ -165,19 +192,49 @@ class Sequence(Named):
     def _retain(self, committed: int) -> None:
         """Early release: keep what any boundary still to be published or rewound to can need, and no more."""
         cache = self._cache
+        if committed > self._high:
+            self._high = committed
         named = self.named - cache._lookahead
         floor = (committed if committed < named else named) - cache._max_rewind
         floor = max(floor // cache._page * cache._page, self.published)
+        for lane, holding in self._states():
+            floor = lane.floor(holding, floor)
         lease = self._lease
         for lane, holding in self._paged:
             if lane.retains:
                 lane.retain(holding, floor)
                 if lease._records[lane.index] is not None and lane.passed(holding, lease._node.end):
                     release_part(cache, lease, lane)
-        if len(self._paged) != len(self._pairs):
-            for lane, holding in self._pairs:
-                if lane.unit == "boundary":
-                    holding.as_of = committed
+
+    def _states(self) -> list[tuple[PointLane, StateHolding]]:
+        if len(self._paged) == len(self._pairs):
+            return []
+        return [(lane, holding) for lane, holding in self._pairs if lane.unit == "boundary"]
+
+    def _advance_states(self, upto: int) -> None:
+        """The running states stand for ``upto`` now; where a checkpoint is due, one is kept beside."""
+        cache = self._cache
+        for lane, holding in self._states():
+            if not lane.committed(holding, upto):
+                continue
+            slot = lane.track_slot(holding)
+            if slot == NO_SLOT:
+                try:
+                    make_room(cache, [(lane, 1, holding)], "checkpoint")
+                except CapacityError:
+                    cache._skipped_checkpoints += 1
+                    continue
+                slot = lane.pool.take(1)[0]
+            lane.track(holding, slot)
+
+    def _stops(self, upto: int) -> list[int]:
+        """Where a publication up to ``upto`` must end a node: at each state's deepest checkpoint, and at ``upto``."""
+        stops = {upto}
+        for lane, holding in self._states():
+            at = lane.checkpoint(holding, upto)
+            if at > self.published and not at % self._cache._page and lane.shared:
+                stops.add(at)
+        return sorted(stops)
 
     def publish(self, upto: int | None = None) -> int:
         """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.
@@ -188,6 +245,8 @@ class Sequence(Named):
         limit = self.publishable
         if upto is None:
             upto = limit
+        elif upto.__class__ is not int:
+            raise InputError(f"publish takes a number of tokens, got {upto!r}")
         elif upto % cache._page or not self.published <= upto <= limit:
             raise ProtocolError(
                 f"{self!r} cannot publish {upto}: it must be a multiple of {cache._page} from {self.published} to "
@@ -195,7 +254,10 @@ class Sequence(Named):
                 + (f", lookahead {cache._lookahead})" if cache._lookahead else ")")
             )
         if upto > self.published:
-            publish(cache, self, upto, last=False)
+            for stop in self._stops(upto) if cache._point_lanes else (upto,):
+                publish(cache, self, stop, last=False)
+            for lane, holding in self._states():
+                lane.forget_tracks(holding, upto, self.reserved)
             if cache._retaining:
                 self._retain(self.committed)
         if cache._debug is not None:
@@ -214,17 +276,33 @@ class Sequence(Named):
         length = self.reserved - count
         if length < self.published:
             raise ProtocolError(f"{self!r} cannot rewind to {length}: {self.published} are published")
-        back = self.committed - length
+        if count and self.published and length < min(self.named, self.published + cache._lookahead):
+            raise ProtocolError(
+                f"{self!r} cannot rewind to {length}: {self.published} are published, and their keys and content "
+                f"depend on {cache._lookahead} tokens more"
+            )
+        back = max(self.committed, self._high) - length  # what is too far below the highest commit was given back
         limit = cache._rewind_limit
         if limit is not None and back > limit[1]:
             raise ProtocolError(
                 f"{self!r} cannot rewind {back} committed tokens: component {limit[0]!r} allows {limit[1]}"
             )
+        states = self._states()
+        for lane, holding in states:
+            if not lane.can_rewind(holding, length):
+                raise ProtocolError(
+                    f"{self!r} cannot rewind to {length}: component {lane.name!r} has the states of single tokens "
+                    f"only for the last step, and only if that had at most {len(holding.steps)} tokens"
+                )
         self.reserved = length
         self.committed = min(self.committed, length)
-        for lane, holding in self._pairs:
+        for lane, holding in self._paged:
             lane.rewind(holding, length)
-        if self.named > length:
+        for lane, holding in states:
+            source = lane.rewind_state(holding, length)
+            if source != NO_SLOT:
+                self._fills.append(Fill(lane, holding, source))
+        if count and self.named > length:
             self._cut(length)
         if cache._debug is not None:
             cache._leave("rewind")
@@ -240,7 +318,8 @@ class Sequence(Named):
         try:
             upto = self.publishable
             if upto > self.published:
-                publish(cache, self, upto, last=True)
+                for stop in self._stops(upto) if cache._point_lanes else (upto,):
+                    publish(cache, self, stop, last=stop == upto)
         finally:
             self._give_back(cache)
         if cache._debug is not None:

@@ -42,11 +42,12 @@ class Fill:
 class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
-    __slots__ = ("_cache", "_extra", "_fills", "_ran", "_sequences", "_state", "role")
+    __slots__ = ("_cache", "_extra", "_fills", "_ran", "_reserved", "_sequences", "_state", "role")
 
     def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
         self._cache = cache
         self._sequences = tuple(sequences)
+        self._reserved = tuple(sequence.reserved for sequence in self._sequences)
         self.role = role
         self._ran = False
         self._state = "new"
@@ -65,7 +66,8 @@ class Step:
                 batch = tuple(
                     WalkView(s.namespace, s.committed, s.named, s.reserved, s.published) for s in self._sequences
                 )
-                ops.extend(cache._ask(lane, "deferred_forward_ops", tuple, hook, batch) or ())
+                more = cache._ask(lane, "deferred_forward_ops", tuple, hook, batch) or ()
+                ops.extend(cache._check_ops(lane, "deferred_forward_ops", more))
         return tuple(ops)
 
     @property
@@ -114,9 +116,9 @@ class Step:
             return
         if not self._ran and (self._fills or self._extra):
             raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
-        for sequence in self._sequences:
-            if sequence.open:
-                sequence.commit()
+        for sequence, reserved in zip(self._sequences, self._reserved, strict=True):
+            if sequence.open:  # what was reserved since then is the next step's
+                sequence.commit(max(sequence.committed, min(reserved, sequence.reserved)))
 
 
 def fill_slot(cache: Cache, sequence: Sequence, fill: Fill) -> None:

@@ -29,11 +29,40 @@ def _specs(values: Iterable[ComponentSpec]) -> tuple[ComponentSpec, ...]:
 
 
 def _ops(values: Iterable[Op]) -> tuple[Op, ...]:
-    return tuple(values)
+    out = tuple(values)
+    for op in out:
+        if not isinstance(op, Op):
+            raise TypeError(f"ops must be Op values, got {op!r}")
+    return out
 
 
 def _intervals(values: Iterable[Interval]) -> tuple[Interval, ...]:
-    return tuple(values)
+    out = tuple(values)
+    for span in out:
+        if not isinstance(span, tuple) or len(span) != 2 or not all(isinstance(at, int) for at in span):
+            raise TypeError(f"token intervals are (start, end) pairs of whole numbers, got {span!r}")
+    return out
+
+
+def _kept(values: Iterable[Any] | None) -> tuple[Any, ...] | None:
+    """Victims' indices, or intervals."""
+    if values is None:
+        return None
+    out = tuple(values)
+    return out if all(isinstance(value, int) for value in out) else _intervals(out)
+
+
+def _count(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{attribute.name} must be a whole number from 0 up, got {value!r}")
+
+
+def _one_of(*allowed: object) -> Callable[[object, attrs.Attribute[Any], object], None]:
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value not in allowed:
+            raise TypeError(f"{attribute.name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
+
+    return check
 
 
 # ---------------------------------------------------------------- what a plugin offers (cold)
@@ -134,6 +163,8 @@ class WalkView:
     key_tokens: int
     walked: int
     start: int = 0
+    at_branch: bool = False
+    last: bool = False
 
 
 @attrs.frozen
@@ -188,11 +219,11 @@ class Claim:
                 evict_component: indices of the victims to hold back
     """
 
-    need: int = 0
+    need: int = attrs.field(default=0, validator=_count)
     ops: tuple[Op, ...] = attrs.field(default=(), converter=_ops)
-    branch: int | None = None
+    branch: int | None = attrs.field(default=None, validator=attrs.validators.optional(_count))
     reject: bool = False
-    keep: tuple[Any, ...] | None = None
+    keep: tuple[Any, ...] | None = attrs.field(default=None, converter=_kept)
 
 
 @attrs.frozen
@@ -208,14 +239,14 @@ class Receipt:
 class Touch:
     """Which covered positions become recent on release; None: the derived ones."""
 
-    positions: tuple[Interval, ...] | None = None
+    positions: tuple[Interval, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_intervals))
 
 
 @attrs.frozen
 class SplitRule:
     """How a boundary cell divides on a split: which half keeps the state ("child" ends where the old node ended)."""
 
-    keep: Literal["child", "drop"] = "child"
+    keep: Literal["child", "drop"] = attrs.field(default="child", validator=_one_of("child", "drop"))
 
 
 @attrs.frozen

@@ -1,0 +1,152 @@
+"""The lane of needs that are several intervals, that only Python code can tell, or that a hook widens.
+
+It is the lane of positions near an end, asked for intervals instead of a first position: correct for any reach, and
+slower. A lease's record says which node-aligned ranges it covers, since what lies between them is not covered.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .lane import Holding
+from .lane_span import SpanCell, SpanLane
+from .policy import Queue
+from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
+from .reach import Interval, Reach, merged
+from .tree import Node
+
+if TYPE_CHECKING:
+    from .compose import Part
+
+
+class ScatterLane(SpanLane):
+    """Needs that are several intervals, that only Python code can tell, or that a hook widens."""
+
+    __slots__ = ("asks_until", "reach", "spans")
+
+    spans: Callable[[int], tuple[Interval, ...]]
+
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
+        super().__init__(index, part, pool, queue, tree_page)
+        self.reach = part.reach
+        self.dense = False
+        self.asks_until = type(part.reach).until is not Reach.until
+        page = self.page
+        needs = part.reach.needs
+        shape = part.reach.shape
+        if shape is not None:
+            head, tail = shape.head, shape.tail
+
+            def spans(n: int) -> tuple[Interval, ...]:
+                low, high = tail(n) // page * page, -(-min(head, n) // page) * page
+                if low <= high or low >= n:
+                    return ((0, n),) if low < n else ((0, high),) if high else ()
+                return ((0, high), (low, n)) if high else ((low, n),)
+
+        else:
+
+            def spans(n: int) -> tuple[Interval, ...]:
+                return merged((lo // page * page, -(-hi // page) * page) for lo, hi in needs(n))
+
+        self.spans = spans
+
+    def outlook(self, n: int) -> tuple[Interval, ...]:
+        """What lies before ``n`` and may be needed at ``n`` or later, of a reach that does not need it all the time."""
+        if self.reach.convex:
+            return self.spans(n)
+        if not self.asks_until:
+            return ((0, n),) if n else ()
+        page, until = self.page, self.reach.until
+        later = [(p, p + page) for p in range(0, n, page) if any(until(t) >= n for t in range(p, p + page))]
+        return merged((*self.spans(n), *later))
+
+    def passed(self, holding: Holding, boundary: int) -> bool:
+        """Heads are read for good, and what is scattered has to be looked for."""
+        before = holding.table[: boundary // self.page]
+        return before.count(ABSENT) == len(before)
+
+    def hole(self, node: Node, boundary: int) -> int:
+        for low, high in reversed(self.spans(boundary)):
+            hole = self.hole_in(node, boundary, low, high)
+            if hole >= 0:
+                return hole if self.reach.convex else boundary - 1
+        return -1
+
+    def acquire(self, node: Node) -> Any:
+        return self.acquire_wider(node, ())
+
+    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> Any:
+        i = self.index
+        spans = self.outlook(node.end)
+        if positions:
+            spans = merged((*spans, *((max(0, lo), min(hi, node.end)) for lo, hi in positions)))
+        if not spans:
+            return None
+        covered: list[Interval] = []
+        low = spans[0][0]
+        above = node
+        while above.end > low:
+            start, end = above.parent.end, above.end
+            cell = above.cells[i]
+            if cell is not None and any(lo < end and start < hi for lo, hi in spans):
+                self.cover(cell)
+                covered.append((start, end))
+            above = above.parent
+        return (node, merged(covered)) if covered else None
+
+    def release(self, record: Any, recent: bool = True) -> None:
+        node, covered = record
+        i = self.index
+        low = covered[0][0]
+        while node.end > low:
+            start, end = node.parent.end, node.end
+            if any(lo <= start and end <= hi for lo, hi in covered):
+                self.uncover(node.cells[i], recent)
+            node = node.parent
+
+    def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
+        return merged((*keep, *self.spans(upto)))
+
+    def slack_pages(self, cell: SpanCell) -> Interval:
+        shape = self.reach.shape
+        if shape is None or self.hooks.acquire_component_lock is not None:
+            return 0, 0
+        first, last = super().slack_pages(cell)
+        start = cell.node.end - len(cell.data) // ID_BYTES * self.page
+        return max(first, min(last, -(-(shape.head - start) // self.page))), last
+
+    def open(self, node: Node) -> Holding:
+        return Holding(self.row(node, node.end))
+
+    def row(self, node: Node, boundary: int) -> bytes:
+        count = node.end // self.page
+        every = array("i", self.gather(node, count))
+        table = array("i", ABSENT_BYTES * count)
+        for low, high in self.outlook(boundary):
+            a, b = low // self.page, min(high, boundary) // self.page
+            table[a:b] = every[a:b]
+        return table[: boundary // self.page].tobytes()
+
+    def retain(self, holding: Holding, floor: int) -> None:
+        shape = self.reach.shape
+        if shape is not None:
+            head = -(-shape.head // self.page)
+            if holding.low < head:
+                holding.low = head
+            self.forget(holding, self.first_needed(floor) // self.page)
+        elif self.asks_until:
+            self.forget_by_until(holding, floor)
+
+    def forget_by_until(self, holding: Holding, floor: int) -> None:
+        page, table, until = self.page, holding.table, self.reach.until
+        gone = array("i")
+        for p in range(min(floor // page, len(table))):
+            slot = table[p]
+            if slot != ABSENT and all(until(t) < floor for t in range(p * page, (p + 1) * page)):
+                table[p] = ABSENT
+                if p >= holding.owned:
+                    gone.append(slot)
+        if gone:
+            self.pool.give(gone.tobytes())

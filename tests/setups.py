@@ -1,0 +1,139 @@
+"""Compositions for the property test: test-only components of every reach, alone and together, in pools too small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import prefixloom
+from prefixloom import Buffer, Chunk, Component, Manifest, Path, Point, Reach, Sinks, Tail, Window
+
+
+class Strided(Reach):
+    """Plain Python, no shape: every second group of 4 among the last 24 positions, and the newest 5."""
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        low = max(0, n - 24)
+        groups = [(g * 4, min(g * 4 + 4, n)) for g in range(low // 4, n // 4) if g % 2 == 0 and g * 4 >= low]
+        return (*groups, (max(0, n - 5), n)) if n else ()
+
+    def until(self, p: int) -> float:
+        return p + 24
+
+
+class Secret(Reach):
+    """A window written as bare ``needs``: nothing is known of when a position is no longer needed."""
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        return ((max(0, n - 6), n),) if n else ()
+
+
+class BarePath(Reach):
+    """A path written as bare ``needs``, which does not say that it is closed upward."""
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        return ((0, n),) if n else ()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One composition: components as (name, reach, manifest facts), and how small the pools are."""
+
+    parts: tuple[tuple[str, Reach, dict[str, Any]], ...]
+    page: int = 4
+    policy: str = "lru"
+    max_rewind: int = 0
+    tokens: int = 64
+    """Tokens that each page component holds."""
+    slots: int = 8
+    own: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> int:
+        """Prompts are up to so long."""
+        return self.tokens * 5 // 8
+
+    def compose(self) -> Any:
+        plugins = [
+            Component(name, Manifest([Buffer("content", (), "int64")], **facts), reach)
+            for name, reach, facts in self.parts
+        ]
+        capacity = {
+            name: self.own.get(name, self.slots if reach.unit == "boundary" else self.tokens)
+            for name, reach, _ in self.parts
+        }
+        return prefixloom.compose(
+            None,
+            plugins=plugins,
+            page_size=self.page,
+            capacity=capacity,
+            policy=self.policy,
+            max_rewind=self.max_rewind,
+            debug=True,
+        )
+
+
+def one(reach: Reach, **facts: Any) -> tuple[tuple[str, Reach, dict[str, Any]], ...]:
+    return (("a", reach, facts),)
+
+
+def parts(*reaches: Reach, **facts: dict[str, Any]) -> tuple[tuple[str, Reach, dict[str, Any]], ...]:
+    """Components named a, b, c...; manifest facts by that name."""
+    return tuple((name, reach, facts.get(name, {})) for name, reach in zip("abcdef", reaches, strict=False))
+
+
+def setups() -> dict[str, Setup]:
+    make: Callable[..., Setup] = Setup
+    return {
+        "path": make(parts(Path())),
+        "path, page 1, lfu": make(parts(Path()), page=1, policy="lfu", tokens=40),
+        "path, page 16, mru": make(parts(Path()), page=16, policy="mru", tokens=192),
+        "two paths, slru": make(parts(Path(), Path()), policy="slru", own={"b": 52}),
+        "path, groups of 2": make(parts(Path(), a={"tokens_per_slot": 2}), policy="fifo"),
+        "path, lookahead 1": make(parts(Path(), Path(), b={"lookahead": 1}), policy="lru"),
+        "path and window, lookahead 2": make(parts(Path(), Window(7), b={"lookahead": 2}), page=1, tokens=40),
+        "path and window": make(parts(Path(), Window(9)), own={"b": 48}),
+        "path and window, page 1, priority": make(parts(Path(), Window(6)), page=1, policy="priority", tokens=44),
+        "path and window, rewind": make(parts(Path(), Window(6)), max_rewind=5),
+        "path and window, page 16": make(parts(Path(), Window(21)), page=16, tokens=192, policy="slru"),
+        "window": make(parts(Window(10)), tokens=48),
+        "window of 1": make(parts(Window(1)), tokens=40),
+        "window of 2, page 1": make(parts(Window(2)), page=1, tokens=32, policy="lfu"),
+        "window smaller than a page": make(parts(Path(), Window(3)), policy="fifo"),
+        "window longer than prompts": make(parts(Window(500)), policy="mru"),
+        "two windows": make(parts(Window(5), Window(14)), own={"a": 48}, max_rewind=3),
+        "two windows and a path": make(parts(Window(6), Path(), Window(13)), policy="lfu", own={"c": 52}),
+        "point": make(parts(Point()), tokens=40, slots=9),
+        "point, page 1, lfu": make(parts(Point()), page=1, policy="lfu", slots=10, tokens=24),
+        "path and point": make(parts(Path(), Point())),
+        "path and point, grid": make(parts(Path(), Point(), b={"grid": 8}), slots=7),
+        "window and point": make(parts(Window(7), Point()), slots=7),
+        "path, window and point": make(parts(Path(), Window(9), Point()), slots=9, policy="slru"),
+        "path, window and two points": make(parts(Path(), Window(5), Point(), Point()), own={"d": 7}),
+        "chunk": make(parts(Chunk(12))),
+        "path and chunk": make(parts(Path(), Chunk(8)), page=1, tokens=40),
+        "chunk off the page": make(parts(Path(), Chunk(10)), max_rewind=4),
+        "path and tail": make(parts(Path(), Tail(16, 6)), policy="fifo"),
+        "sinks": make(parts(Sinks(6))),
+        "path and sinks": make(parts(Path(), Sinks(5)), own={"b": 40}),
+        "sinks and window in one": make(parts(Sinks(3) | Window(8))),
+        "path, sinks and window in one": make(parts(Path(), Sinks(5) | Window(10)), page=1, tokens=44, policy="lfu"),
+        "sinks and chunk in one": make(parts(Path(), Sinks(2) | Chunk(12)), max_rewind=3),
+        "shifted window": make(parts(Path(), Window(9).shift(4))),
+        "shifted window, page 1": make(parts(Window(5).shift(3)), page=1, tokens=36),
+        "strided": make(parts(Strided(), Path())),
+        "secret window": make(parts(Secret(), Path()), policy="lfu"),
+        "secret window alone": make(parts(Secret())),
+        "bare path": make(parts(BarePath())),
+        "window or strided": make(parts(Path(), Window(3) | Strided()), page=1, tokens=44),
+        "different pages": make(
+            parts(Path(), Window(9), Point(), a={"page_size": 8}, b={"page_size": 2}), tokens=96, slots=8
+        ),
+        "pages of 1 and 4": make(parts(Path(), Path(), b={"page_size": 1}), policy="slru", own={"b": 56}),
+        "not shareable": make(parts(Path(), Window(1), b={"shareable": False}), own={"b": 96}),
+        "everything": make(
+            parts(Path(), Window(9), Point(), Chunk(8), Sinks(4) | Window(5), Strided(), d={"page_size": 2}),
+            tokens=80, slots=9,
+        ),
+    }  # fmt: skip

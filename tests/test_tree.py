@@ -1,0 +1,242 @@
+"""The tree: splits keep the lower half, plans and leases stay true, bare nodes go, depth costs no stack, no garbage."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from helpers import cache_of, every_reach, finish, held, locks, part, path_cache, run, serve, settle
+from prefixloom import CapacityError, Path, Point, Window
+from prefixloom.debug import Debug
+from prefixloom.policy import BUILT_IN
+from prefixloom.tree import Tree
+
+
+def key(*pages: int) -> bytes:
+    """One byte-ish token per position, pages of two tokens."""
+    return b"".join(bytes([page, 0, 0, 0, page, 1, 0, 0]) for page in pages)
+
+
+def test_a_split_keeps_the_lower_halfs_identity() -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.new_root()
+    node = tree.attach(root, key(1, 2, 3), 6)
+    upper = tree.split(node, 2)
+    assert (node.start, node.end, node.parent) == (2, 6, upper)
+    assert (upper.start, upper.end, upper.parent) == (0, 2, root)
+    assert (upper.key, node.key) == (key(1), key(2, 3))
+    assert list((root.kids or {}).values()) == [upper]
+    assert list((upper.kids or {}).values()) == [node]
+    assert tree.nodes == 2
+
+
+def test_a_split_gives_the_upper_half_the_priority() -> None:
+    tree = Tree(2, 4, 1)
+    node = tree.attach(tree.new_root(), key(1, 2), 4)
+    node.priority = 7
+    assert tree.split(node, 2).priority == 7
+
+
+@pytest.mark.parametrize("page", [1, 2, 4, 16, 256])
+def test_agreed_finds_the_first_page_that_differs_wherever_it_is(page: int) -> None:
+    tree = Tree(page, 4, 1)
+    size = tree.page_bytes
+    pages = 40
+    edge = bytes(range(1, pages + 1)) * 1
+    edge = b"".join(bytes([i]) * size for i in range(1, pages + 1))
+    for at in (0, size, 3 * size):
+        prefix = b"\x77" * at
+        for same in range(1, pages + 1):
+            for byte in (0, size - 1):
+                other = bytearray(edge)
+                if same < pages:
+                    other[same * size + byte] ^= 0xFF
+                assert tree.agreed(prefix + bytes(other), at, edge) == same * size
+            assert tree.agreed(prefix + edge[: same * size], at, edge) == same * size, "a key that ends inside"
+        assert tree.agreed(prefix + edge + b"more", at, edge) == pages * size
+
+
+def test_a_walk_stops_inside_of_an_edge_at_a_page() -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.new_root()
+    node = tree.attach(root, key(1, 2, 3), 6)
+    assert tree.walk(root, key(1, 2, 9)) == (node, 4)
+    assert tree.walk(root, key(1, 2, 3, 4)) == (node, 6)
+    assert tree.walk(root, key(1, 2)[:-1]) == (node, 2)
+    assert tree.walk(root, key(9)) == (root, 0)
+    assert tree.walk(root, b"") == (root, 0)
+
+
+def test_prune_unlinks_bare_nodes_upward_and_stops_at_what_is_kept() -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.new_root()
+    first = tree.attach(root, key(1), 2)
+    second = tree.attach(first, key(2), 4)
+    third = tree.attach(second, key(3), 6)
+    first.leases = 1
+    tree.prune(second)
+    assert tree.nodes == 3, "a node with a kid stays"
+    tree.prune(third)
+    assert tree.nodes == 1
+    assert first.kids is None
+    first.leases = 0
+    tree.prune(first)
+    assert tree.nodes == 0
+    assert root.kids is None
+    tree.prune(third)
+    assert tree.nodes == 0, "what is unlinked already stays unlinked"
+
+
+def test_prune_stops_at_a_node_that_holds_something() -> None:
+    tree = Tree(2, 4, 2)
+    first = tree.attach(tree.new_root(), key(1), 2)
+    first.cells[1] = object()
+    tree.prune(tree.attach(first, key(2), 4))
+    assert tree.nodes == 1
+
+
+def test_a_walk_goes_down_5000_nodes_and_all_of_it_is_evicted_without_recursion() -> None:
+    cache = cache_of(
+        part("path", Path()), part("window", Window(10)), page=1, tokens=6000, debug=False, capacity={"path": 6000}
+    )
+    tokens = list(range(5000))
+    with cache.open(tokens) as sequence:
+        for _ in range(5000):
+            run(sequence, 1)
+            sequence.publish()
+        assert cache.stats().nodes == 5000
+        lease = cache.lease(cache.match(tokens))
+    books = Debug(cache)
+    books.leased(lease)
+    books.check("a deep chain")
+    assert held(cache, tokens) == 5000
+    other = cache.open([*tokens[:2500], 7, 7])
+    assert other.ready == 2500
+    other.abort()
+    lease.release()
+    assert cache.evict(6000)["path"] == 5000
+    assert cache.stats().nodes == 0
+    serve(cache, tokens)
+    cache.flush()
+    assert cache.stats().nodes == 0
+    settle(cache)
+
+
+@pytest.mark.parametrize("end", ["flush", "drop_namespace"])
+def test_a_deep_chain_is_given_up_without_recursion(end: str) -> None:
+    cache = path_cache(page=1, tokens=6000, debug=False)
+    with cache.open(range(5000)) as sequence:
+        for _ in range(5000):
+            run(sequence, 1)
+            sequence.publish()
+    cache.flush() if end == "flush" else cache.drop_namespace("")
+    assert cache.stats().components["path"].free == 6000
+    gc.collect()
+
+
+# ---------------------------------------------------------------- plans and leases over changes
+
+
+@pytest.mark.parametrize("name", every_reach())
+@pytest.mark.parametrize("cut", [4, 12, 20, 28])
+def test_a_plan_stays_true_over_splits_above_at_and_below_it(name: str, cut: int) -> None:
+    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]), slots=16)
+    tokens = list(range(40))
+    serve(cache, tokens, chunk=20)
+    plan = cache.match(tokens[:20])
+    assert plan.ready == 20
+    serve(cache, [*tokens[:cut], *[777] * 12], chunk=4)
+    assert not plan.stale
+    assert plan.ready == 20
+    with cache.open(plan) as sequence:
+        assert sequence.ready == 20
+    settle(cache)
+
+
+@pytest.mark.parametrize("name", every_reach())
+def test_a_lease_stays_true_over_splits_and_inserts(name: str) -> None:
+    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]), slots=32)
+    tokens = list(range(40))
+    serve(cache, tokens, chunk=20)
+    with cache.lease(cache.match(tokens)) as lease:
+        for cut in (36, 4, 20, 12, 28):
+            serve(cache, [*tokens[:cut], cut + 500, *range(20)], chunk=8)
+            serve(cache, [*tokens, *range(cut)])
+        assert lease.boundary == 40
+        cache.evict(256)
+        assert cache.peek(tokens) == 40, "what the lease covers is still there"
+    assert not any(count for (lane, start, _), count in locks(cache).items() if (lane, start) != ("keys", 0) or start)
+    settle(cache)
+
+
+def test_an_eviction_makes_plans_stale_and_an_insert_does_not() -> None:
+    cache = path_cache()
+    serve(cache, range(16))
+    plan = cache.match(range(16))
+    serve(cache, range(100, 116))
+    assert not plan.stale
+    cache.evict(4)
+    assert plan.stale
+
+
+def test_a_boundary_that_only_a_plan_knows_is_not_lost_silently() -> None:
+    """A plan's node that is unlinked when its last lease ends must make the plan stale: it holds nothing, and yet it
+    was a boundary. Shrunk: a chunk needs nothing at its own end."""
+    from prefixloom import Chunk
+
+    cache = cache_of(part("chunk", Chunk(16)), max_rewind=4)
+    tokens = list(range(32))
+    serve(cache, tokens, chunk=16)
+    lease = cache.lease(cache.match(tokens))
+    cache.evict(64)
+    plan = cache.match(tokens)
+    assert plan.ready == 32
+    lease.release()
+    with cache.open(plan) as sequence:
+        sequence.append(range(8))
+        finish(sequence)
+    assert cache.peek([*tokens, *range(8)]) == sequence.published
+    settle(cache)
+
+
+# ---------------------------------------------------------------- garbage
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_whole_requests_make_no_cyclic_garbage(policy: str) -> None:
+    cache = cache_of(
+        *(part(name, reach) for name, reach in every_reach().items()), tokens=128, slots=3, debug=False, policy=policy
+    )
+    gc.collect()
+    for i in range(30):
+        serve(cache, [i % 7] * 40 + [i] * 20, chunk=20)
+        cache.lease(cache.match([i % 7] * 40)).release()
+        cache.open([i] * 8).abort()
+        with pytest.raises(CapacityError), cache.open([i] * 8) as sequence:
+            sequence.grow(124)
+            cache.open([1]).grow(8)
+        del sequence
+    cache.evict(128)
+    assert gc.collect() == 0
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("end", ["flush", "drop_namespace"])
+def test_giving_up_a_tree_makes_no_cyclic_garbage(end: str) -> None:
+    cache = cache_of(part("path", Path()), part("window", Window(10)), part("state", Point()), debug=False)
+    for i in range(6):
+        serve(cache, [1] * 8 + [i] * 20, namespace="one", chunk=8)
+    gc.collect()
+    cache.flush() if end == "flush" else cache.drop_namespace("one")
+    assert gc.collect() == 0
