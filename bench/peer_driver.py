@@ -9,39 +9,54 @@ from __future__ import annotations
 from typing import Any
 
 import prefixloom
-from prefixloom import Buffer, Component, ComponentSpec, Manifest, Path, Profile
+from prefixloom import Buffer, Component, ComponentSpec, Manifest, Path, Point, Profile, Window
 
-OPTIONS = {"layers": (0,), "kv_heads": 1, "k_dim": 1, "v_dim": 1, "dtype": "bfloat16"}
+KV = {"layers": (0,), "kv_heads": 1, "k_dim": 1, "v_dim": 1, "dtype": "bfloat16"}
+NAMES = {"F": "full", "S": "window", "M": "state"}
 
 
 class Foreign(Component):
-    """A stranger's component of the same reach as the built-in one."""
+    """A stranger's component, of the same reach as a built-in one."""
 
 
-def make(comps: str, page: int, cap: int, foreign: bool = False) -> prefixloom.Cache:
-    if comps != "F":
-        raise ValueError(f"only F can be composed so far, not {comps}")
-    cap = -(-cap // page) * page
-    if foreign:
-        plugin = Foreign("foreign", Manifest((Buffer("k", (1, 1)), Buffer("v", (1, 1)))), Path())
-        return prefixloom.compose(None, plugins=[plugin], page_size=page, capacity=cap, device="meta", debug=False)
-    profile = Profile((ComponentSpec("full", options=OPTIONS),), page_size=page)
-    return prefixloom.compose(profile, capacity=cap, device="meta", debug=False)
+def foreign(letter: str, window: int) -> Component:
+    buffers = (Buffer("k", (1, 1)), Buffer("v", (1, 1)))
+    reach = {"F": Path(), "S": Window(window), "M": Point()}[letter]
+    return Foreign(NAMES[letter], Manifest(buffers), reach)
+
+
+def make(comps: str, page: int, cap: int, states: int, window: int, strange: bool) -> prefixloom.Cache:
+    """A composed cache. Every component that is not installed as a plugin is a stranger's."""
+    capacity = {NAMES[letter]: states if letter == "M" else -(-cap // page) * page for letter in comps}
+    installed = () if strange else tuple(letter for letter in comps if letter == "F")
+    profile = Profile(tuple(ComponentSpec("full", options=KV) for _ in installed), page_size=page)
+    plugins = [foreign(letter, window) for letter in comps if letter not in installed]
+    return prefixloom.compose(
+        profile if installed else None,
+        plugins=plugins,
+        page_size=page,
+        capacity=capacity,
+        device="meta",
+        debug=False,
+    )
 
 
 class Match:
-    __slots__ = ("length", "lists", "plan", "sequence", "tokens")
+    __slots__ = ("length", "plan", "sequence", "tokens")
 
 
 class Driver:
     native = "encoded int32"
-    foreign = False
+    strange = False
 
-    def __init__(self, comps: str = "F", page: int = 16, cap: int = 1 << 20, mamba_cap: int = 0, **kw: Any) -> None:
+    def __init__(
+        self, comps: str = "F", page: int = 16, cap: int = 1 << 20, mamba_cap: int = 4096, window: int = 1024, **kw: Any
+    ) -> None:
         self.name = type(self).__name__
         self.page = page
-        self.cache = make(comps, page, cap, self.foreign)
-        self.component = "foreign" if self.foreign else "full"
+        self.states = "M" in comps
+        self.lead = NAMES[comps[0]]
+        self.cache = make(comps, page, cap, mamba_cap, window, self.strange)
 
     def prep(self, tokens: list[int]) -> Any:
         return prefixloom.encode(tokens)
@@ -53,10 +68,18 @@ class Driver:
         pass
 
     def evict(self, n: int) -> int:
-        return self.cache.evict(n)[self.component] * self.page
+        return self.cache.evict(n)[self.lead] * self.page
 
     def finish(self, prompt: Any, full: Any, m: Any, out: list[int]) -> Any:
         return self.insert(full, m)
+
+    def compute(self, sequence: prefixloom.Sequence) -> None:
+        """One forward pass over what is reserved: with running states it goes through a step, which runs their ops."""
+        if self.states:
+            with self.cache.step((sequence,)) as step:
+                step.run_ops()
+        else:
+            sequence.commit()
 
 
 class Leases(Driver):
@@ -69,7 +92,7 @@ class Leases(Driver):
         return m
 
     def indices(self, m: Match) -> Any:
-        return m.plan.pages(self.component)
+        return m.plan.pages(self.lead)
 
     def lock(self, m: Match) -> Any:
         return self.cache.lease(m.plan)
@@ -79,13 +102,13 @@ class Leases(Driver):
 
     def insert(self, key: Any, m: Match) -> Any:
         with self.cache.open(key) as sequence:
-            sequence.grow(sequence.named - sequence.ready)
-            sequence.commit()
+            sequence.grow(sequence.named // self.page * self.page - sequence.ready)
+            self.compute(sequence)
         return m
 
 
 class Sequences(Driver):
-    """match -> an open sequence; the turn grows, names, commits and closes it."""
+    """match -> an open sequence; the turn grows, names, computes and closes it."""
 
     def match(self, key: Any) -> Match:
         m = Match()
@@ -98,44 +121,43 @@ class Sequences(Driver):
         return m.sequence
 
     def lock(self, m: Match) -> Any:
-        return m.sequence
+        return m
 
-    def unlock(self, sequence: Any) -> None:
-        sequence.close()
+    def unlock(self, m: Match) -> None:
+        m.sequence.close()
 
     def insert(self, key: Any, m: Match) -> Any:
         sequence = m.sequence
         if len(key) > len(m.tokens):
             sequence.append(key.part(len(m.tokens) // 4))
-        sequence.grow(sequence.named - sequence.reserved)
-        sequence.commit()
+        sequence.grow(sequence.named // self.page * self.page - sequence.reserved)
+        self.compute(sequence)
         sequence.publish()
         return m
 
     def finish(self, prompt: Any, full: Any, m: Match, out: list[int]) -> Any:
         sequence = m.sequence
-        sequence.grow(len(full) // 4 - sequence.reserved)
+        sequence.grow(len(full) // 4 // self.page * self.page - sequence.reserved)  # whole pages, as the peers cache
         sequence.append(full.part(len(prompt) // 4))
-        sequence.commit()
+        self.compute(sequence)
         sequence.close()
         return m
 
 
 class Chunked(Sequences):
-    chunks = True
+    """A prompt that is computed and published chunk by chunk."""
 
-    def unlock(self, m: Match) -> None:
-        m.sequence.close()
+    chunks = True
 
     def chunk(self, m: Match, n: int) -> None:
         m.sequence.grow(n)
-        m.sequence.commit()
+        self.compute(m.sequence)
         m.sequence.publish()
 
 
-class ForeignSequences(Sequences):
-    foreign = True
+class StrangeSequences(Sequences):
+    strange = True
 
 
-class ForeignLeases(Leases):
-    foreign = True
+class StrangeLeases(Leases):
+    strange = True

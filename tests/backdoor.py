@@ -89,9 +89,7 @@ class Reader:
 
     def read(self, anchors: Sequence[tuple[str, Any]]) -> View:
         """``anchors``: nodes that leases hold, by which dropped namespaces are found."""
-        view = View(
-            {f.name: {} for f in self.model.facts}, {}, {f.name: set() for f in self.model.facts}
-        )
+        view = View({f.name: {} for f in self.model.facts}, {}, {f.name: set() for f in self.model.facts})
         cache = self.cache
         if len(cache._keys._interned) != len(self._interned) or cache._flushes != self._flushes:
             self._interned = {number: what for what, number in cache._keys._interned.items()}
@@ -124,8 +122,10 @@ class Reader:
                     view.keys.update(cached.ids[self.model.page + self.model.lookahead :: self.model.page])
                 stack.append((kid, cached, kid_last))
 
-    def _edge(self, namespace: str, prefix: int, last: tuple[int, ...], key: bytes) -> tuple[list[int], tuple[int, ...]]:
-        """Numbers of the prefixes that an edge names, after ``prefix``; ``last``: the tokens looked ahead at already."""
+    def _edge(
+        self, namespace: str, prefix: int, last: tuple[int, ...], key: bytes
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """Numbers of the prefixes that an edge names after ``prefix``; ``last``: tokens looked ahead at already."""
         memo = (prefix, namespace, last, key)
         if memo in self._edges:
             return self._edges[memo]
@@ -167,7 +167,8 @@ class Reader:
             wanted = [ids[index]]
         else:
             wanted = contents(f, ids, index)
-        hold(got == wanted, "%s: the tree's page %s (slot %s) holds %s, its key says %s", f.name, index, slot, got, wanted)
+        said = "%s: the tree's page %s (slot %s) holds %s, its key says %s"
+        hold(got == wanted, said, f.name, index, slot, got, wanted)
 
 
 class Shifted:

@@ -225,9 +225,7 @@ class Model:
     def published_by(self, run: Running, held: dict[str, set[int]], upto: int) -> dict[str, set[Piece]]:
         """Pieces of page components that publishing ``run`` up to ``upto`` brings into the tree."""
         return {
-            f.name: {
-                self.piece(f, run.ids, index) for index in held[f.name] if run.published <= index * f.page < upto
-            }
+            f.name: {self.piece(f, run.ids, index) for index in held[f.name] if run.published <= index * f.page < upto}
             for f in self.facts
             if f.shareable and not f.boundary
         }

@@ -11,14 +11,16 @@ import argparse
 import logging
 import pprint
 import random
+import re
 import sys
 import time
 from collections.abc import Sequence
 
-from operations import Op, Operations, document
-from setups import Setup, setups
-
+import setups as compositions
+from operations import Op, Operations
 from prefixloom import PrefixloomError
+from serving import DOCUMENTS, document
+from setups import Setup, setups
 
 NAMESPACES = ("", "b")
 SCRIPT = 250
@@ -54,7 +56,7 @@ class Writer:
     def prompt(self) -> tuple[int, ...]:
         """The beginning of a document, sometimes changed near its end; at times empty or one token."""
         length = self.below(3) if self.below(20) == 0 else self.below(self.setup.longest + 1)
-        tokens = document(self.below(4))[:length]
+        tokens = document(self.below(DOCUMENTS))[:length]
         if tokens and self.below(4) == 0:
             kept = self.below(length + 1)
             tokens = tokens[:kept] + tuple(self.below(2) for _ in range(length - kept))
@@ -159,26 +161,41 @@ def replay(setup: Setup, ops: Sequence[Op]) -> Operations:
 def fails(setup: Setup, ops: Sequence[Op]) -> BaseException | None:
     try:
         replay(setup, ops)
-    except (AssertionError, PrefixloomError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
+    except (
+        AssertionError,
+        PrefixloomError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+    ) as error:
         return error.with_traceback(None)
     return None
 
 
 def shrink(setup: Setup, ops: Sequence[Op], limit: float = 60.0) -> list[Op]:
-    """A shorter script that fails too, by leaving out ever smaller parts, for at most ``limit`` seconds."""
+    """A shorter script that fails in the same way, by leaving out ever smaller parts, for at most ``limit`` seconds."""
     best = list(ops)
+    kind = failure(fails(setup, best))
     end = time.monotonic() + limit
     size = len(best) // 2
     while size and time.monotonic() < end:
-        at = 0
+        at, before = 0, len(best)
         while at < len(best) and time.monotonic() < end:
             shorter = best[:at] + best[at + size :]
-            if fails(setup, shorter) is not None:
+            if failure(fails(setup, shorter)) == kind:
                 best = shorter
             else:
                 at += size
-        size //= 2
+        if size > 1 or len(best) == before:
+            size //= 2
     return best
+
+
+def failure(error: BaseException | None) -> str:
+    """What kind of failure it is: its text without the numbers."""
+    return "" if error is None else f"{type(error).__name__} {re.sub(r'[^a-z ]+', '', str(error))}"
 
 
 def explain(name: str, ops: Sequence[Op], limit: float = 60.0) -> str:
@@ -190,7 +207,7 @@ def explain(name: str, ops: Sequence[Op], limit: float = 60.0) -> str:
     return f"{type(error).__name__}: {error}\n\nreplay(setups()[{name!r}],\n{script})"
 
 
-def run(name: str, seed: object, count: int) -> dict[str, int]:
+def run(name: str, seed: object, count: int, patience: float = 60.0) -> dict[str, int]:
     """``count`` operations on one composition, in scripts; how often each thing happened."""
     setup = setups()[name]
     counts: dict[str, int] = {}
@@ -200,7 +217,8 @@ def run(name: str, seed: object, count: int) -> dict[str, int]:
         try:
             world = replay(setup, ops)
         except Exception as error:
-            raise AssertionError(f"{name}, seed {seed}, script {script}: {explain(name, ops)}") from error
+            what = explain(name, ops, patience) if patience else f"{type(error).__name__}: {error}"
+            raise AssertionError(f"{name}, seed {seed}, script {script}: {what}") from error
         done += len(ops)
         script += 1
         for what, times in world.counts.items():
@@ -213,7 +231,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ops", type=int, default=1_000_000)
     parser.add_argument("--seed", default="1")
     parser.add_argument("--compositions", default="all", help="all, or part of the names")
+    parser.add_argument("--first", action="store_true", help="stop at the first failure, and do not shrink it")
+    parser.add_argument("--no-debug", action="store_true", help="without the cache's own checks: the model alone")
     options = parser.parse_args(arguments)
+    compositions.DEBUG = not options.no_debug
     names = [name for name in setups() if options.compositions in ("all", name) or options.compositions in name]
     if not names:
         parser.error(f"no composition is called {options.compositions!r}; there are {', '.join(setups())}")
@@ -222,10 +243,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done, start, failed = 0, time.monotonic(), 0
     for name in names:
         try:
-            counts = run(name, options.seed, each)
+            counts = run(name, options.seed, each, patience=0 if options.first else 60)
         except AssertionError as error:
             print(f"FAILED {error}\n", flush=True)
             failed += 1
+            if options.first:
+                return 1
             continue
         done += each
         for what, times in counts.items():

@@ -36,6 +36,10 @@ class BarePath(Reach):
         return ((0, n),) if n else ()
 
 
+DEBUG = True
+"""Whether the caches keep their own second books; the model does without."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """One composition: components as (name, reach, manifest facts), and how small the pools are."""
@@ -70,7 +74,7 @@ class Setup:
             capacity=capacity,
             policy=self.policy,
             max_rewind=self.max_rewind,
-            debug=True,
+            debug=DEBUG,
         )
 
 

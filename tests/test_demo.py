@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -239,6 +240,25 @@ def test_an_interrupt_ends_it_and_clears_the_progress(
     assert main(SMALL) == 130
     *_, blank, last = capsys.readouterr().err.split("\r")
     assert (blank.strip(), last) == ("", "prefixloom: interrupted\n")
+
+
+def test_without_numpy_it_runs_and_nothing_is_warned_of(tmp_path: Path) -> None:
+    """A fresh installation has none."""
+    tmp_path.joinpath("numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\")\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    call = [sys.executable, "-m", "prefixloom", *SMALL]
+    done = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_number_of_threads_is_given_back(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        output(capsys)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_real_interrupt_in_a_pipe_leaves_no_traceback() -> None:

@@ -143,7 +143,7 @@ def test_listed_layer_kinds_are_kept_as_open_strings() -> None:
 
 def test_older_spellings_are_renamed_and_layers_without_memory_left_out() -> None:
     facts = read_facts({**LLAMA, "layers_block_type": ["attention", "mlp", "moe", "deepseek_sparse_attention"]})
-    assert [(layer.index, layer.kind) for layer in facts.layers] == [(0, WHOLE), (3, "indexed_attention")]
+    assert [(layer.index, layer.kind) for layer in facts.layers] == [(0, WHOLE), (3, WHOLE), (3, "indexer_keys")]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,9 @@ def test_a_compressed_latent_makes_latent_layers_and_leaves_others_alone() -> No
     assert kinds(latent) == ["latent_attention"] * 4
     mixed = ["linear_attention", "linear_attention", WHOLE, WHOLE]
     assert kinds({**latent, "layer_types": mixed}) == [*mixed[:2], "latent_attention", "latent_attention"]
-    assert kinds({**latent, "index_topk": 64}) == ["indexed_attention"] * 4
+    assert kinds({**latent, "index_topk": 64}) == ["latent_attention", "indexer_keys"] * 4
+    assert kinds({**latent, "index_topk": 64, "layer_types": mixed}) == [*mixed[:2], *(["latent_attention", "indexer_keys"] * 2)]
+    assert kinds({**LLAMA, "index_topk": 64}) == [WHOLE] * 4, "without latents, that says nothing known"
 
 
 def test_shared_layers_name_the_last_owner_of_their_kind() -> None:

@@ -155,13 +155,19 @@ def set_trap_before_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def three(kind: type[Component], **options: Any) -> Cache:
     return cache_of(
-        part("path", Path(), kind=kind), part("near", Window(10), kind=kind), part("few", Sinks(4), kind=kind), **options
+        part("path", Path(), kind=kind),
+        part("near", Window(10), kind=kind),
+        part("few", Sinks(4), kind=kind),
+        **options,
     )
 
 
 def hybrid(kind: type[Component], **options: Any) -> Cache:
     return cache_of(
-        part("path", Path(), kind=kind), part("near", Window(10), kind=kind), part("state", Point(), kind=kind), **options
+        part("path", Path(), kind=kind),
+        part("near", Window(10), kind=kind),
+        part("state", Point(), kind=kind),
+        **options,
     )
 
 
@@ -192,9 +198,7 @@ def test_the_trap_sees_a_cache_that_goes_through_pluggy(
 
 
 @pytest.mark.parametrize("name", HOT_HOOKS)
-def test_each_hook_goes_through_pluggy_with_tracing_and_not_without(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_each_hook_goes_through_pluggy_with_tracing_and_not_without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     tables = {tracing: three(Watched, tracing=tracing).composition.parts[0].hooks for tracing in (False, True)}
     arguments = {
         "run_forward_op": 2, "acquire_component_lock": 2, "evict_component": 2, "redistribute_on_node_split": 2,

@@ -99,6 +99,19 @@ def test_two_leases_on_one_boundary_hold_it_until_both_are_released() -> None:
     assert cache.peek(TOKENS) == 0
 
 
+@each
+def test_two_leases_survive_a_split_above_them(name: str) -> None:
+    cache = served(part("keys", Path()), part(name, every_reach()[name]), slots=16)
+    leases = [cache.lease(cache.match(TOKENS)) for _ in range(2)]
+    serve(cache, [*TOKENS[:8], *[900] * 8])
+    serve(cache, [*TOKENS[:28], *[900] * 8])
+    for lease in leases:
+        assert cache.peek(TOKENS) == 40
+        lease.release()
+    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
+    settle(cache)
+
+
 def test_a_lease_says_where_it_is_and_whether_it_holds() -> None:
     cache = served(part("path", Path()))
     lease = cache.lease(cache.match(TOKENS[:30]))
@@ -308,6 +321,17 @@ def test_a_lock_hook_beside_a_state_leaves_no_lock_behind() -> None:
     cache = cache_of(part("path", Path(), kind=Widening), part("state", Point()))
     serve(cache, TOKENS, chunk=8)
     assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
+    settle(cache)
+
+
+def test_a_state_whose_own_hook_widens_is_covered_only_until_it_was_copied() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), kind=Widening))
+    with cache.open(TOKENS) as sequence:
+        for _ in range(5):
+            run(sequence, 8)
+            sequence.publish()
+        run(sequence, 0)
+        assert cache.stats().components["state"].leased == 0
     settle(cache)
 
 

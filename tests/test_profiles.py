@@ -35,7 +35,7 @@ WHOLE = "full_attention"
 class Installed:
     """An entry point whose plugin is in memory: a component that serves the given layer kinds."""
 
-    def __init__(self, kind: str, *layer_kinds: str, from_layers: Any = None) -> None:
+    def __init__(self, kind: str, *layer_kinds: str, from_layers: Any = None, caveats: Any = None) -> None:
         self.name = kind
         self.value = f"{kind}_plugin"
         self.dist = SimpleNamespace(metadata={"Name": f"prefixloom-{kind}", "Version": "1"})
@@ -44,6 +44,7 @@ class Installed:
             lambda name: Component(name, Manifest([Buffer("k", (1,))]), Window(4)),
             layer_kinds=frozenset(layer_kinds),
             from_layers=from_layers or (lambda facts, layers: {"layers": tuple(layer.index for layer in layers)}),
+            caveats=caveats,
         )
 
     @hookimpl
@@ -72,9 +73,57 @@ def test_each_layer_kind_is_given_to_the_component_that_claims_it() -> None:
     assert profile.name == "toy"
 
 
-def test_two_layer_kinds_of_one_component_make_two_instances_with_names_of_their_own() -> None:
-    profile = profile_from_facts(facts_of("n", "f", "x"), Registry([Installed("both", "n", "f"), Installed("x", "x")]))
-    assert [spec.name for spec in profile.components] == ["both_n", "both_f", "x"]
+def test_a_component_is_asked_once_for_all_layers_that_it_serves() -> None:
+    asked: list[list[tuple[int, str]]] = []
+
+    def from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Mapping[str, Any]:
+        asked.append([(layer.index, layer.kind) for layer in layers])
+        return {"count": len(layers)}
+
+    registry = Registry([Installed("both", "n", "f", from_layers=from_layers), Installed("x", "x")])
+    profile = profile_from_facts(facts_of("n", "f", "x", "n"), registry)
+    assert [(spec.kind, spec.name) for spec in profile.components] == [("both", "both"), ("x", "x")]
+    assert profile.components[0].options == {"count": 3}
+    assert asked == [[(0, "n"), (1, "f"), (3, "n")]]
+
+
+def test_a_component_may_serve_its_layers_by_several_instances_with_names_of_their_own() -> None:
+    registry = Registry([Installed("near", "n", from_layers=lambda f, layers: [("", {"w": 4}), ("8", {"w": 8})])])
+    profile = profile_from_facts(facts_of("n", "n"), registry)
+    assert profile.components == (ComponentSpec("near", "near", {"w": 4}), ComponentSpec("near", "near_8", {"w": 8}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (["w"], "must return a mapping of option names, or a list"),
+        ([("a", {"w": 1}), ("b", 3)], "must return a mapping of option names, or a list"),
+        ([("a", {1: 1})], "must return a mapping of option names, or a list"),
+        ("ab", "must return a mapping of option names, or a list"),
+        (None, "must return a mapping of option names, or a list"),
+        ([], r"must name each component differently, got suffixes \[\]"),
+        ([("a", {}), ("a", {})], r"must name each component differently, got suffixes \['a', 'a'\]"),
+    ],
+)
+def test_another_answer_is_refused_with_the_plugin_named(answer: Any, told: str) -> None:
+    registry = Registry([Installed("near", "n", from_layers=lambda facts, layers: answer)])
+    with pytest.raises(CompositionError, match=rf"'near' \(distribution prefixloom-near 1\): from_layers {told}"):
+        profile_from_facts(facts_of("n"), registry)
+
+
+def test_what_a_component_warns_of_is_in_the_profile_once() -> None:
+    registry = Registry(
+        [
+            Installed("near", "n", caveats=lambda facts, layers: [f"{facts.model_type}: slow", "and hot"]),
+            Installed("far", "f", caveats=lambda facts, layers: ["and hot"]),
+            Installed("calm", "c"),
+        ]
+    )
+    assert profile_from_facts(facts_of("n", "f", "c"), registry).warnings == ("toy: slow", "and hot")
+    assert profile_from_facts(facts_of("c"), registry).warnings == ()
+    broken = Registry([Installed("near", "n", caveats=lambda facts, layers: 1 / 0)])
+    with pytest.raises(CompositionError, match="could not judge layer 0 of model type 'toy': ZeroDivisionError"):
+        profile_from_facts(facts_of("n"), broken)
 
 
 def test_layer_kinds_that_nobody_serves_are_refused_with_their_layers_and_what_is_served() -> None:
@@ -106,7 +155,6 @@ def test_a_component_that_cannot_read_its_layers_is_named_with_its_distribution(
     for from_layers, told in (
         (raising, r"could not read layer 0 of model type 'toy': KeyError"),
         (refusing, "two widths"),
-        (lambda facts, layers: ["w"], "from_layers must return a mapping"),
     ):
         registry = Registry([Installed("near", "n", from_layers=from_layers)])
         with pytest.raises(CompositionError, match=told) as caught:

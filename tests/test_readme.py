@@ -57,6 +57,6 @@ def test_its_links_lead_somewhere(target: str) -> None:
 @pytest.mark.parametrize("mark", ["run", "test"])
 def test_the_ci_script_finds_the_commands_as_they_stand(mark: str) -> None:
     """The script's own way of reading them, without running anything."""
-    call = [ROOT / ".ci" / "run", "--print", mark]
+    call = [str(ROOT / ".ci" / "run"), "--print", mark]
     done = subprocess.run(call, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
     assert done.stdout == COMMANDS[mark]

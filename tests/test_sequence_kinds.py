@@ -7,7 +7,6 @@ import random
 from typing import Any
 
 import pytest
-import torch
 
 from helpers import cache_of, every_reach, finish, held, part, path_cache, run, serve, settle
 from prefixloom import CapacityError, Path, Point, ProtocolError, Reach, Window
@@ -114,6 +113,17 @@ def test_a_checkpoint_donates_the_slot_and_goes_on_in_a_copy() -> None:
         content[:, fresh] = 24
         assert (content[:, donated] == 20).all()
     assert cache.peek(TOKENS) == 24
+    settle(cache)
+
+
+def test_a_donated_state_is_not_evicted_before_it_was_copied() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()), slots=4)
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 20)
+        sequence.publish()
+        assert cache.evict({"state": 4}) == {"state": 0}
+        run(sequence, 4)
+        assert cache.evict({"state": 4}) == {"state": 1}
     settle(cache)
 
 
@@ -379,16 +389,3 @@ def test_a_namespace_that_holds_nothing_costs_nothing() -> None:
         cache.open([1], namespace=f"tenant {i}").close()
         cache.peek([1] * 8, namespace=f"other {i}")
     assert cache.stats().namespaces <= 1
-
-
-def test_tables_are_padded_with_absent_pages() -> None:
-    cache = mixed()
-    with cache.open(TOKENS) as first, cache.open([7] * 6) as second:
-        first.grow(12)
-        second.grow(6)
-        step = cache.step([first, second])
-        table = step.table("path")
-        assert table.dtype == torch.int32
-        assert table.tolist() == [first.pages("path"), [*second.pages("path"), -1]]
-        assert step.table("state").tolist() == [first.pages("state"), second.pages("state")]
-        assert cache.step([]).table("path").shape == (0, 0)

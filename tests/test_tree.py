@@ -11,7 +11,7 @@ from helpers import cache_of, every_reach, finish, held, locks, part, path_cache
 from prefixloom import CapacityError, Path, Point, Window
 from prefixloom.debug import Debug
 from prefixloom.policy import BUILT_IN
-from prefixloom.tree import Tree
+from prefixloom.tree import Root, Tree
 
 
 def key(*pages: int) -> bytes:
@@ -21,7 +21,7 @@ def key(*pages: int) -> bytes:
 
 def test_a_split_keeps_the_lower_halfs_identity() -> None:
     tree = Tree(2, 4, 1)
-    root = tree.new_root()
+    root = Root("", tree.width)
     node = tree.attach(root, key(1, 2, 3), 6)
     upper = tree.split(node, 2)
     assert (node.start, node.end, node.parent) == (2, 6, upper)
@@ -34,7 +34,7 @@ def test_a_split_keeps_the_lower_halfs_identity() -> None:
 
 def test_a_split_gives_the_upper_half_the_priority() -> None:
     tree = Tree(2, 4, 1)
-    node = tree.attach(tree.new_root(), key(1, 2), 4)
+    node = tree.attach(Root("", 1), key(1, 2), 4)
     node.priority = 7
     assert tree.split(node, 2).priority == 7
 
@@ -44,7 +44,6 @@ def test_agreed_finds_the_first_page_that_differs_wherever_it_is(page: int) -> N
     tree = Tree(page, 4, 1)
     size = tree.page_bytes
     pages = 40
-    edge = bytes(range(1, pages + 1)) * 1
     edge = b"".join(bytes([i]) * size for i in range(1, pages + 1))
     for at in (0, size, 3 * size):
         prefix = b"\x77" * at
@@ -60,7 +59,7 @@ def test_agreed_finds_the_first_page_that_differs_wherever_it_is(page: int) -> N
 
 def test_a_walk_stops_inside_of_an_edge_at_a_page() -> None:
     tree = Tree(2, 4, 1)
-    root = tree.new_root()
+    root = Root("", tree.width)
     node = tree.attach(root, key(1, 2, 3), 6)
     assert tree.walk(root, key(1, 2, 9)) == (node, 4)
     assert tree.walk(root, key(1, 2, 3, 4)) == (node, 6)
@@ -71,7 +70,7 @@ def test_a_walk_stops_inside_of_an_edge_at_a_page() -> None:
 
 def test_prune_unlinks_bare_nodes_upward_and_stops_at_what_is_kept() -> None:
     tree = Tree(2, 4, 1)
-    root = tree.new_root()
+    root = Root("", tree.width)
     first = tree.attach(root, key(1), 2)
     second = tree.attach(first, key(2), 4)
     third = tree.attach(second, key(3), 6)
@@ -91,7 +90,7 @@ def test_prune_unlinks_bare_nodes_upward_and_stops_at_what_is_kept() -> None:
 
 def test_prune_stops_at_a_node_that_holds_something() -> None:
     tree = Tree(2, 4, 2)
-    first = tree.attach(tree.new_root(), key(1), 2)
+    first = tree.attach(Root("", 2), key(1), 2)
     first.cells[1] = object()
     tree.prune(tree.attach(first, key(2), 4))
     assert tree.nodes == 1
@@ -167,7 +166,7 @@ def test_a_lease_stays_true_over_splits_and_inserts(name: str) -> None:
         assert lease.boundary == 40
         cache.evict(256)
         assert cache.peek(tokens) == 40, "what the lease covers is still there"
-    assert not any(count for (lane, start, _), count in locks(cache).items() if (lane, start) != ("keys", 0) or start)
+    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
     settle(cache)
 
 
@@ -228,6 +227,18 @@ def test_whole_requests_make_no_cyclic_garbage(policy: str) -> None:
             cache.open([1]).grow(8)
         del sequence
     cache.evict(128)
+    assert gc.collect() == 0
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_namespace_that_empties_makes_no_cyclic_garbage() -> None:
+    cache = cache_of(part("path", Path()), part("window", Window(10)), debug=False)
+    gc.collect()
+    for i in range(10):
+        cache.open([1], namespace=f"short {i}").close()
+        serve(cache, range(20), namespace=f"long {i}")
+    cache.evict(256)
+    assert cache.stats().namespaces == 0
     assert gc.collect() == 0
 
 

@@ -144,7 +144,11 @@ class World:
 
     # ------------------------------------------------------------ after every operation
     def settle(
-        self, what: str, may_lose: Lost | None = None, added: dict[str, set[Piece]] | None = None, wipe: str | None = None
+        self,
+        what: str,
+        may_lose: Lost | None = None,
+        added: dict[str, set[Piece]] | None = None,
+        wipe: str | None = None,
     ) -> None:
         """Read everything again and compare. ``wipe``: a namespace whose pieces must all be gone ("*": all)."""
         self.operations += 1
@@ -165,7 +169,11 @@ class World:
                 wanted = (may_lose or {}).get(name, 0)
                 free = len(self.slots[name].free)
                 hold(wanted > free, "%s: %s lost %s with %s free, %s wanted", what, name, lost, free, wanted)
+            if lost:
+                self.count("lost")
             self.model.resident[name] = now
+        if len(view.nodes) > len(self.view.nodes) and not added and what in ("open", "lease"):
+            self.count("split")
         self.view = view
         self.model.keys = view.keys
         self.check_owners(view)
@@ -241,7 +249,7 @@ class World:
             if up is not None and cached.pages[f.name]:
                 full = (cached.end - cached.start) // f.page
                 hold(len(cached.pages[f.name]) == full, "%s: a path's node is partly there", f.name)
-                hold(not up.end or up.pages[f.name], "%s: [%s, %s) hangs below nothing", f.name, cached.start, cached.end)
+                hold(not up.end or up.pages[f.name], "%s: the cell at %s hangs below nothing", f.name, cached.end)
 
     def check_match(self) -> None:
         """Some of the prompts seen lately are asked for again."""
@@ -258,5 +266,6 @@ class World:
         if candidates:
             runs = plan.candidates()
             got = [b for lo, hi in runs for b in range(lo, hi + 1, self.model.page)]
-            hold(got == self.model.candidates(ids, limit), "candidates %s, not %s", got, self.model.candidates(ids, limit))
+            every = self.model.candidates(ids, limit)
+            hold(got == every, "candidates %s, not %s", got, every)
         return plan

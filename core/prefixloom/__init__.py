@@ -20,6 +20,7 @@ from .manifest import Buffer, Codec, Manifest
 from .plan import MatchPlan
 from .policy import EvictionPolicy
 from .reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
+from .sequence import Sequence
 from .stats import CacheStats, ComponentStats
 from .values import Claim, Component, ComponentSpec, ComponentType, LayerFacts, ModelFacts, Op, Profile, Receipt, Touch
 
@@ -53,6 +54,7 @@ __all__ = [
     "ProtocolError",
     "Reach",
     "Receipt",
+    "Sequence",
     "Sinks",
     "Tail",
     "Tokens",

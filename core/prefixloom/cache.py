@@ -48,6 +48,12 @@ class Cache(Asking):
         self._max_rewind = composition.max_rewind
         self._keys = KeyMaker(composition.lookahead)
         self._lanes = tuple(self._make_lane(i) for i in range(len(composition.parts)))
+        for lane in self._lanes:
+            lane.feeds = tuple(
+                other
+                for other in self._lanes
+                if other is not lane and (lane.part.reach.closed_upward or other.unit == "boundary")
+            )
         self._page_lanes = tuple(lane for lane in self._lanes if lane.unit == "page")
         self._point_lanes = tuple(lane for lane in self._lanes if lane.unit == "boundary")
         self._plain = not self._point_lanes and all(lane.shared and not lane.replay for lane in self._lanes)
@@ -58,6 +64,9 @@ class Cache(Asking):
         )
         self._replay = max(part.manifest.replay for part in composition.parts)
         self._rewind_limit = self._find_rewind_limit()
+        self._running_wanted: list[tuple[Lane, int, object]] = [
+            (lane, lane.per_sequence, None) for lane in self._lanes if isinstance(lane, PointLane)
+        ]
         self._bind_hooks()
         self._evicted = [0] * len(self._lanes)
         self._opened = self._asked = self._hit = 0
@@ -100,6 +109,7 @@ class Cache(Asking):
         hooks = [lane.hooks for lane in self._lanes]
         self._lock_hooks = any(h.acquire_component_lock or h.release_component_lock for h in hooks)
         self._match_hooks = any(h.finalize_match_result for h in hooks)
+        self._step_hooks = any(h.deferred_forward_ops for h in hooks)
         self._insert_hooks = any(h.commit_insert for h in hooks)
         self._validators: list[tuple[str, Callable[..., Any]]] = []
         for lane in self._lanes:
@@ -263,6 +273,7 @@ class Cache(Asking):
             sequence._pairs = sequence._paged = sequence._shared = tuple(
                 [(lane, lane.open(node)) for lane in self._page_lanes]
             )
+            sequence._states = ()
         else:
             self._take_running(sequence, plan)
         self._opened += 1
@@ -279,34 +290,36 @@ class Cache(Asking):
         lease = sequence._lease
         node = lease._node
         try:
-            need = self._open_need(plan)
-            wanted = [(lane, need[lane.name], None) for lane in self._lanes if need.get(lane.name)]
-            make_room(self, wanted, "open a sequence")
+            make_room(self, self._open_wanted(plan), "open a sequence")
         except BaseException:
             release(self, lease)
             raise
-        sequence._pairs = tuple((lane, lane.open(node)) for lane in self._lanes)
-        sequence._paged = tuple(pair for pair in sequence._pairs if pair[0].unit == "page")
-        sequence._shared = tuple(pair for pair in sequence._pairs if pair[0].shared)
-        for lane, holding in sequence._paged:
-            if lane.replay:
-                lane.make_replayed(holding)
-        for lane, holding in sequence._pairs:
-            if lane.unit == "boundary":
-                cell = node.cells[lane.index]
-                sequence._fills.append(Fill(lane, holding, CLEAR if cell is None else cell.data))
-        sequence._claimed_ops = tuple(op for claim in plan._claims if claim is not None for op in claim.ops)
+        pairs = sequence._pairs = tuple([(lane, lane.open(node)) for lane in self._lanes])
+        sequence._paged = tuple([pair for pair in pairs if pair[0].unit == "page"])
+        sequence._shared = tuple([pair for pair in pairs if pair[0].shared])
+        sequence._states = states = tuple([pair for pair in pairs if pair[0].unit == "boundary"])
+        for lane, holding in states:
+            cell = node.cells[lane.index]
+            sequence._fills.append(Fill(lane, holding, CLEAR if cell is None else cell.data))
+        if self._replay:
+            for lane, holding in sequence._paged:
+                if lane.replay:
+                    lane.make_replayed(holding)
+        if plan._claims:
+            sequence._claimed_ops = tuple(op for claim in plan._claims if claim is not None for op in claim.ops)
 
-    def _open_need(self, plan: MatchPlan) -> dict[str, int]:
+    def _open_wanted(self, plan: MatchPlan) -> list[tuple[Lane, int, object]]:
         """Slots that opening takes: running states, what is rebuilt by replay, and what plugins claim."""
-        need = {lane.name: lane.per_sequence for lane in self._lanes if isinstance(lane, PointLane)}
+        if not plan._claims and not self._replay:
+            return self._running_wanted
+        need = {lane.name: count for lane, count, _ in self._running_wanted}
         for lane in self._lanes:
             if isinstance(lane, PageLane) and lane.replay and plan.ready:
                 need[lane.name] = lane.replayed_pages(plan.ready)
         for lane, claim in zip(self._lanes, plan._claims, strict=False):
             if claim is not None and claim.need:
                 need[lane.name] = need.get(lane.name, 0) + claim.need
-        return need
+        return [(lane, need[lane.name], None) for lane in self._lanes if need.get(lane.name)]
 
     def _too_long(self, length: int) -> None:
         kept = [lane for lane in self._page_lanes if not lane.retains]
@@ -320,10 +333,12 @@ class Cache(Asking):
         """The program of one forward pass over ``sequences``."""
         if role not in ("target", "draft"):
             raise InputError(f"a step's role is 'target' or 'draft', got {role!r}")
-        if not isinstance(sequences, Many) or not all(isinstance(sequence, Sequence) for sequence in sequences):
+        if not isinstance(sequences, (list, tuple)):
             raise InputError(f"a step takes a list of sequences, got {sequences!r}")
         self._enter()
         for sequence in sequences:
+            if sequence.__class__ is not Sequence:
+                raise InputError(f"a step takes sequences, got {sequence!r}")
             if sequence._cache is not self:
                 raise ProtocolError(f"{sequence!r} belongs to another cache")
             sequence._usable()
@@ -386,7 +401,7 @@ class Cache(Asking):
             lane.pool.reset()
             lane.queue = self.composition.policy.queue()
             lane.reset()
-        for root in (*self._tree.roots.values(), *self._graves):
+        for root in (*self._tree.roots.values(), *self._graves, self._empty_root):
             unlink(root)
         self._keys.forget()
         self._fresh_tree()

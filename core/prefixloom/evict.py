@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError, Shortage
+from .tree import unlink
 from .values import Claim, NodeView
 
 if TYPE_CHECKING:
@@ -71,23 +72,20 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
             got += _evict_asking(cache, lane, count - got, freed)
     cache._epoch += 1
     cache._evicted[lane.index] += got
-    if len(cache._lanes) > 1:
-        for node in freed:
-            for other in cache._lanes:
-                if other is not lane:
-                    _useless(node, lane, other)
-    cache._tree.prune_all(freed + emptied)
+    for other in lane.feeds:
+        _go_first(other, freed)
+    cache._tree.prune_all(freed + emptied if emptied else freed)
     return got
 
 
-def _useless(node: Node, lane: Lane, other: Lane) -> None:
-    """``lane`` lost its cell at ``node``: where the node's own boundary needed it, the others' cells go first."""
-    cell = node.cells[other.index]
-    if cell is None or cell.next is None:
-        return
-    if lane.part.reach.closed_upward or other.unit == "boundary":
-        other.queue.remove(cell)
-        other.queue.add_first(cell)
+def _go_first(other: Lane, freed: list[Node]) -> None:
+    """The nodes lost what their own boundary needed: what ``other`` has there is the next of its kind to go."""
+    i = other.index
+    for node in freed:
+        cell = node.cells[i]
+        if cell is not None and cell.next is not None:
+            other.queue.remove(cell)
+            other.queue.add_first(cell)
 
 
 def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> int:
@@ -153,6 +151,7 @@ def sweep(cache: Cache) -> int:
         kept += _clear(cache, root)
         if not root.kids and not root.leases:
             cache._graves.remove(root)
+            unlink(root)
     cache._epoch += 1
     return kept
 

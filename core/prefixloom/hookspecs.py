@@ -112,8 +112,9 @@ class ComponentSpecs:
 
         When: once per publication, before anything moves.
         Mutates: nothing. Folded: the tree takes ``keep``, rounded outward to pages, and what ``walk.boundary`` needs;
-        the rest of the span is freed at once. A component closed upward publishes all of it. A boundary component
-        publishes its state unless ``keep`` is empty. Raises: counted; all is published.
+        the rest of the span is freed at once. All of it is published of a component closed upward, and of one that is
+        not convex while the sequence runs on. A boundary component publishes its state unless ``keep`` is empty.
+        Raises: counted; all is published.
         Example: ``return Claim(keep=((max(walk.start, walk.boundary - 128), walk.boundary),))``
         """
 
@@ -131,9 +132,10 @@ class ComponentSpecs:
     def acquire_component_lock(self, anchor: AnchorView, tier: Tier) -> Receipt | None:
         """Widen what a lease at ``anchor`` covers.
 
-        When: once per lease, and once per publication, which moves the sequence's lease to a new anchor.
+        When: once per lease, and once per publication, which moves the sequence's lease to a new anchor; before
+        anything is covered or moved.
         Mutates: nothing; the core counts. Folded: united with what the reach covers; positions that hold no data are
-        passed over. Raises: the operation fails, and what the lease had taken is given back.
+        passed over. Raises: the operation fails, and nothing was covered.
         Example: ``return Receipt(positions=((0, 4),))``
         """
 
@@ -152,10 +154,9 @@ class ComponentSpecs:
     def evict_component(self, node: tuple[NodeView, ...], tier: Tier) -> Claim | None:
         """Look at the victims before the core frees them; hold some back.
 
-        When: once per eviction and batch of victims. Another batch is sought where victims were held back, or where
-        only now, their last child gone, cells of a component closed upward may go.
-        Mutates: nothing. Folded: victims whose index is in ``keep`` become recent instead and others are sought; they
-        go nevertheless if there are too few others. Raises: counted; all victims go.
+        When: once per eviction, with all its victims; again only with those that are sought in place of kept ones.
+        Mutates: nothing. Folded: victims whose index is in ``keep``, and what they hang from, become recent instead and
+        others are sought; they go nevertheless if there are too few others. Raises: counted; all victims go.
         Example: ``return Claim(keep=tuple(i for i, v in enumerate(node) if v.start == 0))``
         """
 

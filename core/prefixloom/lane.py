@@ -65,7 +65,7 @@ def without_absent(data: bytes) -> bytes:
 class Lane:
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
-    __slots__ = ("hooks", "in_tree", "index", "leased", "name", "part", "pool", "queue", "replay", "shared")
+    __slots__ = ("feeds", "hooks", "in_tree", "index", "leased", "name", "part", "pool", "queue", "replay", "shared")
 
     unit = "page"
     retains = False
@@ -81,6 +81,8 @@ class Lane:
         self.queue = queue
         self.in_tree = 0
         self.leased = 0
+        self.feeds: tuple[Lane, ...] = ()
+        """Lanes whose cell at a node is of no use there once this lane has lost its own."""
         self.replay = part.manifest.replay
         self.shared = part.manifest.shareable and not self.replay  # what is rebuilt is not worth keeping
 
@@ -256,9 +258,10 @@ class PageLane(Lane):
     def forget(self, holding: Holding, page: int) -> None:
         """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
         low, table = holding.low, holding.table
-        page = min(page, len(table))
         if page <= low:
             return
+        if page > len(table):
+            page = len(table)
         first = max(low, holding.owned)
         if page > first:
             data = table[first:page].tobytes()

@@ -244,6 +244,24 @@ class PointLane(Lane):
         return source
 
     # ------------------------------------------------------------ eviction
+    def evict(self, count: int, freed: list[Node]) -> int:
+        i = self.index
+        queue = self.queue
+        give = self.pool.give_one
+        got = 0
+        while got < count:
+            cell = queue.pop()
+            if cell is None:
+                break
+            node = cell.node
+            node.cells[i] = None
+            freed.append(node)
+            give(cell.data)
+            queue.forget(cell)
+            got += 1
+        self.in_tree -= got
+        return got
+
     def free_left(self, cell: Any) -> int:
         cell.node.cells[self.index] = None
         self.queue.forget(cell)

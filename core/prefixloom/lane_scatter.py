@@ -69,7 +69,7 @@ class ScatterLane(SpanLane):
 
     def hole(self, node: Node, boundary: int) -> int:
         for low, high in reversed(self.spans(boundary)):
-            hole = self.hole_in(node, boundary, low, high)
+            hole = self.hole_in(node, low, high)
             if hole >= 0:
                 return hole if self.reach.convex else boundary - 1
         return -1
@@ -91,7 +91,11 @@ class ScatterLane(SpanLane):
             start, end = above.parent.end, above.end
             cell = above.cells[i]
             if cell is not None and any(lo < end and start < hi for lo, hi in spans):
-                self.cover(cell)
+                if not cell.locks:
+                    self.leased += cell.pages
+                    if cell.next is not None:
+                        self.queue.remove(cell)
+                cell.locks += 1
                 covered.append((start, end))
             above = above.parent
         return (node, merged(covered)) if covered else None
@@ -103,7 +107,10 @@ class ScatterLane(SpanLane):
         while node.end > low:
             start, end = node.parent.end, node.end
             if any(lo <= start and end <= hi for lo, hi in covered):
-                self.uncover(node.cells[i], recent)
+                cell = node.cells[i]
+                cell.locks -= 1
+                if not cell.locks:
+                    self.settle(cell, recent)
             node = node.parent
 
     def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:

@@ -81,10 +81,10 @@ class SpanLane(PageLane):
 
     def hole(self, node: Node, boundary: int) -> int:
         """The lowest known position that ``boundary`` needs and that is absent; -1 if all is there."""
-        return self.hole_in(node, boundary, self.first_needed(boundary), boundary)
+        return self.hole_in(node, self.first_needed(boundary), boundary)
 
-    def hole_in(self, node: Node, boundary: int, low: int, high: int) -> int:
-        """A hole in positions [low, high) of the path to ``boundary`` in ``node``; -1 if there is none."""
+    def hole_in(self, node: Node, low: int, high: int) -> int:
+        """A hole in positions [low, high) of the path to ``node``; -1 if there is none."""
         i = self.index
         page = self.page
         while high > low:
@@ -93,14 +93,14 @@ class SpanLane(PageLane):
                 node = node.parent
                 continue
             cell = node.cells[i]
-            first = low if low > start else start
             if cell is None:
-                return start if self.dense else first
-            data = cell.data
-            offset = node.end - len(data) // ID_BYTES * page
-            if first < offset:
-                return start if self.dense else first
-            if len(data) // ID_BYTES != cell.pages:
+                return start if self.dense or low < start else low
+            if cell.pages * page < node.end - start:  # not all of the edge is held
+                first = low if low > start else start
+                data = cell.data
+                offset = node.end - len(data) // ID_BYTES * page
+                if first < offset:
+                    return start if self.dense else first
                 at = data.find(
                     ABSENT_BYTES, (first - offset) // page * ID_BYTES, -(-(high - offset) // page) * ID_BYTES
                 )
@@ -111,18 +111,8 @@ class SpanLane(PageLane):
         return -1
 
     # ------------------------------------------------------------ leases
-    def cover(self, cell: SpanCell) -> None:
-        if not cell.locks:
-            self.leased += cell.pages
-            if cell.next is not None:
-                self.queue.remove(cell)
-        cell.locks += 1
-
-    def uncover(self, cell: SpanCell, recent: bool) -> None:
-        locks = cell.locks - 1
-        cell.locks = locks
-        if locks:
-            return
+    def settle(self, cell: SpanCell, recent: bool) -> None:
+        """Nothing covers ``cell`` any more."""
         self.leased -= cell.pages
         if not cell.pages:
             cell.node.cells[self.index] = None
@@ -140,7 +130,12 @@ class SpanLane(PageLane):
             cell = above.cells[i]
             if cell is None:  # an unfinished publication: what lies above the hole serves no boundary here
                 break
-            self.cover(cell)
+            locks = cell.locks
+            cell.locks = locks + 1
+            if not locks:
+                self.leased += cell.pages
+                if cell.next is not None:
+                    self.queue.remove(cell)
             above = above.parent
         covered = end - above.end
         return (node, covered) if covered else None
@@ -150,8 +145,17 @@ class SpanLane(PageLane):
         i = self.index
         stop = node.end - covered
         while node.end > stop:
-            self.uncover(node.cells[i], recent)
+            cell = node.cells[i]
+            locks = cell.locks - 1
+            cell.locks = locks
+            if not locks:
+                self.settle(cell, recent)
             node = node.parent
+
+    def finish(self, record: Any, node: Node) -> None:
+        """What was published is in the queue already, and as recent as it should be."""
+        if record is not None:
+            self.release(record)
 
     # ------------------------------------------------------------ tree
     def divide(self, upper: Node, lower: Node) -> None:
@@ -190,6 +194,9 @@ class SpanLane(PageLane):
         return 0, max(0, min(have, (self.first_needed(end) - offset) // self.page))
 
     def find_slack(self, cell: SpanCell) -> None:
+        node = cell.node
+        if self.tail(node.end) <= node.parent.end:
+            return
         first, last = self.slack_pages(cell)
         if last > first and present(cell.data[first * ID_BYTES : last * ID_BYTES]):
             cell.slack = Slack(cell)
@@ -242,8 +249,11 @@ class SpanLane(PageLane):
 
     # ------------------------------------------------------------ sequences
     def open(self, node: Node) -> Holding:
-        holding = Holding(self.row(node, node.end))
-        holding.low = self.first_needed(node.end) // self.page
+        end = node.end
+        page = self.page
+        low = self.tail(end) // page
+        holding = Holding(ABSENT_BYTES * low + self.gather(node, end // page - low))
+        holding.low = low
         return holding
 
     def row(self, node: Node, boundary: int) -> bytes:
@@ -255,15 +265,17 @@ class SpanLane(PageLane):
         """The last ``count`` pages before the end of ``node``, *absent* where nothing is held."""
         i = self.index
         size = count * ID_BYTES
+        page = self.page
         parts: list[bytes] = []
         got = 0
         while got < size:
-            whole = (node.end - node.parent.end) // self.page * ID_BYTES
+            parent = node.parent
+            whole = (node.end - parent.end) // page * ID_BYTES
             cell = node.cells[i]
             data = b"" if cell is None else cell.data
             parts.append(data if len(data) == whole else ABSENT_BYTES * ((whole - len(data)) // ID_BYTES) + data)
             got += whole
-            node = node.parent
+            node = parent
         if not parts:
             return b""
         parts.reverse()
@@ -273,7 +285,10 @@ class SpanLane(PageLane):
     def adopt(self, node: Node, holding: Holding) -> None:
         i = self.index
         first, last = node.parent.end // self.page, node.end // self.page
-        mine = strip(self.take_over(holding, first, last))
+        mine = holding.table[first:last].tobytes()
+        holding.owned = last
+        if mine.startswith(ABSENT_BYTES):
+            mine = strip(mine)
         cell: SpanCell = node.cells[i]
         if cell is not None:
             self.merge(cell, mine, holding, first, last)
@@ -290,6 +305,14 @@ class SpanLane(PageLane):
     def merge(self, cell: SpanCell, mine: bytes, holding: Holding, first: int, last: int) -> None:
         """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has."""
         count = last - first
+        if cell.pages == count:  # the tree has it all: ours are duplicates
+            lead = count - len(mine) // ID_BYTES
+            if mine and ABSENT_BYTES not in mine:
+                self.pool.give(mine)
+                holding.table[first + lead : last] = array("i", cell.data[lead * ID_BYTES :])
+                return
+            if not mine:
+                return
         ours = array("i", ABSENT_BYTES * (count - len(mine) // ID_BYTES) + mine)
         tree = array("i", ABSENT_BYTES * (count - len(cell.data) // ID_BYTES) + cell.data)
         duplicates = array("i")
@@ -365,8 +388,5 @@ def strip(data: bytes) -> bytes:
     """``data`` without the absent pages in front."""
     if not data.startswith(ABSENT_BYTES):
         return data
-    ids = array("i", data)
-    for first, slot in enumerate(ids):
-        if slot != ABSENT:
-            return data[first * ID_BYTES :]
-    return b""
+    gone = len(data) - len(data.lstrip(b"\xff"))  # it may take up to three bytes of the first page number too many
+    return data[gone // ID_BYTES * ID_BYTES :]

@@ -62,7 +62,7 @@ class MatchPlan:
     @property
     def need(self) -> dict[str, int]:
         """Slots that opening a sequence here takes at once, per component."""
-        return self._cache._open_need(self)
+        return {lane.name: count for lane, count, _ in self._cache._open_wanted(self)}
 
     @property
     def why(self) -> str:

@@ -99,6 +99,10 @@ class ListQueue:
     def forget(self, cell: Any) -> None:
         pass
 
+    def __del__(self) -> None:
+        end = self._end
+        end.prev = end.next = None  # an empty list is a cycle
+
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
         if linked:
             after = lower.next

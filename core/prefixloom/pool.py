@@ -95,13 +95,17 @@ class Pool:
         return Span(self, self.take(count).tobytes() if count else b"")
 
     def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
-        """Content of ``src`` slots to ``dst`` slots, in every buffer and layer."""
+        """Content of ``src`` slots to ``dst`` slots, in every buffer and layer. On the meta device there is none."""
+        if self.device == "meta":
+            return
         for tensor in self.buffers.values():
             for s, d in zip(src, dst, strict=True):
                 tensor[:, d].copy_(tensor[:, s])
 
     def clear(self, dst: Sequence[int]) -> None:
         """Zeros in ``dst`` slots, in every buffer and layer."""
+        if self.device == "meta":
+            return
         for tensor in self.buffers.values():
             for d in dst:
                 tensor[:, d].zero_()

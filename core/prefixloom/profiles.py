@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,54 +39,92 @@ def resolve_profile(model: object, registry: Registry) -> Profile:
 
 
 def profile_from_facts(facts: ModelFacts, registry: Registry) -> Profile:
-    """One component per layer kind, each from the one installed component type that claims it."""
-    groups: dict[str, list[LayerFacts]] = {}
+    """The components that serve the model's layers, each layer kind by the one component type that claims it."""
+    kinds: dict[str, list[LayerFacts]] = {}
     for layer in facts.layers:
-        groups.setdefault(layer.kind, []).append(layer)
-    if not groups:
+        kinds.setdefault(layer.kind, []).append(layer)
+    if not kinds:
         raise CompositionError(
             f"model type {facts.model_type!r} has no layer that remembers: there is nothing to cache"
         )
     served = registry.kinds_by_layer()
-    unserved = {kind: layers for kind, layers in groups.items() if kind not in served}
+    unserved = {kind: layers for kind, layers in kinds.items() if kind not in served}
     if unserved:
         raise CompositionError(_unserved(facts, unserved, registry))
-    chosen: dict[str, str] = {}
-    for layer_kind in groups:
+    for layer_kind in kinds:
         if len(served[layer_kind]) > 1:
             raise CompositionError(
                 f"layers of kind {layer_kind!r} are served by several installed components: "
                 f"{', '.join(served[layer_kind])}. Choose with a Profile, or a .toml profile"
             )
-        chosen[layer_kind] = served[layer_kind][0]
-    alone = {kind for kind in chosen.values() if list(chosen.values()).count(kind) == 1}
-    specs = [
-        ComponentSpec(
-            kind,
-            kind if kind in alone else f"{kind}_{layer_kind}",
-            _options(registry, kind, facts, tuple(groups[layer_kind])),
-        )
-        for layer_kind, kind in chosen.items()
-    ]
-    return Profile(specs, name=facts.model_type or "model")
+    layers: dict[str, list[LayerFacts]] = {}
+    for layer in facts.layers:
+        layers.setdefault(served[layer.kind][0], []).append(layer)
+    specs: list[ComponentSpec] = []
+    warnings: list[str] = []
+    for kind, mine in layers.items():
+        specs += _specs(registry, kind, facts, tuple(mine))
+        warnings += _caveats(registry, kind, facts, tuple(mine))
+    return Profile(specs, name=facts.model_type or "model", warnings=tuple(dict.fromkeys(warnings)))
 
 
-def _options(registry: Registry, kind: str, facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Mapping[str, Any]:
+def _specs(registry: Registry, kind: str, facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> list[ComponentSpec]:
+    """One component for these layers, or several of one kind, where the component type says so."""
     from_layers = registry.component(kind).from_layers
     assert from_layers is not None, "ComponentType refuses layer_kinds without from_layers"
-    what = f"component {kind!r} ({registry.source('component', kind)})"
+    what = _owner(registry, kind)
+    answer = _asked(from_layers, "read", what, facts, layers)
+    pairs = [("", answer)] if isinstance(answer, Mapping) else answer
+    if not _are_pairs(pairs):
+        raise CompositionError(
+            f"{what}: from_layers must return a mapping of option names, or a list of (name suffix, mapping), got "
+            f"{answer!r}"
+        )
+    suffixes = [suffix for suffix, _ in pairs]
+    if not pairs or len(set(suffixes)) < len(suffixes):
+        raise CompositionError(f"{what}: from_layers must name each component differently, got suffixes {suffixes}")
+    return [ComponentSpec(kind, f"{kind}_{suffix}" if suffix else kind, dict(options)) for suffix, options in pairs]
+
+
+def _are_pairs(pairs: object) -> bool:
+    return isinstance(pairs, list | tuple) and all(
+        isinstance(pair, tuple)
+        and len(pair) == 2
+        and isinstance(pair[0], str)
+        and isinstance(pair[1], Mapping)
+        and all(isinstance(key, str) for key in pair[1])
+        for pair in pairs
+    )
+
+
+def _caveats(registry: Registry, kind: str, facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> list[str]:
+    caveats = registry.component(kind).caveats
+    if caveats is None:
+        return []
+    return [str(text) for text in _asked(caveats, "judge", _owner(registry, kind), facts, layers)]
+
+
+def _owner(registry: Registry, kind: str) -> str:
+    return f"component {kind!r} ({registry.source('component', kind)})"
+
+
+def _asked(
+    function: Callable[[ModelFacts, tuple[LayerFacts, ...]], Any],
+    verb: str,
+    what: str,
+    facts: ModelFacts,
+    layers: tuple[LayerFacts, ...],
+) -> Any:
+    """A plugin's answer about these layers; whatever it raises is told with its name."""
     try:
-        options = from_layers(facts, layers)
+        return function(facts, layers)
     except CompositionError as error:
         raise CompositionError(f"{what}: {error}") from error
     except Exception as error:
         raise CompositionError(
-            f"{what} could not read {_ranges(layers)} of model type {facts.model_type!r}: {type(error).__name__}: "
+            f"{what} could not {verb} {_ranges(layers)} of model type {facts.model_type!r}: {type(error).__name__}: "
             f"{error}. Report it there, or pass a Profile"
         ) from error
-    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
-        raise CompositionError(f"{what}: from_layers must return a mapping of option names, got {options!r}")
-    return dict(options)
 
 
 def _unserved(facts: ModelFacts, unserved: Mapping[str, list[LayerFacts]], registry: Registry) -> str:
@@ -107,7 +145,7 @@ def _unserved(facts: ModelFacts, unserved: Mapping[str, list[LayerFacts]], regis
 def _ranges(layers: Iterable[LayerFacts]) -> str:
     """Layer numbers in words: "layer 3", "layers 0-2, 5"."""
     runs: list[list[int]] = []
-    for index in sorted(layer.index for layer in layers):
+    for index in sorted({layer.index for layer in layers}):
         if runs and index == runs[-1][1] + 1:
             runs[-1][1] = index
         else:

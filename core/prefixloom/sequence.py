@@ -7,6 +7,7 @@ overlap a slot is taken before its token is known. Whatever happens in a ``with`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +32,14 @@ class Sequence(Named):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (
-        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_paged", "_pairs", "_shared", "branch",
-        "committed", "namespace", "priority", "published", "ready", "reserved",
+        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_paged", "_pairs", "_shared", "_states",
+        "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
     )  # fmt: skip
 
     _pairs: tuple[tuple[Any, Any], ...]  # (lane, holding) of every component
     _paged: tuple[tuple[Any, Any], ...]  # those with page cells
     _shared: tuple[tuple[Any, Any], ...]  # those that publish
+    _states: tuple[tuple[PointLane, StateHolding], ...]  # those with boundary cells
     _fills: list[Fill]
     _claimed_ops: tuple[Op, ...]
 
@@ -182,7 +184,7 @@ class Sequence(Named):
         if self._fills:
             raise ProtocolError(f"{self!r} has ops that have not run: commit through cache.step(...)")
         self.committed = upto
-        if cache._point_lanes:
+        if self._states:
             self._advance_states(upto)
         if cache._retaining:
             self._retain(upto)
@@ -194,11 +196,14 @@ class Sequence(Named):
         cache = self._cache
         if committed > self._high:
             self._high = committed
-        named = self.named - cache._lookahead
-        floor = (committed if committed < named else named) - cache._max_rewind
-        floor = max(floor // cache._page * cache._page, self.published)
-        for lane, holding in self._states():
-            floor = lane.floor(holding, floor)
+        floor = self.named - cache._lookahead
+        floor = (committed if committed < floor else floor) - cache._max_rewind
+        floor = floor // cache._page * cache._page
+        if floor < self.published:
+            floor = self.published
+        for lane, holding in self._states:
+            if holding.tracks:
+                floor = lane.floor(holding, floor)
         lease = self._lease
         for lane, holding in self._paged:
             if lane.retains:
@@ -206,15 +211,10 @@ class Sequence(Named):
                 if lease._records[lane.index] is not None and lane.passed(holding, lease._node.end):
                     release_part(cache, lease, lane)
 
-    def _states(self) -> list[tuple[PointLane, StateHolding]]:
-        if len(self._paged) == len(self._pairs):
-            return []
-        return [(lane, holding) for lane, holding in self._pairs if lane.unit == "boundary"]
-
     def _advance_states(self, upto: int) -> None:
         """The running states stand for ``upto`` now; where a checkpoint is due, one is kept beside."""
         cache = self._cache
-        for lane, holding in self._states():
+        for lane, holding in self._states:
             if not lane.committed(holding, upto):
                 continue
             slot = lane.track_slot(holding)
@@ -227,10 +227,12 @@ class Sequence(Named):
                 slot = lane.pool.take(1)[0]
             lane.track(holding, slot)
 
-    def _stops(self, upto: int) -> list[int]:
+    def _stops(self, upto: int) -> Iterable[int]:
         """Where a publication up to ``upto`` must end a node: at each state's deepest checkpoint, and at ``upto``."""
+        if not any(holding.tracks for _, holding in self._states):
+            return (upto,)
         stops = {upto}
-        for lane, holding in self._states():
+        for lane, holding in self._states:
             at = lane.checkpoint(holding, upto)
             if at > self.published and not at % self._cache._page and lane.shared:
                 stops.add(at)
@@ -254,9 +256,9 @@ class Sequence(Named):
                 + (f", lookahead {cache._lookahead})" if cache._lookahead else ")")
             )
         if upto > self.published:
-            for stop in self._stops(upto) if cache._point_lanes else (upto,):
+            for stop in self._stops(upto) if self._states else (upto,):
                 publish(cache, self, stop, last=False)
-            for lane, holding in self._states():
+            for lane, holding in self._states:
                 lane.forget_tracks(holding, upto, self.reserved)
             if cache._retaining:
                 self._retain(self.committed)
@@ -287,7 +289,7 @@ class Sequence(Named):
             raise ProtocolError(
                 f"{self!r} cannot rewind {back} committed tokens: component {limit[0]!r} allows {limit[1]}"
             )
-        states = self._states()
+        states = self._states
         for lane, holding in states:
             if not lane.can_rewind(holding, length):
                 raise ProtocolError(
@@ -318,7 +320,7 @@ class Sequence(Named):
         try:
             upto = self.publishable
             if upto > self.published:
-                for stop in self._stops(upto) if cache._point_lanes else (upto,):
+                for stop in self._stops(upto) if self._states else (upto,):
                     publish(cache, self, stop, last=stop == upto)
         finally:
             self._give_back(cache)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import ProtocolError
+from .lease import release_part
 from .values import Op, WalkView
 
 if TYPE_CHECKING:
@@ -47,15 +48,18 @@ class Step:
     def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
         self._cache = cache
         self._sequences = tuple(sequences)
-        self._reserved = tuple(sequence.reserved for sequence in self._sequences)
+        self._reserved = [sequence.reserved for sequence in self._sequences]
         self.role = role
         self._ran = False
         self._state = "new"
         self._fills: tuple[tuple[Sequence, Fill], ...] = ()
         self._extra: tuple[Op, ...] = ()
         if role == "target":
-            self._fills = tuple((sequence, fill) for sequence in self._sequences for fill in sequence._fills)
-            self._extra = tuple(op for sequence in self._sequences for op in sequence._claimed_ops) + self._deferred()
+            self._fills = tuple([(sequence, fill) for sequence in self._sequences for fill in sequence._fills])
+            if cache._match_hooks:
+                self._extra = tuple(op for sequence in self._sequences for op in sequence._claimed_ops)
+            if cache._step_hooks:
+                self._extra += self._deferred()
 
     def _deferred(self) -> tuple[Op, ...]:
         cache = self._cache
@@ -81,16 +85,19 @@ class Step:
             raise ProtocolError("run_ops belongs inside of the step's with block")
         if self._ran:
             raise ProtocolError("the ops of this step have run already; a forward split by layers runs them once")
-        self._ran = True
         cache = self._cache
-        cache._enter()
+        if cache._guarded:
+            cache._enter()
+        self._ran = True
         for sequence, fill in self._fills:
             fill_slot(cache, sequence, fill)
         for op in self._extra:
             cache._run_op(op, stream)
-        for sequence in self._sequences:
-            sequence._claimed_ops = ()
-        cache._leave("run_ops")
+        if self._extra:
+            for sequence in self._sequences:
+                sequence._claimed_ops = ()
+        if cache._debug is not None:
+            cache._leave("run_ops")
 
     def table(self, component: str) -> Any:
         """Page numbers of each sequence as an int32 tensor (sequences, longest), -1 where a page is absent.
@@ -123,15 +130,15 @@ class Step:
 
 def fill_slot(cache: Cache, sequence: Sequence, fill: Fill) -> None:
     """Give a state slot its content, and let go of the source."""
-    from .lease import release_part
-
-    if not sequence.open or fill not in sequence._fills:  # aborted between planning and running
+    lease = sequence._lease
+    if lease._cache is None or fill not in sequence._fills:  # aborted between planning and running
         return
-    pool = fill.lane.pool
+    lane, holding = fill.lane, fill.holding
     if fill.source == CLEAR:
-        pool.clear((fill.holding.slot,))
+        lane.pool.clear((holding.slot,))
     else:
-        pool.copy((fill.source,), (fill.holding.slot,))
-    fill.holding.ready = True
+        lane.pool.copy((fill.source,), (holding.slot,))
+    holding.ready = True
     sequence._fills.remove(fill)
-    release_part(cache, sequence._lease, fill.lane)
+    if lease._records[lane.index] is not None:
+        release_part(cache, lease, lane)

@@ -135,6 +135,7 @@ class Tree:
                 assert isinstance(node, Root)
                 if self.roots.get(node.namespace) is node:
                     del self.roots[node.namespace]
+                    unlink(node)  # a root and its cells know each other
                 return lost
             kids = parent.kids
             if node.cells.count(None) != width or kids is None or kids.get(node.first) is not node:

@@ -6,7 +6,7 @@ to a pool: a value can be kept, compared and printed after the operation that ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -106,12 +106,17 @@ class ComponentSpec:
 
 @attrs.frozen
 class Profile:
-    """A set of components for a model, and what they share."""
+    """A set of components for a model, and what they share. ``warnings`` are logged when a cache is composed of it."""
 
     components: tuple[ComponentSpec, ...] = attrs.field(converter=_specs)
     page_size: int | None = None
     max_rewind: int = 0
     name: str = "custom"
+    warnings: tuple[str, ...] = ()
+
+
+FromLayers = Mapping[str, Any] | Sequence[tuple[str, Mapping[str, Any]]]
+"""Options of one component; or of several, each with what its name adds to the kind ("" for nothing)."""
 
 
 @attrs.frozen
@@ -119,14 +124,17 @@ class ComponentType:
     """What ``prefixloom_component`` returns: how to make instances of one kind of component.
 
     ``make(name=..., **options)`` returns a new instance. ``layer_kinds`` are the model layers it serves;
-    ``from_layers(facts, layers)`` gives the options for those layers of a model config.
+    ``from_layers(facts, layers)`` is asked once for all of them that a model config has, of whichever kind, and gives
+    the options of the one component that serves them; or, where they differ in what one component has in common (a
+    window, say), a list of (name suffix, options), one per component. ``caveats(facts, layers)`` gives warnings.
     """
 
     kind: str
     make: Callable[..., Any]
     summary: str = ""
     layer_kinds: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
-    from_layers: Callable[[ModelFacts, tuple[LayerFacts, ...]], Mapping[str, Any]] | None = None
+    from_layers: Callable[[ModelFacts, tuple[LayerFacts, ...]], FromLayers] | None = None
+    caveats: Callable[[ModelFacts, tuple[LayerFacts, ...]], Iterable[str]] | None = None
     api: int = 1
 
     def __attrs_post_init__(self) -> None:

@@ -12,6 +12,7 @@ import json
 import math
 import sys
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -121,25 +122,38 @@ class Verdict:
 def run(args: argparse.Namespace) -> int:
     """Run the conversations and print what came of it. 1 if the verdict is bad."""
     settings = _settings(args)
+    with warnings.catch_warnings():  # torch warns where numpy is missing, and nothing here needs it
+        warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+        import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that times compare, whoever else is busy on this machine
+    try:
+        return _converse(settings, args.json)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _converse(settings: Settings, as_json: bool) -> int:
     from ..testing.conversations import Conversations
     from ..testing.toy import ToyModel, toy_config
 
     model = ToyModel(toy_config(LAYERS, **SIZES), seed=settings.seed)
     talk = Conversations(settings.conversations, settings.turns, REPLY, model.vocabulary, settings.seed)
     cache = compose(model.config, page_size=settings.page_size, capacity=_capacity(settings, talk))
-    demo = Demo(cache, model, talk, quiet=args.json)
-    if not args.json:
+    demo = Demo(cache, model, talk, quiet=as_json)
+    if not as_json:
         print(_introduction(settings, cache, talk))
         print(HEADER, flush=True)
     try:
         for turn in range(settings.turns):
             told = demo.round(turn)
-            if not args.json:
+            if not as_json:
                 print(_row(told), flush=True)
     finally:
         demo.progress.clear()
     verdict = demo.verdict()
-    print(_as_json(settings, cache, demo, verdict) if args.json else _closing(demo, verdict))
+    print(_as_json(settings, cache, demo, verdict) if as_json else _closing(demo, verdict))
     return 0 if verdict.passed else 1
 
 
@@ -286,7 +300,7 @@ def _introduction(settings: Settings, cache: Cache, talk: Conversations) -> str:
     return (
         f"Conversations: {settings.conversations}, of {settings.turns} turns, with one system prompt; about "
         f"{talk.total:,} tokens in all.\n"
-        f"Model: {len(LAYERS)} layers ({', '.join(dict.fromkeys(LAYERS))}) in float64, random weights.\n"
+        f"Model: {len(LAYERS)} layers ({', '.join(dict.fromkeys(LAYERS))}) in float64, random weights, one thread.\n"
         f"Cache: {parts}."
     )
 

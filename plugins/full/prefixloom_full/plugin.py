@@ -23,14 +23,17 @@ from prefixloom import (
 
 ATTENTION = "full_attention"
 LATENT = "latent_attention"
+INDEXER = "indexer_keys"
 
 
 class FullComponent(Component):
     """Keys and values per token: ``kv_heads`` heads, ``k_dim`` and ``v_dim`` wide (equal unless said).
 
     With ``latent_dim`` it holds multi-head latents instead (MLA): one compressed latent and one rotary key of
-    ``rope_dim`` per token and layer, for all heads together. ``layers`` are the model's layer numbers that own
-    entries, or how many there are; ``shared`` maps a layer to the owner whose entries it reads.
+    ``rope_dim`` per token and layer, for all heads together. With ``index_dim`` it holds the keys by which an indexer
+    picks what sparse attention reads: one of that width per token and layer. ``layers`` are the model's layer numbers
+    that own entries, or how many there are; ``shared`` maps a layer to the owner whose entries it reads.
+    ``lookahead`` is 1 for a draft model (EAGLE, MTP) whose entries depend on the next token too.
     """
 
     def __init__(
@@ -43,14 +46,22 @@ class FullComponent(Component):
         v_dim: int | None = None,
         latent_dim: int | None = None,
         rope_dim: int | None = None,
+        index_dim: int | None = None,
         dtype: object = "bfloat16",
         page_size: int | None = None,
         shared: Mapping[int, int] | None = None,
+        lookahead: int = 0,
     ) -> None:
         numbers = tuple(range(layers)) if isinstance(layers, int) else tuple(layers)
         heads = {"kv_heads": kv_heads, "k_dim": k_dim, "v_dim": v_dim}
+        latents = {"latent_dim": latent_dim, "rope_dim": rope_dim}
         shapes: dict[str, tuple[int, ...]]
-        if latent_dim is not None:
+        if index_dim is not None:
+            said = [key for key, value in {**heads, **latents}.items() if value is not None]
+            if said:
+                raise CompositionError(f"{name!r} holds an indexer's keys, which have no {', '.join(said)}: leave them out")
+            shapes = {"index": (index_dim,)}
+        elif latent_dim is not None:
             said = [key for key, value in heads.items() if value is not None]
             if said:
                 raise CompositionError(f"{name!r} holds latents, which have no {', '.join(said)}. Leave them out")
@@ -58,35 +69,57 @@ class FullComponent(Component):
             if rope_dim:
                 shapes["rope"] = (rope_dim,)
         elif kv_heads is None or k_dim is None:
-            raise CompositionError(f"{name!r} needs kv_heads and k_dim, or latent_dim where it holds latents")
+            raise CompositionError(
+                f"{name!r} needs kv_heads and k_dim, or latent_dim where it holds latents, or index_dim for an indexer"
+            )
         elif rope_dim is not None:
             raise CompositionError(f"{name!r}: rope_dim goes with latent_dim; without latents, k_dim includes it")
         else:
             shapes = {"k": (kv_heads, k_dim), "v": (kv_heads, k_dim if v_dim is None else v_dim)}
         buffers = tuple(Buffer(key, shape, str(dtype), numbers, dict(shared or {})) for key, shape in shapes.items())
-        # Heads are split over tensor-parallel ranks; a latent serves all heads, so every rank holds it whole.
-        placement: Literal["sharded", "replicated"] = "sharded" if latent_dim is None else "replicated"
-        super().__init__(name, Manifest(buffers, page_size=page_size, placement=placement), Path())
+        # Heads are split over tensor-parallel ranks; what serves all heads is held whole by every rank.
+        placement: Literal["sharded", "replicated"] = "sharded" if "k" in shapes else "replicated"
+        manifest = Manifest(buffers, page_size=page_size, placement=placement, lookahead=lookahead)
+        super().__init__(name, manifest, Path())
 
 
-def options_from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Mapping[str, Any]:
-    """The options of one component for these layers of a model."""
+def options_from_layers(
+    facts: ModelFacts, layers: tuple[LayerFacts, ...]
+) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """One component per shape of what is stored: latents, keys and values of each width, keys of an indexer."""
+    groups: dict[str, list[LayerFacts]] = {}
+    for layer in layers:
+        groups.setdefault(_suffix(facts, layer), []).append(layer)
+    first = next((suffix for suffix in groups if suffix != INDEXER), INDEXER)
+    return [
+        ("" if suffix == first else "indexer" if suffix == INDEXER else suffix, _options(facts, group))
+        for suffix, group in groups.items()
+    ]
+
+
+def _suffix(facts: ModelFacts, layer: LayerFacts) -> str:
+    """What tells layers apart that cannot share a component, as a part of its name."""
+    if layer.kind != ATTENTION:
+        return layer.kind
+    kv_heads, k_dim, v_dim = _widths(facts, layer)
+    return f"{kv_heads}x{k_dim}" if v_dim == k_dim else f"{kv_heads}x{k_dim}_{v_dim}"
+
+
+def _options(facts: ModelFacts, layers: Sequence[LayerFacts]) -> Mapping[str, Any]:
     shared = {layer.index: int(layer.options["kv_owner"]) for layer in layers if "kv_owner" in layer.options}
     owners = tuple(layer.index for layer in layers if layer.index not in shared)
     common: dict[str, Any] = {"layers": owners, "dtype": facts.dtype, "shared": shared}
     if layers[0].kind == LATENT:
         return common | {"latent_dim": facts.raw["kv_lora_rank"], "rope_dim": facts.raw.get("qk_rope_head_dim")}
-    widths = {index: _widths(facts, layer) for index, layer in enumerate(layers)}
-    if len(set(widths.values())) > 1:
-        raise CompositionError(
-            f"the {ATTENTION} layers of model type {facts.model_type!r} differ in (heads, K width, V width): "
-            f"{sorted(set(widths.values()))}. Write a Profile with one component per width"
-        )
-    kv_heads, k_dim, v_dim = widths[0]
+    if layers[0].kind == INDEXER:
+        return common | {"index_dim": facts.raw["index_head_dim"]}
+    kv_heads, k_dim, v_dim = _widths(facts, layers[0])
     return common | {"kv_heads": kv_heads, "k_dim": k_dim, "v_dim": v_dim}
 
 
 def _widths(facts: ModelFacts, layer: LayerFacts) -> tuple[int, int, int]:
+    if not facts.num_attention_heads:
+        raise CompositionError(f"layer {layer.index} has attention, and the config has no num_attention_heads")
     k_dim = int(layer.options.get("head_dim") or facts.head_dim)
     v_dim = int(layer.options.get("v_head_dim") or facts.raw.get("v_head_dim") or k_dim)
     return int(layer.options.get("num_key_value_heads") or facts.num_key_value_heads), k_dim, v_dim
@@ -98,7 +131,7 @@ def prefixloom_component() -> ComponentType:
     return ComponentType(
         kind="full",
         make=FullComponent,
-        summary="full attention: keys and values of the whole path, or multi-head latents",
-        layer_kinds=frozenset({ATTENTION, LATENT}),
+        summary="full attention: keys and values of the whole path, multi-head latents, or an indexer's keys",
+        layer_kinds=frozenset({ATTENTION, LATENT, INDEXER}),
         from_layers=options_from_layers,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import prefixloom
 from prefixloom import Component, CompositionError, Path
 from prefixloom.compose import Composition, negotiate
 from prefixloom.registry import Registry
@@ -81,6 +82,8 @@ def test_a_torch_dtype_is_accepted() -> None:
         ({"kv_heads": 2}, "needs kv_heads and k_dim"),
         ({"latent_dim": 8, "kv_heads": 2, "v_dim": 8}, "have no kv_heads, v_dim"),
         ({"kv_heads": 2, "k_dim": 8, "rope_dim": 4}, "rope_dim goes with latent_dim"),
+        ({"index_dim": 8, "kv_heads": 2, "rope_dim": 4}, "an indexer's keys, which have no kv_heads, rope_dim"),
+        ({"kv_heads": 2, "k_dim": 8, "lookahead": -1}, "lookahead must be a whole number of at least 0"),
         ({"kv_heads": 0, "k_dim": 8}, "every extent must be at least 1"),
         ({"kv_heads": 1, "k_dim": 8, "layers": 0}, "layers must be distinct and at least one"),
         ({"kv_heads": 1, "k_dim": 8, "layers": (1, 1)}, "layers must be distinct"),
@@ -134,12 +137,39 @@ def test_layers_of_other_kinds_are_left_to_other_components(registry: Registry) 
         composed(config, registry)
 
 
-def test_widths_of_single_layers_count_where_all_agree_and_are_refused_where_not(registry: Registry) -> None:
+def test_layers_of_different_widths_are_components_of_their_own(registry: Registry) -> None:
     wide = {index: {"head_dim": 512, "num_key_value_heads": 1} for index in range(4)}
     (part,) = composed({**LLAMA, "per_layer_config": wide}, registry).parts
-    assert buffers(part.component) == {"k": (1, 512), "v": (1, 512)}
-    with pytest.raises(CompositionError, match=r"differ in .*\(1, 512, 512\), \(2, 16, 16\).*one component per width"):
-        composed({**LLAMA, "per_layer_config": {3: wide[3]}}, registry)
+    assert (part.name, buffers(part.component)) == ("full", {"k": (1, 512), "v": (1, 512)})
+    narrow, other = composed({**LLAMA, "per_layer_config": {3: wide[3]}}, registry).parts
+    assert (narrow.name, narrow.manifest.buffers[0].layers, buffers(narrow.component)["k"]) == ("full", (0, 1, 2), (2, 16))
+    assert (other.name, other.manifest.buffers[0].layers, buffers(other.component)["k"]) == ("full_1x512", (3,), (1, 512))
+
+
+def test_an_indexers_keys_are_a_sidecar_of_path_reach(registry: Registry) -> None:
+    latents, keys = composed({**DEEPSEEK, "index_topk": 64, "index_head_dim": 32}, registry).parts
+    assert (latents.name, buffers(latents.component)) == ("full", {"latent": (512,), "rope": (64,)})
+    assert (keys.name, keys.reach, buffers(keys.component)) == ("full_indexer", Path(), {"index": (32,)})
+    assert keys.manifest.placement == "replicated"
+    assert keys.manifest.buffers[0].layers == (0, 1)
+
+
+def test_latents_with_two_sidecars_are_served_together(registry: Registry) -> None:
+    """Indexer keys from the config, draft KV of the caller's own: one prefix, as deep as all three hold it."""
+    draft = FullComponent("draft", layers=1, kv_heads=2, k_dim=8, v_dim=4, lookahead=1)
+    config = {**DEEPSEEK, "index_topk": 64, "index_head_dim": 32}
+    cache = prefixloom.compose(config, registry=registry, plugins=[draft], page_size=4, capacity=64, debug=True)
+    assert [part.name for part in cache.composition.parts] == ["full", "full_indexer", "draft"]
+    assert cache.composition.lookahead == 1
+    tokens = list(range(17))
+    with cache.open(tokens) as sequence:
+        sequence.grow(17)
+        sequence.commit()
+    assert cache.peek(tokens) == 16, "the draft's last entry is known only with the token after it"
+    assert cache.peek(tokens[:16]) == 12
+    assert cache.evict({"draft": 2})["draft"] >= 2
+    assert cache.peek(tokens) == 8
+    assert {name: figures.cached for name, figures in cache.stats().components.items()}["full"] >= 2
 
 
 def test_a_toml_profile_composes_it(registry: Registry, tmp_path: Any) -> None:

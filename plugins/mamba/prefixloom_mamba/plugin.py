@@ -1,0 +1,129 @@
+"""The component of recurrent layers: the states that it stores, and when one is worth keeping.
+
+Its reach is the boundary itself: a state stands for one boundary and for no other. Copies on a match, donation to the
+tree, tracking and the states of single steps are the core's; the one hook, and only if it is asked for, is admission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from prefixloom import (
+    Buffer,
+    Claim,
+    Component,
+    ComponentType,
+    CompositionError,
+    LayerFacts,
+    Manifest,
+    ModelFacts,
+    Point,
+    WalkView,
+    hookimpl,
+)
+
+from .states import CONVOLUTION, LINEAR, caveats_of, read_state
+
+Admit = Literal["all", "ends"] | Callable[[WalkView], bool]
+LAYER_KINDS = frozenset({LINEAR, CONVOLUTION, "mamba", "mamba2"})
+
+
+class MambaComponent(Component):
+    """One state slot per sequence and checkpoint: in each of ``layers`` a ``conv`` state, a ``recurrent`` one, or both.
+
+    ``conv`` is (channels, kernel width) in ``dtype``; ``recurrent`` the shape of the recurrent state, in
+    ``state_dtype``, which stays float32 in models of 16 bits. ``grid``: states are exact at multiples of the kernel's
+    chunk only. ``checkpoint_every``: keep a checkpoint every so many tokens while a sequence runs; 0: the one at its
+    end. ``states_per_path``: at most so many cached states along one path. ``max_rewind``: how many tokens of a
+    speculative step a composition may take back; its slots are made only if the composition asks for them. ``admit``:
+    which checkpoints the tree takes: "all", only the "ends" (where prompts part, and where a sequence ends), or a
+    function of the publication.
+    """
+
+    def __init__(
+        self,
+        name: str = "mamba",
+        *,
+        layers: int | Sequence[int] = 1,
+        conv: Sequence[int] | None = None,
+        recurrent: Sequence[int] | None = None,
+        dtype: object = "bfloat16",
+        state_dtype: object = "float32",
+        grid: int = 1,
+        checkpoint_every: int = 0,
+        states_per_path: int | None = None,
+        max_rewind: int = 16,
+        admit: Admit = "all",
+    ) -> None:
+        numbers = tuple(range(layers)) if isinstance(layers, int) else tuple(layers)
+        states = {"conv": (conv, dtype), "recurrent": (recurrent, state_dtype)}
+        buffers = [
+            Buffer(key, shape, str(kind), numbers) for key, (shape, kind) in states.items() if shape is not None
+        ]
+        if not buffers:
+            raise CompositionError(f"{name!r} needs a conv state (channels, kernel width), a recurrent one, or both")
+        if conv is not None and len(tuple(conv)) != 2:
+            raise CompositionError(f"{name!r}: a conv state is (channels, kernel width), got {tuple(conv)}")
+        manifest = Manifest(
+            buffers,
+            grid=grid,
+            checkpoint_every=checkpoint_every,
+            states_per_path=states_per_path,
+            max_rewind=max_rewind,
+        )
+        if checkpoint_every % grid:
+            raise CompositionError(
+                f"{name!r}: checkpoint_every={checkpoint_every} is off the grid: its states are exact at multiples of "
+                f"{grid} only. Say {-(-checkpoint_every // grid) * grid}"
+            )
+        super().__init__(name, manifest, Point())
+        if admit not in ("all", "ends") and not callable(admit):
+            raise CompositionError(f"{name!r}: admit must be 'all', 'ends' or a function of a WalkView, got {admit!r}")
+        self._admitted: Callable[[WalkView], bool] = _at_an_end if admit == "ends" else admit  # type: ignore[assignment]
+        if admit == "all":
+            self.commit_insert = None  # type: ignore[assignment, method-assign]  # not overridden, so it costs nothing
+
+    @hookimpl
+    def commit_insert(self, walk: WalkView) -> Claim | None:
+        """A checkpoint that is not admitted stays with the sequence, which goes on with it."""
+        return None if self._admitted(walk) else Claim(keep=())
+
+
+def _at_an_end(walk: WalkView) -> bool:
+    return walk.last or walk.at_branch
+
+
+# ---------------------------------------------------------------- model configs
+
+
+def options_from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """One component for the recurrences of a model, one for its short convolutions."""
+    groups: dict[bool, list[int]] = {}
+    for layer in layers:
+        groups.setdefault(layer.kind == CONVOLUTION, []).append(layer.index)
+    out = []
+    for is_conv, numbers in groups.items():
+        options = read_state(facts, is_conv).options()
+        out.append(("conv" if is_conv and len(groups) > 1 else "", {"layers": tuple(numbers)} | options))
+    return out
+
+
+def caveats(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Iterable[str]:
+    """What is known to be wrong where these layers run in transformers."""
+    if all(layer.kind == CONVOLUTION for layer in layers):
+        return ()
+    return caveats_of(facts)
+
+
+@hookimpl
+def prefixloom_component() -> ComponentType:
+    """Offer the component to the registry."""
+    return ComponentType(
+        kind="mamba",
+        make=MambaComponent,
+        summary="recurrent layers: states of linear attention, state spaces and short convolutions",
+        layer_kinds=LAYER_KINDS,
+        from_layers=options_from_layers,
+        caveats=caveats,
+    )

@@ -1,0 +1,150 @@
+"""States: their shapes, read from a model config, one reader per family of recurrences.
+
+Shapes and dtypes are those of the cache layers of transformers 5.23: conv states are as wide as the kernel, recurrent
+states float32 unless the model computes in something wider. A reader answers None where the config is not of its family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from prefixloom import CompositionError, ModelFacts
+
+LINEAR = "linear_attention"
+CONVOLUTION = "conv"
+DELTA_CHUNK = 64
+"""Tokens of a chunk in the kernels of delta rules, which no config says."""
+
+
+@attrs.frozen
+class State:
+    """What one layer keeps at a boundary."""
+
+    conv: tuple[int, int] | None
+    recurrent: tuple[int, ...] | None
+    dtype: str
+    state_dtype: str
+    grid: int
+
+    def options(self) -> dict[str, Any]:
+        return attrs.asdict(self, recurse=False)
+
+
+def read_state(facts: ModelFacts, is_conv: bool) -> State:
+    """The state of a model's recurrent layers, or of its short convolutions."""
+    for reader in (_short_convolution,) if is_conv else FAMILIES:
+        state = reader(facts)
+        if state is not None:
+            return state
+    raise CompositionError(
+        f"the config of model type {facts.model_type!r} does not tell the shape of its recurrent state in any way that "
+        f"is known here. Write a Profile that says conv=(channels, kernel width), recurrent=(shape) and grid"
+    )
+
+
+def caveats_of(facts: ModelFacts) -> tuple[str, ...]:
+    """What transformers 5.23 is known to compute wrongly when it goes on from a restored state."""
+    if _selective_scan(facts) is not None:
+        return (
+            f"model type {facts.model_type!r}: transformers' Mamba-1 scan starts from zero when more than one token "
+            f"continues from a state, so a resumed prefill is wrong there. Resume one token at a time, or use kernels "
+            f"that take an initial state",
+        )
+    if facts.model_type in ("zamba2", "nemotron_h"):
+        return (
+            f"model type {facts.model_type!r}: transformers does not clamp the time step when single tokens continue "
+            f"from a state, so decoding differs from prefill there",
+        )
+    return ()
+
+
+class _Numbers:
+    """A config's numbers under any of their names."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self._raw = raw
+
+    def __call__(self, *names: str) -> int | None:
+        for name in names:
+            value = self._raw.get(name)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+        return None
+
+
+def _delta_rule(facts: ModelFacts) -> State | None:
+    """Gated delta nets: Qwen3-Next, Qwen3.5, Olmo hybrid. One convolution over queries, keys and values."""
+    number = _Numbers(facts.raw)
+    k_heads, v_heads = number("linear_num_key_heads"), number("linear_num_value_heads")
+    k_dim, v_dim = number("linear_key_head_dim"), number("linear_value_head_dim")
+    kernel = number("linear_conv_kernel_dim")
+    if not (k_heads and v_heads and k_dim and v_dim and kernel):
+        return None
+    channels = 2 * k_heads * k_dim + v_heads * v_dim
+    return State((channels, kernel), (v_heads, k_dim, v_dim), facts.dtype, "float32", DELTA_CHUNK)
+
+
+def _kimi_delta(facts: ModelFacts) -> State | None:
+    """Kimi delta attention: queries, keys and values of one width; its published configs nest the numbers."""
+    nested = facts.raw.get("linear_attn_config")
+    number, inner = _Numbers(facts.raw), _Numbers(nested if isinstance(nested, Mapping) else {})
+    heads = number("linear_num_heads") or inner("num_heads")
+    dim = number("linear_head_dim") or inner("head_dim")
+    kernel = number("linear_conv_kernel_dim") or inner("short_conv_kernel_size")
+    if not (heads and dim and kernel):
+        return None
+    return State((3 * heads * dim, kernel), (heads, dim, dim), facts.dtype, "float32", DELTA_CHUNK)
+
+
+def _state_space(facts: ModelFacts) -> State | None:
+    """State spaces of the second generation, computed in chunks: Mamba-2, Bamba, Granite, Falcon-H1, Nemotron-H."""
+    number = _Numbers(facts.raw)
+    heads = number("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
+    size, groups = number("mamba_d_state", "ssm_state_size", "state_size"), number(*GROUPS)
+    kernel, chunk = number("mamba_d_conv", "conv_kernel"), number("mamba_chunk_size", "chunk_size")
+    if not (heads and size and groups and kernel and chunk):
+        return None
+    dim = number("mamba_d_head", "mamba_head_dim", "mamba_headdim") or (
+        number("head_dim") if not facts.num_attention_heads else None
+    )
+    inner = number("mamba_d_ssm") or (heads * dim if dim else (number(*EXPAND) or 2) * facts.hidden_size)
+    channels = inner + 2 * groups * size
+    return State((channels, kernel), (heads, dim or inner // heads, size), facts.dtype, "float32", chunk)
+
+
+def _selective_scan(facts: ModelFacts) -> State | None:
+    """Selective state spaces of the first generation, computed token by token: Mamba, Falcon Mamba, Jamba."""
+    raw, number = facts.raw, _Numbers(facts.raw)
+    ranked = any(raw.get(key) is not None for key in ("mamba_dt_rank", "time_step_rank"))
+    with_heads = number("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
+    size, kernel = number("mamba_d_state", "state_size"), number("mamba_d_conv", "conv_kernel")
+    expand = number(*EXPAND)
+    if not (ranked and size and kernel and expand) or with_heads:
+        return None
+    inner = expand * facts.hidden_size
+    state_dtype = "float64" if facts.dtype == "float64" else "float32"
+    return State((inner, kernel), (inner, size), facts.dtype, state_dtype, 1)
+
+
+def _lightning(facts: ModelFacts) -> State | None:
+    """Lightning attention, computed in blocks, its state in the dtype of the model: MiniMax."""
+    if not any(facts.raw.get(key) is not None for key in ("linear_attn_alpha_factor", "attn_type_list")):
+        return None
+    heads, dim = facts.num_attention_heads, facts.head_dim
+    return State(None, (heads, dim, dim), facts.dtype, facts.dtype, _Numbers(facts.raw)("block_size") or 256)
+
+
+def _short_convolution(facts: ModelFacts) -> State | None:
+    """Short convolutions over the hidden state, exact at every token: LFM2, LFM3."""
+    kernel = _Numbers(facts.raw)("conv_L_cache")
+    return State((facts.hidden_size, kernel), None, facts.dtype, "float32", 1) if kernel else None
+
+
+GROUPS = ("mamba_n_groups", "mamba_ngroups", "n_groups")
+EXPAND = ("mamba_expand", "expand")
+FAMILIES: tuple[Callable[[ModelFacts], State | None], ...] = (
+    _delta_rule, _kimi_delta, _state_space, _selective_scan, _lightning,
+)  # fmt: skip

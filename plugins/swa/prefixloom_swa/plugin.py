@@ -1,0 +1,145 @@
+"""The component of sliding-window and chunked attention: what it stores, and how a model config says it.
+
+Its reach is the end of a prefix: the last window, or what lies in the unfinished chunk. Locks, early release by running
+sequences, and which part of a long edge may go first the core derives from that. The one hook, and only if it is asked
+for, is how much of a publication the tree is to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from prefixloom import (
+    Buffer,
+    Chunk,
+    Claim,
+    Component,
+    ComponentType,
+    CompositionError,
+    LayerFacts,
+    Manifest,
+    ModelFacts,
+    Reach,
+    WalkView,
+    Window,
+    hookimpl,
+)
+
+SLIDING = "sliding_attention"
+CHUNKED = "chunked_attention"
+
+
+class SwaComponent(Component):
+    """Keys and values per token, of which a query sees the last ``window``, itself included, or those of its ``chunk``.
+
+    ``window`` counts as transformers' ``sliding_window`` does: a window of w needs the w - 1 positions before the first
+    new token. ``chunk`` is chunked attention (Llama 4): everything since the last multiple of it. ``layers`` are the
+    model's layer numbers that own entries, or how many there are; ``shared`` maps a layer to the owner whose entries it
+    reads. ``keep_windows`` says what of a publication the tree keeps: "all" that the sequence holds (what is older than
+    a window serves prompts that part earlier, and is the first to be evicted), or only the "last" window of each.
+    """
+
+    def __init__(
+        self,
+        name: str = "swa",
+        *,
+        layers: int | Sequence[int] = 1,
+        kv_heads: int,
+        k_dim: int,
+        v_dim: int | None = None,
+        window: int | None = None,
+        chunk: int | None = None,
+        keep_windows: Literal["all", "last"] = "all",
+        dtype: object = "bfloat16",
+        page_size: int | None = None,
+        shared: Mapping[int, int] | None = None,
+        lookahead: int = 0,
+        max_rewind: int | None = None,
+    ) -> None:
+        numbers = tuple(range(layers)) if isinstance(layers, int) else tuple(layers)
+        shapes = {"k": (kv_heads, k_dim), "v": (kv_heads, k_dim if v_dim is None else v_dim)}
+        buffers = tuple(Buffer(key, shape, str(dtype), numbers, dict(shared or {})) for key, shape in shapes.items())
+        manifest = Manifest(buffers, page_size=page_size, lookahead=lookahead, max_rewind=max_rewind)
+        super().__init__(name, manifest, _reach(name, window, chunk))
+        if keep_windows not in ("all", "last"):
+            raise CompositionError(f"{name!r}: keep_windows must be 'all' or 'last', got {keep_windows!r}")
+        self.keep_windows = keep_windows
+        if keep_windows == "all":
+            self.commit_insert = None  # type: ignore[assignment, method-assign]  # not overridden, so it costs nothing
+
+    @hookimpl
+    def commit_insert(self, walk: WalkView) -> Claim:
+        """Of each publication, the tree keeps what resuming at its end needs."""
+        start = walk.start
+        return Claim(keep=tuple((max(lo, start), hi) for lo, hi in self.reach.needs(walk.boundary) if hi > start))
+
+
+def _reach(name: str, window: int | None, chunk: int | None) -> Reach:
+    if (window is None) == (chunk is None):
+        raise CompositionError(f"{name!r} needs a window or a chunk, one of the two; got window={window!r}, {chunk=!r}")
+    what, size = ("window", window) if chunk is None else ("chunk", chunk)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        counts = ": it counts the query itself, so 1 is the smallest" if what == "window" else ""
+        raise CompositionError(f"{name!r}: a {what} must be a whole number of at least 1, got {size!r}{counts}")
+    return Window(size) if chunk is None else Chunk(size)
+
+
+# ---------------------------------------------------------------- model configs
+
+
+def options_from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Sequence[tuple[str, Mapping[str, Any]]]:
+    """One component per window: layers of one window, and of one width, live and die together."""
+    groups: dict[tuple[str, int, tuple[int, int, int]], list[LayerFacts]] = {}
+    for layer in layers:
+        what, size = _size(layer)
+        groups.setdefault((what, size, _widths(facts, layer)), []).append(layer)
+    sizes = [(what, size) for what, size, _ in groups]
+    out = []
+    for (what, size, widths), mine in groups.items():
+        suffix = "" if len(groups) == 1 else str(size) if what == "window" else f"chunk{size}"
+        if sizes.count((what, size)) > 1:
+            suffix += "_" + "x".join(map(str, widths))
+        out.append((suffix, {what: size} | _options(facts, mine, widths)))
+    return out
+
+
+def _size(layer: LayerFacts) -> tuple[str, int]:
+    what, key = ("window", "sliding_window") if layer.kind == SLIDING else ("chunk", "attention_chunk_size")
+    size = layer.options.get(key)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise CompositionError(
+            f"layer {layer.index} is of kind {layer.kind!r}, and the config says {key}={size!r}: it must be a whole "
+            f"number of at least 1"
+        )
+    return what, size
+
+
+def _options(facts: ModelFacts, layers: Sequence[LayerFacts], widths: tuple[int, int, int]) -> Mapping[str, Any]:
+    shared = {layer.index: int(layer.options["kv_owner"]) for layer in layers if "kv_owner" in layer.options}
+    owners = tuple(layer.index for layer in layers if layer.index not in shared)
+    kv_heads, k_dim, v_dim = widths
+    return {
+        "layers": owners, "kv_heads": kv_heads, "k_dim": k_dim, "v_dim": v_dim, "dtype": facts.dtype, "shared": shared,
+    }  # fmt: skip
+
+
+def _widths(facts: ModelFacts, layer: LayerFacts) -> tuple[int, int, int]:
+    """(heads, K width, V width) of a layer."""
+    if not facts.num_attention_heads:
+        raise CompositionError(f"layer {layer.index} has attention, and the config has no num_attention_heads")
+    k_dim = int(layer.options.get("head_dim") or facts.head_dim)
+    v_dim = int(layer.options.get("v_head_dim") or facts.raw.get("v_head_dim") or k_dim)
+    return int(layer.options.get("num_key_value_heads") or facts.num_key_value_heads), k_dim, v_dim
+
+
+@hookimpl
+def prefixloom_component() -> ComponentType:
+    """Offer the component to the registry."""
+    return ComponentType(
+        kind="swa",
+        make=SwaComponent,
+        summary="sliding-window and chunked attention: keys and values of the last tokens",
+        layer_kinds=frozenset({SLIDING, CHUNKED}),
+        from_layers=options_from_layers,
+    )

@@ -1,0 +1,164 @@
+"""Mistakes put into a copy of the core, to see the property test fail: ``python tests/mutants.py [--no-debug]``.
+
+Each mutant is one substitution in one file. It must be killed by the scripts of ``property.py``; with ``--no-debug``
+the cache's own second books are off, so that only the model can see it. A mutant whose text is no longer in the core is
+reported as stale. What killed each is in ``docs/decisions``-like form in the table of ``property.py``.
+"""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+Mutant = tuple[str, str, str, str]
+MUTANTS: tuple[Mutant, ...] = (
+    ("window one short", "lane_span.py", "return self.tail(boundary) // self.page * self.page",
+     "return self.tail(min(boundary + 1, boundary + self.dense)) // self.page * self.page"),
+    ("window lock a page short", "lane_span.py", "        low = self.first_needed(end)\n        above = node",
+     "        low = self.first_needed(end) + self.page\n        above = node"),
+    ("split forgets the count", "lane_span.py", "new.locks = cell.locks", "new.locks = 0"),
+    ("path split forgets the count", "lane_path.py", "new.locks = 1 if cell.locks else 0", "new.locks = 0"),
+    ("path split copies the whole count", "lane_path.py", "new.locks = 1 if cell.locks else 0",
+     "new.locks = cell.locks"),
+    ("split does not divide a window's cell", "lane_span.py", "cell.data = strip(data[-cut:])", "cell.data = data"),
+    ("split slices a path off by a page", "lane.py", "cut = tokens // self.page * ID_BYTES\n        return data[:cut]",
+     "cut = (tokens // self.page - 1) * ID_BYTES or ID_BYTES\n        return data[:cut]"),
+    ("release stops a node early", "lane_span.py", "stop = node.end - covered\n        while node.end > stop:",
+     "stop = node.end - covered\n        while node.parent.end > stop:"),
+    ("path release undoes only the anchor", "lane_path.py",
+     "            above.locks = locks\n            while not locks:\n                above = above.up\n"
+     "                locks = above.locks - 1\n                above.locks = locks\n            self.leased -= (rec",
+     "            above.locks = locks\n            self.leased -= (rec"),
+    ("release of the wrong node", "lease.py", "records[i] = lane.advance(records[i], node)",
+     "records[i] = lane.advance(records[i], node) if lane.unit == 'boundary' else lane.acquire(node)"),
+    ("duplicates are freed twice", "lane_span.py", "self.pool.give(duplicates.tobytes())",
+     "self.pool.give(duplicates.tobytes() + duplicates[:1].tobytes())"),
+    ("duplicates are never freed", "lane_path.py", "            self.pool.give(mine)\n", ""),
+    ("a duplicate stays in the table", "lane_path.py",
+     '            holding.table[first:last] = array("i", cell.data)\n', ""),
+    ("a donated state is not renewed", "lane_point.py", "            holding.slot = NO_SLOT\n            holding.ready",
+     "            holding.ready"),
+    ("a donated state is published as of the wrong boundary", "lane_point.py",
+     "if holding.as_of != node.end or not holding.ready:", "if holding.as_of < node.end or not holding.ready:"),
+    ("a state is published before its op has run", "lane_point.py",
+     "if holding.as_of != node.end or not holding.ready:", "if holding.as_of != node.end:"),
+    ("the source of a copy is not covered", "insert.py",
+     "sequence._lease._records[lane.index] = lane.acquire(node)", "pass"),
+    ("a copy is dropped", "step.py", "        pool.copy((fill.source,), (fill.holding.slot,))", "        pass"),
+    ("a clear is dropped", "step.py", "        pool.clear((fill.holding.slot,))", "        pass"),
+    ("the window is given back too early", "sequence.py", "for lane, holding in self._paged:\n            if lane.retains:\n"
+     "                lane.retain(holding, floor)",
+     "for lane, holding in self._paged:\n            if lane.retains:\n"
+     "                lane.retain(holding, floor + cache._page)"),
+    ("the rewind depth is not retained", "sequence.py", "(committed if committed < named else named) - cache._max_rewind",
+     "(committed if committed < named else named)"),
+    ("the window is never given back", "sequence.py", "                lane.retain(holding, floor)\n", ""),
+    ("a rewind keeps its pages", "lane.py", "        if dropped:\n            self.pool.give(", "        if 0:\n            ("),
+    ("a rewind leaks its pages", "lane.py",
+     "self.pool.give(without_absent(dropped) if ABSENT_BYTES in dropped else dropped)\n", "pass\n"),
+    ("rewind twice past what is kept", "sequence.py", "max(self.committed, self._high) - length", "self.committed - length"),
+    ("rewind past what a lookahead names", "sequence.py",
+     "if count and self.published and length < min(self.named, self.published + cache._lookahead):", "if False:"),
+    ("a locked window is evicted", "lane_span.py",
+     "                if cell.next is not None:\n                    self.queue.remove(cell)\n            above = above.parent",
+     "            above = above.parent"),
+    ("a path's inner cell is evicted", "lane_path.py", "            if cell.below:\n                continue\n", ""),
+    ("a parent left childless is lost to eviction", "lane_path.py",
+     "                queue.add_first(up)\n            if forget", "                pass\n            if forget"),
+    ("a candidate above the limit", "plan.py", "    if boundary > limit:\n        boundary = limit",
+     "    if boundary > limit + page:\n        boundary = limit"),
+    ("the lookahead is not left off the limit", "cache.py", "(leave if leave > lookahead else lookahead)", "leave"),
+    ("the fixpoint is not reached", "plan.py", "                plan.branch = paged\n            continue",
+     "                plan.branch = paged"),
+    ("a hole inside of a cell is overlooked", "lane_span.py", "                if at >= 0:\n                    return",
+     "                if at >= 1 << 40:\n                    return"),
+    ("sinks are not looked at", "lane_scatter.py", "for low, high in reversed(self.spans(boundary)):",
+     "for low, high in self.spans(boundary)[-1:]:"),
+    ("sinks are let go with the window", "lane_scatter.py", "        return before.count(ABSENT) == len(before)",
+     "        return super().passed(holding, boundary)"),
+    ("scattered needs are covered only for now", "lane_scatter.py", "if self.reach.convex:\n            return self.spans(n)",
+     "if True:\n            return self.spans(n)"),
+    ("slack reaches into the window", "lane_span.py", "return 0, max(0, min(have, (self.first_needed(end) - offset)",
+     "return 0, max(0, min(have, (self.first_needed(end) + self.page - offset)"),
+    ("a trimmed node is not unlinked", "lane_span.py", "                emptied.append(slack.cell.node)", "                pass"),
+    ("evict counts what it did not free", "lane_span.py", "            got += self.cut_slack(slack.cell)",
+     "            got += self.cut_slack(slack.cell) + 1"),
+    ("room is refused that slack could give", "evict.py", " and pages > lane.pool.free + lane.evictable", ""),
+    ("a plan is not stale after eviction", "evict.py",
+     "    cache._epoch += 1\n    cache._evicted[lane.index] += got", "    cache._evicted[lane.index] += got"),
+    ("a plan is not stale after an unlinking", "lease.py",
+     "cache._tree.prune(node):\n        cache._epoch += 1\n    if cache._graves:\n        sweep(cache)\n\n\ndef release_part",
+     "cache._tree.prune(node):\n        pass\n    if cache._graves:\n        sweep(cache)\n\n\ndef release_part"),
+    ("a plan outlives a flush", "cache.py", "if plan._epoch < self._flushed_at:", "if False:"),
+    ("a dropped namespace keeps its cells", "evict.py", "    for root in list(cache._graves):", "    for root in []:"),
+    ("namespaces are shared", "plan.py", "    root = tree.roots.get(namespace)", '    root = tree.roots.get("")'),
+    ("extra keys are ignored", "cache.py", "single = self._keys.with_extra(encoded, extra)", "single = encoded"),
+    ("keys agree a page too far", "tree.py", "        return low * size\n", "        return high * size + size * (len(edge) > (high + 1) * size)\n"),
+    ("a grown page is handed out twice", "pool.py", "        del free[-count:]\n        return ids",
+     "        del free[-count:]\n        free.insert(0, ids[0])\n        return ids"),
+    ("closing gives nothing back", "lane.py", "            self.pool.give(holding.own_pages())\n            holding.owned",
+     "            holding.owned"),
+    ("tombstones are not refilled", "insert.py", "        for lane, holding in pairs:\n            lane.adopt(node, holding)",
+     "        for lane, holding in pairs:\n            lane.adopt(node, holding) if child is None or lane.unit == 'boundary' else None"),
+    ("a draft step runs the ops", "step.py", 'if role == "target":', "if True:"),
+    ("a failed step commits", "step.py", 'if kind is not None or self.role == "draft":', 'if self.role == "draft":'),
+)  # fmt: skip
+
+
+def outcome(core: Path, no_debug: bool, ops: int) -> str:
+    """The first failure of the property test on this core; empty if there is none."""
+    command = [sys.executable, str(ROOT / "tests" / "property.py"), "--ops", str(ops), "--first", "--seed", "m"]
+    environment = {**os.environ, "PYTHONPATH": str(core), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [*command, "--no-debug"] if no_debug else command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    failed = [line.removeprefix("FAILED ") for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    return (failed or done.stderr.splitlines()[-1:] or ["?"])[0] if done.returncode else ""
+
+
+def survivors(no_debug: bool, only: str, ops: int) -> int:
+    """How many mutants live; the core is copied once, so that it may be edited meanwhile."""
+    alive = 0
+    with tempfile.TemporaryDirectory() as folder:
+        good, bad = Path(folder) / "good", Path(folder) / "bad"
+        shutil.copytree(ROOT / "core", good, ignore=shutil.ignore_patterns("__pycache__"))
+        honest = outcome(good, no_debug, ops)
+        if honest:
+            print(f"the core itself fails: {honest}")
+            return 1
+        for name, file, old, new in MUTANTS:
+            if only not in name:
+                continue
+            text = (good / "prefixloom" / file).read_text()
+            if old not in text:
+                print(f"STALE     {name}: {file} has changed", flush=True)
+                alive += 1
+                continue
+            shutil.rmtree(bad, ignore_errors=True)
+            shutil.copytree(good, bad)
+            (bad / "prefixloom" / file).write_text(text.replace(old, new, 1))
+            killer = outcome(bad, no_debug, ops)
+            alive += not killer
+            print(f"{'killed   ' if killer else 'SURVIVED '} {name}: {killer[:230]}", flush=True)
+    return alive
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--no-debug", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--ops", type=int, default=45_000)
+    options = parser.parse_args()
+    sys.exit(bool(survivors(options.no_debug, options.only, options.ops)))

@@ -1,0 +1,257 @@
+"""The part of the property test's operations that a running sequence sees: growing, steps, publishing, rewinding."""
+
+from __future__ import annotations
+
+import random
+from functools import cache as memoised
+from typing import Any
+
+from backdoor import hold, sequence_anchor
+from model import Facts, Running
+from prefixloom import CapacityError, InputError, ProtocolError
+from world import World
+
+DOCUMENTS = 4
+LONG = 400
+
+
+@memoised
+def document(number: int, alphabet: int = 2) -> tuple[int, ...]:
+    """A text that prompts begin with; document 2k + 1 leaves document 2k after a while."""
+    chance = random.Random(f"document {number} {alphabet}")
+    text = tuple(chance.randrange(alphabet) for _ in range(LONG))
+    if number % 2:
+        shared = 5 + 7 * number
+        text = document(number - 1, alphabet)[:shared] + text[shared:]
+    return text
+
+
+class Planned(Exception):
+    """Raised inside of a step on purpose."""
+
+
+class Serving(World):
+    """Operations on one open sequence."""
+
+    # ------------------------------------------------------------ choosing
+    def pick(self, number: int) -> Running | None:
+        usable = [run for run in self.running if not run.gone]
+        return usable[number % len(usable)] if usable else None
+
+    def extend(self, run: Running, length: int) -> None:
+        """Make the future of ``run`` at least ``length`` tokens long."""
+        text = document(run.salt % DOCUMENTS)
+        while len(run.future) < length:
+            run.future.append(text[(len(run.future) + run.salt // 4) % LONG])
+        while len(run.ids) <= len(run.future):
+            token = run.future[len(run.ids) - 1]
+            run.ids.append(self.model.names.child(run.ids[-1], run.namespace, token))
+
+    def refused(self, what: str, error: type[Exception], call: Any, *args: Any) -> None:
+        """``call`` must raise, and nothing may have changed."""
+        try:
+            call(*args)
+        except error:
+            self.settle(what)
+            return
+        hold(False, "%s was not refused with %s", what, error.__name__)
+
+    # ------------------------------------------------------------ running
+    def do_grow(self, number: int, count: int) -> None:
+        """``count`` below 0: up to what is named, that much short."""
+        run = self.pick(number)
+        if run is None:
+            return
+        if count < 0:
+            count = max(0, run.named - run.reserved + count + 1)
+        length = run.reserved + count
+        wanted = {}
+        for f in self.model.facts:
+            if not f.boundary:
+                missing = -(-length // f.page) - len(run.sequence.pages(f.name))
+                wanted[f.name] = max(0, missing)
+        try:
+            run.sequence.grow(count)
+        except CapacityError as error:
+            hold(not self.room(wanted), "refused, and there is room: %s", error)
+            self.settle("grow refused")
+            return
+        except InputError:
+            longest = min((f.capacity * f.page for f in self.model.facts if f.path), default=1 << 62)
+            hold(length > longest, "%s tokens are not too long for %s", length, longest)
+            self.settle("grow too long")
+            return
+        run.reserved = length
+        self.extend(run, length + self.model.lookahead)
+        self.settle("grow", may_lose=wanted)
+
+    def do_append(self, number: int, count: int) -> None:
+        run = self.pick(number)
+        if run is None:
+            return
+        self.extend(run, run.named + count + self.model.lookahead)
+        more = run.future[run.named : run.named + count]
+        if any(isinstance(token, tuple) for token in more):
+            return  # known to the device by a key that append cannot say
+        run.sequence.append(more)
+        run.named += count
+        self.settle("append")
+
+    def forward(self, run: Running, upto: int) -> None:
+        """What the layers of a forward pass do: write pages and advance states, from what is in the slots."""
+        for f in self.model.facts:
+            if f.boundary:
+                slot = run.sequence.pages(f.name)[0]
+                state = self.slots[f.name].read(slot)[0]
+                for token in run.future[run.committed : upto]:
+                    state = self.model.names.child(state, run.namespace, token)
+                self.slots[f.name].write(slot, 0, state)
+            else:
+                self.write_pages(run, f, upto)
+
+    def write_pages(self, run: Running, f: Facts, upto: int) -> None:
+        table = run.sequence.pages(f.name)
+        for end in range((run.written[f.name] // f.group + 1) * f.group, upto + 1, f.group):
+            index, last = divmod(end - f.group, f.page)
+            hold(index * f.page >= run.published, "%s: published content must be written again", f.name)
+            hold(table[index] >= 0, "%s: page %s of %s has no slot to write", f.name, index, table)
+            self.slots[f.name].write(table[index], last // f.group, run.ids[end + f.lookahead])
+        run.written[f.name] = max(run.written[f.name], upto)
+
+    def committed(self, run: Running, upto: int) -> None:
+        run.committed = upto
+        self.model.retain(run)
+
+    def do_step(self, mask: int, mode: int) -> None:
+        """Modes: 0 to 5 a pass, 6 a draft, 7 and 8 a pass that fails before and after its ops."""
+        batch = [run for i, run in enumerate(self.running) if not run.gone and mask >> i & 1]
+        if not batch:
+            return
+        sequences = [run.sequence for run in batch]
+        try:
+            with self.cache.step(sequences, role="draft" if mode == 6 else "target") as step:
+                if mode == 6:
+                    step.table(self.model.facts[0].name)
+                if mode == 7:
+                    raise Planned
+                step.run_ops()
+                if mode != 6:
+                    for run in batch:
+                        run.pending, run.sourced = set(), set()
+                if mode == 8:
+                    raise Planned
+                if mode < 6:
+                    for run in batch:
+                        self.forward(run, run.reserved)
+        except Planned:
+            self.settle("step failed")
+            return
+        finally:
+            del sequences
+        if mode < 6:
+            for run in batch:
+                self.committed(run, run.reserved)
+        self.settle("step")
+        for run in batch:
+            self.check_released(run)
+
+    def do_commit(self, number: int, short: int) -> None:
+        """Commit all that is reserved but ``short`` tokens."""
+        run = self.pick(number)
+        if run is None:
+            return
+        if run.pending:
+            self.refused("commit before ops", ProtocolError, run.sequence.commit)
+            return
+        upto = max(run.committed, run.reserved - short)
+        self.forward(run, upto)
+        run.sequence.commit(upto)
+        self.committed(run, upto)
+        self.settle("commit")
+        self.check_released(run)
+
+    def check_released(self, run: Running) -> None:
+        """What no boundary from the floor on can need has been given back."""
+        held = self.held(run)
+        for f in self.model.facts:
+            if f.boundary or f.path:
+                continue
+            late = [i for i in held[f.name] if (i + 1) * f.page <= run.floor and not f.ever_needed_from(i, run.floor)]
+            hold(not late, "%s: pages %s are kept, and nothing from %s on needs them", f.name, late, run.floor)
+
+    # ------------------------------------------------------------ publishing
+    def do_publish(self, number: int, pick: int) -> None:
+        """``pick`` below 0: the default boundary."""
+        run = self.pick(number)
+        if run is None:
+            return
+        limit = self.model.publishable(run)
+        hold(run.sequence.publishable == limit, "publishable %s, not %s", run.sequence.publishable, limit)
+        legal = range(run.published, limit + 1, self.model.page)
+        upto = limit if pick < 0 else legal[pick % len(legal)]
+        added, may_lose = self.bring(run, upto, last=False)
+        got = run.sequence.publish(None if pick < 0 else upto)
+        hold(got == upto, "published %s, not %s", got, upto)
+        moved = upto > run.published
+        if moved:
+            run.published = upto
+            self.model.retain(run)
+            run.pending |= run.donating
+            run.sourced |= run.donating
+        self.settle("publish", may_lose, added)
+        if moved:
+            self.settled(run, sequence_anchor(run.sequence))
+        self.check_released(run)
+
+    def bring(self, run: Running, upto: int, last: bool) -> tuple[dict[str, Any], dict[str, int]]:
+        """The pieces that publishing brings, and the slots that donations take."""
+        if upto <= run.published:
+            return {}, {}
+        added: dict[str, Any] = self.model.published_by(run, self.held(run), upto)
+        room: dict[str, int] = {}
+        run.donating = set()
+        for f in self.model.facts:
+            if not f.boundary:
+                continue
+            added[f.name] = set()
+            if not f.shareable or run.committed != upto or f.name in run.pending:
+                continue
+            piece = self.model.piece(f, run.ids, upto)
+            if not run.detached and piece in self.model.resident[f.name]:
+                room[f.name] = 1  # a slot is made free before it is known that the tree has the state already
+                continue
+            if last:
+                added[f.name] = {piece}
+            elif self.room({f.name: 1}):
+                added[f.name] = {piece}
+                room[f.name] = 1
+                run.donating.add(f.name)
+        return ({} if run.detached else added), room
+
+    def do_rewind(self, number: int, count: int, salt: int) -> None:
+        """Take back some of what may be taken back; sometimes one token too many is tried first."""
+        run = self.pick(number)
+        if run is None:
+            return
+        floor = self.model.rewind_floor(run)
+        if salt % 4 == 0:
+            too_far = max(1, run.reserved - floor + 1)
+            self.refused("rewind too far", ProtocolError, run.sequence.rewind, too_far)
+        length = min(run.reserved, max(floor, run.reserved - count))
+        run.sequence.rewind(run.reserved - length)
+        if length < run.reserved:
+            self.rewound(run, length, salt)
+        self.settle("rewind")
+
+    def rewound(self, run: Running, length: int, salt: int) -> None:
+        """Other tokens follow from ``length`` on, and what depends on them must be computed again."""
+        del run.future[length:], run.ids[length + 1 :]
+        run.salt = salt
+        run.reserved = length
+        run.committed = min(run.committed, length)
+        run.named = min(run.named, length)
+        self.extend(run, length + self.model.lookahead)
+        for f in self.model.facts:
+            run.written[f.name] = min(run.written[f.name], max(0, length - f.lookahead))
+            if f.lookahead:  # a draft's last entries are written again before their tokens are named
+                self.write_pages(run, f, run.committed)

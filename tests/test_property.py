@@ -1,0 +1,58 @@
+"""Random operations against the brute-force model: the part that CI runs. A million: ``python tests/property.py``."""
+
+from __future__ import annotations
+
+import pytest
+
+from property import Writer, fails, replay, run, setups, shrink
+
+OPERATIONS = 1500
+"""For each composition; over 20,000 in all."""
+
+
+@pytest.mark.parametrize("name", list(setups()))
+def test_random_operations_agree_with_the_sets(name: str) -> None:
+    counts = run(name, "ci", OPERATIONS)
+    assert counts["open"] > 20, counts
+    assert counts["publish"] > 20, counts
+
+
+def test_the_scripts_meet_what_they_are_meant_to_meet() -> None:
+    """A property test that never evicts, splits, refuses or refills proves nothing."""
+    counts: dict[str, int] = {}
+    for name in ("path", "path and window", "path, window and point", "everything"):
+        for what, times in run(name, "coverage", 500).items():
+            counts[what] = counts.get(what, 0) + times
+    for what in ("hit", "stale plan", "grow refused", "lost", "drop_namespace", "complete", "rewind", "flush", "split"):
+        assert counts.get(what, 0) > 0, (what, counts)
+
+
+def test_at_least_20_000_operations_run_here() -> None:
+    assert OPERATIONS * len(setups()) >= 20_000
+
+
+def test_a_script_is_the_same_for_the_same_seed() -> None:
+    setup = setups()["path"]
+    assert Writer("seed", setup).script(100) == Writer("seed", setup).script(100)
+    assert Writer("seed", setup).script(100) != Writer("other", setup).script(100)
+
+
+def test_a_failing_script_is_shrunk_to_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = setups()["path"]
+    script = Writer("seed", setup).script(120)
+    assert fails(setup, script) is None
+    from prefixloom.lane_path import PathLane
+
+    honest = PathLane.close
+
+    def leaky(self: PathLane, holding: object) -> None:
+        holding.table.pop() if holding.table else None  # type: ignore[attr-defined]
+        honest(self, holding)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PathLane, "close", leaky)
+    assert fails(setup, script) is not None
+    short = shrink(setup, script, limit=10)
+    assert fails(setup, short) is not None
+    assert len(short) <= 6, short
+    monkeypatch.undo()
+    replay(setup, short)

@@ -1,0 +1,142 @@
+"""What the property test found in the core, each shrunk to a sentence. Every one of these failed once."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers import cache_of, part, run, serve
+from prefixloom import Chunk, Path, ProtocolError, Sinks, Window
+
+TOKENS = list(range(100, 140))
+
+
+def test_a_node_that_slack_is_trimmed_from_to_nothing_is_unlinked() -> None:
+    cache = cache_of(part("chunk", Chunk(10)), max_rewind=4)
+    serve(cache, TOKENS[:23])  # [8, 20) was kept for a rewind; at 20 nothing of it is needed, so that all is slack
+    assert cache.stats().components["chunk"].cached == 3
+    cache.evict({"chunk": 64})
+    assert cache.stats().nodes == 0
+
+
+def test_the_half_of_a_split_that_holds_nothing_is_unlinked() -> None:
+    cache = cache_of(part("sinks", Sinks(6)))
+    serve(cache, TOKENS[:28])
+    with cache.open([*TOKENS[:10], 1, 2]) as other:  # cuts behind the sinks, so that the lower half is bare
+        assert other.ready == 8
+    assert cache.stats().nodes == 1
+
+
+def test_a_plan_is_stale_once_its_boundary_was_unlinked() -> None:
+    """A boundary where nothing is needed can hold nothing; no eviction counts it when it goes."""
+    cache = cache_of(part("chunk", Chunk(12)))
+    sequence = cache.open(TOKENS[:20])
+    run(sequence, 12)
+    sequence.publish()
+    plan = cache.match(TOKENS[:15])
+    assert plan.ready == 12
+    sequence.abort()
+    assert plan.stale
+    cache.lease(plan).release()
+
+
+def test_sinks_stay_covered_while_the_window_moves_on() -> None:
+    cache = cache_of(part("both", Sinks(4) | Window(8)))
+    serve(cache, TOKENS[:8])
+    sequence = cache.open(TOKENS)
+    assert sequence.ready == 8
+    run(sequence, 32)  # the window has left [0, 8); the sinks have not
+    cache.evict({"both": 64})
+    sink = sequence.pages("both")[0]
+    assert sink >= 0
+    assert sink not in cache.pool("both").free_ids()
+    sequence.close()
+
+
+def test_what_a_shifted_window_will_need_later_is_covered_now() -> None:
+    """A reach that is not convex may need at a later boundary what it does not need at this one."""
+    cache = cache_of(part("late", Window(9).shift(4)), part("path", Path()))
+    sequence = cache.open(TOKENS)
+    run(sequence, 8)
+    sequence.publish()
+    run(sequence, 4)
+    sequence.publish()  # [8, 12) is needed from 16 on, not at 12
+    cache.evict({"late": 64})
+    free = set(cache.pool("late").free_ids())
+    assert not free & {slot for slot in sequence.pages("late") if slot >= 0}
+    run(sequence, 8)
+    sequence.close()
+    assert cache.peek(TOKENS) == 20
+
+
+def test_a_plan_from_before_a_flush_is_refused() -> None:
+    """Its key may name extra keys by numbers that mean other images now."""
+    cache = cache_of(part("path", Path()))
+    plan = cache.match(TOKENS, extra=((0, 4, "one image"),))
+    cache.flush()
+    serve(cache, TOKENS, extra=((0, 4, "another image"),))
+    with pytest.raises(ProtocolError, match="flush"):
+        cache.open(plan)
+    assert cache.peek(TOKENS) == 0
+
+
+def test_two_rewinds_go_no_deeper_than_the_rewind_depth() -> None:
+    """What lies too far below the highest commit was given back when that was committed."""
+    cache = cache_of(part("path", Path()), part("window", Window(6)), max_rewind=5)
+    sequence = cache.open(TOKENS)
+    run(sequence, 30)
+    sequence.rewind(3)
+    with pytest.raises(ProtocolError, match="cannot rewind 6"):
+        sequence.rewind(3)
+    sequence.rewind(2)
+    sequence.close()
+
+
+def test_slack_of_a_covered_cell_counts_as_room() -> None:
+    """A lease covers the whole cell, and what is older than its window may go nevertheless."""
+    cache = cache_of(part("window", Window(5)), tokens=32, max_rewind=8)
+    serve(cache, TOKENS[:16])  # [4, 16) was kept for a rewind; a resume at 16 needs [12, 16)
+    holder = cache.open([*TOKENS[:16], 1])
+    assert holder.ready == 16
+    other = cache.open([9] * 28)
+    other.grow(28)  # 7 of 8 pages, where 5 are free
+    other.abort()
+    holder.abort()
+
+
+def test_a_rewind_keeps_the_tokens_that_published_keys_name() -> None:
+    """With a lookahead, a published page depends on a token behind it: to take that back is refused."""
+    cache = cache_of(part("path", Path()), part("draft", Path(), lookahead=1))
+    sequence = cache.open(TOKENS[:9])
+    run(sequence, 9)
+    assert sequence.publish() == 8
+    with pytest.raises(ProtocolError, match="depend on 1 tokens more"):
+        sequence.rewind(1)
+    run(sequence, 4)
+    sequence.rewind(4)
+    sequence.append([1, 2, 3])
+    run(sequence, 3)
+    sequence.close()
+    assert cache.peek([*TOKENS[:9], 1, 2, 3, 4]) == 8
+    assert cache.peek([*TOKENS[:8], 1, 2, 3, 4]) == 4
+
+
+def test_an_extra_key_at_the_end_of_a_prompt_outlives_what_is_appended() -> None:
+    cache = cache_of(part("path", Path()), part("draft", Path(), lookahead=1))
+    for image in ("one", "two"):
+        sequence = cache.open([1], extra=((0, 1, image),))
+        sequence.append(TOKENS[:8])
+        run(sequence, 9)
+        sequence.close()
+        assert cache.peek([1, *TOKENS[:8]]) == 0
+
+
+def test_what_a_sequence_of_a_dropped_namespace_publishes_is_freed_with_it() -> None:
+    cache = cache_of(part("path", Path()), part("window", Window(10)))
+    sequence = cache.open(TOKENS, namespace="gone")
+    run(sequence, 12)
+    sequence.publish()
+    cache.drop_namespace("gone")
+    run(sequence, 12)
+    sequence.close()
+    for stats in cache.stats().components.values():
+        assert stats.free == stats.capacity
