@@ -48,8 +48,10 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Di
 @pytest.fixture
 def installed(distribution: Distribution) -> Iterator[None]:
     """prefixloom's own components are found as in an installation, also where only its source is on the path."""
-    if not any(point.name == "full" for point in entry_points(group="prefixloom")):
-        distribution("prefixloom", {"full": "prefixloom_full.plugin"})
+    found = {point.name for point in entry_points(group="prefixloom")}
+    missing = {kind: f"prefixloom_{kind}.plugin" for kind in ("full", "swa", "mamba") if kind not in found}
+    if missing:
+        distribution("prefixloom", missing)
     default_registry.cache_clear()
     yield
     default_registry.cache_clear()

@@ -95,6 +95,13 @@ def serve(cache: Cache, tokens: Any, *, chunk: int | None = None, **options: Any
     return hit
 
 
+def serve_tightly(cache: Cache, tokens: Any) -> None:
+    """One whole request in one pass, which gives back early what it may."""
+    with cache.open(tokens) as sequence:
+        finish(sequence)
+        cache.reclaim()
+
+
 def settle(cache: Cache) -> None:
     """The cache's books are right, what runs reads only what is protected, and nothing is owned by nobody."""
     cache.poll()

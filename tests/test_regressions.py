@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers import cache_of, part, run, serve
+from helpers import cache_of, part, run, serve, serve_tightly
 from prefixloom import Chunk, Path, ProtocolError, Sinks, Window
 
 TOKENS = list(range(100, 140))
@@ -12,7 +12,7 @@ TOKENS = list(range(100, 140))
 
 def test_a_node_that_slack_is_trimmed_from_to_nothing_is_unlinked() -> None:
     cache = cache_of(part("chunk", Chunk(10)), max_rewind=4)
-    serve(cache, TOKENS[:23])  # [8, 20) was kept for a rewind; at 20 nothing of it is needed, so that all is slack
+    serve_tightly(cache, TOKENS[:23])  # [8, 20) was kept for a rewind; at 20 nothing of it is needed, so that all is slack
     assert cache.stats().components["chunk"].cached == 3
     cache.evict({"chunk": 64})
     assert cache.stats().nodes == 0
@@ -20,7 +20,7 @@ def test_a_node_that_slack_is_trimmed_from_to_nothing_is_unlinked() -> None:
 
 def test_the_half_of_a_split_that_holds_nothing_is_unlinked() -> None:
     cache = cache_of(part("sinks", Sinks(6)))
-    serve(cache, TOKENS[:28])
+    serve_tightly(cache, TOKENS[:28])
     with cache.open([*TOKENS[:10], 1, 2]) as other:  # cuts behind the sinks, so that the lower half is bare
         assert other.ready == 8
     assert cache.stats().nodes == 1
@@ -31,6 +31,7 @@ def test_a_plan_is_stale_once_its_boundary_was_unlinked() -> None:
     cache = cache_of(part("chunk", Chunk(12)))
     sequence = cache.open(TOKENS[:20])
     run(sequence, 12)
+    cache.reclaim()
     sequence.publish()
     plan = cache.match(TOKENS[:15])
     assert plan.ready == 12

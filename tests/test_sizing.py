@@ -63,25 +63,12 @@ def test_memory_is_spent_on_as_many_tokens_as_fit() -> None:
     assert composed(grouped, memory=1024).parts[0].capacity == 1024 // (4 * 8), "one slot stands for four tokens"
 
 
-def test_memory_gives_page_components_the_same_tokens_and_a_state_per_2048_of_them() -> None:
-    big = Component("state", Manifest((Buffer("s", (1000,), "uint8"),)), Point())
-    parts = composed(paths(), windowed(page_size=4), big, memory=10_000_000).parts
-    tokens = parts[0].capacity * 16
-    assert parts[1].capacity * 4 == tokens
-    assert parts[2].capacity == tokens // 2048
-
-    def cost(tokens: int) -> int:
-        return 2 * tokens + 1000 * max(16, tokens // 2048)
-
-    assert cost(tokens) <= 10_000_000 < cost(tokens + 16)
-
-
 def test_memory_for_states_alone_is_spent_on_states() -> None:
     assert composed(state(), memory=100).parts[0].capacity == 100
 
 
 def test_too_little_memory_is_refused_with_the_bytes_needed() -> None:
-    told = refused("memory of 31 bytes is too little", paths(), state(), memory=31)
+    told = refused("memory of 31 bytes is too little", paths(), state(), memory=31)  # even without any traffic in mind
     assert told.endswith("one page of 16 tokens and state: 16 state slots takes 32 bytes")
     assert [part.capacity for part in composed(paths(), state(), memory=32).parts] == [1, 16]
 

@@ -248,7 +248,6 @@ def test_tables_are_padded_with_absent_pages() -> None:
         assert cache.step([]).table("path").shape == (0, 0)
 
 
-@pytest.mark.xfail(strict=True, reason="lesson 2: a publication inside of a running step donates the slot it writes")
 def test_a_state_that_a_running_step_writes_is_never_handed_to_the_tree() -> None:
     cache = cache_of(part("path", Path()), part("state", Point()))
     with cache.open(TOKENS) as sequence:

@@ -107,8 +107,10 @@ def test_a_layer_is_served_by_exactly_one_component(components: list[tuple[str, 
 def test_reading_what_was_given_back_is_refused_and_not_answered_with_somebody_elses() -> None:
     """A path layer over a component that keeps a window only."""
     cache = cache_of(keys_and_values(reach=Window(8)))
+    tight = [cache.pool("kv").mint(cache.pool("kv").capacity - 12)]  # no room to keep what is older than the window
     with pytest.raises(InvariantError, match="absent pages are used"):
         MODEL.run(cache, TOKENS, chunk=8)
+    tight.pop().free()
     assert cache.stats().components["kv"].running == 0
 
 

@@ -18,13 +18,33 @@ from .keys import Tokens, encode
 from .lease import Lease
 from .manifest import Buffer, Codec, Manifest
 from .plan import MatchPlan
-from .policy import EvictionPolicy
+from .policy import EvictionPolicy, Use
 from .reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
 from .sequence import Sequence
+from .sizing import Traffic
 from .stats import CacheStats, ComponentStats
-from .values import Claim, Component, ComponentSpec, ComponentType, LayerFacts, ModelFacts, Op, Profile, Receipt, Touch
+from .values import (
+    AnchorView,
+    Claim,
+    Component,
+    ComponentSpec,
+    ComponentType,
+    LayerFacts,
+    ModelFacts,
+    NodeView,
+    Op,
+    Phase,
+    Profile,
+    Receipt,
+    SplitRule,
+    Tier,
+    Touch,
+    Transfer,
+    WalkView,
+)
 
 __all__ = [
+    "AnchorView",
     "Buffer",
     "Cache",
     "CacheStats",
@@ -45,8 +65,10 @@ __all__ = [
     "Manifest",
     "MatchPlan",
     "ModelFacts",
+    "NodeView",
     "Op",
     "Path",
+    "Phase",
     "PluginError",
     "Point",
     "PrefixloomError",
@@ -56,9 +78,15 @@ __all__ = [
     "Receipt",
     "Sequence",
     "Sinks",
+    "SplitRule",
     "Tail",
+    "Tier",
     "Tokens",
     "Touch",
+    "Traffic",
+    "Transfer",
+    "Use",
+    "WalkView",
     "Window",
     "compose",
     "encode",

@@ -30,8 +30,6 @@ class Asking:
         """Call a plugin; whatever it raises becomes a PluginError that names it."""
         try:
             return function(*args)
-        except PrefixloomError:
-            raise
         except Exception as error:
             raise PluginError(f"component {name!r}: {hook} raised {error!r}; the operation was undone") from error
 

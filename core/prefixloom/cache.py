@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from .asking import Asking
 from .debug import Debug
 from .errors import CompositionError, InputError, PluginError, ProtocolError
-from .evict import evict, make_room, sweep
+from .evict import evict, make_room, reclaim
+from .graves import sweep
 from .insert import split
 from .keys import TOKEN_BYTES, KeyMaker, Tokens, encode
 from .lane import Lane, PageLane, lane_for
@@ -41,6 +42,7 @@ class Cache(Asking):
 
     def __init__(self, composition: Composition) -> None:
         self.composition = composition
+        self._validators = self._make_validators()  # a plugin may refuse here: nothing has been allocated
         self._debug = Debug(self) if composition.debug else None
         self._guarded = self._debug is not None
         self._page = composition.page
@@ -74,7 +76,7 @@ class Cache(Asking):
         self._dropped = _Dropped(self)
         for lane in self._lanes:
             lane.pool.dropped = self._dropped
-        self._live: set[Hold] = set()
+        self._live: dict[Hold, None] = {}
         self._epoch = self._flushed_at = 0
         self._flushes = 0
         self._fresh_tree()
@@ -111,22 +113,25 @@ class Cache(Asking):
         self._match_hooks = any(h.finalize_match_result for h in hooks)
         self._step_hooks = any(h.deferred_forward_ops for h in hooks)
         self._insert_hooks = any(h.commit_insert for h in hooks)
-        self._validators: list[tuple[str, Callable[..., Any]]] = []
-        for lane in self._lanes:
-            maker = lane.hooks.create_match_validator
+
+    def _make_validators(self) -> list[tuple[str, Callable[..., Any]]]:
+        validators: list[tuple[str, Callable[..., Any]]] = []
+        for part in self.composition.parts:
+            maker = part.hooks.create_match_validator
             if maker is None:
                 continue
             try:
                 validator = maker(("device",))
             except Exception as error:
-                raise CompositionError(f"component {lane.name!r}: create_match_validator raised {error!r}") from error
+                raise CompositionError(f"component {part.name!r}: create_match_validator raised {error!r}") from error
             if validator is not None:
                 if not callable(validator):
                     raise CompositionError(
-                        f"component {lane.name!r}: create_match_validator must return a function or None, "
+                        f"component {part.name!r}: create_match_validator must return a function or None, "
                         f"got {validator!r}"
                     )
-                self._validators.append((lane.name, validator))
+                validators.append((part.name, validator))
+        return validators
 
     def _fresh_tree(self) -> None:
         self._tree = Tree(self._page, self._keys.element_bytes, len(self._lanes))
@@ -171,7 +176,7 @@ class Cache(Asking):
 
     def _plan(self, tokens: Any, namespace: str, leave: int, extra: Iterable[tuple[int, int, Hashable]]) -> MatchPlan:
         if namespace.__class__ is not str:
-            raise InputError(f"a namespace must be a string, got {namespace!r}")
+            namespace = _text(namespace)
         if leave.__class__ is not int or leave < 0:
             raise InputError(f"leave takes a number of tokens from 0 up, got {leave!r}")
         encoded = tokens if tokens.__class__ is Tokens else encode(tokens)
@@ -184,9 +189,11 @@ class Cache(Asking):
         limit = len(encoded) // TOKEN_BYTES - (leave if leave > lookahead else lookahead)
         return make_plan(self, namespace, encoded, key, limit if limit > 0 else 0, single)
 
-    def peek(self, tokens: Any, *, namespace: str = "", leave: int = 0) -> int:
+    def peek(
+        self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Iterable[tuple[int, int, Hashable]] = ()
+    ) -> int:
         """How many of ``tokens`` would hit. Pure."""
-        return self.match(tokens, namespace=namespace, leave=leave).ready
+        return self.match(tokens, namespace=namespace, leave=leave, extra=extra).ready
 
     def _candidates(self, plan: MatchPlan) -> tuple[Interval, ...]:
         runs: list[Interval] = []
@@ -252,13 +259,16 @@ class Cache(Asking):
     ) -> Sequence:
         """A sequence over ``tokens``: match, lease, and a slot for each running state.
 
-        ``tokens`` may also be a ``MatchPlan``; a stale one is planned again. CapacityError: no running slot can be had.
+        ``tokens`` may also be a ``MatchPlan``, which has its own namespace, leave and extra; a stale one is planned
+        again. CapacityError: no running slot can be had.
         """
         if self._guarded:
             self._enter()
         if label.__class__ is not str or priority.__class__ is not int:
             raise InputError(f"a label is a string and a priority a whole number, got {label!r} and {priority!r}")
         if tokens.__class__ is MatchPlan:
+            if namespace or leave or extra:
+                raise InputError("a plan has its namespace, leave and extra already: give them to match")
             plan = self._current(tokens)
         else:
             plan = self._plan(tokens, namespace, leave, extra)
@@ -280,7 +290,7 @@ class Cache(Asking):
         self._asked += sequence.named
         self._hit += plan.ready
         lease.pairs = sequence._pairs
-        self._live.add(lease)
+        self._live[lease] = None
         if self._debug is not None:
             self._leave("open")
         return sequence
@@ -306,7 +316,7 @@ class Cache(Asking):
                 if lane.replay:
                     lane.make_replayed(holding)
         if plan._claims:
-            sequence._claimed_ops = tuple(op for claim in plan._claims if claim is not None for op in claim.ops)
+            sequence._claimed_ops = [op for claim in plan._claims if claim is not None for op in claim.ops]
 
     def _open_wanted(self, plan: MatchPlan) -> list[tuple[Lane, int, object]]:
         """Slots that opening takes: running states, what is rebuilt by replay, and what plugins claim."""
@@ -348,8 +358,8 @@ class Cache(Asking):
     def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:
         """Free at least so many tokens of every page component (an int), or pages and slots by name.
 
-        With an int, boundary components lose the states that have become useless, and no others. Returns the pages
-        (slots) freed by component; what leases cover stays, so it may be less than was asked for.
+        Boundary components keep their states, but those that have become useless are the next to go. Returns the
+        pages (slots) freed by component; what leases cover stays, so it may be less than was asked for.
         """
         self._enter()
         wanted: dict[str, int] = {}
@@ -369,14 +379,22 @@ class Cache(Asking):
         self._leave("evict")
         return freed
 
+    def reclaim(self) -> dict[str, int]:
+        """Have running sequences give back at once what they keep only because there is room; pages by component."""
+        self._enter()
+        before = {lane.name: lane.pool.free for lane in self._lanes}
+        for lane in self._page_lanes:
+            reclaim(self, lane)
+        self._leave("reclaim")
+        return {lane.name: lane.pool.free - before[lane.name] for lane in self._page_lanes}
+
     def drop_namespace(self, namespace: str) -> int:
         """No future match finds anything of ``namespace``. What leases cover is freed when they end.
 
         Returns how many cells are still covered.
         """
         self._enter()
-        if namespace.__class__ is not str:
-            raise InputError(f"a namespace must be a string, got {namespace!r}")
+        namespace = _text(namespace)
         root = self._tree.roots.pop(namespace, None)
         kept = 0
         if root is not None:
@@ -441,6 +459,12 @@ class Cache(Asking):
             raise PluginError(f"component {op.component!r} has no run_forward_op for {op!r}")
         else:
             self._call(op.component, "run_forward_op", lane.hooks.run_forward_op, op, stream)
+
+
+def _text(namespace: object) -> str:
+    if not isinstance(namespace, str):
+        raise InputError(f"a namespace must be a string, got {namespace!r}")
+    return str(namespace)
 
 
 class _Dropped(list[Any]):

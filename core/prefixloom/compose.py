@@ -6,6 +6,7 @@ makes the cache of it. All that is decided here follows from manifests and reach
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,15 +27,18 @@ from .capabilities import (
 from .errors import CompositionError
 from .hooks import Hooks, bind, make_manager
 from .manifest import Manifest, Unit
+from .mix import by_default, from_traffic
 from .policy import BUILT_IN, EvictionPolicy
 from .profiles import resolve_profile
 from .reach import Reach
 from .registry import Registry, default_registry
-from .sizing import Demand, from_mapping, from_memory, from_tokens
+from .sizing import Demand, Traffic, check_states, from_mapping, from_tokens, parse_memory, told
 from .values import Profile
 
 if TYPE_CHECKING:
     from .cache import Cache
+
+log = logging.getLogger("prefixloom")
 
 Attach = Literal["share", "copy"]
 Capacity = int | Mapping[str, int]
@@ -63,7 +67,8 @@ class Part:
 class Composition:
     """What a cache is made of. ``page`` is the tokens of one page of the tree; every boundary lies on it.
 
-    ``manager`` holds the component instances; with ``tracing`` the hooks go through it, for monitoring.
+    ``manager`` holds the component instances; with ``tracing`` the hooks go through it, for monitoring. ``sizing`` says
+    in words why the pools are as large as they are, ``warnings`` what is known to be wrong with the model elsewhere.
     """
 
     name: str
@@ -76,6 +81,8 @@ class Composition:
     debug: bool
     tracing: bool
     manager: pluggy.PluginManager = attrs.field(eq=False, repr=False)
+    sizing: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def compose(
@@ -84,6 +91,8 @@ def compose(
     page_size: int | None = None,
     capacity: Capacity | None = None,
     memory: int | str | None = None,
+    traffic: Traffic | None = None,
+    max_running: int | None = None,
     device: object = "cpu",
     policy: str | EvictionPolicy = "lru",
     max_rewind: int | None = None,
@@ -99,7 +108,10 @@ def compose(
     ``page_size``   tokens of a page, 1 to 256, where a component has none of its own (default: the profile's, or 16)
     ``capacity``    tokens that every page component holds (rounded up to pages), with one state slot per 2048 of
                     them, at least 16; or a mapping from each component's name to its tokens or state slots
-    ``memory``      bytes, or a text such as "20GiB", in place of ``capacity``: as many tokens as fit
+    ``memory``      bytes, or a text such as "20GiB", in place of ``capacity``: shared out for ``traffic``
+    ``traffic``     the requests to share memory out for, a ``Traffic`` (default: ``Traffic()``, with fewer running
+                    sequences if the memory is little); ``stats().sizing`` tells what came of it
+    ``max_running`` sequences that run at once (default: the traffic's): a state pool that is too small for them is refused
     ``device``      cpu, cuda, cuda:N or meta
     ``policy``      the order of eviction: a name, built in or installed, or an EvictionPolicy
     ``max_rewind``  tokens that a sequence may take back after publishing (default: the profile's, or 0)
@@ -113,6 +125,8 @@ def compose(
         page_size=page_size,
         capacity=capacity,
         memory=memory,
+        traffic=traffic,
+        max_running=max_running,
         device=device,
         policy=policy,
         max_rewind=max_rewind,
@@ -132,6 +146,8 @@ def negotiate(
     page_size: int | None = None,
     capacity: Capacity | None = None,
     memory: int | str | None = None,
+    traffic: Traffic | None = None,
+    max_running: int | None = None,
     device: object = "cpu",
     policy: str | EvictionPolicy = "lru",
     max_rewind: int | None = None,
@@ -153,7 +169,9 @@ def negotiate(
     rewind = rewind_depth(candidates, profile.max_rewind if max_rewind is None else max_rewind)
     device_name = _device(device)
     eviction = _policy(policy, registry)
-    sizes = _sizes(candidates, pages, page, capacity, memory)
+    sizes, sizing = _sizes(candidates, pages, page, capacity, memory, _traffic(traffic, max_running), rewind)
+    for warning in profile.warnings:
+        log.warning("%s", warning)
     manager = make_manager({c.name: c.component for c in candidates}, {c.name: c.origin for c in candidates})
     return Composition(
         name=profile.name,
@@ -166,6 +184,8 @@ def negotiate(
         debug=os.environ.get("PREFIXLOOM_DEBUG") == "1" if debug is None else bool(debug),
         tracing=tracing,
         manager=manager,
+        sizing=sizing,
+        warnings=profile.warnings,
     )
 
 
@@ -215,23 +235,45 @@ def _policy(policy: object, registry: Registry) -> EvictionPolicy:
         raise CompositionError(f"{error}. Built in: {', '.join(BUILT_IN)}") from error
 
 
+def _traffic(traffic: object, max_running: object) -> Traffic | None:
+    if traffic is not None and not isinstance(traffic, Traffic):
+        raise CompositionError(f"traffic must be a prefixloom.Traffic, got {traffic!r}")
+    if max_running is None:
+        return traffic
+    if not isinstance(max_running, int) or isinstance(max_running, bool) or max_running < 1:
+        raise CompositionError(f"max_running must be a whole number of at least 1, got {max_running!r}")
+    return attrs.evolve(traffic or Traffic(), running=max_running)
+
+
 def _sizes(
     candidates: Sequence[Candidate],
     pages: Mapping[str, int],
     page: int,
     capacity: Capacity | None,
     memory: int | str | None,
-) -> dict[str, int]:
-    """Pool pages or state slots by component."""
-    demands = [Demand(candidate.name, candidate.manifest, pages[candidate.name]) for candidate in candidates]
-    if memory is None:
-        if capacity is None:
-            raise CompositionError('say how large the cache is: capacity=<tokens> or memory="20GiB"; neither was given')
-        if isinstance(capacity, Mapping):
-            return from_mapping(demands, page, capacity)
-        return from_tokens(demands, page, capacity)
-    if capacity is not None:
+    traffic: Traffic | None,
+    rewind: int,
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Pool pages or state slots by component, and why."""
+    demands = [Demand(c.name, c.manifest, pages[c.name], c.reach) for c in candidates]
+    if capacity is not None and memory is not None:
         raise CompositionError(
             "say how large the cache is by capacity or by memory, not by both: memory is shared out as tokens"
         )
-    return from_memory(demands, page, memory)
+    if memory is not None:
+        budget = parse_memory(memory)
+        if traffic is None:
+            return by_default(demands, page, budget, rewind)
+        return from_traffic(demands, page, budget, traffic, rewind)
+    if capacity is None:
+        raise CompositionError('say how large the cache is: capacity=<tokens> or memory="20GiB"; neither was given')
+    if isinstance(capacity, Mapping):
+        sizes = from_mapping(demands, page, capacity)
+    else:
+        sizes = from_tokens(demands, page, capacity)
+        for demand in demands if traffic is not None else ():
+            if not demand.page_tokens:
+                sizes[demand.name] = max(sizes[demand.name], demand.states_needed(traffic.running, rewind))
+    if traffic is not None:
+        check_states(demands, sizes, traffic.running, rewind)
+    return sizes, told(demands, sizes, "as capacity says")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError, Shortage
-from .tree import unlink
+from .lease import let_go
 from .values import Claim, NodeView
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: object = None) -> None:
     """Evict until each (lane, pages, holding) has its free pages; CapacityError, nothing evicted, if one cannot."""
     for lane, pages, _ in wanted:
+        if lane.spares and pages > len(lane.pool._free):
+            reclaim(cache, lane)
         if pages > len(lane.pool._free) + lane.in_tree - lane.leased and pages > lane.pool.free + lane.evictable:
             raise _refusal(cache, wanted, verb, count, who)
     for lane, pages, _ in wanted:
@@ -38,6 +40,15 @@ def _refusal(cache: Cache, wanted: Wanted, verb: str, count: int, who: object) -
     short = short or [(lane, pages) for lane, pages, _ in wanted if pages > lane.pool.free]
     what = verb + (f" {count} tokens" if count else "") + (f" for {who!r}" if who else "")
     return CapacityError(tuple(shortage(cache, lane, pages) for lane, pages in short), what)
+
+
+def reclaim(cache: Cache, lane: Lane) -> None:
+    """Running sequences give back what they keep of one component beyond what they may still need."""
+    lane.spares = False
+    for hold in cache._live:
+        for other, holding in hold.pairs:
+            if other is lane:
+                let_go(cache, hold, lane, holding)
 
 
 def shortage(cache: Cache, lane: Lane, count: int) -> Shortage:
@@ -142,39 +153,3 @@ def _held_back(cache: Cache, lane: Lane, asked: list[Any]) -> set[Any]:
             staying.add(cell)
             cell = lane.hangs_from(cell)
     return staying
-
-
-def sweep(cache: Cache) -> int:
-    """Free what leases no longer cover of dropped namespaces; the number of cells that are still covered."""
-    kept = 0
-    for root in list(cache._graves):
-        kept += _clear(cache, root)
-        if not root.kids and not root.leases:
-            cache._graves.remove(root)
-            unlink(root)
-    cache._epoch += 1
-    return kept
-
-
-def _clear(cache: Cache, root: Node) -> int:
-    """Free all below ``root`` that nothing covers, deepest first, without recursion; how many cells stayed."""
-    order: list[Node] = []
-    stack = list((root.kids or {}).values())
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        stack.extend((node.kids or {}).values())
-    kept = 0
-    for node in reversed(order):
-        for lane in cache._lanes:
-            cell = node.cells[lane.index]
-            if cell is None:
-                continue
-            if lane.uncovered(cell):
-                if cell.next is not None:
-                    lane.queue.remove(cell)
-                lane.free_cell(cell)
-            else:
-                kept += 1
-        cache._tree.prune(node)
-    return kept

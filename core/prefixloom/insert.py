@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 def split(cache: Cache, node: Node, boundary: int) -> Node:
     """Cut ``node`` at ``boundary`` and divide every component's cell; the upper half is returned."""
     upper = cache._tree.split(node, boundary)
+    upper.leases += 1  # the caller goes on from here
     for lane in cache._lanes:
         if lane.hooks.redistribute_on_node_split is not None:
             _ask_split(cache, lane, upper, node)
         lane.divide(upper, node)
     if not node.kids and not node.leases and cache._tree.prune(node):  # all that it held lies above the cut
         cache._epoch += 1
+    upper.leases -= 1
     return upper
 
 

@@ -42,12 +42,15 @@ class Holding:
     """A running sequence's pages of one component.
 
     ``table[p]`` is the slot of page p or *absent*. Pages from ``owned`` on are the sequence's own; those before belong
-    to the tree and are read under the sequence's lease. Nothing before page ``low`` is present any more.
+    to the tree and are read under the sequence's lease. Nothing before page ``low`` is present any more. ``floor`` is
+    the lowest boundary that the sequence may still publish or rewind to: what none from there on needs may be given
+    back.
     """
 
-    __slots__ = ("low", "owned", "table")
+    __slots__ = ("floor", "low", "owned", "table")
 
     def __init__(self, data: bytes) -> None:
+        self.floor = 0
         self.table: array[int] = array("i", data)
         self.owned = len(self.table)
         self.low = 0
@@ -65,7 +68,9 @@ def without_absent(data: bytes) -> bytes:
 class Lane:
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
-    __slots__ = ("feeds", "hooks", "in_tree", "index", "leased", "name", "part", "pool", "queue", "replay", "shared")
+    __slots__ = (
+        "feeds", "hooks", "in_tree", "index", "leased", "name", "part", "pool", "queue", "replay", "shared", "spares",
+    )  # fmt: skip
 
     unit = "page"
     retains = False
@@ -83,6 +88,8 @@ class Lane:
         self.leased = 0
         self.feeds: tuple[Lane, ...] = ()
         """Lanes whose cell at a node is of no use there once this lane has lost its own."""
+        self.spares = False
+        """Whether running sequences may keep more than they need, since there was room."""
         self.replay = part.manifest.replay
         self.shared = part.manifest.shareable and not self.replay  # what is rebuilt is not worth keeping
 
@@ -161,6 +168,10 @@ class Lane:
     def renew(self, holding: Any) -> None:
         """A fresh slot after a donation; the caller has made sure that one is free, and copies into it."""
         raise NotImplementedError
+
+    def passed(self, holding: Any, boundary: int) -> bool:
+        """Whether the sequence reads nothing any more of what lies before ``boundary``."""
+        return False
 
     def retain(self, holding: Any, floor: int) -> None:
         """Give back what no boundary from ``floor`` on can need."""

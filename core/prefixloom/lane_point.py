@@ -38,16 +38,19 @@ class Track:
 class StateHolding:
     """``slot`` is the running state's, ``as_of`` the boundary that its content stands for.
 
-    ``ready`` is False until the op that fills the slot has run: until then the content is not the sequence's.
+    ``ready`` is False until the op that fills the slot has run: until then the content is not the sequence's. It is
+    False for good after a step that failed, whose layers may have written half a state. ``writing`` counts open steps
+    whose layers write the slot: meanwhile it stands for nothing.
     ``steps[i]`` is the state after i + 1 tokens of the last small step, which began at ``steps_from`` (-1: none).
     """
 
-    __slots__ = ("as_of", "ready", "slot", "steps", "steps_from", "tracks")
+    __slots__ = ("as_of", "ready", "slot", "steps", "steps_from", "tracks", "writing")
 
     def __init__(self, slot: int, as_of: int, steps: tuple[int, ...]) -> None:
         self.slot = slot
         self.as_of = as_of
         self.ready = False
+        self.writing = 0
         self.tracks: list[Track] = []
         self.steps = steps
         self.steps_from = -1
@@ -127,7 +130,11 @@ class PointLane(Lane):
         holding.as_of = upto
         holding.steps_from = before if 0 < upto - before <= len(holding.steps) else -1
         every = self.track_every
-        return every > 0 and upto > before and upto % every == 0
+        return every > 0 and upto > before and upto % every == 0 and holding.ready
+
+    def complete(self, holding: StateHolding) -> bool:
+        """Whether the running slot holds the state of ``as_of``, and nobody is writing it."""
+        return holding.ready and not holding.writing
 
     def track_slot(self, holding: StateHolding) -> int:
         """The slot for a new track, off the oldest of enough tracks; NO_SLOT if a new one is needed."""
@@ -142,7 +149,7 @@ class PointLane(Lane):
 
     def checkpoint(self, holding: StateHolding, upto: int) -> int:
         """The deepest boundary up to ``upto`` that a complete state stands for; -1 if there is none."""
-        best = holding.as_of if holding.ready and holding.as_of <= upto else -1
+        best = holding.as_of if self.complete(holding) and holding.as_of <= upto else -1
         for track in holding.tracks:
             if best < track.as_of <= upto:
                 best = track.as_of
@@ -158,7 +165,7 @@ class PointLane(Lane):
                 holding.tracks.remove(track)
                 break
         else:
-            if holding.as_of != node.end or not holding.ready:
+            if holding.as_of != node.end or not self.complete(holding):
                 return
             slot = holding.slot
             holding.slot = NO_SLOT
@@ -171,7 +178,7 @@ class PointLane(Lane):
     def donates(self, holding: StateHolding, boundary: int) -> bool:
         """Whether publishing ``boundary`` takes the running state, so that the sequence needs a fresh slot."""
         return (
-            holding.ready
+            self.complete(holding)
             and holding.as_of == boundary
             and all(track.as_of != boundary for track in holding.tracks)
         )

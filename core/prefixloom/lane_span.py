@@ -291,6 +291,9 @@ class SpanLane(PageLane):
             mine = strip(mine)
         cell: SpanCell = node.cells[i]
         if cell is not None:
+            if cell.next is not None:  # used just now, even if we bring nothing new
+                self.queue.remove(cell)
+                self.queue.add(cell)
             self.merge(cell, mine, holding, first, last)
             return
         if not mine:
@@ -367,7 +370,6 @@ class SpanLane(PageLane):
         ]
 
     def passed(self, holding: Holding, boundary: int) -> bool:
-        """Whether the sequence reads nothing any more of what lies before ``boundary``."""
         return holding.low * self.page >= boundary
 
     # ------------------------------------------------------------ eviction

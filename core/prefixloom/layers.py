@@ -165,7 +165,7 @@ def _by_lists_from_one(config: Mapping[str, Any], count: int) -> list[str] | Non
     lists = config.get("linear_attn_config")
     if not isinstance(lists, Mapping) or not all(_whole_numbers(lists.get(k)) for k in ("full_attn_layers", "kda_layers")):
         return None
-    kinds = {n: GLOBAL for n in lists["full_attn_layers"]} | {n: LINEAR for n in lists["kda_layers"]}
+    kinds = dict.fromkeys(lists["full_attn_layers"], GLOBAL) | dict.fromkeys(lists["kda_layers"], LINEAR)
     missing = [n for n in range(1, count + 1) if n not in kinds]
     if missing:
         raise CompositionError(f"{named(config)}: linear_attn_config names no kind for layers {missing} (from 1)")

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ProtocolError
-from .evict import sweep
+from .graves import sweep
 from .values import AnchorView, Receipt, Touch
 
 if TYPE_CHECKING:
@@ -147,6 +147,13 @@ def release_part(cache: Cache, lease: Hold, lane: Lane) -> None:
     if record is not None:
         lease._records[lane.index] = None
         lane.release(record)
+
+
+def let_go(cache: Cache, hold: Hold, lane: Lane, holding: Any) -> None:
+    """A running sequence gives back, and uncovers, what no boundary that it may still come to can need."""
+    lane.retain(holding, holding.floor)
+    if hold._records[lane.index] is not None and lane.passed(holding, hold._node.end):
+        release_part(cache, hold, lane)
 
 
 def _release_touching(cache: Cache, lane: Lane, record: Any, receipt: Receipt | None) -> None:

@@ -165,7 +165,7 @@ def narrow(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tuple[No
     for name, validator in cache._validators:
         view = WalkView(plan.namespace, boundary, plan.key_tokens, plan.walked)
         lower = cache._call(name, "create_match_validator", validator, view)
-        if not isinstance(lower, int) or lower < 0:
+        if not isinstance(lower, int) or isinstance(lower, bool) or lower < 0:
             raise cache._bad_answer(name, "create_match_validator", f"a boundary from 0 to {boundary}", lower)
         lower = lower // page * page
         if lower < boundary:

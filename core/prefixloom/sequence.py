@@ -16,7 +16,7 @@ from .evict import make_room
 from .insert import publish
 from .keys import Named, Tokens, encode
 from .lane_point import NO_SLOT
-from .lease import Hold, release, release_part
+from .lease import Hold, let_go, release
 from .pool import ABSENT
 from .step import Fill
 
@@ -41,7 +41,7 @@ class Sequence(Named):
     _shared: tuple[tuple[Any, Any], ...]  # those that publish
     _states: tuple[tuple[PointLane, StateHolding], ...]  # those with boundary cells
     _fills: list[Fill]
-    _claimed_ops: tuple[Op, ...]
+    _claimed_ops: list[Op]
 
     def __init__(self, cache: Cache, lease: Hold, plan: MatchPlan) -> None:
         ready = plan.ready
@@ -49,7 +49,7 @@ class Sequence(Named):
         self._lease = lease
         self._name(cache._keys, plan._tokens, plan._key, plan._single)
         self._fills = []
-        self._claimed_ops = ()
+        self._claimed_ops = []
         self.namespace = plan.namespace
         self.priority = 0
         self.branch = plan.branch
@@ -191,8 +191,12 @@ class Sequence(Named):
         if cache._debug is not None:
             cache._leave("commit")
 
-    def _retain(self, committed: int) -> None:
-        """Early release: keep what any boundary still to be published or rewound to can need, and no more."""
+    def _retain(self, committed: int, published: bool = False) -> None:
+        """Keep what any boundary still to be published or rewound to can need.
+
+        The rest is kept while there is room, so that boundaries inside of a long prompt can be resumed at, too; it is
+        given back at once when less than an eighth of the pool is free, and whenever somebody needs it.
+        """
         cache = self._cache
         if committed > self._high:
             self._high = committed
@@ -204,12 +208,17 @@ class Sequence(Named):
         for lane, holding in self._states:
             if holding.tracks:
                 floor = lane.floor(holding, floor)
-        lease = self._lease
         for lane, holding in self._paged:
             if lane.retains:
-                lane.retain(holding, floor)
-                if lease._records[lane.index] is not None and lane.passed(holding, lease._node.end):
-                    release_part(cache, lease, lane)
+                if published:  # what the tree owns now is read no further than the lease covers it
+                    holding.floor = self.published
+                    let_go(cache, self._lease, lane, holding)
+                holding.floor = floor
+                pool = lane.pool
+                if len(pool._free) << 3 < pool.capacity:
+                    let_go(cache, self._lease, lane, holding)
+                else:
+                    lane.spares = True
 
     def _advance_states(self, upto: int) -> None:
         """The running states stand for ``upto`` now; where a checkpoint is due, one is kept beside."""
@@ -261,7 +270,7 @@ class Sequence(Named):
             for lane, holding in self._states:
                 lane.forget_tracks(holding, upto, self.reserved)
             if cache._retaining:
-                self._retain(self.committed)
+                self._retain(self.committed, published=True)
         if cache._debug is not None:
             cache._leave("publish")
         return self.published
@@ -339,7 +348,7 @@ class Sequence(Named):
             cache._leave("abort")
 
     def _give_back(self, cache: Cache) -> None:
-        cache._live.discard(self._lease)
+        cache._live.pop(self._lease, None)
         for lane, holding in self._pairs:
             lane.close(holding)
         if self._lease._cache is not None:

@@ -1,23 +1,67 @@
 """Sizing: how many pages or state slots each pool gets, from tokens or from a memory budget.
 
-Pure arithmetic over manifests, before anything is allocated. It knows no device and no tensor.
+Pure arithmetic over manifests, before anything is allocated. It knows no device and no tensor. How one budget is shared
+out for a mix of traffic is ``mix``'s.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
 from .errors import CompositionError
+from .lane_point import TRACKS
 from .manifest import Manifest
+from .reach import Path, Reach
 
 TOKENS_PER_STATE = 2048
 """One state slot per this many tokens of capacity, where nothing else is said."""
 MIN_STATES = 16
 """State slots that a pool gets at least, where nothing else is said: enough for a few running sequences."""
 _SCALE = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def _at_least(low: int) -> Callable[[object, attrs.Attribute[int], int], None]:
+    def check(instance: object, attribute: attrs.Attribute[int], value: int) -> None:
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise CompositionError(f"traffic: {attribute.name} must be a whole number of at least {low}, got {value!r}")
+
+    return check
+
+
+def _part_of_one(instance: object, attribute: attrs.Attribute[float], value: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise CompositionError(f"traffic: {attribute.name} must be a part from 0 to 1, got {value!r}")
+
+
+@attrs.frozen
+class Traffic:
+    """The requests that a cache is sized for: typical ones, and how many at once. Nothing is enforced by it.
+
+    ``running``  sequences at once
+    ``prompt``   tokens of a prompt
+    ``output``   tokens of an answer
+    ``shared``   the part of a prompt that other requests begin with as well
+    ``chunk``    tokens that one step prefills of one sequence
+    """
+
+    running: int = attrs.field(default=32, validator=_at_least(1))
+    prompt: int = attrs.field(default=4096, validator=_at_least(1))
+    output: int = attrs.field(default=512, validator=_at_least(0))
+    shared: float = attrs.field(default=0.5, validator=_part_of_one)
+    chunk: int = attrs.field(default=2048, validator=_at_least(1))
+
+    @property
+    def length(self) -> int:
+        """Tokens of one path."""
+        return self.prompt + self.output
+
+    @property
+    def common(self) -> int:
+        """Tokens that all paths begin with; each has at least one of its own."""
+        return min(int(self.prompt * self.shared), self.length - 1)
 
 
 @attrs.frozen
@@ -27,6 +71,7 @@ class Demand:
     name: str
     manifest: Manifest
     page_tokens: int
+    reach: Reach = attrs.field(factory=Path)
 
     @property
     def slot_bytes(self) -> int:
@@ -39,6 +84,27 @@ class Demand:
         if self.page_tokens:
             return -(-tokens // self.page_tokens)
         return max(MIN_STATES, tokens // TOKENS_PER_STATE)
+
+    def states_of_one(self, max_rewind: int) -> int:
+        """State slots of one running sequence: its own, those of single steps, and those of tracked checkpoints."""
+        steps = max_rewind + 1 if max_rewind else 0
+        return 1 + steps + (TRACKS if self.manifest.checkpoint_every else 0)
+
+    def states_needed(self, running: int, max_rewind: int) -> int:
+        """State slots with which so many sequences run, and one more can copy its state from the tree."""
+        return running * self.states_of_one(max_rewind) + 1
+
+
+def check_states(demands: Sequence[Demand], slots: Mapping[str, int], running: int, max_rewind: int) -> None:
+    """Refuse state pools in which so many sequences cannot run at once."""
+    for demand in demands:
+        needed = demand.states_needed(running, max_rewind)
+        if not demand.page_tokens and slots[demand.name] < needed:
+            raise CompositionError(
+                f"component {demand.name!r} has {slots[demand.name]} state slots, and {running} running sequences need "
+                f"{needed}: {demand.states_of_one(max_rewind)} each, and one to copy into. Give it more "
+                f"(capacity={{{demand.name!r}: {needed}, ...}}), or say fewer running"
+            )
 
 
 def parse_memory(memory: int | str) -> int:
@@ -95,9 +161,8 @@ def from_mapping(demands: Sequence[Demand], page: int, capacity: Mapping[str, in
     return out
 
 
-def from_memory(demands: Sequence[Demand], page: int, memory: int | str) -> dict[str, int]:
+def evenly(demands: Sequence[Demand], page: int, budget: int) -> dict[str, int]:
     """The most tokens that fit into the budget, the same number for every page component."""
-    budget = parse_memory(memory)
 
     def cost(pages: int) -> int:
         return sum(demand.slot_bytes * demand.slots(pages * page) for demand in demands)
@@ -122,3 +187,24 @@ def _whole(value: object, what: str, unit: str = "tokens") -> None:
         raise CompositionError(f"{what} must be a whole number of {unit}, got {value!r}")
     if value < 1:
         raise CompositionError(f"{what} must be at least 1 of {unit}, got {value}")
+
+
+def size_text(size: int) -> str:
+    """Bytes in words: "1.50 GiB"."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if size >= 1024**power:
+            return f"{size / 1024**power:.2f} {unit}"
+    return f"{size} bytes"
+
+
+def told(demands: Sequence[Demand], slots: Mapping[str, int], why: str) -> tuple[str, ...]:
+    """One sentence per pool."""
+    return tuple(f"{size_of(demand, slots[demand.name])}: {why}" for demand in demands)
+
+
+def size_of(demand: Demand, slots: int) -> str:
+    """A pool's size in words: "near: 4,096 tokens in 256 pages, 1.00 MiB"."""
+    size = size_text(slots * demand.slot_bytes)
+    if demand.page_tokens:
+        return f"{demand.name}: {slots * demand.page_tokens:,} tokens in {slots:,} pages, {size}"
+    return f"{demand.name}: {slots:,} states, {size}"

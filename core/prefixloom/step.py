@@ -43,7 +43,7 @@ class Fill:
 class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
-    __slots__ = ("_cache", "_extra", "_fills", "_ran", "_reserved", "_sequences", "_state", "role")
+    __slots__ = ("_cache", "_claimed", "_deferred", "_fills", "_ran", "_reserved", "_sequences", "_state", "role")
 
     def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
         self._cache = cache
@@ -53,15 +53,16 @@ class Step:
         self._ran = False
         self._state = "new"
         self._fills: tuple[tuple[Sequence, Fill], ...] = ()
-        self._extra: tuple[Op, ...] = ()
+        self._claimed: tuple[tuple[Sequence, Op], ...] = ()
+        self._deferred: tuple[Op, ...] = ()
         if role == "target":
             self._fills = tuple([(sequence, fill) for sequence in self._sequences for fill in sequence._fills])
             if cache._match_hooks:
-                self._extra = tuple(op for sequence in self._sequences for op in sequence._claimed_ops)
+                self._claimed = tuple((sequence, op) for sequence in self._sequences for op in sequence._claimed_ops)
             if cache._step_hooks:
-                self._extra += self._deferred()
+                self._deferred = self._ask_deferred()
 
-    def _deferred(self) -> tuple[Op, ...]:
+    def _ask_deferred(self) -> tuple[Op, ...]:
         cache = self._cache
         ops: list[Op] = []
         for lane in cache._lanes:
@@ -77,7 +78,7 @@ class Step:
     @property
     def ops(self) -> tuple[Op, ...]:
         """What ``run_ops`` runs, in order: the derived fills, then the plugins' own."""
-        return tuple(fill.op() for _, fill in self._fills) + self._extra
+        return (*(fill.op() for _, fill in self._fills), *(op for _, op in self._claimed), *self._deferred)
 
     def run_ops(self, stream: Any = None) -> None:
         """Run the ops, before the layers that read their slots. A second call is refused; a draft step runs none."""
@@ -91,11 +92,12 @@ class Step:
         self._ran = True
         for sequence, fill in self._fills:
             fill_slot(cache, sequence, fill)
-        for op in self._extra:
+        for sequence, op in self._claimed:
+            if sequence.open and op in sequence._claimed_ops:  # another step may have run it
+                sequence._claimed_ops.remove(op)
+                cache._run_op(op, stream)
+        for op in self._deferred:
             cache._run_op(op, stream)
-        if self._extra:
-            for sequence in self._sequences:
-                sequence._claimed_ops = ()
         if cache._debug is not None:
             cache._leave("run_ops")
 
@@ -115,13 +117,32 @@ class Step:
         if self._state != "new":
             raise ProtocolError("a step is used once; ask the cache for a new one")
         self._state = "open"
+        if self.role == "target":
+            self._mark(1)
         return self
+
+    def _mark(self, change: int) -> None:
+        """The layers of this step write the running states of its sequences, or do so no more."""
+        for sequence in self._sequences:
+            for _, holding in sequence._states:
+                holding.writing += change
+
+    def _lost(self) -> None:
+        """The step failed: if its layers may have begun, what they wrote of the running states is nobody's."""
+        if self._ran or not self._fills:
+            for sequence in self._sequences:
+                for _, holding in sequence._states:
+                    holding.ready = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._state = "done"
-        if kind is not None or self.role == "draft":
+        if self.role == "draft":
             return
-        if not self._ran and (self._fills or self._extra):
+        self._mark(-1)
+        if kind is not None:
+            self._lost()
+            return
+        if not self._ran and (self._fills or self._claimed or self._deferred):
             raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
         for sequence, reserved in zip(self._sequences, self._reserved, strict=True):
             if sequence.open:  # what was reserved since then is the next step's

@@ -8,6 +8,7 @@ show that a single wrong page moves the logits by far more.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -28,6 +29,15 @@ MOVED = 1e-3
 PAGES = pytest.mark.parametrize("page", [1, 4, 16])
 MODEL = ToyModel(toy_config(v_head_dim=4))
 VOCABULARY = MODEL.vocabulary
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small matrices: a second thread only waits, and where the machine is busy it waits long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def composed(page: int, capacity: int = 512) -> Cache:

@@ -1,0 +1,47 @@
+"""Graves: what is left of dropped namespaces, until the leases that still cover it end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .tree import unlink
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .tree import Node
+
+
+def sweep(cache: Cache) -> int:
+    """Free what leases no longer cover of dropped namespaces; the number of cells that are still covered."""
+    kept = 0
+    for root in list(cache._graves):
+        kept += _clear(cache, root)
+        if not root.kids and not root.leases:
+            cache._graves.remove(root)
+            unlink(root)
+    cache._epoch += 1
+    return kept
+
+
+def _clear(cache: Cache, root: Node) -> int:
+    """Free all below ``root`` that nothing covers, deepest first, without recursion; how many cells stayed."""
+    order: list[Node] = []
+    stack = list((root.kids or {}).values())
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack.extend((node.kids or {}).values())
+    kept = 0
+    for node in reversed(order):
+        for lane in cache._lanes:
+            cell = node.cells[lane.index]
+            if cell is None:
+                continue
+            if lane.uncovered(cell):
+                if cell.next is not None:
+                    lane.queue.remove(cell)
+                lane.free_cell(cell)
+            else:
+                kept += 1
+        cache._tree.prune(node)
+    return kept
