@@ -212,5 +212,15 @@ def anchor(lease: Any) -> Any:
     return lease._node
 
 
+def state_slots(sequence: Any, name: str) -> list[int]:
+    """All slots that a sequence owns of a boundary component."""
+    return list(sequence._holding(name)[1].slots())
+
+
+def unfilled(sequence: Any) -> set[str]:
+    """Boundary components whose running slot waits for an op."""
+    return {fill.lane.name for fill in sequence._fills}
+
+
 def sequence_anchor(sequence: Any) -> Any:
     return sequence._lease._node

@@ -61,6 +61,12 @@ class Facts:
     shareable: bool
     capacity: int
     rewind: int | None
+    every: int = 0
+    """States: a checkpoint is kept at each multiple of this."""
+    per_path: int | None = None
+    replay: int = 0
+    steps: int = 0
+    """States: slots for the states after each token of a small step, to rewind to."""
     _needed: dict[int, frozenset[int]] = field(default_factory=dict)
     _outlook: dict[int, frozenset[int]] = field(default_factory=dict)
 
@@ -90,6 +96,10 @@ class Facts:
             self._outlook[n] = known
         return known
 
+    def replayed(self, boundary: int) -> int:
+        """Pages that a resume at ``boundary`` rebuilds."""
+        return boundary // self.page - max(0, boundary - self.replay) // self.page if self.replay else 0
+
     def ever_needed_from(self, index: int, floor: int) -> bool:
         """Whether any boundary from ``floor`` on may need page ``index``, by ``until``."""
         return any(self.reach.until(t) >= floor for t in range(index * self.page, (index + 1) * self.page))
@@ -114,12 +124,20 @@ class Running:
     """Boundary components whose running slot must still be filled by an op."""
     sourced: set[str]
     """Those of them that are filled from a state of the tree, at ``published``."""
-    donating: set[str] = field(default_factory=set)
-    """Those whose state goes to the tree in the publication that is being done."""
+    tracks: dict[str, list[int]] = field(default_factory=dict)
+    """Boundaries of states that are kept beside, not yet published."""
+    step_from: int = -1
+    """Where the last small step began, whose single states are kept; -1: there is none."""
+    absent: dict[str, set[int]] = field(default_factory=dict)
+    """Pages that were never given: what arrived was not all."""
     deepest: int = 0
     """The most that was ever committed: what lies too far below it may have been released."""
     floor: int = 0
     """The first boundary that could still be published or rewound to, when that was highest."""
+    keep: int = 0
+    """The same at the last commit or publication: what lies before may be kept while there is room."""
+    spoiled: bool = False
+    """A step failed, and its layers may have written half a state: the running states are nobody's."""
     gone: bool = False
     """A flush made it unusable."""
     detached: bool = False
@@ -194,13 +212,13 @@ class Model:
         """The shortest length that ``run`` may be taken back to."""
         depths = []
         for f in self.facts:
-            if f.boundary:
-                depths.append(f.rewind or 0)
-            elif not f.path:
+            if f.boundary or not f.path:
                 depths.append(self.max_rewind)
             elif f.rewind is not None:
                 depths.append(f.rewind)
         floor = min(run.committed, run.deepest - min(depths)) if depths else 0
+        if any(f.boundary for f in self.facts):
+            floor = max(floor, run.committed if run.step_from < 0 else run.step_from + 1)
         named_by_keys = min(run.named, run.published + self.lookahead) if run.published else 0
         return max(run.published, floor, named_by_keys)
 
@@ -208,19 +226,31 @@ class Model:
         """After a commit or a publication: which is the first boundary that matters from now on."""
         run.deepest = max(run.deepest, run.committed)
         floor = min(run.committed, run.named - self.lookahead) - self.max_rewind
-        run.floor = max(run.floor, floor // self.page * self.page, run.published)
+        run.keep = max(floor // self.page * self.page, run.published)
+        run.floor = max(run.floor, run.keep)
+        run.keep = min([run.keep, *(boundary for tracks in run.tracks.values() for boundary in tracks)])
 
     def must_hold(self, f: Facts, run: Running) -> set[int]:
         """Pages with content that some boundary still to be published or rewound to needs."""
         lengths = set(range(run.floor, run.reserved + 2 * self.page, self.page))
         lengths.update(range(self.rewind_floor(run), run.committed + 1))
+        lengths.update(boundary for tracks in run.tracks.values() for boundary in tracks)
         had = f.needed(run.ready) if f.shareable else frozenset()
+        absent = run.absent.get(f.name, set())
         return {
             index
             for n in lengths
+            if not absent & f.needed(n)  # what arrived was not all: nobody can resume there
             for index in f.needed(n)
             if index * f.page < run.committed and (index * f.page >= run.ready or index in had)
         }
+
+    def checkpoint(self, f: Facts, run: Running, upto: int) -> int:
+        """The deepest boundary up to ``upto`` that a complete state of ``run`` stands for; -1 if there is none."""
+        tracks = [boundary for boundary in run.tracks[f.name] if boundary <= upto]
+        complete = f.name not in run.pending and not run.spoiled
+        own = [run.committed] if complete and run.committed <= upto else []
+        return max(tracks + own, default=-1)
 
     def published_by(self, run: Running, held: dict[str, set[int]], upto: int) -> dict[str, set[Piece]]:
         """Pieces of page components that publishing ``run`` up to ``upto`` brings into the tree."""

@@ -103,21 +103,36 @@ class Operations(Serving):
     def opened(
         self, what: Any, options: dict[str, Any], namespace: str, tokens: list[Any], boundary: int, salt: int
     ) -> None:
-        states = {f.name: 1 for f in self.model.facts if f.boundary}
+        states = {f.name: 1 + f.steps for f in self.model.facts if f.boundary}
+        states.update({f.name: f.replayed(boundary) for f in self.model.facts if f.replay})
         try:
             sequence = self.cache.open(what, **options)
         except CapacityError:
-            with self.cache.lease(self.cache.match(what, **options) if options else what) as lease:
+            asked = {name: option for name, option in options.items() if name != "priority"}
+            with self.cache.lease(self.cache.match(what, **asked) if asked else what) as lease:
                 view = self.view = self.reader.read([*self.anchors(), (namespace, lease._node)])
                 hold(not self.room(states, anchor(lease)), "no room for running states, and there is: %s", view)
             self.settle("open refused", may_lose=None)
             return
         ids = self.model.names.prefixes(namespace, tokens)
+        pending = {f.name for f in self.model.facts if f.boundary}
         run = Running(
-            sequence, namespace, list(tokens), salt, boundary, boundary, boundary, boundary, len(tokens), ids,
-            {f.name: boundary for f in self.model.facts}, set(states), set(states) if boundary else set(),
-        )  # fmt: skip
-        run.deepest = run.floor = boundary
+            sequence,
+            namespace,
+            list(tokens),
+            salt,
+            boundary,
+            boundary,
+            boundary,
+            boundary,
+            len(tokens),
+            ids,
+            {f.name: boundary - f.replayed(boundary) * f.page for f in self.model.facts},
+            pending,
+            set(pending) if boundary else set(),
+        )
+        run.tracks = {name: [] for name in pending}
+        run.deepest = run.floor = run.keep = boundary
         run.cover = {name: [] for name in self.facts}
         self.extend(run, len(tokens) + self.model.lookahead)
         self.running.append(run)
@@ -136,11 +151,11 @@ class Operations(Serving):
         if not self.running:
             return
         run = self.running[number % len(self.running)]
-        added: dict[str, Any] = {}
+        added, optional, may_lose = {}, {}, {}
         upto = run.published
         if not run.gone and how < 2:
             upto = self.model.publishable(run)
-            added = self.bring(run, upto, last=True)[0]
+            added, optional, may_lose = self.bring(run, upto, last=True)
         held = {} if run.gone else self.held(run)
         sequence, run.sequence = run.sequence, None
         self.running.remove(run)
@@ -165,7 +180,7 @@ class Operations(Serving):
                 hold(False, "a closed sequence grew")
         del sequence
         self.cache.poll()
-        self.settle("close" if how < 2 else "abort", added=added)
+        self.settle("close" if how < 2 else "abort", may_lose, added, optional=optional)
         if how < 2 and not run.gone and not run.detached:
             self.check_complete(run, held, upto)
 

@@ -28,7 +28,7 @@ SCRIPT = 250
 WEIGHTS = {
     "turn": 12, "open": 9, "grow": 12, "append": 7, "step": 14, "commit": 6, "publish": 12, "rewind": 6, "close": 10,
     "evict": 3, "match": 8, "plan": 4, "open_plan": 4, "lease": 4, "release": 5, "drop_namespace": 0.5, "flush": 0.3,
-    "poll": 1, "illegal": 2,
+    "poll": 1, "arrive": 2, "illegal": 2,
 }  # fmt: skip
 
 
@@ -99,6 +99,9 @@ class Writer:
     def grow(self) -> None:
         self.say("grow", self.below(5), self.chance.choice((-1, -1, -2, 1, 2, 5, 1 + self.below(self.setup.longest))))
 
+    def arrive(self) -> None:
+        self.say("arrive", self.below(5), 1 + self.below(self.setup.longest))
+
     def append(self) -> None:
         self.say("append", self.below(5), self.chance.choice((1, 1, 2, 4, 9)))
 
@@ -112,7 +115,9 @@ class Writer:
         self.say("publish", self.below(5), self.chance.choice((-1, 1, 2, self.below(8))))
 
     def rewind(self) -> None:
-        self.say("rewind", self.below(5), self.chance.choice((0, 1, 2, 3, 8, 40)), self.below(16))
+        number = self.below(5)
+        for _ in range(1 + self.below(2)):
+            self.say("rewind", number, self.chance.choice((0, 1, 2, 3, 8, 40)), self.below(16))
 
     def close(self) -> None:
         self.say("close", self.below(5), self.below(5))

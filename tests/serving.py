@@ -6,11 +6,12 @@ import random
 from functools import cache as memoised
 from typing import Any
 
-from backdoor import hold, sequence_anchor
-from model import Facts, Running
+from backdoor import POISON, hold, sequence_anchor, unfilled
+from model import Facts, Piece, Running
 from prefixloom import CapacityError, InputError, ProtocolError
 from world import World
 
+Pieces = dict[str, set[Piece]]
 DOCUMENTS = 4
 LONG = 400
 
@@ -85,6 +86,41 @@ class Serving(World):
         self.extend(run, length + self.model.lookahead)
         self.settle("grow", may_lose=wanted)
 
+    def do_arrive(self, number: int, count: int) -> None:
+        """Reserve for tokens that were computed elsewhere: only what resuming at their end needs gets slots."""
+        run = self.pick(number)
+        if run is None or run.reserved != run.committed:
+            return
+        length = run.reserved + count
+        first = {f.name: len(run.sequence.pages(f.name)) for f in self.model.facts}
+        fresh = {
+            f.name: {
+                i
+                for i in range(first[f.name], -(-length // f.page))
+                if i in f.needed(length) or (i + 1) * f.page > length  # a page begun is written on
+            }
+            for f in self.model.facts
+            if not f.boundary
+        }
+        wanted = {name: len(pages) for name, pages in fresh.items()}
+        try:
+            run.sequence.grow(count, arriving=True)
+        except CapacityError as error:
+            hold(not self.room(wanted), "refused, and there is room: %s", error)
+            self.settle("arrive refused")
+            return
+        except InputError:
+            self.settle("grow too long")
+            return
+        run.reserved = length
+        self.extend(run, length + self.model.lookahead)
+        self.settle("arrive", may_lose=wanted)
+        for name, listed in self.held(run).items():
+            if name in fresh:
+                got = {i for i in listed if i >= first[name]}
+                hold(got == fresh[name], "%s: arriving pages %s, not %s", name, got, fresh[name])
+                run.absent.setdefault(name, set()).update(set(range(first[name], len(run.sequence.pages(name)))) - got)
+
     def do_append(self, number: int, count: int) -> None:
         run = self.pick(number)
         if run is None:
@@ -102,9 +138,13 @@ class Serving(World):
         for f in self.model.facts:
             if f.boundary:
                 slot = run.sequence.pages(f.name)[0]
+                singles = run.sequence.rewind_slots(f.name)
+                hold(len(singles) == f.steps, "%s: %s slots for single states", f.name, len(singles))
                 state = self.slots[f.name].read(slot)[0]
-                for token in run.future[run.committed : upto]:
+                for i, token in enumerate(run.future[run.committed : upto]):
                     state = self.model.names.child(state, run.namespace, token)
+                    if upto - run.committed <= len(singles):
+                        self.slots[f.name].write(singles[i], 0, state)
                 self.slots[f.name].write(slot, 0, state)
             else:
                 self.write_pages(run, f, upto)
@@ -113,13 +153,33 @@ class Serving(World):
         table = run.sequence.pages(f.name)
         for end in range((run.written[f.name] // f.group + 1) * f.group, upto + 1, f.group):
             index, last = divmod(end - f.group, f.page)
-            hold(index * f.page >= run.published, "%s: published content must be written again", f.name)
+            if index in run.absent.get(f.name, ()):
+                continue
+            shared = f.shareable and index * f.page < run.published
+            hold(not shared, "%s: published content must be written again", f.name)
             hold(table[index] >= 0, "%s: page %s of %s has no slot to write", f.name, index, table)
             self.slots[f.name].write(table[index], last // f.group, run.ids[end + f.lookahead])
         run.written[f.name] = max(run.written[f.name], upto)
 
-    def committed(self, run: Running, upto: int) -> None:
-        run.committed = upto
+    def committed(self, run: Running, upto: int, room: dict[str, int]) -> None:
+        """``room`` counts the slots that checkpoints take, of all sequences of a step."""
+        before, run.committed = run.committed, upto
+        for f in self.model.facts:
+            if not f.boundary:
+                continue
+            run.step_from = before if 0 < upto - before <= f.steps else -1
+            if not f.every or upto == before or upto % f.every or run.spoiled:
+                continue
+            tracks = run.tracks[f.name]
+            if len(tracks) == 2:
+                tracks.pop(0)
+            elif self.room({f.name: room.get(f.name, 0) + 1}):
+                room[f.name] = room.get(f.name, 0) + 1
+            else:
+                self.count("checkpoint skipped")
+                continue
+            self.count("checkpoint")
+            tracks.append(upto)
         self.model.retain(run)
 
     def do_step(self, mask: int, mode: int) -> None:
@@ -128,6 +188,7 @@ class Serving(World):
         if not batch:
             return
         sequences = [run.sequence for run in batch]
+        waiting = any(run.pending for run in batch)
         try:
             with self.cache.step(sequences, role="draft" if mode == 6 else "target") as step:
                 if mode == 6:
@@ -139,21 +200,35 @@ class Serving(World):
                     for run in batch:
                         run.pending, run.sourced = set(), set()
                 if mode == 8:
+                    self.spoil(batch)
                     raise Planned
                 if mode < 6:
                     for run in batch:
                         self.forward(run, run.reserved)
         except Planned:
+            for run in batch:
+                if mode == 8 or not waiting:
+                    run.spoiled = True
+                    run.step_from = -1
             self.settle("step failed")
             return
         finally:
             del sequences
+        room: dict[str, int] = {}
         if mode < 6:
             for run in batch:
-                self.committed(run, run.reserved)
-        self.settle("step")
-        for run in batch:
+                self.committed(run, run.reserved, room)
+        self.settle("step", may_lose=room)
+        for run in batch if mode < 6 else ():
             self.check_released(run)
+
+    def spoil(self, batch: list[Running]) -> None:
+        """What the layers of a failed pass leave: half a state."""
+        for run in batch:
+            for f in self.model.facts:
+                if f.boundary and run.reserved > run.committed:
+                    for slot in (*run.sequence.pages(f.name), *run.sequence.rewind_slots(f.name)):
+                        self.slots[f.name].write(slot, 0, POISON)
 
     def do_commit(self, number: int, short: int) -> None:
         """Commit all that is reserved but ``short`` tokens."""
@@ -166,18 +241,19 @@ class Serving(World):
         upto = max(run.committed, run.reserved - short)
         self.forward(run, upto)
         run.sequence.commit(upto)
-        self.committed(run, upto)
-        self.settle("commit")
+        room: dict[str, int] = {}
+        self.committed(run, upto, room)
+        self.settle("commit", may_lose=room)
         self.check_released(run)
 
     def check_released(self, run: Running) -> None:
-        """What no boundary from the floor on can need has been given back."""
-        held = self.held(run)
+        """Where room is scarce, what no boundary from the floor on can need has been given back."""
         for f in self.model.facts:
-            if f.boundary or f.path:
-                continue
-            late = [i for i in held[f.name] if (i + 1) * f.page <= run.floor and not f.ever_needed_from(i, run.floor)]
-            hold(not late, "%s: pages %s are kept, and nothing from %s on needs them", f.name, late, run.floor)
+            late = self.spare(f, run)
+            if len(self.slots[f.name].free) * 8 < f.capacity:
+                hold(not late, "%s: pages %s are kept, and nothing from %s on needs them", f.name, late, run.keep)
+            elif late:
+                self.count("spare")
 
     # ------------------------------------------------------------ publishing
     def do_publish(self, number: int, pick: int) -> None:
@@ -189,44 +265,51 @@ class Serving(World):
         hold(run.sequence.publishable == limit, "publishable %s, not %s", run.sequence.publishable, limit)
         legal = range(run.published, limit + 1, self.model.page)
         upto = limit if pick < 0 else legal[pick % len(legal)]
-        added, may_lose = self.bring(run, upto, last=False)
+        added, optional, may_lose = self.bring(run, upto, last=False)
+        waiting = set(run.pending)
         got = run.sequence.publish(None if pick < 0 else upto)
         hold(got == upto, "published %s, not %s", got, upto)
         moved = upto > run.published
         if moved:
             run.published = upto
+            for name, tracks in run.tracks.items():
+                run.tracks[name] = [boundary for boundary in tracks if boundary > upto]
             self.model.retain(run)
-            run.pending |= run.donating
-            run.sourced |= run.donating
-        self.settle("publish", may_lose, added)
+            run.pending = unfilled(run.sequence)
+            run.sourced |= run.pending - waiting
+        self.settle("publish", may_lose, added, optional=optional)
         if moved:
             self.settled(run, sequence_anchor(run.sequence))
-        self.check_released(run)
+            self.check_released(run)
 
-    def bring(self, run: Running, upto: int, last: bool) -> tuple[dict[str, Any], dict[str, int]]:
-        """The pieces that publishing brings, and the slots that donations take."""
+    def bring(self, run: Running, upto: int, last: bool) -> tuple[Pieces, Pieces, dict[str, int]]:
+        """The pieces that publishing must bring, those that it may, and what it may make room for."""
         if upto <= run.published:
-            return {}, {}
-        added: dict[str, Any] = self.model.published_by(run, self.held(run), upto)
+            return {}, {}, {}
+        added: Pieces = self.model.published_by(run, self.held(run), upto)
+        optional: Pieces = {}
         room: dict[str, int] = {}
-        run.donating = set()
         for f in self.model.facts:
-            if not f.boundary:
+            if not f.boundary or not f.shareable:
                 continue
-            added[f.name] = set()
-            if not f.shareable or run.committed != upto or f.name in run.pending:
+            name = f.name
+            due = self.model.checkpoint(f, run, upto)
+            tracked = run.tracks[name]
+            added[name] = set()
+            optional[name] = {self.model.piece(f, run.ids, boundary) for boundary in tracked if boundary <= upto}
+            if f.per_path is not None:
+                room[name] = f.capacity + 1  # the bound per path may drop one whatever is free
+            if due % self.model.page or due <= run.published:
                 continue
-            piece = self.model.piece(f, run.ids, upto)
-            if not run.detached and piece in self.model.resident[f.name]:
-                room[f.name] = 1  # a slot is made free before it is known that the tree has the state already
+            piece = self.model.piece(f, run.ids, due)
+            if due in tracked or last:
+                added[name] = {piece}
                 continue
-            if last:
-                added[f.name] = {piece}
-            elif self.room({f.name: 1}):
-                added[f.name] = {piece}
-                room[f.name] = 1
-                run.donating.add(f.name)
-        return ({} if run.detached else added), room
+            optional[name].add(piece)
+            room.setdefault(name, 1)
+            if self.room({name: 1}) and (run.detached or piece not in self.model.resident[name]):
+                added[name] = {piece}
+        return ({}, {}, room) if run.detached else (added, optional, room)
 
     def do_rewind(self, number: int, count: int, salt: int) -> None:
         """Take back some of what may be taken back; sometimes one token too many is tried first."""
@@ -234,7 +317,7 @@ class Serving(World):
         if run is None:
             return
         floor = self.model.rewind_floor(run)
-        if salt % 4 == 0:
+        if salt % 2 == 0:
             too_far = max(1, run.reserved - floor + 1)
             self.refused("rewind too far", ProtocolError, run.sequence.rewind, too_far)
         length = min(run.reserved, max(floor, run.reserved - count))
@@ -248,6 +331,13 @@ class Serving(World):
         del run.future[length:], run.ids[length + 1 :]
         run.salt = salt
         run.reserved = length
+        if length < run.committed:
+            run.pending |= {f.name for f in self.model.facts if f.boundary}
+        for name, tracks in run.tracks.items():
+            run.tracks[name] = [boundary for boundary in tracks if boundary <= length]
+        for f in self.model.facts:
+            if not f.boundary:
+                run.absent[f.name] = {i for i in run.absent.get(f.name, ()) if i * f.page < length}
         run.committed = min(run.committed, length)
         run.named = min(run.named, length)
         self.extend(run, length + self.model.lookahead)

@@ -29,6 +29,13 @@ class Secret(Reach):
         return ((max(0, n - 6), n),) if n else ()
 
 
+class Nothing(Reach):
+    """Needs nothing at any boundary, and does not know until when."""
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        return ()
+
+
 class BarePath(Reach):
     """A path written as bare ``needs``, which does not say that it is closed upward."""
 
@@ -112,11 +119,12 @@ def setups() -> dict[str, Setup]:
         "point, page 1, lfu": make(parts(Point()), page=1, policy="lfu", slots=10, tokens=24),
         "path and point": make(parts(Path(), Point())),
         "path and point, grid": make(parts(Path(), Point(), b={"grid": 8}), slots=7),
-        "window and point": make(parts(Window(7), Point()), slots=7),
+        "window and point": make(parts(Window(7), Point()), slots=7, policy="mru"),
         "path, window and point": make(parts(Path(), Window(9), Point()), slots=9, policy="slru"),
         "path, window and two points": make(parts(Path(), Window(5), Point(), Point()), own={"d": 7}),
         "chunk": make(parts(Chunk(12))),
         "path and chunk": make(parts(Path(), Chunk(8)), page=1, tokens=40),
+        "chunk, page 1": make(parts(Chunk(5)), page=1, tokens=20, policy="mru"),
         "chunk off the page": make(parts(Path(), Chunk(10)), max_rewind=4),
         "path and tail": make(parts(Path(), Tail(16, 6)), policy="fifo"),
         "sinks": make(parts(Sinks(6))),
@@ -136,6 +144,23 @@ def setups() -> dict[str, Setup]:
         ),
         "pages of 1 and 4": make(parts(Path(), Path(), b={"page_size": 1}), policy="slru", own={"b": 56}),
         "not shareable": make(parts(Path(), Window(1), b={"shareable": False}), own={"b": 96}),
+        "states to rewind to": make(parts(Path(), Point(), b={"max_rewind": 3}), max_rewind=3, slots=20),
+        "window and states to rewind to": make(
+            parts(Window(6), Point(), b={"max_rewind": 2}), max_rewind=2, slots=18, page=1, tokens=44
+        ),
+        "checkpoints": make(parts(Path(), Point(), b={"checkpoint_every": 8}), slots=14),
+        "checkpoints under a window": make(
+            parts(Window(7), Point(), Point(), b={"checkpoint_every": 4}, c={"checkpoint_every": 12}), slots=15
+        ),
+        "two states per path": make(
+            parts(Path(), Point(), b={"states_per_path": 2, "checkpoint_every": 4}), slots=16, policy="lfu"
+        ),
+        "checkpoints and rewinds": make(
+            parts(Path(), Window(9), Point(), c={"checkpoint_every": 4, "max_rewind": 3, "states_per_path": 3}),
+            max_rewind=3, slots=24,
+        ),
+        "replay": make(parts(Path(), Nothing(), b={"replay": 6}), own={"b": 96}),
+        "replay under a window": make(parts(Window(6), Window(1), b={"replay": 10}), page=1, tokens=40),
         "everything": make(
             parts(Path(), Window(9), Point(), Chunk(8), Sinks(4) | Window(5), Strided(), d={"page_size": 2}),
             tokens=80, slots=9,

@@ -196,7 +196,10 @@ def test_a_compressed_latent_makes_latent_layers_and_leaves_others_alone() -> No
     mixed = ["linear_attention", "linear_attention", WHOLE, WHOLE]
     assert kinds({**latent, "layer_types": mixed}) == [*mixed[:2], "latent_attention", "latent_attention"]
     assert kinds({**latent, "index_topk": 64}) == ["latent_attention", "indexer_keys"] * 4
-    assert kinds({**latent, "index_topk": 64, "layer_types": mixed}) == [*mixed[:2], *(["latent_attention", "indexer_keys"] * 2)]
+    assert kinds({**latent, "index_topk": 64, "layer_types": mixed}) == [
+        *mixed[:2],
+        *(["latent_attention", "indexer_keys"] * 2),
+    ]
     assert kinds({**LLAMA, "index_topk": 64}) == [WHOLE] * 4, "without latents, that says nothing known"
 
 

@@ -109,9 +109,7 @@ def test_a_model_of_many_windows_keeps_far_more_than_with_the_same_tokens_for_al
 def test_the_choice_is_told_in_words() -> None:
     composition = composed(paths(), windowed(w=33), weighed(Point(), 500), memory=100_000, traffic=TRAFFIC)
     first, whole, near, states = composition.sizing
-    assert first == (
-        "97.66 KiB for 4 running sequences of 800 + 200 tokens, 200 of them shared, in steps of 100"
-    )
+    assert first == ("97.66 KiB for 4 running sequences of 800 + 200 tokens, 200 of them shared, in steps of 100")
     held = (composition.parts[0].capacity * 16 - 200) // 800
     assert whole.startswith(f"whole: {composition.parts[0].capacity * 16:,} tokens in ")
     assert whole.endswith((f": {held} whole paths", f": {held - 1} whole paths")), "the last may lack its state"
@@ -130,7 +128,7 @@ def test_sizes_by_capacity_are_told_too() -> None:
 
 def test_a_budget_in_which_not_all_run_at_full_length_says_how_many_do() -> None:
     (first, *_) = composed(paths(), memory=2600, traffic=TRAFFIC).sizing
-    assert first.endswith("; at full length, 2 of them fit at once")
+    assert first.endswith("; 2 of them fit at once when they are done")
 
 
 def test_a_budget_that_is_too_small_for_the_traffic_is_refused_with_the_bytes_needed() -> None:
@@ -166,7 +164,9 @@ def test_more_memory_never_makes_a_pool_smaller() -> None:
 
 def test_too_few_states_for_the_running_sequences_are_refused_with_the_number_needed() -> None:
     sizes = {"whole": 4096, "state": 8}
-    told = refused("'state' has 8 state slots, and 8 running sequences need 9", paths(), state(), capacity=sizes, max_running=8)
+    told = refused(
+        "'state' has 8 state slots, and 8 running sequences need 9", paths(), state(), capacity=sizes, max_running=8
+    )
     assert "capacity={'state': 9, ...}" in told
     composed(paths(), state(), capacity=sizes, max_running=7)
     composed(paths(), state(), capacity=sizes)
@@ -208,6 +208,7 @@ def test_what_is_no_traffic_is_refused() -> None:
 
 def test_a_traffic_whose_prompts_are_all_shared_still_gets_room() -> None:
     alike = Traffic(running=2, prompt=100, output=0, shared=1.0, chunk=16)
+    assert (alike.length, alike.common) == (100, 99), "every path has a token of its own"
     composition = composed(paths(), windowed(), state(), memory=100_000, traffic=alike)
     assert all(part.capacity > 0 for part in composition.parts)
     assert cost(composition) <= 100_000

@@ -1,9 +1,9 @@
 """Real model configs: each gives the component set, layer map, sizes and grid that the model's own cache has.
 
-``configs/*.json`` is what transformers 5.23.0 writes for its defaults, with a dtype, and with some attention layers where
-the defaults have none (lfm2, granitemoehybrid, bamba). The table was not taken from our output: layers and windows are
-those of ``DynamicCache(config)``, shapes and dtypes those of its tensors after each model, cut down to a few layers and
-experts, had run in bfloat16; the grid is the chunk in its modeling file.
+``configs/*.json`` is what transformers 5.23.0 writes for its defaults, with a dtype, and with some attention layers
+where the defaults have none (granitemoehybrid, bamba) or nothing else (lfm2). The table was not taken from our output:
+layers and windows are those of ``DynamicCache(config)``, shapes and dtypes those of its tensors after each model, cut
+down to a few layers and experts, had run in bfloat16; the grid is the chunk in its modeling file.
 """
 
 from __future__ import annotations
@@ -218,6 +218,7 @@ def test_no_other_config_warns(name: str, registry: Registry, caplog: pytest.Log
             {"layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)]},
         ),
         ("granitemoehybrid", {"mamba_d_head": "auto"}),
+        ("falcon_h1", {"mamba_d_head": "auto"}),
         ("deepseek_v32", {"layer_types": ["deepseek_sparse_attention"] * 61}),
         (
             "kimi_linear",
@@ -265,26 +266,27 @@ def test_an_indexer_that_serves_several_layers_has_keys_in_one(registry: Registr
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "told"),
-    [
-        (
-            "mistral", {"layer_types": ["compressed_sparse_attention", "full_attention"] * 16},
-            r"no installed component serves: 'compressed_sparse_attention' \(layers 0, 2, .*Served: .*sliding_attention by",
-        ),
-        ("lfm3", {"sliding_window": None}, "layer 4 is of kind 'sliding_attention'.*sliding_window=None"),
-        ("gemma2", {"sliding_window": 0}, "layer 0 is of kind 'sliding_attention'.*sliding_window=0: it must be"),
-        ("llama4", {"attention_chunk_size": None}, "layer 0 is of kind 'chunked_attention'.*attention_chunk_size=None"),
-        ("qwen3_next", {"linear_num_key_heads": None}, "does not tell the shape of its recurrent state"),
-        ("qwen3_next", {"layer_types": None}, "does not list its layers, and linear_conv_kernel_dim"),
-        ("lfm3", {"conv_L_cache": None}, "does not tell the shape of its recurrent state"),
-        ("deepseek_v32", {"index_head_dim": None}, "could not read layers 0-60.*KeyError: 'index_head_dim'"),
-        ("gemma3", {"use_bidirectional_attention": True}, "attends to later tokens too"),
-        ("mamba2", {"layer_types": ["full_attention"] * 64}, "layer 0 has attention, and the config has no num_attention_heads"),
-        ("kimi_linear", {"layer_types": None, "linear_attn_config": {"full_attn_layers": [1], "kda_layers": [2]}}, "no kind for layers"),
-        ("jamba", {"attn_layer_offset": None}, "does not list its layers, and attn_layer_period"),
-    ],
+HALF_NAMED = {"full_attn_layers": [1], "kda_layers": [2]}
+REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    (
+        "mistral", {"layer_types": ["compressed_sparse_attention", "full_attention"] * 16},
+        r"no installed component serves: 'compressed_sparse_attention' \(layers 0, 2, .*Served: .*sliding_attention",
+    ),
+    ("lfm3", {"sliding_window": None}, "layer 4 is of kind 'sliding_attention'.*sliding_window=None"),
+    ("gemma2", {"sliding_window": 0}, "layer 0 is of kind 'sliding_attention'.*sliding_window=0: it must be"),
+    ("llama4", {"attention_chunk_size": None}, "layer 0 is of kind 'chunked_attention'.*attention_chunk_size=None"),
+    ("qwen3_next", {"linear_num_key_heads": None}, "does not tell the shape of its recurrent state"),
+    ("qwen3_next", {"layer_types": None}, "does not list its layers, and linear_conv_kernel_dim"),
+    ("lfm3", {"conv_L_cache": None}, "does not tell the shape of its recurrent state"),
+    ("deepseek_v32", {"index_head_dim": None}, "could not read layers 0-60.*KeyError: 'index_head_dim'"),
+    ("gemma3", {"use_bidirectional_attention": True}, "attends to later tokens too"),
+    ("mamba2", {"layer_types": ["full_attention"] * 64}, "layer 0 has attention, .* no num_attention_heads"),
+    ("kimi_linear", {"layer_types": None, "linear_attn_config": HALF_NAMED}, "names no kind for layers"),
+    ("jamba", {"attn_layer_offset": None}, "does not list its layers, and attn_layer_period"),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "told"), REFUSED)
 def test_what_a_config_leaves_open_is_refused_by_name(
     name: str, changes: dict[str, Any], told: str, registry: Registry
 ) -> None:

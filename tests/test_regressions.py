@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers import cache_of, part, run, serve, serve_tightly
-from prefixloom import Chunk, Path, ProtocolError, Sinks, Window
+from prefixloom import Chunk, Path, Point, ProtocolError, Sinks, Window
 
 TOKENS = list(range(100, 140))
 
@@ -141,3 +141,42 @@ def test_what_a_sequence_of_a_dropped_namespace_publishes_is_freed_with_it() -> 
     sequence.close()
     for stats in cache.stats().components.values():
         assert stats.free == stats.capacity
+
+
+def test_a_page_that_arrives_begun_has_a_slot_to_be_written_on() -> None:
+    """A reach that does not need the newest positions yet still needs the slot that the next ones go to."""
+    cache = cache_of(part("late", Window(9).shift(4)), part("path", Path()))
+    sequence = cache.open(TOKENS[:34])
+    sequence.grow(34, arriving=True)
+    assert sequence.pages("late")[8] >= 0
+    sequence.abort()
+
+
+def test_nothing_is_read_above_a_hole_that_no_lease_covers() -> None:
+    """What arrived was not all, and a boundary inside of the gap is published: the lease stops at the gap."""
+    cache = cache_of(part("path", Path()), part("window", Window(7), lookahead=2), page=1)
+    serve(cache, TOKENS[:7])
+    sequence = cache.open(TOKENS[:12])
+    assert sequence.ready == 5
+    sequence.grow(13, arriving=True)
+    sequence.commit()
+    sequence.publish(8)  # [5, 8) never had a slot
+    cache.evict({"window": 64})
+    free = set(cache.pool("window").free_ids())
+    assert not free & {slot for slot in sequence.pages("window") if slot >= 0}
+    sequence.abort()
+
+
+def test_a_failed_step_leaves_no_state_to_rewind_to() -> None:
+    """Its layers may have written over the states of single tokens: what was rewound to them was published as good."""
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=3), max_rewind=3, slots=12)
+    sequence = cache.open(TOKENS[:12])
+    run(sequence, 3)
+    sequence.grow(1)
+    with pytest.raises(ZeroDivisionError), cache.step([sequence]) as step:
+        step.run_ops()
+        raise ZeroDivisionError
+    with pytest.raises(ProtocolError, match="cannot rewind to 1"):
+        sequence.rewind(3)
+    sequence.rewind(1)
+    sequence.abort()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from composing import composed, paths, refused, state, windowed
-from prefixloom import Buffer, Component, CompositionError, Manifest, Path, Point
+from prefixloom import Buffer, Component, CompositionError, Manifest, Path
 from prefixloom.sizing import parse_memory
 
 

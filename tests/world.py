@@ -18,6 +18,7 @@ from backdoor import (
     free_slots,
     hold,
     sequence_anchor,
+    state_slots,
 )
 from model import Facts, Leased, Model, Piece, Running, with_extra
 
@@ -38,9 +39,13 @@ class World:
                 part.page_tokens,
                 part.manifest.tokens_per_slot,
                 part.manifest.lookahead,
-                part.manifest.shareable,
+                part.manifest.shareable and not part.manifest.replay,
                 part.capacity,
                 part.manifest.max_rewind,
+                -(-part.manifest.checkpoint_every // composition.page) * composition.page,
+                part.manifest.states_per_path,
+                part.manifest.replay,
+                composition.max_rewind + 1 if part.reach.unit == "boundary" and composition.max_rewind else 0,
             )
             for part in composition.parts
         ]
@@ -96,8 +101,11 @@ class World:
         """A lease came to stand at ``node``: it covers whole edges as they are now, whatever is split later."""
         thing.cover = {f.name: self.extent(f, self.view.nodes.get(id(node))) for f in self.model.facts}
 
-    def covered(self, f: Facts, view: View, besides: Any = None) -> set[int]:
-        """Nodes of which a live lease covers something of one component."""
+    def covered(self, f: Facts, view: View, besides: Any = None, tight: bool = False) -> set[int]:
+        """Nodes of which a live lease covers something of one component.
+
+        ``tight``: sequences have let go of what they keep only while there is room.
+        """
         found: set[int] = set()
 
         def cover(node: Any, spans: list[tuple[int, int]]) -> None:
@@ -116,15 +124,18 @@ class World:
             if f.boundary:
                 if f.name in run.sourced:
                     cover(sequence_anchor(run.sequence), run.cover[f.name])
-            elif any(slot >= 0 for slot in run.sequence.pages(f.name)[: run.published // f.page]):
+            elif any(
+                slot >= 0 and (not tight or f.ever_needed_from(index, run.keep))
+                for index, slot in enumerate(run.sequence.pages(f.name)[: run.published // f.page])
+            ):
                 cover(sequence_anchor(run.sequence), run.cover[f.name])
         if besides is not None:
             cover(besides, self.extent(f, view.nodes.get(id(besides))))
         return found
 
-    def evictable(self, f: Facts, view: View, besides: Any = None) -> int:
+    def evictable(self, f: Facts, view: View, besides: Any = None, tight: bool = False) -> int:
         """Pages that may go: those of nodes that no lease covers, and what no boundary at or below a node needs."""
-        covered = self.covered(f, view, besides)
+        covered = self.covered(f, view, besides, tight)
         count = 0
         for cached in view.nodes.values():
             pages = cached.pages.get(f.name, {})
@@ -134,13 +145,27 @@ class World:
                 count += sum(1 for i in pages if not f.ever_needed_from(i, cached.end))
         return count
 
+    def spare(self, f: Facts, run: Running) -> list[int]:
+        """Own pages that no boundary still to be published or rewound to needs: kept only while there is room."""
+        if f.boundary or f.path or run.gone:
+            return []
+        first = run.published // f.page if f.shareable else 0
+        table = run.sequence.pages(f.name)
+        return [
+            index
+            for index in range(first, min(run.keep // f.page, len(table)))
+            if table[index] >= 0 and not f.ever_needed_from(index, run.keep)
+        ]
+
     def room(self, wanted: dict[str, int], besides: Any = None) -> bool:
         """Whether each pool has so many free pages, or could have."""
-        return all(
-            count <= len(self.slots[name].free)
-            or count <= len(self.slots[name].free) + self.evictable(self.facts[name], self.view, besides)
-            for name, count in wanted.items()
-        )
+        for name, count in wanted.items():
+            f, free = self.facts[name], len(self.slots[name].free)
+            if count > free:
+                spare = sum(len(self.spare(f, run)) for run in self.running)
+                if count > free + spare + self.evictable(f, self.view, besides, tight=True):
+                    return False
+        return True
 
     # ------------------------------------------------------------ after every operation
     def settle(
@@ -149,8 +174,12 @@ class World:
         may_lose: Lost | None = None,
         added: dict[str, set[Piece]] | None = None,
         wipe: str | None = None,
+        optional: dict[str, set[Piece]] | None = None,
     ) -> None:
-        """Read everything again and compare. ``wipe``: a namespace whose pieces must all be gone ("*": all)."""
+        """Read everything again and compare.
+
+        ``added`` must be there now, ``optional`` may. ``wipe``: a namespace whose pieces must all be gone ("*": all).
+        """
         self.operations += 1
         self.count(what)
         view = self.reader.read(self.anchors())
@@ -163,7 +192,8 @@ class World:
                 expected = set()
             elif wipe is not None:
                 expected = {piece for piece in before if self.model.names.namespaces[piece[0]] != wipe}
-            hold(now <= expected, "%s: %s holds %s, which nobody published", what, name, now - expected)
+            strange = now - expected - (optional or {}).get(name, set())
+            hold(not strange, "%s: %s holds %s, which nobody published", what, name, strange)
             lost = expected - now
             if lost and wipe is None:
                 wanted = (may_lose or {}).get(name, 0)
@@ -199,9 +229,13 @@ class World:
             owned = [*free, *cached, *view.detached[name]]
             for run in self.running:
                 if not run.gone:
+                    if f.boundary:
+                        owned += state_slots(run.sequence, name)
+                        continue
                     table = run.sequence.pages(name)
-                    mine = table if f.boundary or not f.shareable else table[run.published // f.page :]
-                    owned += [slot for slot in mine if slot >= 0]
+                    owned += [
+                        slot for slot in (table[run.published // f.page :] if f.shareable else table) if slot >= 0
+                    ]
             hold(len(set(owned)) == len(owned), "%s: a slot has two owners: %s", name, sorted(owned))
             hold(len(owned) == f.capacity, "%s: %s of %s slots have an owner", name, len(owned), f.capacity)
             stats = self.cache.stats().components[name]
@@ -217,7 +251,7 @@ class World:
         hold(lengths == wanted, "reserved, committed, published, named are %s, not %s", lengths, wanted)
         for f in self.model.facts:
             if f.boundary:
-                if f.name not in run.pending:
+                if f.name not in run.pending and not run.spoiled:
                     got = self.slots[f.name].read(s.pages(f.name)[0])[0]
                     hold(got == run.ids[run.committed], "%s: the running state at %s is wrong", f.name, run.committed)
                 continue

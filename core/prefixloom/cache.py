@@ -56,7 +56,7 @@ class Cache(Asking):
                 for other in self._lanes
                 if other is not lane and (lane.part.reach.closed_upward or other.unit == "boundary")
             )
-        self._page_lanes = tuple(lane for lane in self._lanes if lane.unit == "page")
+        self._page_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PageLane))
         self._point_lanes = tuple(lane for lane in self._lanes if lane.unit == "boundary")
         self._plain = not self._point_lanes and all(lane.shared and not lane.replay for lane in self._lanes)
         self._retaining = bool(self._point_lanes) or any(lane.retains for lane in self._lanes)
@@ -280,10 +280,10 @@ class Cache(Asking):
             sequence.priority = priority
         if self._plain and not plan._claims:
             node = lease._node
-            sequence._pairs = sequence._paged = sequence._shared = tuple(
-                [(lane, lane.open(node)) for lane in self._page_lanes]
-            )
-            sequence._states = ()
+            pairs = []
+            for lane in self._page_lanes:
+                pairs.append((lane, lane.open(node)))
+            sequence._pairs = sequence._paged = sequence._shared = tuple(pairs)
         else:
             self._take_running(sequence, plan)
         self._opened += 1
@@ -361,23 +361,25 @@ class Cache(Asking):
         Boundary components keep their states, but those that have become useless are the next to go. Returns the
         pages (slots) freed by component; what leases cover stays, so it may be less than was asked for.
         """
-        self._enter()
-        wanted: dict[str, int] = {}
-        if isinstance(need, Mapping):
-            names = {lane.name for lane in self._lanes}
-            for name, count in need.items():
-                if name not in names:
-                    raise InputError(f"no component {name!r} here; there are {', '.join(sorted(names))}")
-                if count.__class__ is not int or count < 0:
-                    raise InputError(f"evict takes numbers from 0 up, got {count!r} for {name!r}")
-                wanted[name] = count
-        elif need.__class__ is not int or need < 0:
-            raise InputError(f"evict takes a number of tokens from 0 up, or a mapping by component; got {need!r}")
+        if self._guarded:
+            self._enter()
+        if need.__class__ is int and need >= 0:
+            freed = {lane.name: evict(self, lane, -(-need // lane.page)) for lane in self._page_lanes if need}
         else:
-            wanted = {lane.name: -(-need // lane.part.page_tokens) for lane in self._page_lanes}
-        freed = {lane.name: evict(self, lane, wanted[lane.name]) for lane in self._lanes if wanted.get(lane.name)}
-        self._leave("evict")
+            wanted = self._wanted(need)
+            freed = {lane.name: evict(self, lane, wanted[lane.name]) for lane in self._lanes if wanted.get(lane.name)}
+        if self._debug is not None:
+            self._leave("evict")
         return freed
+
+    def _wanted(self, need: object) -> Mapping[str, int]:
+        if not isinstance(need, Mapping):
+            raise InputError(f"evict takes a number of tokens from 0 up, or a mapping by component; got {need!r}")
+        for name, count in need.items():
+            self._lane(name)
+            if count.__class__ is not int or count < 0:
+                raise InputError(f"evict takes numbers from 0 up, got {count!r} for {name!r}")
+        return need
 
     def reclaim(self) -> dict[str, int]:
         """Have running sequences give back at once what they keep only because there is room; pages by component."""

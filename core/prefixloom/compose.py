@@ -111,7 +111,7 @@ def compose(
     ``memory``      bytes, or a text such as "20GiB", in place of ``capacity``: shared out for ``traffic``
     ``traffic``     the requests to share memory out for, a ``Traffic`` (default: ``Traffic()``, with fewer running
                     sequences if the memory is little); ``stats().sizing`` tells what came of it
-    ``max_running`` sequences that run at once (default: the traffic's): a state pool that is too small for them is refused
+    ``max_running`` sequences that run at once (default: the traffic's): a state pool too small for them is refused
     ``device``      cpu, cuda, cuda:N or meta
     ``policy``      the order of eviction: a name, built in or installed, or an EvictionPolicy
     ``max_rewind``  tokens that a sequence may take back after publishing (default: the profile's, or 0)
@@ -271,9 +271,9 @@ def _sizes(
         sizes = from_mapping(demands, page, capacity)
     else:
         sizes = from_tokens(demands, page, capacity)
-        for demand in demands if traffic is not None else ():
+    if traffic is not None:
+        for demand in () if isinstance(capacity, Mapping) else demands:
             if not demand.page_tokens:
                 sizes[demand.name] = max(sizes[demand.name], demand.states_needed(traffic.running, rewind))
-    if traffic is not None:
         check_states(demands, sizes, traffic.running, rewind)
     return sizes, told(demands, sizes, "as capacity says")

@@ -85,7 +85,9 @@ def read_facts(source: object) -> ModelFacts:
     count = _integer(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers", default=len(listed) or None)
     hidden = _integer(config, "hidden_size", "n_embd", "d_model")
     # States alone need no attention heads; a component that does need them refuses 0.
-    heads = _integer(config, "num_attention_heads", "n_head", "n_heads", default=0 if config.get("state_size") else None)
+    heads = _integer(
+        config, "num_attention_heads", "n_head", "n_heads", default=0 if config.get("state_size") else None
+    )
     if listed and len(listed) != count:
         raise CompositionError(f"{named(config)} lists {len(listed)} layer types and has {count} layers")
     return ModelFacts(
@@ -95,7 +97,7 @@ def read_facts(source: object) -> ModelFacts:
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=_kv_heads(config, heads),
-        head_dim=_integer(config, "head_dim", default=hidden // heads) if heads else 0,
+        head_dim=_integer(config, "head_dim", "attention_head_dim", default=hidden // heads) if heads else 0,
         raw=config,
     )
 

@@ -92,10 +92,8 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
         at = node.end
         for lane, holding in pairs:
             lane.adopt(node, holding)
-    for lane, _ in pairs:
-        if isinstance(lane, PointLane) and lane.thin(node):
-            cache._evicted[lane.index] += 1
-            cache._epoch += 1
+    if cache._point_lanes:
+        _thin(cache, pairs, node)
     sequence.published = upto
     if last:
         finish(cache, lease, node, receipts)
@@ -103,6 +101,14 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     advance(cache, lease, node, receipts)
     for lane, holding in donors:
         _renew(sequence, lane, holding, node)
+
+
+def _thin(cache: Cache, pairs: Pairs, node: Node) -> None:
+    """Where a path may have only so many states, a new one at ``node`` may cost an older one."""
+    for lane, _ in pairs:
+        if isinstance(lane, PointLane) and lane.thin(node):
+            cache._evicted[lane.index] += 1
+            cache._epoch += 1
 
 
 def _ask_keep(cache: Cache, sequence: Sequence, start: int, upto: int, last: bool) -> Pairs:

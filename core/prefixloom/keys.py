@@ -214,7 +214,12 @@ class Named:
 
     def _key_between(self, start: int, end: int) -> bytes:
         """The key's bytes [start, end)."""
-        return self._tokens_between(start, end) if self._wide is None else bytes(self._wide[start:end])
+        if self._wide is not None:
+            return bytes(self._wide[start:end])
+        split = len(self._head)
+        if start < split < end:
+            return self._head[start:] + self._more[: end - split]
+        return self._tokens_between(start, end)
 
     def _cut(self, count: int) -> None:
         """Forget all but the first ``count`` tokens."""

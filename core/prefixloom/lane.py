@@ -293,7 +293,7 @@ class PageLane(Lane):
             holding.owned = holding.low = last - count
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
-        """For each page from ``first`` on whether resuming at ``length`` needs it."""
+        """For each page from ``first`` on whether resuming at ``length`` needs it, or goes on writing it."""
         return [True] * (-(-length // self.page) - first)
 
     def take_over(self, holding: Holding, first: int, last: int) -> bytes:

@@ -62,6 +62,9 @@ class ScatterLane(SpanLane):
         later = [(p, p + page) for p in range(0, n, page) if any(until(t) >= n for t in range(p, p + page))]
         return merged((*self.spans(n), *later))
 
+    def read_covered(self, holding: Holding, record: Any, boundary: int) -> None:
+        """A hole keeps nothing around it from being covered."""
+
     def passed(self, holding: Holding, boundary: int) -> bool:
         """Heads are read for good, and what is scattered has to be looked for."""
         before = holding.table[: boundary // self.page]

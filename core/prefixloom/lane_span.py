@@ -365,9 +365,14 @@ class SpanLane(PageLane):
     def needed_pages(self, first: int, length: int) -> list[bool]:
         page, spans = self.page, self.kept(length, ())
         return [
-            any(low < (p + 1) * page and p * page < high for low, high in spans)
+            (p + 1) * page > length or any(low < (p + 1) * page and p * page < high for low, high in spans)
             for p in range(first, -(-length // page))
         ]
+
+    def read_covered(self, holding: Holding, record: Any, boundary: int) -> None:
+        """Above a hole (what arrived was not all) the lease covers nothing, so nothing is read there any more."""
+        first = boundary if record is None else boundary - record[1]
+        self.forget(holding, min(first // self.page, holding.owned))
 
     def passed(self, holding: Holding, boundary: int) -> bool:
         return holding.low * self.page >= boundary

@@ -163,7 +163,9 @@ def _by_period(config: Mapping[str, Any], count: int) -> list[str] | None:
 def _by_lists_from_one(config: Mapping[str, Any], count: int) -> list[str] | None:
     """Two lists of layer numbers that start at 1 (Kimi Linear's published checkpoints)."""
     lists = config.get("linear_attn_config")
-    if not isinstance(lists, Mapping) or not all(_whole_numbers(lists.get(k)) for k in ("full_attn_layers", "kda_layers")):
+    if not isinstance(lists, Mapping) or not all(
+        _whole_numbers(lists.get(k)) for k in ("full_attn_layers", "kda_layers")
+    ):
         return None
     kinds = dict.fromkeys(lists["full_attn_layers"], GLOBAL) | dict.fromkeys(lists["kda_layers"], LINEAR)
     missing = [n for n in range(1, count + 1) if n not in kinds]
@@ -174,7 +176,7 @@ def _by_lists_from_one(config: Mapping[str, Any], count: int) -> list[str] | Non
 
 def _by_flags(config: Mapping[str, Any], count: int) -> list[str] | None:
     """One number per layer: 1 for attention, 0 for a recurrence (MiniMax's published checkpoints)."""
-    flags = config.get("attn_type_list")
+    flags: Any = config.get("attn_type_list")
     if not _whole_numbers(flags) or len(flags) != count:
         return None
     return [GLOBAL if flag else LINEAR for flag in flags]

@@ -93,7 +93,9 @@ def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
         receipts = ask_receipts(cache, namespace, node.end)
         records = [_acquire(lane, node, receipt) for lane, receipt in zip(cache._lanes, receipts, strict=True)]
     else:
-        records = [lane.acquire(node) for lane in cache._lanes]
+        records = []
+        for lane in cache._lanes:
+            records.append(lane.acquire(node))
     lease = kind(cache, node, records, receipts)
     node.leases += 1
     if cache._debug is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from .errors import CompositionError
+from .reach import Reach
 from .sizing import Demand, Traffic, evenly, size_of, size_text, told
 
 SAMPLES = 512
@@ -80,7 +81,9 @@ def from_traffic(
             f"({size_text(least)}). Give more memory, or say a smaller traffic"
         )
     paths = running
-    if mix.cost(paths + 1, mix.tokens(paths + 1)) > mix.cost(paths, mix.tokens(paths)):  # or else nothing is ever cached
+    if mix.cost(paths + 1, mix.tokens(paths + 1)) > mix.cost(
+        paths, mix.tokens(paths)
+    ):  # or else nothing is ever cached
         paths = _most(lambda n: mix.cost(n, mix.tokens(n)) <= budget, paths)
     tokens = _most(lambda n: mix.cost(paths, n * page) <= budget, one // page) * page if mix.has_paths else 0
     slots = mix.slots(paths, tokens)
@@ -90,7 +93,7 @@ def from_traffic(
 def by_default(
     demands: Sequence[Demand], page: int, budget: int, max_rewind: int
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """A budget without a traffic: the default one, with as many running as fit; if none does, the same tokens for all."""
+    """A budget without a traffic: the default one, with as many running as fit; or else the same tokens for all."""
     running = Traffic().running
     while running:
         try:
@@ -153,26 +156,27 @@ def _state_share(demand: Demand, traffic: Traffic, max_rewind: int) -> Share:
     return Share(demand, False, each + kept - 1, kept, 1 + shared, words + ", 1 for what is shared" * shared)
 
 
-def reach_tokens(reach: object, length: int) -> int:
+def reach_tokens(reach: Reach, length: int) -> int:
     """The most tokens that any boundary up to ``length`` needs, asked at boundaries that lie evenly."""
     step = max(1, length // SAMPLES)
     boundaries = [*range(step, length, step), length - 1, length]
-    needs = reach.needs  # type: ignore[attr-defined]
-    return max(sum(hi - lo for lo, hi in needs(n)) for n in boundaries if n >= 0)
+    return max(sum(hi - lo for lo, hi in reach.needs(n)) for n in boundaries)
 
 
 def _words(mix: Mix, budget: int, slots: dict[str, int], paths: int, tokens: int) -> tuple[str, ...]:
     traffic = mix.traffic
     first = (
-        f"{size_text(budget)} for {traffic.running} running sequences of {traffic.prompt:,} + {traffic.output:,} tokens, "
-        f"{traffic.common:,} of them shared, in steps of {traffic.chunk:,}"
+        f"{size_text(budget)} for {traffic.running} running sequences of {traffic.prompt:,} + {traffic.output:,} "
+        f"tokens, {traffic.common:,} of them shared, in steps of {traffic.chunk:,}"
     )
     own = max(1, traffic.length - traffic.common)
     whole = min(paths, (tokens - traffic.common) // own) if mix.has_paths else paths
     if whole < traffic.running:
-        first += f"; at full length, {max(1, whole)} of them fit at once"
+        first += f"; {max(1, whole)} of them fit at once when they are done"
     out = [first]
     for share in mix.shares:
         words = f"{max(1, whole):,} whole paths" if share.whole else share.words
-        out.append(f"{size_of(share.demand, slots[share.demand.name])}: {words.format(cached=f'{paths - traffic.running:,}')}")
+        out.append(
+            f"{size_of(share.demand, slots[share.demand.name])}: {words.format(cached=f'{paths - traffic.running:,}')}"
+        )
     return tuple(out)

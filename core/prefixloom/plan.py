@@ -140,10 +140,10 @@ def agree(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
         if not single and boundary != before:
             continue
         paged = boundary
-        for lane in cache._point_lanes:
-            node, lower = lane.deepest(node, boundary)
+        for point in cache._point_lanes:
+            node, lower = point.deepest(node, boundary)
             if lower != boundary:
-                plan.limited_by = lane.name
+                plan.limited_by = point.name
                 boundary = lower
         if boundary != paged:
             if plan.branch is None:

@@ -49,6 +49,7 @@ class Sequence(Named):
         self._lease = lease
         self._name(cache._keys, plan._tokens, plan._key, plan._single)
         self._fills = []
+        self._states = ()
         self._claimed_ops = []
         self.namespace = plan.namespace
         self.priority = 0
@@ -166,7 +167,7 @@ class Sequence(Named):
     def append(self, tokens: Any) -> None:
         """Name the tokens that follow the named ones."""
         cache = self._usable()
-        self._append(encode(tokens))
+        self._append(tokens if tokens.__class__ is Tokens else encode(tokens))
         if cache._debug is not None:
             cache._leave("append")
 
@@ -213,6 +214,7 @@ class Sequence(Named):
                 if published:  # what the tree owns now is read no further than the lease covers it
                     holding.floor = self.published
                     let_go(cache, self._lease, lane, holding)
+                    lane.read_covered(holding, self._lease._records[lane.index], self.published)
                 holding.floor = floor
                 pool = lane.pool
                 if len(pool._free) << 3 < pool.capacity:

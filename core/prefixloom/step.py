@@ -133,6 +133,7 @@ class Step:
             for sequence in self._sequences:
                 for _, holding in sequence._states:
                     holding.ready = False
+                    holding.steps_from = -1  # the states of single tokens were written over, too
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._state = "done"

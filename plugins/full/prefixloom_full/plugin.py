@@ -59,7 +59,9 @@ class FullComponent(Component):
         if index_dim is not None:
             said = [key for key, value in {**heads, **latents}.items() if value is not None]
             if said:
-                raise CompositionError(f"{name!r} holds an indexer's keys, which have no {', '.join(said)}: leave them out")
+                raise CompositionError(
+                    f"{name!r} holds an indexer's keys, which have no {', '.join(said)}: leave them out"
+                )
             shapes = {"index": (index_dim,)}
         elif latent_dim is not None:
             said = [key for key, value in heads.items() if value is not None]
@@ -83,9 +85,7 @@ class FullComponent(Component):
         super().__init__(name, manifest, Path())
 
 
-def options_from_layers(
-    facts: ModelFacts, layers: tuple[LayerFacts, ...]
-) -> Sequence[tuple[str, Mapping[str, Any]]]:
+def options_from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Sequence[tuple[str, Mapping[str, Any]]]:
     """One component per shape of what is stored: latents, keys and values of each width, keys of an indexer."""
     groups: dict[str, list[LayerFacts]] = {}
     for layer in layers:

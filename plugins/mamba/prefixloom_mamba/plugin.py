@@ -58,9 +58,7 @@ class MambaComponent(Component):
     ) -> None:
         numbers = tuple(range(layers)) if isinstance(layers, int) else tuple(layers)
         states = {"conv": (conv, dtype), "recurrent": (recurrent, state_dtype)}
-        buffers = [
-            Buffer(key, shape, str(kind), numbers) for key, (shape, kind) in states.items() if shape is not None
-        ]
+        buffers = [Buffer(key, shape, str(kind), numbers) for key, (shape, kind) in states.items() if shape is not None]
         if not buffers:
             raise CompositionError(f"{name!r} needs a conv state (channels, kernel width), a recurrent one, or both")
         if conv is not None and len(tuple(conv)) != 2:

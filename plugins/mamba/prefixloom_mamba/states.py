@@ -1,7 +1,7 @@
 """States: their shapes, read from a model config, one reader per family of recurrences.
 
-Shapes and dtypes are those of the cache layers of transformers 5.23: conv states are as wide as the kernel, recurrent
-states float32 unless the model computes in something wider. A reader answers None where the config is not of its family.
+Shapes and dtypes are those of the cache layers of transformers 5.23: conv states are as wide as the kernel, and most
+recurrent states stay float32 whatever the model computes in. A reader answers None for configs of another family.
 """
 
 from __future__ import annotations

@@ -70,9 +70,8 @@ class SwaComponent(Component):
 
     @hookimpl
     def commit_insert(self, walk: WalkView) -> Claim:
-        """Of each publication, the tree keeps what resuming at its end needs."""
-        start = walk.start
-        return Claim(keep=tuple((max(lo, start), hi) for lo, hi in self.reach.needs(walk.boundary) if hi > start))
+        """Of each publication, the tree keeps nothing but what resuming at its end needs."""
+        return Claim(keep=())
 
 
 def _reach(name: str, window: int | None, chunk: int | None) -> Reach:
@@ -100,7 +99,7 @@ def options_from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Se
         suffix = "" if len(groups) == 1 else str(size) if what == "window" else f"chunk{size}"
         if sizes.count((what, size)) > 1:
             suffix += "_" + "x".join(map(str, widths))
-        out.append((suffix, {what: size} | _options(facts, mine, widths)))
+        out.append((suffix, {what: size, **_options(facts, mine, widths)}))
     return out
 
 

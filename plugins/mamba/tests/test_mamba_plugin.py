@@ -1,0 +1,271 @@
+"""The component of recurrent layers: what it stores and needs, what it refuses, and how a composed cache serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+import prefixloom
+from prefixloom import (
+    Buffer,
+    Cache,
+    Component,
+    CompositionError,
+    LayerFacts,
+    Manifest,
+    ModelFacts,
+    Path,
+    Point,
+    WalkView,
+)
+from prefixloom.registry import Registry
+from prefixloom_mamba import MambaComponent
+from prefixloom_mamba.plugin import caveats, options_from_layers
+
+SMALL: Mapping[str, Any] = {"conv": (6, 3), "recurrent": (2, 4)}
+
+
+def cache_of(*components: Component, page: int = 4, states: int = 12, **options: Any) -> Cache:
+    capacity = {c.name: states if c.reach.unit == "boundary" else 256 for c in components}
+    return prefixloom.compose(None, plugins=components, page_size=page, capacity=capacity, debug=True, **options)
+
+
+def whole() -> Component:
+    return Component("whole", Manifest([Buffer("kv", (2,), "float32")]), Path())
+
+
+def serve(cache: Cache, tokens: list[int], *chunks: int) -> int:
+    """One request, published after each chunk; how much of it hit."""
+    with cache.open(tokens, leave=1) as sequence:
+        for chunk in (*chunks, len(tokens)):
+            if sequence.reserved < min(chunk, len(tokens)):
+                sequence.grow(min(chunk, len(tokens)) - sequence.reserved)
+                with cache.step([sequence]) as step:
+                    step.run_ops()
+                sequence.publish()
+        return sequence.ready
+
+
+def cached(cache: Cache, name: str = "mamba") -> int:
+    return cache.stats().components[name].cached
+
+
+def facts_of(raw: Mapping[str, Any], *kinds: str, **changes: Any) -> ModelFacts:
+    layers = tuple(LayerFacts(index, kind) for index, kind in enumerate(kinds))
+    common = {"model_type": "toy", "dtype": "bfloat16", "hidden_size": 64, "num_attention_heads": 4}
+    return ModelFacts(layers=layers, raw=raw, num_key_value_heads=4, head_dim=16, **{**common, **changes})
+
+
+# ---------------------------------------------------------------- the component
+
+
+def test_a_slot_holds_states_of_several_dtypes() -> None:
+    mamba = MambaComponent(layers=(0, 2), conv=(6, 4), recurrent=(2, 8, 16))
+    conv, recurrent = mamba.manifest.buffers
+    assert (conv.name, conv.shape, conv.dtype, conv.layers) == ("conv", (6, 4), "bfloat16", (0, 2))
+    assert (recurrent.name, recurrent.shape, recurrent.dtype) == ("recurrent", (2, 8, 16), "float32")
+    assert mamba.manifest.slot_bytes == 2 * (6 * 4 * 2 + 2 * 8 * 16 * 4)
+    assert (mamba.name, mamba.reach, mamba.manifest.grid, mamba.manifest.checkpoint_every) == ("mamba", Point(), 1, 0)
+
+
+def test_the_dtype_of_the_recurrent_state_can_be_chosen() -> None:
+    mamba = MambaComponent(conv=(6, 4), recurrent=(2, 8), dtype="float16", state_dtype="bfloat16")
+    assert [buffer.dtype for buffer in mamba.manifest.buffers] == ["float16", "bfloat16"]
+
+
+def test_one_of_the_two_states_is_enough() -> None:
+    assert [b.name for b in MambaComponent(conv=(6, 4)).manifest.buffers] == ["conv"]
+    assert [b.name for b in MambaComponent(recurrent=(2,)).manifest.buffers] == ["recurrent"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"conv": None, "recurrent": None}, "needs a conv state .channels, kernel width., a recurrent one, or both"),
+        ({"conv": (6,)}, r"a conv state is \(channels, kernel width\), got \(6,\)"),
+        ({"recurrent": (0, 4)}, "every extent must be at least 1"),
+        ({"grid": 0}, "grid must be a whole number of at least 1"),
+        ({"grid": 64, "checkpoint_every": 100}, "checkpoint_every=100 is off the grid.*multiples of 64 only. Say 128"),
+        ({"checkpoint_every": -4}, "checkpoint_every must be a whole number of at least 0"),
+        ({"states_per_path": 0}, "states_per_path must be a whole number of at least 1"),
+        ({"max_rewind": -1}, "max_rewind must be a whole number of at least 0"),
+        ({"admit": "some"}, "admit must be 'all', 'ends' or a function"),
+        ({"state_dtype": "float7"}, "dtype must be one of"),
+        ({"layers": 0}, "layers must be distinct and at least one"),
+    ],
+)
+def test_impossible_options_are_refused(options: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(CompositionError, match=told):
+        MambaComponent("state", **{**SMALL, **options})
+
+
+def test_a_hook_is_overridden_only_where_it_is_asked_for() -> None:
+    cache = cache_of(MambaComponent("a", **SMALL), MambaComponent("b", admit="ends", **SMALL))
+    assert [part.hooks.overridden for part in cache.composition.parts] == [(), ("commit_insert",)]
+
+
+# ---------------------------------------------------------------- model configs
+
+
+def test_recurrences_and_convolutions_of_one_model_are_two_components() -> None:
+    raw = {"mamba_dt_rank": 4, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2, "conv_L_cache": 3}
+    facts = facts_of(raw, "linear_attention", "conv", "mamba")
+    (first, state), (second, conv) = options_from_layers(facts, facts.layers)
+    assert (first, state["layers"], state["recurrent"]) == ("", (0, 2), (128, 8))
+    assert (second, conv["layers"], conv["conv"], conv["recurrent"]) == ("conv", (1,), (64, 3), None)
+    assert "Mamba-1 scan starts from zero" in "".join(caveats(facts, facts.layers))
+    assert list(caveats(facts, facts.layers[1:2])) == []
+
+
+def test_the_state_is_as_wide_as_the_model_where_transformers_makes_it_so() -> None:
+    scan = {"time_step_rank": 4, "state_size": 8, "conv_kernel": 4, "expand": 2}
+    wide = facts_of(scan, "mamba", dtype="float64")
+    assert options_from_layers(wide, wide.layers)[0][1]["state_dtype"] == "float64"
+    delta = {
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
+    facts = facts_of(delta, "linear_attention", dtype="float64")
+    ((_, options),) = options_from_layers(facts, facts.layers)
+    assert (options["conv"], options["recurrent"]) == ((2 * 2 * 8 + 4 * 16, 4), (4, 8, 16))
+    assert (options["dtype"], options["state_dtype"], options["grid"]) == ("float64", "float32", 64)
+
+
+@pytest.mark.parametrize("model_type", ["zamba2", "nemotron_h"])
+def test_what_is_wrong_with_single_tokens_is_told(model_type: str) -> None:
+    facts = facts_of({}, "linear_attention", model_type=model_type)
+    assert "does not clamp the time step" in "".join(caveats(facts, facts.layers))
+
+
+def test_the_plugin_offers_the_recurrent_kinds_of_transformers() -> None:
+    registry = Registry([EntryPoint("mamba", "prefixloom_mamba.plugin", "prefixloom")])
+    assert registry.component("mamba").layer_kinds == {"linear_attention", "mamba", "mamba2", "conv"}
+
+
+# ---------------------------------------------------------------- in a cache
+
+
+def test_a_prompt_resumes_where_a_state_was_published_and_nowhere_else() -> None:
+    cache = cache_of(whole(), MambaComponent(**SMALL))
+    prompt = list(range(32))
+    assert serve(cache, prompt, 16) == 0
+    assert [cache.peek([*prompt[:at], 99]) for at in (12, 16, 20, 28, 32)] == [0, 16, 16, 16, 32]
+    assert cached(cache) == 2
+
+
+def test_a_match_copies_the_state_and_leaves_the_trees_own_alone() -> None:
+    mamba = MambaComponent(layers=2, **SMALL)
+    cache = cache_of(mamba)
+    pool = cache.pool("mamba")
+    with cache.open(range(8)) as sequence:
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            step.run_ops()
+            (slot,) = sequence.pages("mamba")
+            pool.buffers["conv"][:, slot] = 1.5
+            pool.buffers["recurrent"][:, slot] = 2.5
+    with cache.open([*range(8), 99]) as sequence:
+        sequence.grow(1)
+        with cache.step([sequence]) as step:
+            step.run_ops()
+            (mine,) = sequence.pages("mamba")
+            assert mine != slot
+            assert float(pool.buffers["conv"][1, mine].min()) == 1.5
+            assert float(pool.buffers["recurrent"][0, mine].max()) == 2.5
+            pool.buffers["recurrent"][:, mine] = 9.0
+        assert float(pool.buffers["recurrent"][:, slot].max()) == 2.5
+        sequence.abort()
+
+
+def test_boundaries_lie_on_the_grid() -> None:
+    cache = cache_of(whole(), MambaComponent(grid=8, **SMALL))
+    assert cache.composition.page == 8
+    assert serve(cache, list(range(30))) == 0
+    assert cache.peek(list(range(40))) == 0, "the state stands for 30, which is on no boundary"
+    serve(cache, list(range(40)), 24)
+    assert cache.peek(list(range(41))) == 40
+
+
+def test_an_end_off_the_boundaries_is_reached_through_a_checkpoint_on_the_way() -> None:
+    cache = cache_of(whole(), MambaComponent(checkpoint_every=8, **SMALL))
+    with cache.open(range(30)) as sequence:
+        for _ in range(15):
+            sequence.grow(2)
+            with cache.step([sequence]) as step:
+                step.run_ops()
+    assert cache.peek(list(range(40))) == 24
+
+
+def test_with_a_bound_per_path_the_ends_stay() -> None:
+    cache = cache_of(whole(), MambaComponent(states_per_path=2, **SMALL))
+    serve(cache, list(range(64)), 8, 16, 24, 32, 40, 48, 56)
+    assert cached(cache) == 2
+    assert cache.peek([*range(64), 99]) == 64
+
+
+def test_only_ends_are_admitted_where_it_is_asked_for() -> None:
+    cache = cache_of(whole(), MambaComponent(admit="ends", **SMALL))
+    with cache.open(range(32)) as sequence:
+        for _ in range(4):
+            sequence.grow(8)
+            with cache.step([sequence]) as step:
+                step.run_ops()
+            if sequence.committed < 32:
+                sequence.publish()
+        assert cached(cache) == 0
+    assert cached(cache) == 1
+    assert cache.peek([*range(32), 99]) == 32
+
+
+def test_a_branch_is_an_end_too() -> None:
+    cache = cache_of(whole(), MambaComponent(admit="ends", **SMALL))
+    first = list(range(32))
+    serve(cache, first)
+    second = [*range(16), *range(100, 116)]
+    with cache.open(second) as sequence:
+        assert (sequence.ready, sequence.branch) == (0, 16), "the path goes deeper than any state"
+        for _ in range(4):
+            sequence.grow(8)
+            with cache.step([sequence]) as step:
+                step.run_ops()
+            if sequence.committed < 32:
+                sequence.publish()
+    assert [cache.peek([*second[:at], 99]) for at in (8, 16, 24, 32)] == [0, 16, 16, 32]
+    assert cache.peek([*range(16), 98]) == 16, "a third continuation resumes at the branch"
+
+
+def test_admission_may_be_a_function_of_the_publication() -> None:
+    seen: list[WalkView] = []
+
+    def admit(walk: WalkView) -> bool:
+        seen.append(walk)
+        return walk.boundary % 16 == 0
+
+    cache = cache_of(whole(), MambaComponent(admit=admit, **SMALL))
+    serve(cache, list(range(32)), 8, 16, 24)
+    assert [walk.boundary for walk in seen] == [8, 16, 24, 32]
+    assert cached(cache) == 2
+
+
+def test_states_of_single_steps_are_taken_back() -> None:
+    cache = cache_of(whole(), MambaComponent(**SMALL), max_rewind=3)
+    with cache.open(range(8)) as sequence:
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            step.run_ops()
+        assert len(sequence.rewind_slots("mamba")) == 4
+        sequence.append([8, 9, 10])
+        sequence.grow(3)
+        with cache.step([sequence]) as step:
+            step.run_ops()
+        sequence.rewind(2)
+        assert sequence.committed == 9
+
+
+def test_two_kinds_of_state_are_resumed_where_both_are() -> None:
+    cache = cache_of(MambaComponent("a", **SMALL), MambaComponent("b", conv=(2, 2), admit=lambda w: w.boundary == 16))
+    serve(cache, list(range(24)), 8, 16)
+    assert cache.peek([*range(24), 99]) == 16
