@@ -155,11 +155,16 @@ class Writer:
 
 def replay(setup: Setup, ops: Sequence[Op]) -> Operations:
     """Run a script to its end; whatever the cache gets wrong is raised."""
-    logging.getLogger("prefixloom").setLevel(logging.ERROR)  # dropped sequences are reported, and meant here
-    world = Operations(setup.compose())
-    for op in ops:
-        world.apply(op)
-    world.finish()
+    log = logging.getLogger("prefixloom")
+    before = log.level
+    log.setLevel(logging.ERROR)  # dropped sequences are reported, and meant here
+    try:
+        world = Operations(setup.compose())
+        for op in ops:
+            world.apply(op)
+        world.finish()
+    finally:
+        log.setLevel(before)
     return world
 
 

@@ -376,3 +376,10 @@ def test_a_policy_is_built_in_installed_or_an_object() -> None:
     assert composed(paths(), policy="mine", registry=Registry([Offering("policy:mine", paths)])).policy is mine
     refused("offers a policy named 'random'.*Built in: lru, ", paths(), policy="random")
     refused("policy must be a name or an EvictionPolicy, got 3", paths(), policy=3)
+
+
+def test_a_set_with_which_nothing_can_ever_hit_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    composition = composed(paths(), windowed("ring", 8, shareable=False), capacity=1000)
+    assert [warning for warning in composition.warnings if "no prefix will ever hit" in warning and "'ring'" in warning]
+    assert "no prefix will ever hit" in caplog.text
+    assert composed(paths(), windowed("ring", 1, shareable=False), capacity=1000).warnings == ()

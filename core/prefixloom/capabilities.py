@@ -151,6 +151,15 @@ def check_supported(candidate: Candidate) -> None:
         )
 
 
+def certain_misses(candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    """What of this set makes every match 0, in words: it is allowed, and nobody should find out by waiting."""
+    return tuple(
+        f"{candidate} is not shareable and needs {candidate.reach!r} to resume: no prefix will ever hit with it"
+        for candidate in candidates
+        if not candidate.manifest.shareable and (candidate.unit == "boundary" or _probed(candidate))
+    )
+
+
 def _probed(candidate: Candidate) -> bool:
     """Ask a reach at a few boundaries, so that a broken one is refused here; whether it needs anything."""
     needy = False

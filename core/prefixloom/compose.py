@@ -17,6 +17,7 @@ import pluggy
 
 from .capabilities import (
     Candidate,
+    certain_misses,
     check_requirements,
     check_supported,
     gather,
@@ -170,7 +171,8 @@ def negotiate(
     device_name = _device(device)
     eviction = _policy(policy, registry)
     sizes, sizing = _sizes(candidates, pages, page, capacity, memory, _traffic(traffic, max_running), rewind)
-    for warning in profile.warnings:
+    warnings = (*profile.warnings, *certain_misses(candidates))
+    for warning in warnings:
         log.warning("%s", warning)
     manager = make_manager({c.name: c.component for c in candidates}, {c.name: c.origin for c in candidates})
     return Composition(
@@ -185,7 +187,7 @@ def negotiate(
         tracing=tracing,
         manager=manager,
         sizing=sizing,
-        warnings=profile.warnings,
+        warnings=warnings,
     )
 
 

@@ -28,7 +28,10 @@ class ComponentStats:
 
 @attrs.frozen
 class CacheStats:
-    """Counters and gauges of a cache. ``hit_tokens / asked_tokens`` is the hit rate of opened sequences."""
+    """Counters and gauges of a cache. ``hit_tokens / asked_tokens`` is the hit rate of opened sequences.
+
+    ``sizing`` says in words how the pools' sizes were chosen, where that was left to ``compose``.
+    """
 
     components: Mapping[str, ComponentStats]
     nodes: int
@@ -41,6 +44,7 @@ class CacheStats:
     plugin_errors: int
     recovered: int
     epoch: int
+    sizing: tuple[str, ...] = ()
 
 
 def cache_stats(cache: Cache) -> CacheStats:
@@ -56,6 +60,7 @@ def cache_stats(cache: Cache) -> CacheStats:
         plugin_errors=cache._plugin_errors,
         recovered=cache._recovered,
         epoch=cache._epoch,
+        sizing=cache.composition.sizing,
     )
 
 
