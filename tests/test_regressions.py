@@ -12,7 +12,7 @@ TOKENS = list(range(100, 140))
 
 def test_a_node_that_slack_is_trimmed_from_to_nothing_is_unlinked() -> None:
     cache = cache_of(part("chunk", Chunk(10)), max_rewind=4)
-    serve_tightly(cache, TOKENS[:23])  # [8, 20) was kept for a rewind; at 20 nothing of it is needed, so that all is slack
+    serve_tightly(cache, TOKENS[:23])  # [8, 20) was kept for a rewind; at 20 none of it is needed
     assert cache.stats().components["chunk"].cached == 3
     cache.evict({"chunk": 64})
     assert cache.stats().nodes == 0

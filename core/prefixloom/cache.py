@@ -6,24 +6,23 @@ a lane, every special one from a hook, folded in one direction. One thread drive
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any, Literal
 
-from .asking import Asking
+from .assembly import Assembly
 from .debug import Debug
-from .errors import CompositionError, InputError, PluginError, ProtocolError
+from .dropped import Dropped
+from .errors import InputError, PluginError, ProtocolError
 from .evict import evict, make_room, reclaim
 from .graves import sweep
 from .insert import split
-from .keys import TOKEN_BYTES, KeyMaker, Tokens, encode
-from .lane import Lane, PageLane, lane_for
+from .keys import TOKEN_BYTES, Tokens, encode
+from .lane import Lane, PageLane
 from .lane_path import PathLane
-from .lane_point import PointLane
 from .lease import Hold, Lease, acquire, release
 from .plan import MatchPlan, make_plan
-from .pool import DebugPool, Pool, Span
+from .pool import Pool
 from .reach import Interval
 from .sequence import Sequence
 from .stats import CacheStats, cache_stats
@@ -34,104 +33,24 @@ from .values import Op
 if TYPE_CHECKING:
     from .compose import Composition
 
-log = logging.getLogger("prefixloom")
 
-
-class Cache(Asking):
+class Cache(Assembly):
     """One composed cache. Made by ``prefixloom.compose``; see docs/design.md for a request's way through it."""
 
     def __init__(self, composition: Composition) -> None:
-        self.composition = composition
-        self._validators = self._make_validators()  # a plugin may refuse here: nothing has been allocated
+        super().__init__(composition)
         self._debug = Debug(self) if composition.debug else None
         self._guarded = self._debug is not None
-        self._page = composition.page
-        self._lookahead = composition.lookahead
-        self._max_rewind = composition.max_rewind
-        self._keys = KeyMaker(composition.lookahead)
-        self._lanes = tuple(self._make_lane(i) for i in range(len(composition.parts)))
-        for lane in self._lanes:
-            lane.feeds = tuple(
-                other
-                for other in self._lanes
-                if other is not lane and (lane.part.reach.closed_upward or other.unit == "boundary")
-            )
-        self._page_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PageLane))
-        self._point_lanes = tuple(lane for lane in self._lanes if lane.unit == "boundary")
-        self._plain = not self._point_lanes and all(lane.shared and not lane.replay for lane in self._lanes)
-        self._retaining = bool(self._point_lanes) or any(lane.retains for lane in self._lanes)
-        self._longest = min(
-            (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains),
-            default=1 << 62,
-        )
-        self._replay = max(part.manifest.replay for part in composition.parts)
-        self._rewind_limit = self._find_rewind_limit()
-        self._running_wanted: list[tuple[Lane, int, object]] = [
-            (lane, lane.per_sequence, None) for lane in self._lanes if isinstance(lane, PointLane)
-        ]
-        self._bind_hooks()
         self._evicted = [0] * len(self._lanes)
         self._opened = self._asked = self._hit = 0
         self._skipped_checkpoints = self._plugin_errors = self._recovered = 0
-        self._dropped = _Dropped(self)
-        for lane in self._lanes:
-            lane.pool.dropped = self._dropped
         self._live: dict[Hold, None] = {}
         self._epoch = self._flushed_at = 0
         self._flushes = 0
-        self._fresh_tree()
-
-    # ------------------------------------------------------------ making
-    def _make_lane(self, index: int) -> Lane:
-        composition = self.composition
-        part = composition.parts[index]
-        entries = part.page_tokens // part.manifest.tokens_per_slot if part.page_tokens else 1
-        kind = DebugPool if composition.debug else Pool
-        pool = kind(part.name, part.manifest, part.unit, part.capacity, entries, composition.device)
-        lane = lane_for(index, part, pool, composition.policy.queue(), composition.page)
-        if hasattr(part.component, "pool"):
-            part.component.pool = pool
-        return lane
-
-    def _find_rewind_limit(self) -> tuple[str, int] | None:
-        """Who limits how many committed tokens can be taken back, and to how many; None: nobody."""
-        limits: list[tuple[str, int]] = []
+        self._dropped = Dropped(self)
         for lane in self._lanes:
-            own = lane.part.manifest.max_rewind
-            if isinstance(lane, PointLane):
-                lane.allow_rewind(self._max_rewind)
-                limits.append((lane.name, self._max_rewind))
-            elif lane.retains:
-                limits.append((lane.name, self._max_rewind))
-            elif own is not None:
-                limits.append((lane.name, own))
-        return min(limits, key=lambda limit: limit[1], default=None)
-
-    def _bind_hooks(self) -> None:
-        hooks = [lane.hooks for lane in self._lanes]
-        self._lock_hooks = any(h.acquire_component_lock or h.release_component_lock for h in hooks)
-        self._match_hooks = any(h.finalize_match_result for h in hooks)
-        self._step_hooks = any(h.deferred_forward_ops for h in hooks)
-        self._insert_hooks = any(h.commit_insert for h in hooks)
-
-    def _make_validators(self) -> list[tuple[str, Callable[..., Any]]]:
-        validators: list[tuple[str, Callable[..., Any]]] = []
-        for part in self.composition.parts:
-            maker = part.hooks.create_match_validator
-            if maker is None:
-                continue
-            try:
-                validator = maker(("device",))
-            except Exception as error:
-                raise CompositionError(f"component {part.name!r}: create_match_validator raised {error!r}") from error
-            if validator is not None:
-                if not callable(validator):
-                    raise CompositionError(
-                        f"component {part.name!r}: create_match_validator must return a function or None, "
-                        f"got {validator!r}"
-                    )
-                validators.append((part.name, validator))
-        return validators
+            lane.pool.dropped = self._dropped
+        self._fresh_tree()
 
     def _fresh_tree(self) -> None:
         self._tree = Tree(self._page, self._keys.element_bytes, len(self._lanes))
@@ -467,30 +386,3 @@ def _text(namespace: object) -> str:
     if not isinstance(namespace, str):
         raise InputError(f"a namespace must be a string, got {namespace!r}")
     return str(namespace)
-
-
-class _Dropped(list[Any]):
-    """What was dropped without release: a finalizer may only append, the driving thread frees."""
-
-    def __init__(self, cache: Cache) -> None:
-        super().__init__()
-        self._cache = cache
-
-    def append(self, item: Any) -> None:
-        super().append(item)
-        self._cache._guarded = True
-
-    def recover(self) -> None:
-        cache = self._cache
-        while self:
-            item = self.pop()
-            cache._recovered += 1
-            where = (item._lease if isinstance(item, Sequence) else item)._where or "a place that only debug mode tells"
-            log.warning("%r was dropped without release (made at %s); its slots were taken back", item, where)
-            if isinstance(item, Sequence):
-                item._give_back(cache)
-            elif isinstance(item, Span):
-                item.free()
-            else:
-                release(cache, item)
-        cache._guarded = cache._debug is not None

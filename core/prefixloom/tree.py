@@ -64,7 +64,6 @@ class Tree:
         self.roots: dict[str, Root] = {}
         self.nodes = 0
 
-
     def walk(self, root: Node, key: bytes) -> tuple[Node, int]:
         """The deepest boundary whose key agrees: (node, tokens), inside of the node's edge or at its end."""
         node = root

@@ -1,31 +1,24 @@
-"""Layers of the toy model, and the stores through which they keep what they remember.
+"""Layers of the toy model, and which of them computes which layer kind of a model config.
 
-A layer reads and writes a ``Store`` and does not know whether a cache stands behind it: the same layer runs plain. A
-kind of memory is added as one more layer beside these, with more methods of the stores if it needs them; no layer knows
-another.
+A layer mixes tokens through a ``Store`` and does not know whether a cache stands behind it: the same layer runs plain.
+A kind of memory is added as one more layer beside these; no layer knows another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import InvariantError
 from ..values import LayerFacts, ModelFacts
+from .recurrent import ShortConvolution, recurrence
+from .stores import PageStore, PlainStore, StateStore, Store
+from .weights import weights
 
-
-class Store(Protocol):
-    """What one layer keeps of one sequence."""
-
-    def write(self, buffer: str, start: int, values: Tensor) -> None:
-        """Keep one entry for each of the positions from ``start`` on."""
-
-    def read(self, buffer: str, start: int, end: int) -> Tensor:
-        """The entries of the positions [start, end), contiguous."""
+__all__ = ["LAYERS", "Layer", "LayerMaker", "PageStore", "PlainStore", "StateStore", "Store", "attend", "rotary"]
 
 
 class Layer(Protocol):
@@ -43,15 +36,10 @@ LayerMaker = Callable[[ModelFacts, LayerFacts, torch.Generator], Layer]
 """Makes a layer from the model's facts, its own, and a generator for its weights."""
 
 
-def weights(generator: torch.Generator, rows: int, columns: int) -> Tensor:
-    """Strong weights, so that a wrong entry moves the logits; about normal(0, 0.2) at a width of 32."""
-    return torch.randn(rows, columns, generator=generator, dtype=torch.float64).mul(1.2 / rows**0.5)
-
-
 class PathAttention:
     """Causal attention over the whole path: grouped heads, rotary positions, K and V of any two widths."""
 
-    buffers = ("k", "v")
+    buffers: tuple[str, ...] = ("k", "v")
 
     def __init__(self, facts: ModelFacts, layer: LayerFacts, generator: torch.Generator) -> None:
         self.heads = facts.num_attention_heads
@@ -63,13 +51,83 @@ class PathAttention:
         self.to_v = weights(generator, facts.hidden_size, self.kv_heads * self.v_dim)
         self.to_x = weights(generator, self.heads * self.v_dim, facts.hidden_size)
 
+    def first_seen(self, position: int) -> int:
+        """The first position that the query at ``position`` sees. It never moves back."""
+        return 0
+
     def forward(self, x: Tensor, start: int, store: Store) -> Tensor:
-        count, end = len(x), start + len(x)
+        count, end, first = len(x), start + len(x), self.first_seen(start)
         q = rotary((x @ self.to_q).view(count, self.heads, self.k_dim), start)
         store.write("k", start, rotary((x @ self.to_k).view(count, self.kv_heads, self.k_dim), start))
         store.write("v", start, (x @ self.to_v).view(count, self.kv_heads, self.v_dim))
-        mixed = attend(q, store.read("k", 0, end), store.read("v", 0, end), start, 0)
+        lows = [self.first_seen(position) for position in range(start, end)]
+        mixed = attend(q, store.read("k", first, end), store.read("v", first, end), start, first, lows)
         return mixed.reshape(count, -1) @ self.to_x
+
+
+class WindowAttention(PathAttention):
+    """Attention over the last ``sliding_window`` positions, the query's own included, as transformers counts them."""
+
+    def __init__(self, facts: ModelFacts, layer: LayerFacts, generator: torch.Generator) -> None:
+        super().__init__(facts, layer, generator)
+        self.window = int(layer.options["sliding_window"])
+
+    def first_seen(self, position: int) -> int:
+        return max(0, position - self.window + 1)
+
+
+class ChunkAttention(PathAttention):
+    """Attention within chunks of the positions, as in Llama 4: from the last multiple of the chunk on."""
+
+    def __init__(self, facts: ModelFacts, layer: LayerFacts, generator: torch.Generator) -> None:
+        super().__init__(facts, layer, generator)
+        self.chunk = int(layer.options["attention_chunk_size"])
+
+    def first_seen(self, position: int) -> int:
+        return position // self.chunk * self.chunk
+
+
+class LatentAttention:
+    """Attention over latents, one for all heads, and a rotary key beside each: K and V are made of them (MLA)."""
+
+    buffers = ("latent", "rope")
+
+    def __init__(self, facts: ModelFacts, layer: LayerFacts, generator: torch.Generator) -> None:
+        self.heads, self.dim = facts.num_attention_heads, facts.head_dim
+        self.latent, self.rope = int(facts.raw["kv_lora_rank"]), int(facts.raw["qk_rope_head_dim"])
+        self.to_q = weights(generator, facts.hidden_size, self.heads * (self.dim + self.rope))
+        self.to_latent = weights(generator, facts.hidden_size, self.latent)
+        self.to_rope = weights(generator, facts.hidden_size, self.rope)
+        self.to_k = weights(generator, self.latent, self.heads * self.dim)
+        self.to_v = weights(generator, self.latent, self.heads * self.dim)
+        self.to_x = weights(generator, self.heads * self.dim, facts.hidden_size)
+
+    def forward(self, x: Tensor, start: int, store: Store) -> Tensor:
+        count, end = len(x), start + len(x)
+        plain, turned = (x @ self.to_q).view(count, self.heads, -1).split((self.dim, self.rope), dim=-1)
+        store.write("latent", start, x @ self.to_latent)
+        store.write("rope", start, rotary((x @ self.to_rope)[:, None], start)[:, 0])
+        latent, rope = store.read("latent", 0, end), store.read("rope", 0, end)
+        k = torch.cat(((latent @ self.to_k).view(end, self.heads, -1), rope[:, None].expand(-1, self.heads, -1)), -1)
+        v = (latent @ self.to_v).view(end, self.heads, -1)
+        return attend(torch.cat((plain, rotary(turned, start)), -1), k, v, start, 0).reshape(count, -1) @ self.to_x
+
+
+class IndexerKeys:
+    """An indexer's keys, one per token: here they are read by attending to them, in place of choosing by them."""
+
+    buffers = ("index",)
+
+    def __init__(self, facts: ModelFacts, layer: LayerFacts, generator: torch.Generator) -> None:
+        self.dim = int(facts.raw["index_head_dim"])
+        self.to_q = weights(generator, facts.hidden_size, self.dim)
+        self.to_k = weights(generator, facts.hidden_size, self.dim)
+        self.to_x = weights(generator, self.dim, facts.hidden_size)
+
+    def forward(self, x: Tensor, start: int, store: Store) -> Tensor:
+        store.write("index", start, rotary((x @ self.to_k)[:, None], start)[:, 0])
+        keys = store.read("index", 0, start + len(x))[:, None]
+        return attend(rotary((x @ self.to_q)[:, None], start), keys, keys, start, 0)[:, 0] @ self.to_x
 
 
 def rotary(x: Tensor, start: int) -> Tensor:
@@ -82,69 +140,30 @@ def rotary(x: Tensor, start: int) -> Tensor:
     return torch.cat((low * cos - high * sin, low * sin + high * cos), dim=-1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, start: int, first: int) -> Tensor:
-    """Causal attention of the queries from position ``start`` on over the entries from position ``first`` on."""
+def attend(q: Tensor, k: Tensor, v: Tensor, start: int, first: int, lows: list[int] | None = None) -> Tensor:
+    """Causal attention of the queries from position ``start`` on over the entries from position ``first`` on.
+
+    ``lows``: the first position that each query sees; default: all.
+    """
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
     rows = torch.arange(start, start + len(q), device=q.device)[:, None]
     columns = torch.arange(first, first + len(k), device=q.device)
-    return torch.einsum("hqk,khd->qhd", functional.softmax(scores.masked_fill(columns > rows, -torch.inf), dim=-1), v)
+    hidden = columns > rows
+    if lows is not None:
+        hidden = hidden | (columns < torch.tensor(lows, device=q.device)[:, None])
+    return torch.einsum("hqk,khd->qhd", functional.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1), v)
 
 
-LAYERS: dict[str, LayerMaker] = {"full_attention": PathAttention}
+LAYERS: dict[str, LayerMaker] = {
+    "full_attention": PathAttention,
+    "sliding_attention": WindowAttention,
+    "chunked_attention": ChunkAttention,
+    "latent_attention": LatentAttention,
+    "indexer_keys": IndexerKeys,
+    "linear_attention": recurrence,
+    "mamba": recurrence,
+    "conv": ShortConvolution,
+}
 """Layer kind of a model config -> what computes it here."""
-
-
-# ---------------------------------------------------------------- stores
-
-
-class PlainStore:
-    """Entries in plain tensors: what a model does that has no cache."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, Tensor] = {}
-
-    def write(self, buffer: str, start: int, values: Tensor) -> None:
-        before = self.kept.get(buffer)
-        kept = 0 if before is None else len(before)
-        if start != kept:
-            raise InvariantError(f"a plain store holds {kept} entries of {buffer!r} and was given more from {start} on")
-        self.kept[buffer] = values if before is None else torch.cat((before, values))
-
-    def read(self, buffer: str, start: int, end: int) -> Tensor:
-        return self.kept[buffer][start:end]
-
-
-class PageStore:
-    """Entries in the pages of a component's pool, found through the sequence's page table."""
-
-    def __init__(self, pool: Any, page_tokens: int, table: Tensor, layer: int) -> None:
-        self.page_tokens = page_tokens
-        self.table = table
-        self.rows = {
-            buffer.name: pool.buffers[buffer.name][buffer.layers.index(buffer.shared.get(layer, layer))]
-            for buffer in pool.manifest.buffers
-            if layer in buffer.layers or layer in buffer.shared
-        }
-
-    def write(self, buffer: str, start: int, values: Tensor) -> None:
-        positions = torch.arange(start, start + len(values), device=self.table.device)
-        rows = self.rows[buffer]
-        pages = self._present(positions // self.page_tokens)
-        rows[pages, positions % self.page_tokens] = values.to(rows.dtype)
-
-    def read(self, buffer: str, start: int, end: int) -> Tensor:
-        first = start // self.page_tokens
-        pages = self._present(torch.arange(first, -(-end // self.page_tokens), device=self.table.device))
-        entries: Tensor = self.rows[buffer][pages].flatten(0, 1)
-        return entries[start - first * self.page_tokens : end - first * self.page_tokens].contiguous()
-
-    def _present(self, pages: Tensor) -> Tensor:
-        """Where the pages are, refusing any that is absent: a gather would read a stranger's entries in silence."""
-        if len(pages) and int(pages[-1]) >= len(self.table):
-            raise InvariantError(f"page {int(pages[-1])} of a sequence is used, and its table has {len(self.table)}")
-        slots: Tensor = self.table[pages]
-        if bool((slots < 0).any()):
-            raise InvariantError(f"absent pages are used: the table holds {slots.tolist()} for pages {pages.tolist()}")
-        return slots

@@ -19,12 +19,44 @@ from torch.nn import functional
 from ..errors import CompositionError
 from ..facts import GLOBAL, read_facts
 from ..keys import encode
-from .layers import LAYERS, Layer, LayerMaker, PageStore, PlainStore, Store, weights
+from ..layers import CHUNKED, CONVOLUTION, HYBRID, INDEXED, LINEAR, SLIDING
+from .layers import LAYERS, Layer, LayerMaker, PageStore, PlainStore, StateStore, Store
+from .weights import weights
 
 if TYPE_CHECKING:
     from ..cache import Cache
     from ..compose import Part
     from ..sequence import Sequence as CachedSequence
+
+
+NUMBERS: dict[str, dict[str, Any]] = {
+    SLIDING: {"sliding_window": 9},
+    CHUNKED: {"attention_chunk_size": 12},
+    LINEAR: {"mamba_expand": 1, "mamba_d_state": 4, "mamba_d_conv": 4, "mamba_dt_rank": 32},
+    CONVOLUTION: {"conv_L_cache": 3},
+    INDEXED: {"kv_lora_rank": 12, "qk_rope_head_dim": 4, "index_topk": 8, "index_head_dim": 6},
+}
+"""What a config says of its layers of a kind, where nothing else is said."""
+DELTA_RULE: dict[str, Any] = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 4,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+"""The numbers of a gated delta rule, for ``toy_config``: states in float32, exact at multiples of 64 tokens."""
+COMPOSITIONS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "F": ([GLOBAL, GLOBAL], {}),
+    "S": ([SLIDING, SLIDING], {}),
+    "M": ([LINEAR, LINEAR], {}),
+    "FS": ([SLIDING, GLOBAL], {}),
+    "FM": ([LINEAR, GLOBAL], {}),
+    "SM": ([LINEAR, SLIDING], {}),
+    "FSM": ([LINEAR, SLIDING, GLOBAL], {}),
+    "two windows": ([SLIDING, SLIDING, GLOBAL], {"per_layer_config": {1: {"sliding_window": 22}}}),
+    "two kinds of state": ([LINEAR, CONVOLUTION, GLOBAL], {}),
+    "chunks and states": ([CHUNKED, CONVOLUTION], {}),
+    "latents and an indexer": ([INDEXED, INDEXED], {}),
+    "attention beside a state": ([HYBRID, SLIDING], NUMBERS[LINEAR]),
+}
+"""Layer kinds and further entries for ``toy_config``: every way in which kinds of memory go together here."""
 
 
 def toy_config(layer_types: Iterable[str] = (GLOBAL, GLOBAL), **changes: Any) -> dict[str, Any]:
@@ -41,7 +73,16 @@ def toy_config(layer_types: Iterable[str] = (GLOBAL, GLOBAL), **changes: Any) ->
         "vocab_size": 97,
         "dtype": "float64",
     }
+    for kind in kinds:
+        if kind != LINEAR or "linear_num_key_heads" not in changes:
+            config |= NUMBERS.get(kind, {})
     return config | changes
+
+
+def composition(name: str, **changes: Any) -> dict[str, Any]:
+    """The config of one of ``COMPOSITIONS``."""
+    kinds, numbers = COMPOSITIONS[name]
+    return toy_config(kinds, **{**numbers, **changes})
 
 
 @attrs.frozen
@@ -69,8 +110,8 @@ class ToyModel:
         generator = torch.Generator().manual_seed(seed)
         self.embedding = torch.randn(self.vocabulary, width, generator=generator, dtype=torch.float64)
         self.blocks = [
-            _Block(facts.index, layers[facts.kind](self.facts, facts, generator), generator, width)
-            for facts in self.facts.layers
+            _Block(number, facts.index, layers[facts.kind](self.facts, facts, generator), generator, width)
+            for number, facts in enumerate(self.facts.layers)
         ]
         self.to_logits = weights(generator, width, self.vocabulary)
 
@@ -79,12 +120,12 @@ class ToyModel:
         """The logits after each of ``tokens``, which stand at the positions from ``start`` on."""
         x = self.embedding[torch.tensor(tokens)]
         for block in self.blocks:
-            x = block.forward(x, start, stores[block.index])
+            x = block.forward(x, start, stores[block.number])
         return _normed(x) @ self.to_logits
 
     def plain(self) -> dict[int, PlainStore]:
         """Empty stores of a forward without a cache."""
-        return {block.index: PlainStore() for block in self.blocks}
+        return {block.number: PlainStore() for block in self.blocks}
 
     def reference(self, tokens: Any, *, chunk: int | None = None) -> Tensor:
         """The logits after each token, computed with no cache, ``chunk`` rows at a time (default: all at once)."""
@@ -102,7 +143,8 @@ class ToyModel:
             sequence.grow(end - sequence.reserved)
             with cache.step([sequence]) as step:
                 step.run_ops()
-                stores = self._stores(cache, {part.name: step.table(part.name)[0] for part in cache.composition.parts})
+                tables = {part.name: step.table(part.name)[0] for part in cache.composition.parts}
+                stores = self._stores(cache, sequence, tables)
                 logits.append(self.forward(tokens[start:end], start, stores))
         return torch.cat(logits)
 
@@ -128,12 +170,18 @@ class ToyModel:
             return Run(sequence.ready, tuple(sequence.tokens.tolist()), logits)
 
     # ------------------------------------------------------------ binding
-    def _stores(self, cache: Cache, tables: Mapping[str, Tensor]) -> dict[int, PageStore]:
-        stores = {}
+    def _stores(
+        self, cache: Cache, sequence: CachedSequence, tables: Mapping[str, Tensor]
+    ) -> dict[int, PageStore | StateStore]:
+        stores: dict[int, PageStore | StateStore] = {}
         for block in self.blocks:
             part = self._serving(cache, block)
-            pool = cache.pool(part.name)
-            stores[block.index] = PageStore(pool, part.page_tokens, tables[part.name].long(), block.index)
+            pool, table = cache.pool(part.name), tables[part.name].long()
+            if part.page_tokens:
+                stores[block.number] = PageStore(pool, part.page_tokens, table, block.index)
+            else:
+                steps = sequence.rewind_slots(part.name)
+                stores[block.number] = StateStore(pool, int(table[0]), steps, block.index)
         return stores
 
     def _serving(self, cache: Cache, block: _Block) -> Part:
@@ -155,9 +203,13 @@ class ToyModel:
 
 
 class _Block:
-    """A layer that remembers, and what follows it: each added to what came before."""
+    """A layer that remembers, and what follows it: each added to what came before.
 
-    def __init__(self, index: int, layer: Layer, generator: torch.Generator, width: int) -> None:
+    ``index`` is the model's number of the layer; one that remembers in several ways is as many blocks, by ``number``.
+    """
+
+    def __init__(self, number: int, index: int, layer: Layer, generator: torch.Generator, width: int) -> None:
+        self.number = number
         self.index = index
         self.layer = layer
         self.up = weights(generator, width, 4 * width)

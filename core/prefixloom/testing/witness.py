@@ -1,8 +1,9 @@
 """A witness: remembers what live sequences computed, and says whether what the cache restores is the same, bitwise.
 
-It reads the pools through page tables, page by page, and knows no component. A page is named by everything that its
-content may depend on: component, namespace and all tokens up to its end. Where several sequences computed the same
-page, rounding may differ between them and the tree keeps one; a restored page must equal what one of them had.
+It reads the pools through page tables, page by page and state by state, and knows no component. A page is named by
+everything that its content may depend on: component, namespace and all tokens up to its end; a state by the tokens up
+to its boundary. Where several sequences computed the same, rounding may differ between them and the tree keeps one; a
+restored page or state must equal what one of them had.
 """
 
 from __future__ import annotations
@@ -20,29 +21,45 @@ if TYPE_CHECKING:
 
 
 class Witness:
-    """Call ``live`` on a sequence before it publishes or closes, ``restored`` on one that was just opened or
-    has just published.
+    """Call ``live`` on a sequence after its steps, at least before it publishes or closes (where checkpoints are kept
+    while it runs: after every step), ``restored`` on one that was just opened or has just published.
 
-    ``compared`` counts the restored pages that were looked at, ``wrong`` those that no live sequence ever had.
+    ``compared`` counts the restored pages that were looked at and ``states`` the states, ``wrong`` those of both that no
+    live sequence ever had.
     """
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._seen: dict[bytes, set[bytes]] = {}
         self.compared = 0
+        self.states = 0
         self.wrong = 0
 
     def live(self, sequence: Sequence) -> None:
-        """Remember the complete pages that are committed."""
+        """Remember the complete pages that are committed, and the running states."""
         for name, content in self._pages(sequence, min(sequence.named, sequence.committed)):
             self._seen.setdefault(name, set()).add(content)
+        waiting = self._waiting(sequence)
+        for name, component, slot in self._running(sequence):
+            if component not in waiting:
+                self._seen.setdefault(name, set()).add(self._state(component, slot))
 
     def restored(self, sequence: Sequence) -> int:
-        """Compare the pages that the sequence reads in the tree with what live sequences had; how many are wrong."""
+        """Compare what the sequence has of the tree with what live sequences had; how many pages and states are wrong.
+
+        A state that was not copied yet is looked at where it will be copied from.
+        """
         wrong = 0
         for name, content in self._pages(sequence, sequence.published):
             self.compared += 1
             wrong += content not in self._seen.get(name, ())
+        if sequence.committed == sequence.published:
+            waiting = self._waiting(sequence)
+            for name, component, slot in self._running(sequence):
+                source = waiting.get(component, slot)
+                if source >= 0:  # else it will be cleared
+                    self.states += 1
+                    wrong += self._state(component, source) not in self._seen.get(name, ())
         self.wrong += wrong
         return wrong
 
@@ -62,6 +79,26 @@ class Witness:
                     for buffer in buffers.values():
                         content.update(_bytes(buffer[:, slot].contiguous().cpu()))
                     yield name.digest(), content.digest()
+
+    def _running(self, sequence: Sequence) -> Iterator[tuple[bytes, str, int]]:
+        """(name, component, slot) of every running state, which stands for what is committed."""
+        if sequence.named < sequence.committed:
+            return  # its tokens are not known yet
+        tokens = bytes(sequence.tokens)[: TOKEN_BYTES * sequence.committed]
+        for part in self._cache.composition.parts:
+            if not part.page_tokens:
+                name = hashlib.blake2b(f"{part.name}\0{sequence.namespace}\0state\0".encode() + tokens, digest_size=16)
+                yield name.digest(), part.name, sequence.pages(part.name)[0]
+
+    def _waiting(self, sequence: Sequence) -> dict[str, int]:
+        """The components whose running slot has no content yet, with the slot that it will be copied from."""
+        return {fill.lane.name: fill.source for fill in sequence._fills}
+
+    def _state(self, component: str, slot: int) -> bytes:
+        content = hashlib.blake2b(digest_size=16)
+        for buffer in self._cache.pool(component).buffers.values():
+            content.update(_bytes(buffer[:, slot].contiguous().cpu()))
+        return content.digest()
 
 
 def _bytes(tensor: Any) -> bytes:

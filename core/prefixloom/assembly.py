@@ -1,0 +1,104 @@
+"""Assembly: from a composition to the parts of a cache, and the numbers that follow from them once.
+
+It makes pools and lanes and looks at which hooks are there. It does no cache operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .asking import Asking
+from .errors import CompositionError
+from .keys import KeyMaker
+from .lane import Lane, PageLane, lane_for
+from .lane_point import PointLane
+from .pool import DebugPool, Pool
+
+if TYPE_CHECKING:
+    from .compose import Composition
+
+
+class Assembly(Asking):
+    """What a cache is made of."""
+
+    def __init__(self, composition: Composition) -> None:
+        self.composition = composition
+        self._validators = self._make_validators()  # a plugin may refuse here: nothing has been allocated
+        self._page = composition.page
+        self._lookahead = composition.lookahead
+        self._max_rewind = composition.max_rewind
+        self._keys = KeyMaker(composition.lookahead)
+        self._lanes = tuple(self._make_lane(i) for i in range(len(composition.parts)))
+        for lane in self._lanes:
+            lane.feeds = tuple(
+                other
+                for other in self._lanes
+                if other is not lane and (lane.part.reach.closed_upward or other.unit == "boundary")
+            )
+        self._page_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PageLane))
+        self._point_lanes = tuple(lane for lane in self._lanes if lane.unit == "boundary")
+        self._plain = not self._point_lanes and all(lane.shared and not lane.replay for lane in self._lanes)
+        self._retaining = bool(self._point_lanes) or any(lane.retains for lane in self._lanes)
+        self._longest = min(
+            (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains),
+            default=1 << 62,
+        )
+        self._replay = max(part.manifest.replay for part in composition.parts)
+        self._rewind_limit = self._find_rewind_limit()
+        self._running_wanted: list[tuple[Lane, int, object]] = [
+            (lane, lane.per_sequence, None) for lane in self._lanes if isinstance(lane, PointLane)
+        ]
+        self._bind_hooks()
+
+    # ------------------------------------------------------------ making
+    def _make_lane(self, index: int) -> Lane:
+        composition = self.composition
+        part = composition.parts[index]
+        entries = part.page_tokens // part.manifest.tokens_per_slot if part.page_tokens else 1
+        kind = DebugPool if composition.debug else Pool
+        pool = kind(part.name, part.manifest, part.unit, part.capacity, entries, composition.device)
+        lane = lane_for(index, part, pool, composition.policy.queue(), composition.page)
+        if hasattr(part.component, "pool"):
+            part.component.pool = pool
+        return lane
+
+    def _find_rewind_limit(self) -> tuple[str, int] | None:
+        """Who limits how many committed tokens can be taken back, and to how many; None: nobody."""
+        limits: list[tuple[str, int]] = []
+        for lane in self._lanes:
+            own = lane.part.manifest.max_rewind
+            if isinstance(lane, PointLane):
+                lane.allow_rewind(self._max_rewind)
+                limits.append((lane.name, self._max_rewind))
+            elif lane.retains:
+                limits.append((lane.name, self._max_rewind))
+            elif own is not None:
+                limits.append((lane.name, own))
+        return min(limits, key=lambda limit: limit[1], default=None)
+
+    def _bind_hooks(self) -> None:
+        hooks = [lane.hooks for lane in self._lanes]
+        self._lock_hooks = any(h.acquire_component_lock or h.release_component_lock for h in hooks)
+        self._match_hooks = any(h.finalize_match_result for h in hooks)
+        self._step_hooks = any(h.deferred_forward_ops for h in hooks)
+        self._insert_hooks = any(h.commit_insert for h in hooks)
+
+    def _make_validators(self) -> list[tuple[str, Callable[..., Any]]]:
+        validators: list[tuple[str, Callable[..., Any]]] = []
+        for part in self.composition.parts:
+            maker = part.hooks.create_match_validator
+            if maker is None:
+                continue
+            try:
+                validator = maker(("device",))
+            except Exception as error:
+                raise CompositionError(f"component {part.name!r}: create_match_validator raised {error!r}") from error
+            if validator is not None:
+                if not callable(validator):
+                    raise CompositionError(
+                        f"component {part.name!r}: create_match_validator must return a function or None, "
+                        f"got {validator!r}"
+                    )
+                validators.append((part.name, validator))
+        return validators
