@@ -132,7 +132,7 @@ class Operations(Serving):
             set(pending) if boundary else set(),
         )
         run.tracks = {name: [] for name in pending}
-        run.deepest = run.floor = run.keep = boundary
+        run.deepest = run.floor = boundary
         run.cover = {name: [] for name in self.facts}
         self.extend(run, len(tokens) + self.model.lookahead)
         self.running.append(run)

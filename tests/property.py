@@ -28,7 +28,7 @@ SCRIPT = 250
 WEIGHTS = {
     "turn": 12, "open": 9, "grow": 12, "append": 7, "step": 14, "commit": 6, "publish": 12, "rewind": 6, "close": 10,
     "evict": 3, "match": 8, "plan": 4, "open_plan": 4, "lease": 4, "release": 5, "drop_namespace": 0.5, "flush": 0.3,
-    "poll": 1, "arrive": 2, "illegal": 2,
+    "poll": 1, "arrive": 2, "decode": 6, "illegal": 2,
 }  # fmt: skip
 
 
@@ -95,6 +95,19 @@ class Writer:
             self.say("step", 31, 0)
         if self.below(3):
             self.say("close", -1, 0)
+
+    def decode(self) -> None:
+        """Some small steps of one request, of which a part is rejected."""
+        number = self.below(5)
+        for _ in range(1 + self.below(4)):
+            tokens = 1 + self.below(4)
+            self.say("append", number, tokens)
+            self.say("grow", number, tokens)
+            self.say("step", 31, 0)
+            if self.below(2):
+                self.say("rewind", number, 1 + self.below(tokens), self.below(16))
+            if self.below(4) == 0:
+                self.say("publish", number, -1)
 
     def grow(self) -> None:
         self.say("grow", self.below(5), self.chance.choice((-1, -1, -2, 1, 2, 5, 1 + self.below(self.setup.longest))))

@@ -167,7 +167,7 @@ class Serving(World):
         for f in self.model.facts:
             if not f.boundary:
                 continue
-            run.step_from = before if 0 < upto - before <= f.steps else -1
+            run.step_from = before if 0 < upto - before <= f.steps and not run.spoiled else -1
             if not f.every or upto == before or upto % f.every or run.spoiled:
                 continue
             tracks = run.tracks[f.name]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import importlib.metadata
 import json
 import os
 import signal
@@ -12,9 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from interrupting import interruptible
 from prefixloom import CompositionError, cli
 from prefixloom.cli import main
 
@@ -82,7 +86,10 @@ def test_components_as_json_says_the_same(distribution: Distribution, capsys: py
     distribution("prefixloom-ring", {"ring": "cli_json"}, {"cli_json": GOOD}, version="4.5")
     distribution("prefixloom-bad", {"bad": "cli_bad2"}, {"cli_bad2": "1 / 0"})
     assert main(["components", "--json"]) == 1
-    offers = {offer["name"]: offer for offer in json.loads(capsys.readouterr().out)}
+    told = json.loads(capsys.readouterr().out)
+    assert list(told) == ["prefixloom", "offers"]
+    assert told["prefixloom"] == cli.version()
+    offers = {offer["name"]: offer for offer in told["offers"]}
     assert offers["ring"] == {
         "offer": "component", "name": "ring", "distribution": "prefixloom-ring", "version": "4.5", "status": "ok",
         "reason": "", "summary": "a ring of tokens", "layer_kinds": [],
@@ -136,19 +143,22 @@ def test_an_interrupt_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().err == "prefixloom: interrupted\n"
 
 
-def test_a_real_interrupt_ends_the_process_cleanly(distribution: Distribution, tmp_path: Path) -> None:
+@pytest.mark.parametrize("inherited", [signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
+def test_a_real_interrupt_ends_the_process_cleanly(distribution: Distribution, tmp_path: Path, inherited: Any) -> None:
     marker = tmp_path / "loading"
     slow = f"import pathlib, time\npathlib.Path({str(marker)!r}).touch()\ntime.sleep(60)\n"
     root = distribution("prefixloom-slow", {"slow": "cli_slow"}, {"cli_slow": slow})
     call = [sys.executable, "-m", "prefixloom", "components"]
-    with subprocess.Popen(
-        call, env=with_path(root), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        deadline = time.monotonic() + 30
-        while not marker.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+    before = signal.signal(signal.SIGINT, inherited)
+    try:
+        with interruptible(call, with_path(root)) as process:
+            deadline = time.monotonic() + 30
+            while not marker.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (process.returncode, out, err) == (130, "", "prefixloom: interrupted\n")
 
 
@@ -166,12 +176,38 @@ def test_a_reader_that_has_gone_leaves_no_traceback(unbuffered: str) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("argument", ["components", "--help", "--version"])
+def test_a_full_device_is_one_line_and_exit_2(argument: str) -> None:
+    with open("/dev/full", "w") as full:
+        call = [sys.executable, "-m", "prefixloom", argument]
+        done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "prefixloom: cannot write: No space left on device\n")
+
+
+def test_another_error_of_the_system_is_not_taken_for_one_of_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise PermissionError(errno.EACCES, "a bug")
+
+    substitute(monkeypatch, fail)
+    with pytest.raises(PermissionError):
+        main(["components"])
+
+
 def test_no_command_and_an_unknown_command_exit_2_with_the_usage() -> None:
     for arguments in ((), ("composents",)):
         done = command(*arguments)
         assert done.returncode == 2
         assert done.stderr.startswith("usage: prefixloom")
         assert "components" in done.stderr
+
+
+def test_an_unknown_option_prints_the_usage_of_the_command_that_it_was_given_to() -> None:
+    for arguments, usage in ((("demo", "--bogus"), "usage: prefixloom demo "), (("--bogus", "demo"), "usage: prefixloom ")):
+        done = command(*arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith(usage + "[-h]")
+        assert done.stderr.endswith("error: unrecognized arguments: --bogus\n")
 
 
 def test_help_lists_every_command_and_imports_none() -> None:
@@ -209,3 +245,16 @@ def test_the_version_is_that_of_the_distribution(
         main(["--version"])
     assert exited.value.code == 0
     assert capsys.readouterr().out == "prefixloom 9.9 of prefixloom\n"
+
+
+def test_without_an_installation_there_is_no_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    assert cli.version() is None
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == "prefixloom (not installed, run from its source)\n"

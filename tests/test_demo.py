@@ -12,10 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
 import prefixloom
+from interrupting import interruptible
+from prefixloom import cli
 from prefixloom.cli import demo, main
 from prefixloom.sequence import Sequence
 from prefixloom.testing.layers import PageStore
@@ -68,7 +71,10 @@ def test_each_turn_has_a_row_and_the_verdict_comes_last(capsys: pytest.CaptureFi
     lines = output(capsys).splitlines()
     table = lines.index("turn     sations   tokens   tokens  rate     pages  with cache   without")
     assert [line.split()[:2] for line in lines[table + 1 : table + 4]] == [["1", "4"], ["2", "4"], ["all", "8"]]
-    assert lines[-1] == "verdict:                      exact"
+    assert lines[-1] == (
+        "verdict:                      exact: restored memory is bitwise the same; outputs agree within 1e-10 (sums in "
+        "another order)"
+    )
     assert any("distribution prefixloom" in line for line in lines[:table]), "it says where the component is from"
 
 
@@ -106,6 +112,7 @@ def test_json_is_one_object_with_the_same_numbers(capsys: pytest.CaptureFixture[
     computed = sum(row["prompt_tokens"] - row["hit_tokens"] for row in told["rounds"])
     assert told["verdict"]["rows"] == computed + 8 * (demo.REPLY - 1), "the answers' logits are compared too"
     assert told["speedup"] > 0
+    assert told["prefixloom"] == cli.version()
 
 
 def test_later_turns_hit_what_earlier_ones_left_and_a_small_pool_evicts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +142,38 @@ def test_a_seed_repeats_a_run(capsys: pytest.CaptureFixture[str]) -> None:
 def test_where_nothing_is_restored_the_verdict_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     out = output(capsys, "--conversations", "1", "--turns", "1")
     assert "restored = live:              nothing was restored (0 pages, 0 wrong)" in out
-    assert "nothing was wrong, but nothing was restored either" in out.splitlines()[-1]
+    assert out.splitlines()[-1].endswith("nothing was wrong, but nothing was restored either: try more --turns")
+
+
+def test_where_a_page_is_longer_than_what_is_shared_a_smaller_page_is_the_remedy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = output(capsys, "--turns", "1", "--page-size", "256")
+    assert "nothing was restored either: try a smaller --page-size, or more --turns" in out.splitlines()[-1]
+
+
+def test_numbers_agree_with_their_nouns(capsys: pytest.CaptureFixture[str]) -> None:
+    out = output(capsys, "--conversations", "1", "--turns", "1", "--page-size", "256")
+    first, *rest = out.splitlines()
+    assert first == (
+        "Conversations: 1, of 1 turn, with a system prompt; about 244 different tokens; each turn sends its history "
+        "again."
+    )
+    assert any(line.endswith(", 2 pages of 256 tokens.") for line in rest)
+    assert "of 2 turns, with one system prompt for all; about " in output(capsys)
+    assert demo.counted(1, "page") == "1 page"
+
+
+def test_a_cache_that_costs_time_is_called_slower() -> None:
+    assert demo.compared(1.0, 2.0) == "2.0 times as fast"
+    assert demo.compared(1.0, 1.0) == "1.0 times as fast"
+    assert demo.compared(2.0, 1.9) == "slower"
+
+
+def test_outputs_that_are_the_same_bit_for_bit_are_said_to_be() -> None:
+    verdict = demo.Verdict(rows=1, pages=1)
+    assert verdict.word == "exact: restored memory and outputs are bitwise the same"
+    assert attrs.evolve(verdict, difference=1e-9).word == "NOT EXACT"
 
 
 # ---------------------------------------------------------------- the verdict
@@ -201,7 +239,7 @@ def test_a_leaked_page_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys
         return cache
 
     monkeypatch.setattr(demo, "compose", leaking)
-    assert "1 pages are still held" in output(capsys, "--capacity", "1000", code=1)
+    assert "1 page is still held" in output(capsys, "--capacity", "1000", code=1)
 
 
 # ---------------------------------------------------------------- how it ends
@@ -264,7 +302,7 @@ def test_the_number_of_threads_is_given_back(capsys: pytest.CaptureFixture[str])
 def test_a_real_interrupt_in_a_pipe_leaves_no_traceback() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     call = [sys.executable, "-m", "prefixloom", "demo", "--conversations", "1000"]
-    with subprocess.Popen(call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with interruptible(call, environment) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("Conversations: 1000")
         process.send_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,14 +10,34 @@ import torch
 from torch import Tensor
 
 import prefixloom
-from prefixloom import Buffer, CapacityError, Component, CompositionError, InvariantError, Manifest, Path, Reach, Window
+from prefixloom import (
+    Buffer,
+    CapacityError,
+    Component,
+    CompositionError,
+    InvariantError,
+    Manifest,
+    Path,
+    Point,
+    Reach,
+    Window,
+)
 from prefixloom.cache import Cache
 from prefixloom.testing.layers import LAYERS, PageStore, PlainStore, Store
-from prefixloom.testing.toy import ToyModel, toy_config
+from prefixloom.testing.toy import COMPOSITIONS, DELTA_RULE, ToyModel, composition, toy_config
 from prefixloom.testing.witness import Witness
 
 MODEL = ToyModel(toy_config())
 TOKENS = list(range(40))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small matrices: a second thread only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def keys_and_values(name: str = "kv", layers: tuple[int, ...] = (0, 1), reach: Reach | None = None) -> Component:
@@ -178,3 +199,82 @@ def test_the_witness_knows_no_page_that_no_live_sequence_had() -> None:
         witness.live(sequence)
     with cache.open(TOKENS) as sequence:
         assert witness.restored(sequence) == 10, "equal content of another namespace does not count"
+
+
+# ---------------------------------------------------------------- further kinds of memory
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_every_composition_computes_the_same_in_chunks_and_sees_the_past_only(name: str) -> None:
+    model = ToyModel(composition(name))
+    logits = model.reference(TOKENS)
+    assert float((model.reference(TOKENS, chunk=7) - logits).abs().max()) < 1e-12
+    changed = model.reference([*TOKENS[:30], 96, *TOKENS[31:]])
+    assert torch.allclose(changed[:30], logits[:30], rtol=0, atol=1e-12)
+    assert float((changed[30:34] - logits[30:34]).abs().amax(dim=1).min()) > 1e-4
+
+
+@pytest.mark.parametrize("changes", [{}, DELTA_RULE], ids=["scan", "delta"])
+def test_a_state_tells_of_its_whole_prefix(changes: dict[str, Any]) -> None:
+    model = ToyModel(toy_config(["linear_attention"], **changes))
+    logits = model.reference(TOKENS)[-1]
+    for at in (0, 10, 30, 39):
+        assert float((model.reference([*TOKENS[:at], 96, *TOKENS[at + 1 :]])[-1] - logits).abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sees"),
+    [
+        ("sliding_attention", {"sliding_window": 9}, range(31, 40)),
+        ("chunked_attention", {"attention_chunk_size": 16}, range(32, 40)),
+        ("conv", {"conv_L_cache": 3}, range(37, 40)),
+    ],
+)
+def test_a_layer_sees_as_far_as_its_config_says_and_no_further(kind: str, changes: dict[str, Any], sees: range) -> None:
+    model = ToyModel(toy_config([kind], **changes))
+    logits = model.reference(TOKENS)[-1]
+    for at in range(40):
+        moved = float((model.reference([*TOKENS[:at], 96, *TOKENS[at + 1 :]])[-1] - logits).abs().max())
+        assert moved > 1e-4 if at in sees else moved == 0, at
+
+
+def test_a_recurrence_that_the_config_does_not_tell_is_refused() -> None:
+    config = toy_config(["linear_attention"])
+    del config["mamba_d_state"]
+    with pytest.raises(CompositionError, match="layer 0 is recurrent, and the toy model computes a selective scan"):
+        ToyModel(config)
+
+
+def test_a_layer_over_the_other_kind_of_component_is_refused() -> None:
+    buffers = [Buffer(buffer, (2, 8), "float64", (0, 1)) for buffer in ("k", "v")]
+    states = cache_of(Component("kv", Manifest(buffers), Point()), capacity=4096)
+    with pytest.raises(InvariantError, match="component 'kv' keeps 'k' in states; the layer uses it otherwise"):
+        MODEL.run(states, TOKENS)
+    model = ToyModel(toy_config(["conv"]))
+    pages = cache_of(Component("conv", Manifest([Buffer("conv", (32, 3), "float64")]), Path()))
+    with pytest.raises(InvariantError, match="component 'conv' keeps 'conv' in pages; the layer uses it otherwise"):
+        model.run(pages, TOKENS)
+    wide = cache_of(Component("conv", Manifest([Buffer("conv", (32, 4), "float64")]), Point()), capacity=4096)
+    with pytest.raises(InvariantError, match=r"'conv' of 'conv' is \(32, 4\); the layer keeps \(32, 3\)"):
+        model.run(wide, TOKENS)
+
+
+def test_the_witness_sees_a_changed_bit_of_a_state_also_before_it_is_copied() -> None:
+    model = ToyModel(toy_config(["conv"]))
+    cache = cache_of(Component("conv", Manifest([Buffer("conv", (32, 3), "float64")]), Point()), capacity=4096)
+    witness = Witness(cache)
+    with cache.open(TOKENS) as live:
+        model.compute(cache, live)
+        witness.live(live)
+    slot = int(cache.match(TOKENS).pages("conv")[0])
+    entries = cache.pool("conv").buffers["conv"]
+    with cache.open([*TOKENS, 1]) as restored:
+        assert (witness.restored(restored), witness.states) == (0, 1)
+        kept = entries[0, slot, 0, 0].clone()
+        entries[0, slot, 0, 0] = torch.nextafter(kept, kept + 1)
+        assert witness.restored(restored) == 1
+        entries[0, slot, 0, 0] = kept
+        with cache.step([restored]) as step:
+            step.run_ops()
+        entries[0, slot, 0, 0] = torch.nextafter(kept, kept + 1)
+        assert witness.restored(restored) == 0, "its own copy"

@@ -124,9 +124,12 @@ class World:
             if f.boundary:
                 if f.name in run.sourced:
                     cover(sequence_anchor(run.sequence), run.cover[f.name])
-            elif any(
-                slot >= 0 and (not tight or f.ever_needed_from(index, run.keep))
-                for index, slot in enumerate(run.sequence.pages(f.name)[: run.published // f.page])
+            elif (
+                run.absent.get(f.name)
+                or any(  # what arrived with gaps: its lease is not followed so closely
+                    slot >= 0 and (not tight or f.ever_needed_from(index, run.keep))
+                    for index, slot in enumerate(run.sequence.pages(f.name)[: run.published // f.page])
+                )
             ):
                 cover(sequence_anchor(run.sequence), run.cover[f.name])
         if besides is not None:

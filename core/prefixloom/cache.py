@@ -265,6 +265,8 @@ class Cache(Assembly):
         if not isinstance(sequences, (list, tuple)):
             raise InputError(f"a step takes a list of sequences, got {sequences!r}")
         self._enter()
+        if len(sequences) > 1 and len({id(sequence) for sequence in sequences}) < len(sequences):
+            raise InputError("a step takes each sequence once")
         for sequence in sequences:
             if sequence.__class__ is not Sequence:
                 raise InputError(f"a step takes sequences, got {sequence!r}")

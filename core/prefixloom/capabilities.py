@@ -46,8 +46,11 @@ class Candidate:
 
 def gather(profile: Profile, plugins: Iterable[object], registry: Registry) -> tuple[Candidate, ...]:
     """The profile's components in its order, then the caller's own in theirs."""
-    if not isinstance(plugins, Iterable):
-        raise CompositionError(f"plugins must be a list of component instances, got {plugins!r}")
+    if isinstance(plugins, str) or not isinstance(plugins, Iterable):
+        raise CompositionError(
+            f"plugins must be a list of component instances, got {plugins!r}. An installed one is named by a Profile: "
+            f'Profile([ComponentSpec("its name")])'
+        )
     found = [_made(spec, registry) for spec in profile.components]
     found += [_candidate(plugin, f"passed to compose, class {_class_name(plugin)}") for plugin in plugins]
     if not found:

@@ -36,7 +36,9 @@ class Dropped(list[Any]):
         while self:
             item = self.pop()
             cache._recovered += 1
-            where = (item._lease if isinstance(item, Sequence) else item)._where or "a place that only debug mode tells"
+            where = (
+                item._lease if isinstance(item, Sequence) else item
+            )._where or "a place that PREFIXLOOM_DEBUG=1 tells"
             log.warning("%r was dropped without release (made at %s); its slots were taken back", item, where)
             if isinstance(item, Sequence):
                 item._give_back(cache)

@@ -49,8 +49,8 @@ class Shortage:
 
     def __str__(self) -> str:
         text = (
-            f"{self.component}: needs {self.wanted} pages, {self.free} free + {self.evictable} evictable of "
-            f"{self.capacity}; {self.leased} pinned by leases, {self.running} owned by running sequences"
+            f"{self.component}: needs {self.wanted} pages (or state slots), {self.free} free + {self.evictable} "
+            f"evictable of {self.capacity}; {self.leased} pinned by leases, {self.running} owned by running sequences"
         )
         if self.holders:
             text += " (most: " + ", ".join(f"{name} {pages}" for name, pages in self.holders) + ")"
@@ -62,7 +62,8 @@ class CapacityError(PrefixloomError):
 
     def __init__(self, shortages: tuple[Shortage, ...], what: str) -> None:
         self.shortages = shortages
-        super().__init__(f"cannot {what}: " + "; ".join(str(s) for s in shortages))
+        told = "; ".join(str(s) for s in shortages)
+        super().__init__(f"cannot {what}: {told}. Close or wait for a sequence, or compose a larger cache")
 
     @property
     def lacking(self) -> Mapping[str, int]:

@@ -57,7 +57,7 @@ def shortage(cache: Cache, lane: Lane, count: int) -> Shortage:
     for hold in cache._live:
         for other, holding in hold.pairs:
             if other is lane:
-                held.append((hold.label or "an unlabelled sequence", lane.owned(holding)))
+                held.append((hold.label or "a sequence opened without a label", lane.owned(holding)))
     holders = sorted(((name, pages) for name, pages in held if pages), key=lambda held: -held[1])
     return Shortage(
         lane.name,

@@ -59,7 +59,8 @@ def encode(tokens: Any) -> Tokens:
         view = memoryview(tokens)
     except (TypeError, ValueError):
         if not isinstance(tokens, Iterable) or isinstance(tokens, (Set, Mapping)):
-            raise InputError(f"tokens must be a sequence of whole numbers, got {kind.__name__}") from None
+            hint = f": write [{tokens}]" if kind is int else ""
+            raise InputError(f"tokens must be a sequence of whole numbers, got {kind.__name__}{hint}") from None
         return Tokens(_pack(list(tokens)))
     return Tokens(_from_buffer(view))
 

@@ -128,7 +128,8 @@ class PointLane(Lane):
         """A step has brought the running state to ``upto``; True if a checkpoint is due there."""
         before = holding.as_of
         holding.as_of = upto
-        holding.steps_from = before if 0 < upto - before <= len(holding.steps) else -1
+        known = holding.ready and 0 < upto - before <= len(holding.steps)
+        holding.steps_from = before if known else -1
         every = self.track_every
         return every > 0 and upto > before and upto % every == 0 and holding.ready
 

@@ -38,6 +38,8 @@ def _whole(low: int) -> Callable[[object, attrs.Attribute[int], int], None]:
 
 # Converters with a type of their own: a bare ``tuple`` would leave strict checkers without one.
 def _ints(values: Iterable[int]) -> tuple[int, ...]:
+    if not isinstance(values, Iterable):
+        raise CompositionError(f"shape and layers are sequences of whole numbers: write [{values!r}]")
     return tuple(values)
 
 
@@ -46,6 +48,8 @@ def _names(values: Iterable[str]) -> frozenset[str]:
 
 
 def _buffers(values: Iterable[Buffer]) -> tuple[Buffer, ...]:
+    if isinstance(values, Buffer):
+        raise CompositionError("a manifest takes a sequence of buffers: write [Buffer(...)]")
     return tuple(values)
 
 

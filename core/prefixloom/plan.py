@@ -67,11 +67,25 @@ class MatchPlan:
     @property
     def why(self) -> str:
         """Why the hit is no longer, in a sentence."""
+        page, count = self._cache._page, self.key_tokens
+        if not count:
+            return "the prompt is empty"
         if self.limited_by is not None:
-            return f"component {self.limited_by!r} holds nothing usable past {self.ready} of {self.walked} tokens"
-        if self.walked >= self._limit:
-            return f"the whole usable prompt of {self.key_tokens} tokens is cached"
-        return f"the keys differ after {self.walked} tokens, or nothing longer was ever published"
+            return (
+                f"component {self.limited_by!r} holds nothing usable past {self.ready} of {self.walked} tokens: it was "
+                f"never published there, or evicted"
+            )
+        if self.walked < self._limit:
+            if self.namespace not in self._cache._tree.roots:
+                return f"nothing is cached in namespace {self.namespace!r}"
+            return (
+                f"the keys agree to {self.walked} tokens, in whole pages of {page}; nothing longer that begins so was "
+                f"published, or it was evicted"
+            )
+        if self.ready == count:
+            return f"the whole prompt of {count} tokens is cached"
+        told = f"{self.ready} of {count} tokens: a hit is a multiple of {page}"
+        return told if count - self.ready < page else told + ", and some tokens are to be left to compute"
 
     def pages(self, component: str) -> array[int]:
         """Page numbers of the matched prefix by position, -1 where absent. Only a lease keeps them true."""

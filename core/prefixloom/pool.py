@@ -6,17 +6,19 @@ and no sequence. A slot has one owner at a time: the free list, a sequence's hol
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from .errors import InvariantError, ProtocolError
+from .errors import CompositionError, InvariantError, ProtocolError
 from .manifest import Manifest
 from .where import site
 
 ABSENT = -1
 ABSENT_BYTES = b"\xff\xff\xff\xff"
 ID_BYTES = 4
+MOST_PAGES = 2**31 - 1
 
 
 def present(data: bytes) -> int:
@@ -41,21 +43,35 @@ class Pool:
         self.capacity = capacity
         self.entries = entries
         self.device = device
+        if capacity > MOST_PAGES:
+            raise CompositionError(f"pool {name!r} would have {capacity} pages, and {MOST_PAGES} are the most")
         self._free = array("i", range(capacity))
         self.resets = 0
         self.dropped: list[Any] | None = None  # where a span that is dropped without being freed goes to be recovered
         self.buffers: dict[str, Any] = self._allocate() if allocate else {}
 
     def _allocate(self) -> dict[str, Any]:
-        import torch
+        with warnings.catch_warnings():
+            # torch says so once, wherever it is asked first; nothing here needs numpy.
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+            import torch
 
-        middle = () if self.unit == "boundary" else (self.entries,)
-        return {
-            b.name: torch.zeros(
-                (len(b.layers), self.capacity, *middle, *b.shape), dtype=getattr(torch, b.dtype), device=self.device
-            )
-            for b in self.manifest.buffers
-        }
+            middle = () if self.unit == "boundary" else (self.entries,)
+            try:
+                return {
+                    b.name: torch.zeros(
+                        (len(b.layers), self.capacity, *middle, *b.shape),
+                        dtype=getattr(torch, b.dtype),
+                        device=self.device,
+                    )
+                    for b in self.manifest.buffers
+                }
+            except (RuntimeError, OverflowError, MemoryError) as error:
+                size = self.slot_bytes * self.capacity
+                raise CompositionError(
+                    f"pool {self.name!r} of {size / 2**30:.1f} GiB cannot be had on device {self.device!r}. Give it "
+                    f"less memory or capacity"
+                ) from error
 
     @property
     def free(self) -> int:

@@ -116,6 +116,8 @@ class Sequence(Named):
         return int(lane.owned(holding))
 
     def _holding(self, component: str) -> tuple[Lane, Any]:
+        if self._lease._cache is None:
+            raise ProtocolError(f"{self!r} holds nothing any more")
         for pair in self._pairs:
             if pair[0].name == component:
                 return pair
@@ -180,7 +182,8 @@ class Sequence(Named):
             raise InputError(f"commit takes a number of tokens, got {upto!r}")
         if not self.committed <= upto <= self.reserved:
             raise ProtocolError(
-                f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved"
+                f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved "
+                f"(grow reserves)"
             )
         if self._fills:
             raise ProtocolError(f"{self!r} has ops that have not run: commit through cache.step(...)")

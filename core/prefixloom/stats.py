@@ -25,6 +25,13 @@ class ComponentStats:
     page_tokens: int
     page_bytes: int
 
+    def __str__(self) -> str:
+        unit = f"pages of {self.page_tokens} tokens" if self.page_tokens else "state slots"
+        return (
+            f"{self.capacity} {unit}, {self.page_bytes} bytes each: {self.cached} cached ({self.leased} of them "
+            f"leased), {self.running} running, {self.free} free; {self.evicted} evicted so far"
+        )
+
 
 @attrs.frozen
 class CacheStats:
@@ -45,6 +52,17 @@ class CacheStats:
     recovered: int
     epoch: int
     sizing: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        rate = f"{self.hit_tokens / self.asked_tokens:.0%}" if self.asked_tokens else "nothing asked yet"
+        return "\n".join(
+            (
+                f"{self.sequences} running, {self.opened} opened so far; {self.hit_tokens} of {self.asked_tokens} "
+                f"tokens hit ({rate}); {self.nodes} nodes in {self.namespaces} namespaces",
+                *(f"{name}: {figures}" for name, figures in self.components.items()),
+                *self.sizing,
+            )
+        )
 
 
 def cache_stats(cache: Cache) -> CacheStats:

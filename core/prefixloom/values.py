@@ -25,7 +25,11 @@ def _names(values: Iterable[str]) -> frozenset[str]:
 
 
 def _specs(values: Iterable[ComponentSpec]) -> tuple[ComponentSpec, ...]:
-    return tuple(values)
+    specs = (values,) if isinstance(values, ComponentSpec | str) else tuple(values)
+    for spec in specs:
+        if not isinstance(spec, ComponentSpec):
+            raise CompositionError(f'a profile lists ComponentSpecs, such as ComponentSpec("sink"); got {spec!r}')
+    return specs
 
 
 def _ops(values: Iterable[Op]) -> tuple[Op, ...]:

@@ -104,7 +104,8 @@ class LatentAttention:
 
     def forward(self, x: Tensor, start: int, store: Store) -> Tensor:
         count, end = len(x), start + len(x)
-        plain, turned = (x @ self.to_q).view(count, self.heads, -1).split((self.dim, self.rope), dim=-1)
+        q = (x @ self.to_q).view(count, self.heads, -1)
+        plain, turned = q[..., : self.dim], q[..., self.dim :]
         store.write("latent", start, x @ self.to_latent)
         store.write("rope", start, rotary((x @ self.to_rope)[:, None], start)[:, 0])
         latent, rope = store.read("latent", 0, end), store.read("rope", 0, end)
@@ -163,7 +164,6 @@ LAYERS: dict[str, LayerMaker] = {
     "latent_attention": LatentAttention,
     "indexer_keys": IndexerKeys,
     "linear_attention": recurrence,
-    "mamba": recurrence,
     "conv": ShortConvolution,
 }
 """Layer kind of a model config -> what computes it here."""

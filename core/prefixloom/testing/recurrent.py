@@ -48,7 +48,7 @@ class ShortConvolution:
 
 
 class SelectiveScan:
-    """A selective state space of the first generation, as in Jamba: exact at every token, states of the model's dtype."""
+    """A selective state space of the first generation, as in Jamba: exact at every token, its states in float64."""
 
     buffers = ("conv", "recurrent")
 
@@ -95,7 +95,7 @@ class GatedDelta:
 
     def forward(self, x: Tensor, start: int, store: Store) -> Tensor:
         mixed = functional.silu(self.convolution.forward(x @ self.to_channels, store))
-        q, k, v = mixed.split(self.widths, dim=-1)
+        q, k, v = torch.split(mixed, list(self.widths), dim=-1)
         group = self.v_heads // self.k_heads
         q, k = (self._unit(part).repeat_interleave(group, dim=1) for part in (q, k))
         v = v.view(len(x), self.v_heads, self.v_dim)

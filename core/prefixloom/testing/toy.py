@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NUMBERS: dict[str, dict[str, Any]] = {
     SLIDING: {"sliding_window": 9},
-    CHUNKED: {"attention_chunk_size": 12},
+    CHUNKED: {"attention_chunk_size": 20},
     LINEAR: {"mamba_expand": 1, "mamba_d_state": 4, "mamba_d_conv": 4, "mamba_dt_rank": 32},
     CONVOLUTION: {"conv_L_cache": 3},
     INDEXED: {"kv_lora_rank": 12, "qk_rope_head_dim": 4, "index_topk": 8, "index_head_dim": 6},

@@ -1,4 +1,7 @@
-"""Weights of the toy model: random, the same for the same generator, and strong, so that a wrong entry moves the logits."""
+"""Weights of the toy model: random, the same for the same generator, and strong.
+
+A wrong entry moves the logits; rounding does not.
+"""
 
 from __future__ import annotations
 

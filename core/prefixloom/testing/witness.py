@@ -24,8 +24,8 @@ class Witness:
     """Call ``live`` on a sequence after its steps, at least before it publishes or closes (where checkpoints are kept
     while it runs: after every step), ``restored`` on one that was just opened or has just published.
 
-    ``compared`` counts the restored pages that were looked at and ``states`` the states, ``wrong`` those of both that no
-    live sequence ever had.
+    ``compared`` counts the restored pages that were looked at and ``states`` the states, ``wrong`` those of both that
+    no live sequence ever had.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -57,7 +57,7 @@ class Witness:
             waiting = self._waiting(sequence)
             for name, component, slot in self._running(sequence):
                 source = waiting.get(component, slot)
-                if source >= 0:  # else it will be cleared
+                if source >= 0 and source not in sequence.rewind_slots(component):  # else cleared, or taken back
                     self.states += 1
                     wrong += self._state(component, source) not in self._seen.get(name, ())
         self.wrong += wrong
@@ -82,8 +82,8 @@ class Witness:
 
     def _running(self, sequence: Sequence) -> Iterator[tuple[bytes, str, int]]:
         """(name, component, slot) of every running state, which stands for what is committed."""
-        if sequence.named < sequence.committed:
-            return  # its tokens are not known yet
+        if not 0 < sequence.committed <= sequence.named:
+            return  # nothing was computed, or its tokens are not known yet
         tokens = bytes(sequence.tokens)[: TOKEN_BYTES * sequence.committed]
         for part in self._cache.composition.parts:
             if not part.page_tokens:

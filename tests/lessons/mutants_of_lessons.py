@@ -1,0 +1,211 @@
+"""The mistakes of the field, put back into our code at run time: each must be seen by the test of its lesson.
+
+A mutant is a function that patches, through a ``MonkeyPatch``, what the mistake changes. ``KILLED_BY`` says which tests
+see it; ``test_lesson_mutants.py`` runs them on it and fails where one passes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from prefixloom import cache as cache_module
+from prefixloom import evict, insert
+from prefixloom.lane import Holding, PageLane
+from prefixloom.lane_point import PointLane
+from prefixloom.lane_span import SpanLane
+from prefixloom.pool import ABSENT
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+# ---------------------------------------------------------------- lesson 1
+
+
+def released_to_the_root(self: SpanLane, record: Any, recent: bool = True) -> None:
+    """No boundary token: every window lock up to the root goes down, whoever took it."""
+    node = record[0]
+    while node.parent is not None:
+        cell = node.cells[self.index]
+        if cell is not None and cell.locks:
+            cell.locks -= 1
+            if not cell.locks:
+                self.settle(cell, recent)
+        node = node.parent
+
+
+def the_temporary_pin_walks_to_the_root(patch: pytest.MonkeyPatch) -> None:
+    """The lease that a match takes while it looks for a free state slot is given up without its boundary."""
+    patched = cache_module.release
+
+    def give_up(cache: Any, hold: Any) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(SpanLane, "release", released_to_the_root)
+            patched(cache, hold)
+
+    patch.setattr(cache_module, "release", give_up)
+
+
+def every_release_walks_to_the_root(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SpanLane, "release", released_to_the_root)
+
+
+def the_temporary_pin_is_not_released(patch: pytest.MonkeyPatch) -> None:
+    """The other way to get it wrong: the exit that finds no slot forgets the pin."""
+    patch.setattr(cache_module, "release", lambda cache, hold: None)
+
+
+def a_part_is_released_twice(patch: pytest.MonkeyPatch) -> None:
+    """A running sequence lets its window go early, and its end lets it go again."""
+
+    def release_part(cache: Any, hold: Any, lane: Any) -> None:
+        if hold._records[lane.index] is not None:
+            lane.release(hold._records[lane.index])
+
+    def let_go(cache: Any, hold: Any, lane: Any, holding: Any) -> None:
+        lane.retain(holding, holding.floor)
+        if hold._records[lane.index] is not None and lane.passed(holding, hold._node.end):
+            release_part(cache, hold, lane)
+
+    patch.setattr(evict, "let_go", let_go)
+    patch.setattr("prefixloom.sequence.let_go", let_go)
+
+
+def a_split_forgets_who_holds_the_upper_half(patch: pytest.MonkeyPatch) -> None:
+    divide = SpanLane.divide
+
+    def forgetful(self: SpanLane, upper: Any, lower: Any) -> None:
+        divide(self, upper, lower)
+        cell = upper.cells[self.index]
+        if cell is not None and cell.locks:
+            cell.locks = 0
+            self.settle(cell, True)
+
+    patch.setattr(SpanLane, "divide", forgetful)
+
+
+def running_out_of_states_is_an_assertion(patch: pytest.MonkeyPatch) -> None:
+    """What killed the servers: no free slot was not a value."""
+    refused = cache_module.make_room
+
+    def make_room(cache: Any, *args: Any) -> None:
+        try:
+            refused(cache, *args)
+        except Exception as error:
+            raise AssertionError("no free slot") from error
+
+    patch.setattr(cache_module, "make_room", make_room)
+
+
+# ---------------------------------------------------------------- lesson 3
+
+
+class FullToWindow:
+    """The side table of the field: from a full component's page to a window's, filled when both are there together."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, int] = {}
+
+    def note(self, full: array[int], window: array[int]) -> None:
+        """One to one for what has both; nobody clears the entries of what has a full page only."""
+        for page, slot in zip(full, window, strict=False):
+            if slot != ABSENT:
+                self.entries[page] = slot
+
+    def freed_with(self, full: array[int]) -> bytes:
+        return array("i", [self.entries[page] for page in full if page in self.entries]).tobytes()
+
+
+def windows_are_freed_through_a_table_of_full_slots(patch: pytest.MonkeyPatch) -> None:
+    """A sequence that ends frees its full pages, and by the table the window pages that go with them."""
+    tables: dict[int, FullToWindow] = {}
+    grow, give_back = _methods()
+
+    def growing(self: Any, count: int, *, arriving: bool = False) -> None:
+        grow(self, count, arriving=arriving)
+        full, window = _two(self)
+        if full is not None and window is not None:
+            tables.setdefault(id(self._cache), FullToWindow()).note(full.table, window.table)
+
+    def giving_back(self: Any, cache: Any) -> None:
+        full, window = _two(self)
+        table = tables.get(id(cache))
+        if full is not None and window is not None and table is not None:
+            lane = next(lane for lane, holding in self._paged if holding is window)
+            stale = table.freed_with(full.table[full.owned :])
+            window.table, window.owned = array("i"), 0
+            lane.pool.give(stale)
+        give_back(self, cache)
+
+    patch.setattr("prefixloom.sequence.Sequence.grow", growing)
+    patch.setattr("prefixloom.sequence.Sequence._give_back", giving_back)
+
+
+def _methods() -> tuple[Any, Any]:
+    from prefixloom.sequence import Sequence
+
+    return Sequence.grow, Sequence._give_back
+
+
+def _two(sequence: Any) -> tuple[Holding | None, Holding | None]:
+    """What a sequence holds of the first path and of the first window."""
+    full = window = None
+    for lane, holding in sequence._paged:
+        if lane.part.reach.closed_upward:
+            full = full or holding
+        else:
+            window = window or holding
+    return full, window
+
+
+def what_arrived_absent_is_freed_too(patch: pytest.MonkeyPatch) -> None:
+    """The extent is freed as if every position had a slot: the page before the tail, say, is somebody else's."""
+
+    def own_pages(self: Holding) -> bytes:
+        data = list(self.table[self.owned :])
+        present = [slot for slot in data if slot != ABSENT]
+        return array("i", [present[0] if slot == ABSENT and present else slot for slot in data]).tobytes()
+
+    patch.setattr(Holding, "own_pages", own_pages)
+
+
+def an_evicted_window_is_freed_again_at_the_end(patch: pytest.MonkeyPatch) -> None:
+    """What was let go early stays in the table, and goes with the sequence a second time."""
+    forget = PageLane.forget
+
+    def remembering(self: PageLane, holding: Holding, page: int) -> None:
+        kept = array("i", holding.table)
+        forget(self, holding, page)
+        holding.table[:] = kept
+
+    patch.setattr(PageLane, "forget", remembering)
+
+
+def a_tail_gets_the_slots_of_all(patch: pytest.MonkeyPatch) -> None:
+    """Tail grants that are none: slots for every position, whatever was needed."""
+    patch.setattr(SpanLane, "needed_pages", PageLane.needed_pages)
+
+
+# ---------------------------------------------------------------- retention
+
+
+def a_window_is_freed_that_a_checkpoint_still_needs(patch: pytest.MonkeyPatch) -> None:
+    """A state is kept at an earlier boundary, and the window there is let go as if only the newest counted."""
+    patch.setattr(PointLane, "floor", lambda self, holding, floor: floor)
+
+
+def a_copied_source_is_not_covered(patch: pytest.MonkeyPatch) -> None:
+    """The state that a match found may be evicted before it was copied."""
+    patch.setattr(PointLane, "acquire", lambda self, node: None)
+
+
+def a_donation_without_a_slot_to_go_on_with(patch: pytest.MonkeyPatch) -> None:
+    """The state is handed to the tree before it is known that there is another slot."""
+    patch.setattr(insert, "make_room", lambda *args: None)
+
+
+def a_checkpoint_without_room_fails_the_request(patch: pytest.MonkeyPatch) -> None:
+    """Optional caching stops serving: the missing slot of a checkpoint is an error of the publication."""
+    patch.setattr(insert, "CapacityError", ZeroDivisionError)

@@ -1,0 +1,252 @@
+"""Lesson 1, cow_over_release: a temporary pin released other requests' locks.
+
+While a match looked for a free state slot, the recurrent component pinned the node and released the pin without the
+window's boundary: the window locks of others went down, to the root. The invariant: a release undoes exactly its own
+acquire, on the same nodes, and running out of slots is a value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import Any
+
+import pytest
+
+from helpers import cache_of, held, locks, nodes, part, run, serve, settle, unprotected
+from prefixloom import CapacityError, Path, Point, Window
+from prefixloom.cache import Cache
+
+LONG = list(range(64))
+"""The long path that A holds, of many nodes."""
+
+
+def full_window_state(slots: int, *, debug: bool = True, tokens: int = 256) -> Cache:
+    """All three kinds. Without debug where the test itself must see what is wrong."""
+    parts = (part("full", Path()), part("window", Window(10)), part("state", Point()))
+    return cache_of(*parts, slots=slots, tokens=tokens, debug=debug)
+
+
+def long_path(cache: Cache) -> None:
+    """LONG in the tree, as one node for every 8 tokens, and a branch that makes a fork of one."""
+    for end in range(8, 72, 8):
+        serve(cache, LONG[:end])
+    serve(cache, [*LONG[:24], *[900] * 8])
+
+
+def holder(cache: Cache, tokens: list[int]) -> Any:
+    """A sequence that covers full + window + state: opened, and its state not copied yet."""
+    sequence = cache.open([*tokens, 901])
+    assert sequence.ready == len(tokens)
+    return sequence
+
+
+def holders(cache: Cache) -> list[Any]:
+    """A, three times: at the path's end, and above it, where a release that walks to the root comes by."""
+    return [holder(cache, LONG[:at]) for at in (24, 40, 64)]
+
+
+def states_left(cache: Cache) -> int:
+    figures = cache.stats().components["state"]
+    return figures.free + figures.cached - figures.leased
+
+
+# ---------------------------------------------------------------- the bug itself
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_a_match_that_must_evict_for_its_state_leaves_everybody_elses_locks_alone(debug: bool) -> None:
+    """B matches with the state pool full, so that a state must go; A's counts are the same on every node."""
+    cache = full_window_state(slots=12, debug=debug)
+    long_path(cache)
+    a = holders(cache)
+    fillers = []
+    while cache.stats().components["state"].free:
+        fillers.append(cache.open([77 + len(fillers)] * 4))
+    cached = cache.stats().components["state"].cached
+    assert cached > 1, "there are states that B can evict"
+    before = locks(cache)
+    b = cache.open([*LONG[:24], *[900] * 8, 902])
+    assert cache.stats().components["state"].cached == cached - 1, "B's match forced an eviction"
+    assert b.ready == 32
+    b.abort()
+    after = locks(cache)
+    gone = {what for what in before if what not in after}
+    assert {name for name, *_ in gone} == {"state"}
+    assert len(gone) == 1
+    assert after == {what: count for what, count in before.items() if what not in gone}
+    assert unprotected(cache) == []
+    for sequence in (*a, *fillers):
+        sequence.abort()
+    assert_zero(cache)
+
+
+@pytest.mark.parametrize("debug", [True, False])
+@pytest.mark.parametrize("where", [64, 40, 32])
+def test_a_match_that_finds_no_state_slot_leaves_every_count_as_it_was(where: int, debug: bool) -> None:
+    """Every slot runs or is pinned: B's match is refused, and its temporary pin undoes exactly itself."""
+    cache = full_window_state(slots=12, debug=debug)
+    long_path(cache)
+    a = holders(cache)
+    fillers = fill_states(cache)
+    before, plan = locks(cache), cache.match(LONG[:where])
+    for attempt in range(3):
+        with pytest.raises(CapacityError, match="state"):
+            cache.open(plan if attempt % 2 else [*LONG[:where], 902])
+        assert locks(cache) == before
+    window = {what: count for what, count in before.items() if what[0] == "window" and count}
+    assert window, "A's window is covered"
+    assert cache.evict({"window": 64})["window"] >= 0  # raises nothing: no assertion, no lost lock
+    assert {what: count for what, count in locks(cache).items() if what[0] == "window" and count} == window
+    assert unprotected(cache) == []
+    for sequence in a:
+        run(sequence, 1)  # and goes on from what it holds
+        sequence.close()
+    for filler in fillers:
+        filler.abort()
+    assert_zero(cache)
+    settle(cache)
+
+
+def fill_states(cache: Cache) -> list[Any]:
+    """Sequences until no state slot can be had."""
+    fillers = []
+    while states_left(cache):
+        fillers.append(cache.open([1000 + len(fillers)] * 4))
+    return fillers
+
+
+def test_evicting_the_window_after_a_refused_match_takes_nothing_that_is_held() -> None:
+    cache = full_window_state(slots=12, debug=False)
+    long_path(cache)
+    a = holders(cache)
+    mine = [slot for sequence in a for slot in sequence.pages("window") if slot >= 0]
+    fillers = fill_states(cache)
+    with pytest.raises(CapacityError):
+        cache.open([*LONG, 902])
+    cache.evict({"window": 64})
+    cache.evict({"full": 64})
+    free = set(cache.pool("window").free_ids())
+    assert len(mine) == 9
+    assert not free & set(mine)
+    assert not set(cache.pool("full").free_ids()) & set(a[-1].pages("full"))
+    for sequence in (*a, *fillers):
+        sequence.abort()
+    assert_zero(cache)
+
+
+def test_a_window_is_let_go_once_however_the_sequence_goes_on() -> None:
+    """A releases its window part early, and its end does not release it again: B's stays covered."""
+    for end in ("close", "abort"):
+        cache = full_window_state(slots=24, debug=False)
+        long_path(cache)
+        a, b = (cache.open([*LONG, *range(200, 240)]) for _ in range(2))
+        run(a, 40)
+        cache.reclaim()
+        covered = [count for (name, _, end_), count in locks(cache).items() if name == "window" and end_ > 54]
+        assert covered
+        assert set(covered) == {1}, "B's alone"
+        getattr(a, end)()
+        assert unprotected(cache) == []
+        b.abort()
+        assert_zero(cache)
+
+
+def test_a_lease_of_a_plan_and_a_refused_match_of_it_do_not_meet() -> None:
+    """A bare lease and a refused open cover the same nodes: the open gives back one count, the lease keeps its own."""
+    cache = full_window_state(slots=12, debug=False)
+    long_path(cache)
+    lease, above = cache.lease(cache.match(LONG)), cache.lease(cache.match(LONG[:32]))
+    fillers = fill_states(cache)
+    before = locks(cache)
+    with pytest.raises(CapacityError):
+        cache.open(cache.match(LONG))
+    assert locks(cache) == before
+    cache.evict({"window": 64})
+    assert (held(cache, LONG), held(cache, LONG[:32])) == (64, 32), "what the leases cover is all there"
+    lease.release()
+    assert held(cache, LONG[:32]) == 32
+    above.release()
+    for filler in fillers:
+        filler.abort()
+    assert_zero(cache)
+
+
+# ---------------------------------------------------------------- every interleaving
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_interleaving_of_acquire_split_part_release_and_release_ends_at_zero(seed: int) -> None:
+    draw = random.Random(seed)
+    cache = full_window_state(slots=6, tokens=400, debug=seed % 3 == 0)
+    base = [draw.randrange(3) for _ in range(80)]
+    leases: list[Any] = []
+    sequences: list[Any] = []
+    refused = 0
+    for _ in range(150):
+        what = draw.randrange(9)
+        cut = draw.randrange(1, len(base))
+        tokens = [*base[:cut], *[draw.randrange(3) for _ in range(draw.randrange(40))]]
+        if what == 0 and len(leases) < 6:
+            leases.append(cache.lease(cache.match(tokens)))  # acquire; splits where it ends inside of an edge
+        elif what in (1, 2):
+            try:
+                sequences.append(cache.open(tokens))
+            except CapacityError:
+                refused += 1
+        elif what in (3, 4) and sequences:
+            grow(cache, draw.choice(sequences), draw.randrange(1, 24))
+        elif what == 5 and sequences:
+            draw.choice(sequences).publish()  # splits, moves the lease on, releases a part
+        elif what == 6 and sequences:
+            cache.reclaim()  # releases parts
+        elif what == 7:
+            cache.evict({draw.choice(("full", "window", "state")): draw.randrange(1, 12)})
+        elif leases and (what == 8 or not sequences):
+            leases.pop(draw.randrange(len(leases))).release()
+        if sequences and draw.random() < 0.12:
+            draw.choice((type(sequences[0]).close, type(sequences[0]).abort))(
+                sequences.pop(draw.randrange(len(sequences)))
+            )
+        assert unprotected(cache) == []
+        assert min(locks(cache).values(), default=0) >= 0
+        assert not_covered(leases) == []
+    for one in (*leases, *sequences):
+        one.release() if hasattr(one, "release") else one.abort()
+    assert_zero(cache)
+    assert refused, "the state pool is met full"
+
+
+def not_covered(leases: list[Any]) -> list[Any]:
+    """Cells that live leases need, counted by hand, and that count fewer leases."""
+    needed: dict[Any, int] = {}
+    for lease in leases:
+        node = lease._node
+        end = node.end
+        while node.parent is not None:
+            cell = node.cells[1]  # the window's
+            if node.end > max(0, end - 9) // 4 * 4 and cell is not None:
+                needed[cell] = needed.get(cell, 0) + 1
+            node = node.parent
+    return [cell for cell, count in needed.items() if cell.locks < count]
+
+
+def grow(cache: Cache, sequence: Any, count: int) -> None:
+    count = min(count, max(0, sequence.named - sequence.reserved))
+    with contextlib.suppress(CapacityError):
+        run(sequence, count)
+
+
+def assert_zero(cache: Cache) -> None:
+    """No lock, no lease and no running slot anywhere, and everything that is cached may go."""
+    cache.poll()
+    for lane in cache._lanes:
+        for node in nodes(cache):
+            cell = node.cells[lane.index]
+            if cell is not None:
+                assert cell.locks == (node.parent is None), (lane.name, node, cell.locks)  # a root counts itself
+        assert (lane.leased, lane.running) == (0, 0)
+    figures = cache.stats().components
+    cached = {name: told.cached for name, told in figures.items() if told.cached}
+    assert cache.evict(cached) == cached
+    assert cache.stats().nodes == 0

@@ -1,0 +1,284 @@
+"""Lesson 3, stale_map: a window slot was freed twice through a stale full-to-window table.
+
+A sequence that arrives from another machine gets window slots for its tail only. Where a side table said which window
+slot goes with a full slot, recycled full slots still had entries of an earlier request, and freeing them freed somebody
+else's window. The invariant: every slot has exactly one owner; a grant says, per position, a slot or *absent*.
+
+``PREFIXLOOM_FULL=1`` runs the soak at its whole length; without it, a part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from array import array
+from typing import Any
+
+import pytest
+
+from helpers import cache_of, held, part, run, settle
+from prefixloom import CapacityError, InvariantError, Path, Window
+from prefixloom.cache import Cache
+from prefixloom.pool import ABSENT
+
+W = 10
+FULL = os.environ.get("PREFIXLOOM_FULL") == "1"
+SOAK = 10_240 if FULL else 2_560
+"""Sequences of the soak. The bug showed after 2,000 requests."""
+OPERATIONS = 100_000
+
+
+def full_and_window(page: int, tokens: int = 256, *, debug: bool = True) -> Cache:
+    return cache_of(part("full", Path()), part("window", Window(W)), page=page, tokens=tokens, debug=debug)
+
+
+def owners(cache: Cache, sequences: list[Any]) -> None:
+    """Every slot is owned once: by the free list, by a sequence, or by the tree. No debug mode: counted here."""
+    for lane in cache._lanes:
+        found = list(lane.pool.free_ids())
+        for sequence in sequences:
+            holding = sequence._holding(lane.name)[1]
+            found += [slot for slot in holding.table[holding.owned :] if slot != ABSENT]
+        stack: list[Any] = list(cache._tree.roots.values())
+        while stack:
+            node = stack.pop()
+            stack.extend((node.kids or {}).values())
+            cell = node.cells[lane.index]
+            if cell is not None and node.parent is not None:
+                found += [slot for slot in array("i", cell.data) if slot != ABSENT]
+        assert sorted(found) == list(range(lane.pool.capacity)), f"{lane.name}: slots lost, or owned twice"
+
+
+def arriving(cache: Cache, tokens: list[int], tail: int) -> Any:
+    """A sequence whose last ``tail`` window positions are computed here; all before came from elsewhere.
+
+    Its full pages are granted for the whole extent, its window pages for what resuming at the border needs, and then
+    for the tail.
+    """
+    sequence = cache.open(tokens)
+    border = len(tokens) - tail
+    sequence.grow(border - sequence.reserved, arriving=True)
+    sequence.grow(tail)
+    return sequence
+
+
+def present(sequence: Any, name: str) -> list[bool]:
+    return [slot >= 0 for slot in sequence.pages(name)]
+
+
+# ---------------------------------------------------------------- the grants
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+@pytest.mark.parametrize("tail", [0, 1, W, 48])
+def test_a_tail_grant_says_slot_or_absent_of_every_position(tail: int, page: int) -> None:
+    cache = full_and_window(page)
+    sequence = arriving(cache, list(range(48)), tail)
+    border = 48 - tail
+    needed = range(max(0, border - W + 1), 48)
+    wanted = [any(p // page == index for p in needed) for index in range(48 // page)]
+    if border % page:
+        wanted[border // page] = True  # a page that is begun is written on
+    assert present(sequence, "window") == wanted
+    assert all(present(sequence, "full"))
+    assert sequence.owned("window") == sum(wanted)
+    sequence.abort()
+    settle(cache)
+
+
+# ---------------------------------------------------------------- the bug itself
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("tails", [(0, 1, W), (48, 0, 1), (W, 48, 0), (1, 1, 48), (0, 0, 0)])
+def test_tails_of_any_length_are_freed_in_any_order(tails: tuple[int, ...], order: tuple[int, ...], page: int) -> None:
+    """Allocated 1:1 and freed; then tails on the recycled slots, with a third request that holds some of them."""
+    cache = full_and_window(page, debug=False)
+    first = cache.open(range(96))
+    first.grow(96)  # 1:1, so that a table would have an entry for every full slot
+    first.abort()
+    others = []
+    for number, tail in enumerate(tails):
+        tokens = [(number + 1) * 100 + i for i in range(48)]
+        others.append(arriving(cache, tokens, tail))
+        owners(cache, others)
+    third = cache.open([7] * 32)
+    third.grow(32)  # holds recycled slots all the while
+    held_by_third = third.pages("window"), third.pages("full")
+    live = [*others, third]
+    for number in order:
+        others[number].abort()
+        live.remove(others[number])
+        owners(cache, live)
+        assert (third.pages("window"), third.pages("full")) == held_by_third
+    for name in ("window", "full"):
+        assert not set(third.pages(name)) & set(cache.pool(name).free_ids())
+    third.abort()
+    owners(cache, [])
+    settle(cache)
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("tail", [0, 1, W, 48])
+def test_what_arrived_is_published_resumed_and_given_back(tail: int, page: int) -> None:
+    cache = full_and_window(page)
+    for number in range(12):  # more than the pools hold: slots are recycled again and again
+        tokens = [number * 100 + i for i in range(48)]
+        sequence = arriving(cache, tokens, tail)
+        sequence.commit()
+        sequence.close()
+        owners(cache, [])
+        assert held(cache, tokens) == 48
+        with cache.open([*tokens, 9]) as again:
+            assert again.ready == 48
+            run(again, 1)
+    assert cache.stats().components["window"].cached > 0
+    settle(cache)
+
+
+def test_a_full_slot_that_is_free_leads_to_nothing() -> None:
+    """No side table: that a full page was recycled tells a window nothing."""
+    cache = full_and_window(4)
+    first = cache.open(range(96))
+    first.grow(96)
+    windows, full = set(first.pages("window")), set(first.pages("full"))
+    first.abort()
+    tail = arriving(cache, list(range(200, 248)), 0)
+    assert set(tail.pages("full")) & full, "full slots are recycled"
+    assert {slot for slot in tail.pages("window") if slot >= 0} <= windows
+    other = cache.open([5] * 48)
+    other.grow(48)
+    mine = set(other.pages("window"))
+    tail.abort()
+    assert not mine & set(cache.pool("window").free_ids()), "freeing the tail freed nobody else's window"
+    other.abort()
+    settle(cache)
+
+
+def test_a_slot_that_is_given_back_twice_is_seen_at_once() -> None:
+    """The sanitizer: in debug mode the pool itself refuses it."""
+    cache = full_and_window(4)
+    sequence = cache.open(range(48))
+    sequence.grow(48)
+    page = array("i", sequence.pages("window")[:1]).tobytes()
+    sequence.abort()
+    with pytest.raises(InvariantError, match="given back twice, or never handed out"):
+        cache.pool("window").give(page)
+
+
+# ---------------------------------------------------------------- soak
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_soak_of_arriving_and_computed_sequences_loses_no_slot(page: int) -> None:
+    """As a decode server sees them: tails from elsewhere, rewound speculation, endings in any order."""
+    draw = random.Random(page)
+    cache = full_and_window(page, 512, debug=False)
+    live: list[Any] = []
+    refused = 0
+    for number in range(SOAK // 2):  # half of them for each page size
+        length = draw.randrange(1, 72)
+        tokens = [draw.randrange(4) for _ in range(length)] if number % 2 else [number * 7 + i for i in range(length)]
+        sequence = cache.open(tokens)
+        live.append(sequence)
+        tail = min(draw.choice((0, 1, W, length)), length - sequence.reserved)
+        try:
+            sequence.grow(length - tail - sequence.reserved, arriving=True)
+            sequence.grow(tail)
+            sequence.commit()
+            if draw.random() < 0.5:
+                sequence.publish()
+            if draw.random() < 0.5:
+                sequence.append([draw.randrange(4) for _ in range(5)])
+                sequence.grow(5)
+                sequence.rewind(draw.randrange(6))  # reserved and not committed: what was speculated
+                sequence.commit()
+        except CapacityError:
+            refused += 1
+        while len(live) > 5:
+            ending = live.pop(draw.randrange(len(live)))
+            ending.close() if draw.random() < 0.6 else ending.abort()
+        if number % 16 == 0:
+            owners(cache, live)
+    for sequence in live:
+        sequence.close()
+    owners(cache, [])
+    settle(cache)
+    assert refused < SOAK // 20
+    assert cache.stats().components["window"].evicted > SOAK
+
+
+# ---------------------------------------------------------------- against sets
+
+
+class Sets:
+    """Two pools as plain sets, and who holds what: the model of the random operations."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.free = {name: set(range(cache.pool(name).capacity)) for name in ("full", "window")}
+        self.held: dict[tuple[int, str], set[int]] = {}
+
+    def gave(self, number: int, sequence: Any) -> None:
+        """``sequence`` (None: it ended) holds what it holds now, and perhaps more than the sets know of."""
+        for name, free in self.free.items():
+            before = self.held.pop((number, name), set())
+            kept = before & slots_of(sequence, name)
+            free |= before - kept
+            self.held[number, name] = kept
+
+    def took(self, number: int, sequence: Any) -> None:
+        for name, free in self.free.items():
+            new = slots_of(sequence, name) - self.held[number, name]
+            assert new <= free, "a slot was handed out that somebody holds"
+            free -= new
+            self.held[number, name] |= new
+
+
+def slots_of(sequence: Any, name: str) -> set[int]:
+    return set() if sequence is None else set(sequence.pages(name)) - {ABSENT}
+
+
+def test_100_000_random_operations_agree_with_sets() -> None:
+    """Grants, tails, rewinds, early release and endings: after each, the free lists are what the sets say."""
+    draw = random.Random(3)
+    cache = full_and_window(4, 320, debug=False)
+    sets, live, numbers = Sets(cache), {}, itertools.count()
+    pools = {name: cache.pool(name) for name in ("full", "window")}
+    done = refused = 0
+    while done < OPERATIONS:
+        done += 1
+        what = draw.randrange(8)
+        if (what == 0 and len(live) < 9) or not live:
+            number = next(numbers)
+            live[number] = cache.open([number + 1] * 320)  # tokens of its own: nothing of it hits
+            continue
+        number = draw.choice(list(live))
+        sequence = live[number]
+        try:
+            if what in (1, 2):
+                sequence.grow(min(draw.randrange(1, 30), 320 - sequence.reserved), arriving=what == 1)
+            elif what == 3:
+                sequence.commit()
+            elif what == 4:
+                sequence.rewind(draw.randrange(0, sequence.reserved - sequence.committed + 1))
+            elif what == 5:
+                cache.reclaim()
+            elif what == 6:
+                sequence.abort()
+                del live[number]
+        except CapacityError:
+            refused += 1
+        for other in live if what in (1, 2, 5) else (number,):  # room is made at the others' cost, too
+            sets.gave(other, live.get(other))
+        if number in live:
+            sets.took(number, sequence)
+        for name, pool in pools.items():
+            assert len(pool.free_ids()) == len(sets.free[name])
+            if done % 64 == 0:
+                assert set(pool.free_ids()) == sets.free[name]
+    assert refused > 100
+    for sequence in live.values():
+        sequence.abort()
+    owners(cache, [])

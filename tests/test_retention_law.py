@@ -1,0 +1,54 @@
+"""Laws of retention: what a running sequence keeps is enough for every boundary that it may still publish."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from helpers import cache_of, held, part, run, settle
+from prefixloom import Path, Point, Window
+from prefixloom.cache import Cache
+
+
+def fsm(window: int, every: int, *, max_rewind: int = 0) -> Cache:
+    state = part("state", Point(), checkpoint_every=every, max_rewind=max_rewind)
+    return cache_of(part("full", Path()), part("window", Window(window)), state, slots=16, max_rewind=max_rewind)
+
+
+@pytest.mark.parametrize("every", [4, 8, 16])
+@pytest.mark.parametrize("window", [1, 3, 6, 10, 40])
+def test_law_a_checkpoint_keeps_the_window_that_it_is_resumed_with(window: int, every: int) -> None:
+    """In FSM, a state that is kept deeper than the window reaches is of no use without the window at its boundary."""
+    tokens = list(range(62))
+    for length in range(1, 63):
+        cache = fsm(window, every)
+        with cache.open(tokens[:length]) as sequence:
+            for at in range(0, length, 4):
+                run(sequence, min(4, length - at))
+                cache.reclaim()  # gives back all that it need not keep
+        assert held(cache, tokens[:length]) == (length if length % 4 == 0 else length // every * every)
+        settle(cache)
+
+
+def test_law_a_checkpoint_keeps_its_window_where_tokens_are_named_late_and_taken_back() -> None:
+    """With overlap: what is computed runs ahead of what is named, so that an earlier checkpoint is published."""
+    for seed in range(30):
+        draw = random.Random(seed)
+        cache = fsm(6, 8, max_rewind=3)
+        tokens = [seed * 100 + i for i in range(60)]
+        named = draw.randrange(20, 60)
+        sequence = cache.open(tokens[:named])
+        while sequence.reserved < 60:
+            run(sequence, min(draw.randrange(1, 9), 60 - sequence.reserved))
+            cache.reclaim()
+        tracks = {at for at in range(0, named + 1, 8) if at in boundaries(sequence)}
+        sequence.close()
+        assert held(cache, tokens[:named]) == max(tracks, default=0)
+        settle(cache)
+
+
+def boundaries(sequence: object) -> list[int]:
+    """Where the sequence has kept states."""
+    (_, holding), *_ = sequence._states  # type: ignore[attr-defined]
+    return [track.as_of for track in holding.tracks]
