@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache as memoised
+from functools import partial
 from typing import Any
 
 from backdoor import POISON, hold, sequence_anchor, unfilled
@@ -185,6 +186,10 @@ class Serving(World):
     def do_step(self, mask: int, mode: int) -> None:
         """Modes: 0 to 5 a pass, 6 a draft, 7 and 8 a pass that fails before and after its ops."""
         batch = [run for i, run in enumerate(self.running) if not run.gone and mask >> i & 1]
+        if mode != 6:
+            for run in [run for run in batch if self.lost(run)]:
+                batch.remove(run)
+                self.refused("step on a lost state", ProtocolError, partial(self.cache.step, [run.sequence]))
         if not batch:
             return
         sequences = [run.sequence for run in batch]
@@ -207,7 +212,7 @@ class Serving(World):
                         self.forward(run, run.reserved)
         except Planned:
             for run in batch:
-                if mode == 8 or not waiting:
+                if (mode == 8 or not waiting) and run.reserved > run.committed:
                     run.spoiled = True
                     run.step_from = -1
             self.settle("step failed")
@@ -221,6 +226,9 @@ class Serving(World):
         self.settle("step", may_lose=room)
         for run in batch if mode < 6 else ():
             self.check_released(run)
+
+    def lost(self, run: Running) -> bool:
+        return run.spoiled and any(f.boundary for f in self.model.facts)
 
     def spoil(self, batch: list[Running]) -> None:
         """What the layers of a failed pass leave: half a state."""
@@ -237,6 +245,9 @@ class Serving(World):
             return
         if run.pending:
             self.refused("commit before ops", ProtocolError, run.sequence.commit)
+            return
+        if self.lost(run):
+            self.refused("commit on a lost state", ProtocolError, run.sequence.commit)
             return
         upto = max(run.committed, run.reserved - short)
         self.forward(run, upto)

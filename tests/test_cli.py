@@ -177,11 +177,13 @@ def test_a_reader_that_has_gone_leaves_no_traceback(unbuffered: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("argument", ["components", "--help", "--version"])
-def test_a_full_device_is_one_line_and_exit_2(argument: str) -> None:
+def test_a_full_device_is_one_line_and_exit_2(argument: str, unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
         call = [sys.executable, "-m", "prefixloom", argument]
-        done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
     assert (done.returncode, done.stderr) == (2, "prefixloom: cannot write: No space left on device\n")
 
 
@@ -203,7 +205,10 @@ def test_no_command_and_an_unknown_command_exit_2_with_the_usage() -> None:
 
 
 def test_an_unknown_option_prints_the_usage_of_the_command_that_it_was_given_to() -> None:
-    for arguments, usage in ((("demo", "--bogus"), "usage: prefixloom demo "), (("--bogus", "demo"), "usage: prefixloom ")):
+    for arguments, usage in (
+        (("demo", "--bogus"), "usage: prefixloom demo "),
+        (("--bogus", "demo"), "usage: prefixloom "),
+    ):
         done = command(*arguments)
         assert done.returncode == 2
         assert done.stderr.startswith(usage + "[-h]")

@@ -178,9 +178,54 @@ def test_a_failed_step_leaves_no_state_to_rewind_to() -> None:
         raise ZeroDivisionError
     with pytest.raises(ProtocolError, match="cannot rewind to 1"):
         sequence.rewind(3)
-    run(sequence, 1)  # the engine goes on nevertheless: from a state that is nobody's
-    with pytest.raises(ProtocolError, match="cannot rewind to 4"):
-        sequence.rewind(1)
-    run(sequence, 3)
+    for go_on in (lambda: cache.step([sequence]), sequence.commit):  # from a state that is nobody's
+        with pytest.raises(ProtocolError, match=r"half a state of component 'state'\. Abort the sequence"):
+            go_on()
     sequence.close()
     assert cache.stats().components["state"].cached == 0
+
+
+def test_a_step_that_goes_on_from_one_that_failed_commits_nothing() -> None:
+    """Overlap: the second step of two was computed on what the first, which failed, should have written."""
+    cache = cache_of(part("path", Path()))
+    sequence = cache.open(TOKENS)
+    sequence.grow(8)
+    first = cache.step([sequence]).__enter__()
+    first.run_ops()
+    sequence.grow(8)
+    second = cache.step([sequence]).__enter__()
+    second.run_ops()
+    first.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    with pytest.raises(ProtocolError, match="computed from 8 on, and the step before it failed"):
+        second.__exit__(None, None, None)
+    assert sequence.committed == 0
+    sequence.close()
+    assert cache.peek(TOKENS) == 0
+
+
+def test_steps_that_end_in_order_commit_in_order() -> None:
+    cache = cache_of(part("path", Path()))
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        first = cache.step([sequence]).__enter__()
+        sequence.grow(8)
+        second = cache.step([sequence]).__enter__()
+        first.__exit__(None, None, None)
+        assert sequence.committed == 8
+        second.__exit__(None, None, None)
+        assert sequence.committed == 16
+
+
+def test_a_batch_commits_as_a_whole_or_not_at_all() -> None:
+    cache = cache_of(part("path", Path()))
+    one, other = cache.open(TOKENS[:8]), cache.open(TOKENS[8:16])
+    one.grow(4)
+    other.grow(4)
+    ahead = cache.step([other]).__enter__()
+    other.grow(4)
+    with pytest.raises(ProtocolError, match="has not ended"), cache.step([one, other]) as step:
+        step.run_ops()
+    assert (one.committed, other.committed) == (0, 0)
+    ahead.__exit__(None, None, None)
+    one.abort()
+    other.abort()

@@ -88,7 +88,7 @@ def test_growing_is_all_or_nothing_and_says_who_holds_what() -> None:
         assert caught.value.lacking == {"window": 2}
         message = str(caught.value)
         assert "reserve 16 tokens" in message
-        assert "window: needs 4 pages, 2 free + 0 evictable of 8" in message
+        assert "window: needs 4 pages (or state slots), 2 free + 0 evictable of 8" in message
         assert "big one 6" in message
         late.grow(8)
     big.abort()

@@ -278,3 +278,8 @@ def test_the_witness_sees_a_changed_bit_of_a_state_also_before_it_is_copied() ->
             step.run_ops()
         entries[0, slot, 0, 0] = torch.nextafter(kept, kept + 1)
         assert witness.restored(restored) == 0, "its own copy"
+        entries[0, slot, 0, 0] = kept
+        restored.abort()
+    model.run(cache, TOKENS, namespace="b")
+    with cache.open([*TOKENS, 1], namespace="b") as other:
+        assert (other.ready, witness.restored(other)) == (40, 1), "equal content of another namespace does not count"

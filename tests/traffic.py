@@ -99,6 +99,8 @@ class Traffic:
                 self.end(self.rng.choice(self.live))
             if self.rng.random() < 0.1:
                 self.evict_one()
+            if self.live and self.rng.random() < 0.06:
+                self.fail(self.rng.choice(self.live))
             if self.rng.random() < 0.02:
                 self.known["lora-7"] = [[]]
                 self.cache.drop_namespace("lora-7")
@@ -156,6 +158,22 @@ class Traffic:
             sequence.abort()
             return False
         return True
+
+    def fail(self, sequence: Sequence) -> None:
+        """A step whose layers wrote half of what they should, and raised; what was committed before is published."""
+        try:
+            sequence.grow(min(4, sequence.named - sequence.reserved))
+            with self.cache.step([sequence]) as step:
+                step.run_ops()
+                for part in self.cache.composition.parts:
+                    if not part.page_tokens:
+                        for buffer in self.cache.pool(part.name).buffers.values():
+                            buffer[:, sequence.pages(part.name)[0]] = 0.25
+                raise ArithmeticError
+        except (CapacityError, ArithmeticError):
+            self.check(sequence)
+            self.live.remove(sequence)
+            sequence.close()
 
     def decode(self, sequence: Sequence) -> None:
         for _ in range(self.rng.randrange(1, 6)):

@@ -273,6 +273,8 @@ class Cache(Assembly):
             if sequence._cache is not self:
                 raise ProtocolError(f"{sequence!r} belongs to another cache")
             sequence._usable()
+            if sequence._states and role == "target":
+                sequence._sound()
         return Step(self, sequences, role)
 
     # ------------------------------------------------------------ room

@@ -39,18 +39,19 @@ class StateHolding:
     """``slot`` is the running state's, ``as_of`` the boundary that its content stands for.
 
     ``ready`` is False until the op that fills the slot has run: until then the content is not the sequence's. It is
-    False for good after a step that failed, whose layers may have written half a state. ``writing`` counts open steps
-    whose layers write the slot: meanwhile it stands for nothing.
+    False for good after a step that failed, whose layers may have written half a state (``lost``). ``writing`` counts
+    open steps whose layers write the slot: meanwhile it stands for nothing.
     ``steps[i]`` is the state after i + 1 tokens of the last small step, which began at ``steps_from`` (-1: none).
     """
 
-    __slots__ = ("as_of", "ready", "slot", "steps", "steps_from", "tracks", "writing")
+    __slots__ = ("as_of", "lost", "ready", "slot", "steps", "steps_from", "tracks", "writing")
 
     def __init__(self, slot: int, as_of: int, steps: tuple[int, ...]) -> None:
         self.slot = slot
         self.as_of = as_of
         self.ready = False
         self.writing = 0
+        self.lost = False
         self.tracks: list[Track] = []
         self.steps = steps
         self.steps_from = -1

@@ -94,8 +94,14 @@ def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
         records = [_acquire(lane, node, receipt) for lane, receipt in zip(cache._lanes, receipts, strict=True)]
     else:
         records = []
-        for lane in cache._lanes:
-            records.append(lane.acquire(node))
+        try:
+            for lane in cache._lanes:
+                records.append(lane.acquire(node))
+        except BaseException:  # a reach that is plain Python may raise
+            for lane, record in zip(cache._lanes, records, strict=False):
+                if record is not None:
+                    lane.release(record)
+            raise
     lease = kind(cache, node, records, receipts)
     node.leases += 1
     if cache._debug is not None:

@@ -32,8 +32,8 @@ class Sequence(Named):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (
-        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_paged", "_pairs", "_shared", "_states",
-        "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
+        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_paged", "_pairs", "_planned", "_shared",
+        "_states", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
     )  # fmt: skip
 
     _pairs: tuple[tuple[Any, Any], ...]  # (lane, holding) of every component
@@ -49,7 +49,8 @@ class Sequence(Named):
         self._lease = lease
         self._name(cache._keys, plan._tokens, plan._key, plan._single)
         self._fills = []
-        self._states = ()
+        self._pairs = self._paged = self._shared = self._states = ()
+        self._planned = self._steps = 0  # where open steps end, and how many there are
         self._claimed_ops = []
         self.namespace = plan.namespace
         self.priority = 0
@@ -185,15 +186,32 @@ class Sequence(Named):
                 f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved "
                 f"(grow reserves)"
             )
+        self._committable()
+        self._commit(upto)
+        if cache._debug is not None:
+            cache._leave("commit")
+
+    def _committable(self) -> None:
+        """Refuse to build on a running state that is not there."""
         if self._fills:
             raise ProtocolError(f"{self!r} has ops that have not run: commit through cache.step(...)")
+        self._sound()
+
+    def _sound(self) -> None:
+        for lane, holding in self._states:
+            if holding.lost:
+                raise ProtocolError(
+                    f"{self!r}: a step that failed may have written half a state of component {lane.name!r}. Abort the "
+                    f"sequence and open it again; what it published is still there"
+                )
+
+    def _commit(self, upto: int) -> None:
+        cache = self._cache
         self.committed = upto
         if self._states:
             self._advance_states(upto)
         if cache._retaining:
             self._retain(upto)
-        if cache._debug is not None:
-            cache._leave("commit")
 
     def _retain(self, committed: int, published: bool = False) -> None:
         """Keep what any boundary still to be published or rewound to can need.
@@ -312,6 +330,7 @@ class Sequence(Named):
                 )
         self.reserved = length
         self.committed = min(self.committed, length)
+        self._planned = min(self._planned, length)
         for lane, holding in self._paged:
             lane.rewind(holding, length)
         for lane, holding in states:

@@ -43,14 +43,18 @@ class Fill:
 class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
-    __slots__ = ("_cache", "_claimed", "_deferred", "_fills", "_ran", "_reserved", "_sequences", "_state", "role")
+    __slots__ = (
+        "_cache", "_claimed", "_deferred", "_ends", "_fills", "_prepared", "_ran", "_sequences", "_starts", "_state",
+        "role",
+    )  # fmt: skip
 
     def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
         self._cache = cache
         self._sequences = tuple(sequences)
-        self._reserved = [sequence.reserved for sequence in self._sequences]
+        self._ends = [sequence.reserved for sequence in self._sequences]
+        self._starts: list[int] = []
         self.role = role
-        self._ran = False
+        self._ran = self._prepared = False
         self._state = "new"
         self._fills: tuple[tuple[Sequence, Fill], ...] = ()
         self._claimed: tuple[tuple[Sequence, Op], ...] = ()
@@ -98,6 +102,7 @@ class Step:
                 cache._run_op(op, stream)
         for op in self._deferred:
             cache._run_op(op, stream)
+        self._prepared = True
         if cache._debug is not None:
             cache._leave("run_ops")
 
@@ -118,36 +123,63 @@ class Step:
             raise ProtocolError("a step is used once; ask the cache for a new one")
         self._state = "open"
         if self.role == "target":
-            self._mark(1)
+            self._begin()
         return self
 
-    def _mark(self, change: int) -> None:
-        """The layers of this step write the running states of its sequences, or do so no more."""
-        for sequence in self._sequences:
+    def _begin(self) -> None:
+        """The layers of this step go on from where the steps before it end, and write the running states."""
+        for sequence, end in zip(self._sequences, self._ends, strict=True):
+            start = sequence._planned
+            if start < sequence.committed or not sequence._steps:
+                start = sequence.committed
+            self._starts.append(start)
+            if end > start:
+                sequence._planned = end
+            sequence._steps += 1
             for _, holding in sequence._states:
-                holding.writing += change
+                holding.writing += 1
+
+    def _end(self) -> None:
+        for sequence in self._sequences:
+            sequence._steps -= 1
+            for _, holding in sequence._states:
+                holding.writing -= 1
 
     def _lost(self) -> None:
         """The step failed: if its layers may have begun, what they wrote of the running states is nobody's."""
-        if self._ran or not self._fills:
-            for sequence in self._sequences:
+        if not self._prepared and (self._fills or self._claimed or self._deferred):
+            return
+        for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
+            if end > start:
                 for _, holding in sequence._states:
                     holding.ready = False
+                    holding.lost = True
                     holding.steps_from = -1  # the states of single tokens were written over, too
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._state = "done"
         if self.role == "draft":
             return
-        self._mark(-1)
+        self._end()
         if kind is not None:
             self._lost()
             return
         if not self._ran and (self._fills or self._claimed or self._deferred):
             raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
-        for sequence, reserved in zip(self._sequences, self._reserved, strict=True):
-            if sequence.open:  # what was reserved since then is the next step's
-                sequence.commit(max(sequence.committed, min(reserved, sequence.reserved)))
+        done = []
+        for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
+            if not sequence.open:
+                continue
+            if sequence.committed < start:
+                raise ProtocolError(
+                    f"{sequence!r}: this step computed from {start} on, and the step before it failed or has not ended"
+                )
+            sequence._committable()
+            done.append((sequence, max(sequence.committed, min(end, sequence.reserved))))
+        for sequence, upto in done:  # all or none: what was reserved since the step was made is the next one's
+            sequence._commit(upto)
+        if self._cache._debug is not None:
+            self._cache._leave("step")
 
 
 def fill_slot(cache: Cache, sequence: Sequence, fill: Fill) -> None:

@@ -7,6 +7,7 @@ pays for, or breaks, another.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import importlib.metadata
 import os
@@ -23,18 +24,38 @@ COMMANDS = {
 ERROR = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Of a file that has no name: stdout."""
+
+
+def version() -> str | None:
+    """The installed version; None where only the source is on the path."""
+    try:
+        return importlib.metadata.version("prefixloom")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 class _Version(argparse.Action):
     """Looks the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        try:
-            version = importlib.metadata.version("prefixloom")
-        except importlib.metadata.PackageNotFoundError:
-            version = "(not installed, run from its source)"
-        print(f"prefixloom {version}")
+        print(f"prefixloom {version() or '(not installed, run from its source)'}")
         parser.exit()
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses what it does not know by itself, so that a subcommand's mistake shows the subcommand's usage."""
+
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
+        known, unknown = super().parse_known_args(*arguments, **options)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+    def print_help(self, file: Any = None) -> None:
+        """As argparse does, which hides that it cannot write."""
+        print(self.format_help(), end="", file=file or sys.stdout)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not arguments:
             parser.print_help(sys.stderr)
             return ERROR
-        args = parser.parse_args(arguments)
+        try:
+            args = parser.parse_args(arguments)
+        finally:
+            sys.stdout.flush()  # of --help, which exits
         code: int = args.run(args)
         sys.stdout.flush()
         return code
@@ -57,14 +81,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("prefixloom: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone. Point stdout to nothing, or the interpreter's own flush at exit complains.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _close_stdout()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE or error.filename is not None:
+            raise
+        _close_stdout()
+        print(f"prefixloom: cannot write: {error.strerror}", file=sys.stderr)
+        return ERROR
+
+
+def _close_stdout() -> None:
+    """Nothing can be written there any more. Point it to nothing, or the interpreter's own flush at exit complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
     """The whole parser, with the arguments of the chosen subcommand only."""
-    parser = argparse.ArgumentParser(prog="prefixloom", description="The prefix cache for hybrid language models.")
+    parser = _Parser(prog="prefixloom", description="The prefix cache for hybrid language models.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():

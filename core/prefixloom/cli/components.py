@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import attrs
 
 from ..registry import Offer, Registry
+from . import version
 
 COLUMNS = ("OFFER", "NAME", "DISTRIBUTION", "VERSION", "STATUS", "SERVES")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON list instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,7 +23,8 @@ def run(args: argparse.Namespace) -> int:
     offers = Registry().offers()
     broken = [offer for offer in offers if offer.status == "broken"]
     if args.json:
-        print(json.dumps([attrs.asdict(offer) for offer in offers], indent=2))
+        told = {"prefixloom": version(), "offers": [attrs.asdict(offer) for offer in offers]}
+        print(json.dumps(told, indent=2))
         return 1 if broken else 0
     if not offers:
         print("Nothing is installed in the entry-point group 'prefixloom', not even prefixloom's own components.")

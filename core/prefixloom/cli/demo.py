@@ -20,6 +20,7 @@ import attrs
 from ..compose import compose
 from ..errors import InputError
 from ..facts import GLOBAL
+from . import version
 
 if TYPE_CHECKING:
     from ..cache import Cache
@@ -49,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", default="4", metavar="N", help="turns of each conversation (default: 4)")
     parser.add_argument("--seed", default="0", metavar="N", help="of all random tokens and weights (default: 0)")
     parser.add_argument("--page-size", default="16", metavar="N", help="tokens of a page (default: 16)")
-    parser.add_argument("--capacity", metavar="N", help="tokens that the cache holds (default: 60%% of what is said)")
+    parser.add_argument(
+        "--capacity", metavar="N", help="tokens that the cache holds (default: 60%% of the different tokens)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
@@ -116,7 +119,11 @@ class Verdict:
     def word(self) -> str:
         if not self.passed:
             return "NOT EXACT"
-        return "exact" if self.pages else "nothing was wrong, but nothing was restored either: try more --turns"
+        if not self.pages:
+            return "nothing was wrong, but nothing was restored either"
+        if self.difference == 0:
+            return "restored memory and outputs are bitwise the same"
+        return f"restored memory is bitwise the same; outputs agree within {TOLERANCE:g} (sums in another order)"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -153,7 +160,7 @@ def _converse(settings: Settings, as_json: bool) -> int:
     finally:
         demo.progress.clear()
     verdict = demo.verdict()
-    print(_as_json(settings, cache, demo, verdict) if as_json else _closing(demo, verdict))
+    print(_as_json(settings, cache, demo, verdict) if as_json else _closing(settings, demo, verdict))
     return 0 if verdict.passed else 1
 
 
@@ -181,8 +188,8 @@ def _capacity(settings: Settings, talk: Conversations) -> int:
         return min(max(least, talk.total * 6 // 10), LIMITS["capacity"][1])
     if settings.capacity < least:
         raise InputError(
-            f"--capacity {settings.capacity} is too small: one conversation of {settings.turns} turns may need {least} "
-            f"tokens. Give at least so many, or fewer --turns"
+            f"--capacity {settings.capacity} is too small: one conversation of {counted(settings.turns, 'turn')} may "
+            f"need {least} tokens. Give at least so many, or fewer --turns"
         )
     return settings.capacity
 
@@ -292,15 +299,25 @@ class Progress:
             self._width = 0
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def compared(seconds_with: float, seconds_without: float) -> str:
+    """How the time with the cache compares to that without."""
+    return f"{seconds_without / seconds_with:.1f} times as fast" if seconds_without >= seconds_with else "slower"
+
+
 def _introduction(settings: Settings, cache: Cache, talk: Conversations) -> str:
     parts = "; ".join(
-        f"{part.name} ({part.origin}), {part.capacity:,} pages of {part.page_tokens} tokens"
+        f"{part.name} ({part.origin}), {counted(part.capacity, 'page')} of {counted(part.page_tokens, 'token')}"
         for part in cache.composition.parts
     )
     return (
-        f"Conversations: {settings.conversations}, of {settings.turns} turns, with one system prompt; about "
-        f"{talk.total:,} tokens in all.\n"
-        f"Model: {len(LAYERS)} layers ({', '.join(dict.fromkeys(LAYERS))}) in float64, random weights, one thread.\n"
+        f"Conversations: {settings.conversations}, of {counted(settings.turns, 'turn')}, with one system prompt.\n"
+        f"Tokens: about {talk.total:,} different ones; each turn sends its history again.\n"
+        f"Model: {counted(len(LAYERS), 'layer')} ({', '.join(dict.fromkeys(LAYERS))}) in float64, random weights, "
+        f"one thread.\n"
         f"Cache: {parts}."
     )
 
@@ -312,19 +329,31 @@ def _row(told: Round, name: str = "") -> str:
     )
 
 
-def _closing(demo: Demo, verdict: Verdict) -> str:
+def _closing(settings: Settings, demo: Demo, verdict: Verdict) -> str:
     total = demo.total
-    held = f"{verdict.held_pages} pages are still held" if verdict.held_pages else "no page is held by anybody"
+    held = "no page is held by anybody"
+    if verdict.held_pages:
+        held = f"{counted(verdict.held_pages, 'page')} {'is' if verdict.held_pages == 1 else 'are'} still held"
     return (
         f"{_row(total, 'all')}\n\n"
         f"with the cache = without it:  {verdict.logits} (largest difference {verdict.difference:.1e} over the logits "
-        f"of {verdict.rows:,} tokens)\n"
-        f"restored = live:              {verdict.content} ({verdict.pages:,} pages, {verdict.wrong_pages} wrong)\n"
+        f"of {counted(verdict.rows, 'token')})\n"
+        f"restored = live:              {verdict.content} ({counted(verdict.pages, 'page')}, {verdict.wrong_pages} "
+        f"wrong)\n"
         f"after the last turn:          {held}\n"
         f"prefill:                      {total.seconds_with:.2f} s with the cache, {total.seconds_without:.2f} s "
-        f"without: {total.seconds_without / total.seconds_with:.1f} times as fast\n"
-        f"verdict:                      {verdict.word}"
+        f"without: {compared(total.seconds_with, total.seconds_without)}\n"
+        f"verdict:                      {verdict.word}{_remedy(settings, verdict)}"
     )
+
+
+def _remedy(settings: Settings, verdict: Verdict) -> str:
+    """What to try where nothing was restored."""
+    from ..testing.conversations import SYSTEM
+
+    if verdict.pages or not verdict.passed:
+        return ""
+    return ": try a smaller --page-size, or more --turns" if settings.page_size > SYSTEM else ": try more --turns"
 
 
 def _as_json(settings: Settings, cache: Cache, demo: Demo, verdict: Verdict) -> str:
@@ -338,4 +367,5 @@ def _as_json(settings: Settings, cache: Cache, demo: Demo, verdict: Verdict) -> 
         "difference": difference, "logits": verdict.logits, "content": verdict.content, "passed": verdict.passed,
     }  # fmt: skip
     speedup = total.seconds_without / total.seconds_with
-    return json.dumps({"settings": asked, "rounds": rounds, "speedup": speedup, "verdict": judged}, indent=2)
+    told = {"prefixloom": version(), "settings": asked, "rounds": rounds, "speedup": speedup, "verdict": judged}
+    return json.dumps(told, indent=2)

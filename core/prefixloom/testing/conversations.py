@@ -22,7 +22,7 @@ class Conversations:
         self.turns = turns
         self.longest = SYSTEM + turns * (SAID[1] + reply)
         self.total = SYSTEM + count * turns * (sum(SAID) // 2 + reply)
-        """About as many tokens as all conversations have in the end, what they share counted once."""
+        """About as many different tokens as all conversations have in the end: what they share is counted once."""
         system = self._tokens(SYSTEM)
         self._histories = [list(system) for _ in range(count)]
 

@@ -90,3 +90,18 @@ def test_a_checkpoint_that_the_end_ran_past_is_the_state_of_its_own_boundary() -
     with cache.open([*tokens, 9], leave=1) as sequence:
         assert sequence.ready == 24
         assert distance(model.compute(cache, sequence), model.reference([*tokens, 9])[24:]) < TOLERANCE
+
+
+def test_a_checkpoint_that_was_taken_back_is_not_published_for_other_tokens() -> None:
+    model, tokens = ToyModel(SCAN), prompt(random.Random(5), 24)
+    cache = composed(SCAN, 4, changes={"mamba": {"checkpoint_every": 8}}, max_rewind=3)
+    with cache.open(tokens) as sequence:
+        model.compute(cache, sequence, upto=20)
+        model.compute(cache, sequence)  # and a checkpoint is kept at 24
+        sequence.rewind(2)
+        sequence.append([5, 6, 7, 8])
+        model.compute(cache, sequence)  # over 24, where no step ends
+    asked = [*tokens[:22], 5, 6, 7, 8, 9]
+    with cache.open(asked, leave=1) as sequence:
+        rows = model.compute(cache, sequence)
+        assert distance(rows, model.reference(asked)[sequence.ready :]) < TOLERANCE
