@@ -104,6 +104,9 @@ class Writer:
             self.say("append", number, tokens)
             self.say("grow", number, tokens)
             self.say("step", 31, 0)
+            if self.below(12) == 0:
+                self.say("grow", number, 1)
+                self.say("step", 31, 8)
             if self.below(2):
                 self.say("rewind", number, 1 + self.below(tokens), self.below(16))
             if self.below(4) == 0:

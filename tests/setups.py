@@ -152,6 +152,7 @@ def setups() -> dict[str, Setup]:
         "checkpoints under a window": make(
             parts(Window(7), Point(), Point(), b={"checkpoint_every": 4}, c={"checkpoint_every": 12}), slots=15
         ),
+        "one state per path": make(parts(Path(), Point(), b={"states_per_path": 1}), slots=12),
         "two states per path": make(
             parts(Path(), Point(), b={"states_per_path": 2, "checkpoint_every": 4}), slots=16, policy="lfu"
         ),

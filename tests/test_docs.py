@@ -16,17 +16,33 @@ import pytest
 
 import prefixloom
 from helpers import cache_of, part
-from prefixloom import Manifest, Path, Point, Sinks, Tail, Window, reach
+from prefixloom import (
+    Cache,
+    CacheStats,
+    ComponentStats,
+    LayerFacts,
+    Manifest,
+    ModelFacts,
+    Path,
+    Point,
+    Sequence,
+    Sinks,
+    Tail,
+    Window,
+    reach,
+)
 from prefixloom.hooks import Hooks
 from prefixloom.hookspecs import COLD_HOOKS, HOT_HOOKS, ComponentSpecs, RegistrySpecs
 from prefixloom.reach import Chunk, Reach, merged
+from prefixloom.step import Step
 
 ROOT = File(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "prefixloom"
 DOCS = sorted(ROOT.glob("docs/**/*.md"))
 HOOKS = ROOT / "docs" / "hooks.md"
 DESIGN = ROOT / "docs" / "design.md"
-RUN = [DESIGN, HOOKS]
+ENGINE = ROOT / "docs" / "engine.md"
+RUN = [path for path in sorted(ROOT.glob("docs/*.md")) if "```python" in path.read_text()]
 """Documents whose python blocks run."""
 
 
@@ -174,17 +190,51 @@ def test_a_combinators_row_is_what_it_does(row: list[str]) -> None:
     assert type(cache_of(part("it", it))._lanes[0]).__name__ == lane
 
 
+# ---------------------------------------------------------------- the engine's page
+
+
+def told(title: str) -> set[str]:
+    """What stands in the first column of the engine page's table of this title."""
+    rows = table(ENGINE.read_text(), title)
+    assert all(len(row) == 2 and all(row) for row in rows)
+    return {name for row in rows for name in re.findall(r"`(\w+)", row[0])}
+
+
+@pytest.mark.parametrize("cls", [prefixloom.Cache, prefixloom.MatchPlan, prefixloom.Sequence, Step])
+def test_every_public_name_that_an_engine_calls_is_in_its_table(cls: type) -> None:
+    slots = (name for base in cls.__mro__ for name in getattr(base, "__slots__", ()))
+    names = {name for name in (*dir(cls), *slots) if not name.startswith("_")}
+    assert told(cls.__name__) == names
+
+
+@pytest.mark.parametrize("cls", [CacheStats, ComponentStats, LayerFacts, ModelFacts])
+def test_every_figure_and_fact_is_in_its_table(cls: type) -> None:
+    assert told(cls.__name__) == {field.name for field in attrs.fields(cls)}
+
+
+@pytest.mark.parametrize("function", [Cache.match, Cache.peek, Cache.open, Cache.step, Sequence.grow])
+def test_the_engine_page_has_the_signatures_with_their_defaults(function: Any) -> None:
+    found = inspect.signature(function)
+    parameters = [p.replace(annotation=p.empty) for p in list(found.parameters.values())[1:]]
+    said = str(found.replace(parameters=parameters, return_annotation=found.empty)).replace("'", '"')
+    assert f"| `{function.__name__}{said}` |" in ENGINE.read_text()
+
+
 # ---------------------------------------------------------------- blocks, names, links
 
 
 @pytest.mark.parametrize("path", RUN, ids=named)
-def test_every_python_block_runs(path: File) -> None:
+def test_every_python_block_runs(path: File, installed: None) -> None:
     scope: dict[str, Any] = {"__name__": path.stem}
     found = list(blocks(path.read_text()))
-    assert len(found) > 5
+    assert len(found) >= 5
     assert path.read_text().count("```python") == len(found)
     for block in found:
         exec(compile(block, str(path), "exec"), scope)
+
+
+def test_the_documents_with_examples_are_found() -> None:
+    assert {DESIGN, HOOKS, ENGINE} <= set(RUN)
 
 
 def test_no_other_document_has_blocks_that_nobody_runs() -> None:

@@ -60,7 +60,7 @@ def settled(traffic: Traffic) -> None:
 def test_over_random_traffic_every_composition_is_exact(name: str, page: int) -> None:
     cache = composed(composition(name), page, tokens=208, slots=9, debug=False)
     traffic = Traffic(cache, model_of(name), f"{name} {page}")
-    traffic.run(STEPS)
+    traffic.run(3 * STEPS if page == 16 else STEPS)  # few of these prompts meet a long page where another ended
     settled(traffic)
     points = [part for part in cache.composition.parts if not part.page_tokens]
     assert traffic.witness.compared > 300 // page or len(points) == len(cache.composition.parts)

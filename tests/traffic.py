@@ -99,7 +99,7 @@ class Traffic:
                 self.end(self.rng.choice(self.live))
             if self.rng.random() < 0.1:
                 self.evict_one()
-            if self.live and self.rng.random() < 0.06:
+            if self.live and self.rng.random() < 0.04:
                 self.fail(self.rng.choice(self.live))
             if self.rng.random() < 0.02:
                 self.known["lora-7"] = [[]]
@@ -161,6 +161,8 @@ class Traffic:
 
     def fail(self, sequence: Sequence) -> None:
         """A step whose layers wrote half of what they should, and raised; what was committed before is published."""
+        if sequence.named == sequence.reserved:  # layers without a token write nothing
+            sequence.append(prompt(self.rng, 2))
         try:
             sequence.grow(min(4, sequence.named - sequence.reserved))
             with self.cache.step([sequence]) as step:

@@ -20,6 +20,18 @@ log = logging.getLogger("prefixloom")
 T = TypeVar("T")
 
 
+def _slots(slots: Any) -> tuple[Any, ...]:
+    return slots if isinstance(slots, tuple) else (slots,)
+
+
+def _shown(error: object) -> str:
+    """A plugin's error or answer in words, even if its own repr raises."""
+    try:
+        return repr(error)
+    except Exception:
+        return f"a {type(error).__name__} whose repr raises"
+
+
 class Asking:
     """The cache's way of calling plugins."""
 
@@ -31,7 +43,7 @@ class Asking:
         try:
             return function(*args)
         except Exception as error:
-            raise PluginError(f"component {name!r}: {hook} raised {error!r}; the operation was undone") from error
+            raise PluginError(f"component {name!r}: {hook} raised {_shown(error)}; the operation was undone") from error
 
     def _ask(self, lane: Lane, hook: str, kind: type[T], function: Callable[..., Any], *args: Any) -> T | None:
         """A hook's answer, checked: one of ``kind``, or None."""
@@ -58,7 +70,7 @@ class Asking:
 
     @staticmethod
     def _bad_answer(name: str, hook: str, wanted: str, got: object) -> PluginError:
-        return PluginError(f"component {name!r}: {hook} must answer {wanted}, got {got!r}")
+        return PluginError(f"component {name!r}: {hook} must answer {wanted}, got {_shown(got)}")
 
     def _check_ops(self, lane: Lane, hook: str, ops: Iterable[Op]) -> tuple[Op, ...]:
         """Ops that a plugin wants run: each must be one that can be."""
@@ -71,7 +83,10 @@ class Asking:
             if op.kind not in ("copy", "clear"):
                 if target.hooks.run_forward_op is None:
                     raise self._bad_answer(lane.name, hook, f"ops that {op.component!r} has a run_forward_op for", op)
-            elif not all(0 <= slot < target.pool.capacity for slot in (*op.src, *op.dst)):
+            elif not all(
+                slot.__class__ is int and 0 <= slot < target.pool.capacity
+                for slot in (*_slots(op.src), *_slots(op.dst))
+            ):
                 raise self._bad_answer(lane.name, hook, f"slots from 0 to {target.pool.capacity - 1}", op)
             elif op.kind == "copy" and len(op.src) != len(op.dst):
                 raise self._bad_answer(lane.name, hook, "copies with as many sources as destinations", op)

@@ -197,14 +197,20 @@ class Cache(Assembly):
             lease.label = label
         if priority:
             sequence.priority = priority
-        if self._plain and not plan._claims:
-            node = lease._node
-            pairs = []
-            for lane in self._page_lanes:
-                pairs.append((lane, lane.open(node)))
-            sequence._pairs = sequence._paged = sequence._shared = tuple(pairs)
-        else:
-            self._take_running(sequence, plan)
+        try:
+            if self._plain and not plan._claims:
+                node = lease._node
+                pairs = []
+                for lane in self._page_lanes:
+                    pairs.append((lane, lane.open(node)))
+                sequence._pairs = sequence._paged = sequence._shared = tuple(pairs)
+            else:
+                self._take_running(sequence, plan)
+        except BaseException:  # no slot to be had, or a reach that raises: nothing is kept
+            for lane, holding in sequence._pairs:
+                lane.close(holding)
+            release(self, lease)
+            raise
         self._opened += 1
         self._asked += sequence.named
         self._hit += plan.ready
@@ -218,12 +224,12 @@ class Cache(Assembly):
         """Slots of running states, and the ops that fill them; on a shortage the lease is given back."""
         lease = sequence._lease
         node = lease._node
-        try:
-            make_room(self, self._open_wanted(plan), "open a sequence")
-        except BaseException:
-            release(self, lease)
-            raise
-        pairs = sequence._pairs = tuple([(lane, lane.open(node)) for lane in self._lanes])
+        make_room(self, self._open_wanted(plan), "open a sequence")
+        opened: list[tuple[Lane, Any]] = []
+        for lane in self._lanes:
+            opened.append((lane, lane.open(node)))
+            sequence._pairs = tuple(opened)
+        pairs = sequence._pairs
         sequence._paged = tuple([pair for pair in pairs if pair[0].unit == "page"])
         sequence._shared = tuple([pair for pair in pairs if pair[0].shared])
         sequence._states = states = tuple([pair for pair in pairs if pair[0].unit == "boundary"])

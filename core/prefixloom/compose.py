@@ -115,7 +115,7 @@ def compose(
     ``max_running`` sequences that run at once (default: the traffic's): a state pool too small for them is refused
     ``device``      cpu, cuda, cuda:N or meta
     ``policy``      the order of eviction: a name, built in or installed, or an EvictionPolicy
-    ``max_rewind``  tokens that a sequence may take back after publishing (default: the profile's, or 0)
+    ``max_rewind``  committed tokens that a sequence may take back, none of them published (default: the profile's, or 0)
     ``debug``       check everything after every operation (default: PREFIXLOOM_DEBUG=1 in the environment)
     ``tracing``     call hooks through the composition's plugin manager, so that monitoring sees them
 
@@ -169,7 +169,7 @@ def negotiate(
     page = tree_page(candidates, pages, asked_page)
     rewind = rewind_depth(candidates, profile.max_rewind if max_rewind is None else max_rewind)
     device_name = _device(device)
-    eviction = _policy(policy, registry)
+    eviction = _checked(_policy(policy, registry))
     sizes, sizing = _sizes(candidates, pages, page, capacity, memory, _traffic(traffic, max_running), rewind)
     warnings = (*profile.warnings, *certain_misses(candidates))
     for warning in warnings:
@@ -235,6 +235,21 @@ def _policy(policy: object, registry: Registry) -> EvictionPolicy:
         return registry.policy(policy)
     except CompositionError as error:
         raise CompositionError(f"{error}. Built in: {', '.join(BUILT_IN)}") from error
+
+
+def _checked(policy: EvictionPolicy) -> EvictionPolicy:
+    """The policy, after it has made one queue: a broken one is refused here and not in service."""
+    needed = ("add", "add_first", "remove", "pop", "forget", "inherit")
+    try:
+        queue = policy.queue()
+        missing = [name for name in needed if not callable(getattr(queue, name, None))]
+    except CompositionError:
+        raise
+    except Exception as error:
+        raise CompositionError(f"eviction policy {policy.name!r} cannot make a queue: {error!r}") from error
+    if missing:
+        raise CompositionError(f"eviction policy {policy.name!r} makes {queue!r}, which has no {', '.join(missing)}")
+    return policy
 
 
 def _traffic(traffic: object, max_running: object) -> Traffic | None:

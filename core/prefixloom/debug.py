@@ -116,6 +116,8 @@ class Debug:
                 if other is lane:
                     for slot in holding_slots(lane, holding):
                         own(slot, f"the sequence {hold.label!r} made at {hold._where}")
+        told = len(owners) + lane.pool.minted
+        _hold(told == lane.pool.capacity, f"{lane.name}: {lane.pool.capacity - told} slots are nobody's")
 
     def _check_locks(self, lane: Lane, nodes: list[Node]) -> None:
         """What covers a cell is exactly what live leases cover."""

@@ -111,7 +111,12 @@ def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> in
         if not victims:
             break
         asked = [cell for cell in victims if cell not in held]
-        staying = _held_back(cache, lane, asked)
+        try:
+            staying = _held_back(cache, lane, asked)
+        except BaseException:  # an interrupt in the hook: nobody goes
+            for cell in reversed(victims):
+                lane.come_back(cell)
+            raise
         held |= staying
         for cell in reversed(victims):
             if cell in staying:

@@ -26,34 +26,36 @@ if TYPE_CHECKING:
 
 def split(cache: Cache, node: Node, boundary: int) -> Node:
     """Cut ``node`` at ``boundary`` and divide every component's cell; the upper half is returned."""
+    dropping = [lane for lane in cache._lanes if _drops_on_split(cache, lane, node, boundary)]
     upper = cache._tree.split(node, boundary)
     upper.leases += 1  # the caller goes on from here
     for lane in cache._lanes:
-        if lane.hooks.redistribute_on_node_split is not None:
-            _ask_split(cache, lane, upper, node)
         lane.divide(upper, node)
+    for lane in dropping:
+        cell = node.cells[lane.index]
+        lane.queue.remove(cell)
+        lane.free_cell(cell)
+        cache._epoch += 1
     if not node.kids and not node.leases and cache._tree.prune(node):  # all that it held lies above the cut
         cache._epoch += 1
     upper.leases -= 1
     return upper
 
 
-def _ask_split(cache: Cache, lane: Lane, upper: Node, lower: Node) -> None:
-    """A boundary component may drop its state on a split, unless a lease covers it."""
-    cell = lower.cells[lane.index]
-    if cell is None:
-        return
+def _drops_on_split(cache: Cache, lane: Lane, node: Node, boundary: int) -> bool:
+    """Whether a boundary component drops its state on a split; asked first. What a lease covers is not dropped."""
+    hook = lane.hooks.redistribute_on_node_split
+    cell = node.cells[lane.index]
+    if hook is None or cell is None:
+        return False
+    start, end, boundary_cell = node.start, node.end, lane.unit == "boundary"
+    pages = 0 if boundary_cell else lane.size(cell) * (boundary - start) // (end - start)
     views = (
-        NodeView(upper.start, upper.end, 0, cell.locks),
-        NodeView(lower.start, lower.end, 1 if lane.unit == "boundary" else len(cell.data) // 4, cell.locks),
+        NodeView(start, boundary, pages, cell.locks),
+        NodeView(boundary, end, lane.size(cell) - pages, cell.locks),
     )
-    rule = cache._ask_softly(
-        lane, "redistribute_on_node_split", SplitRule, lane.hooks.redistribute_on_node_split, *views
-    )
-    if rule is not None and rule.keep == "drop" and lane.unit == "boundary" and not cell.locks:
-        lane.queue.remove(cell)
-        lane.free_cell(cell)
-        cache._epoch += 1
+    rule = cache._ask_softly(lane, "redistribute_on_node_split", SplitRule, hook, *views)
+    return rule is not None and rule.keep == "drop" and boundary_cell and not cell.locks
 
 
 def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ProtocolError
 from .graves import sweep
+from .handles import Handle
 from .values import AnchorView, Receipt, Touch
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound="Hold")
 
 
-class Hold:
+class Hold(Handle):
     """What one lease covers, and of a running sequence what it holds besides. The core's; ``Lease`` is the public face.
 
     ``pairs`` are the sequence's (lane, holding) pairs: the cache finds them here when it tells who holds what.

@@ -92,6 +92,9 @@ class MatchPlan:
         cache = self._cache
         if self.stale:
             raise ProtocolError("this plan is stale: data was evicted since it was made; match again")
+        if not self.ready:
+            cache._lane(component)
+            return array("i")
         return array("i", cache._lane(component).row(self._node, self.ready))
 
     def candidates(self) -> tuple[Interval, ...]:

@@ -59,6 +59,10 @@ class ListQueue:
         end = self._end = Link()
         end.prev = end.next = end
 
+    @property
+    def empty(self) -> bool:
+        return self._end.next is self._end
+
     def __iter__(self) -> Iterator[Any]:
         cell = self._end.next
         while cell is not self._end:
@@ -199,31 +203,55 @@ class SlruQueue(_Sorted):
         return self._popped(cell)
 
 
-class BucketQueue(_Sorted):
-    """Lowest rank first, least recently used within a rank. For ranks of few different values."""
+class _Bucket(ListQueue):
+    __slots__ = ("rank",)
 
-    __slots__ = ("_buckets", "_rank")
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+
+class BucketQueue(_Sorted):
+    """Lowest rank first, least recently used within a rank. There is a bucket for each rank that is in use."""
+
+    __slots__ = ("_buckets", "_rank", "_ranks")
 
     def __init__(self, rank: Callable[[Any, int], int]) -> None:
         super().__init__()
         self._rank = rank
-        self._buckets: dict[int, ListQueue] = {}
+        self._buckets: dict[int, _Bucket] = {}
+        self._ranks: list[int] = []  # a heap; a rank may stand in it after its bucket has gone
 
     def add(self, cell: Any) -> None:
         uses = self._known[cell] = self._known.get(cell, 0) + 1
         rank = self._rank(cell, uses)
         bucket = self._buckets.get(rank)
         if bucket is None:
-            bucket = self._buckets[rank] = ListQueue()
+            bucket = self._buckets[rank] = _Bucket(rank)
+            heapq.heappush(self._ranks, rank)
+            if len(self._ranks) > 2 * len(self._buckets) + 64:
+                self._ranks = sorted(self._buckets)
         self._put(cell, bucket)
+
+    def _drop_if_empty(self, bucket: ListQueue | None) -> None:
+        if isinstance(bucket, _Bucket) and bucket.empty:
+            del self._buckets[bucket.rank]
+
+    def remove(self, cell: Any) -> None:
+        bucket = self._place.get(cell)
+        super().remove(cell)
+        self._drop_if_empty(bucket)
 
     def pop(self) -> Any:
         cell = self._first.pop()
-        while cell is None and self._buckets:
-            rank = min(self._buckets)
-            cell = self._buckets[rank].pop()
-            if cell is None:
-                del self._buckets[rank]
+        ranks = self._ranks
+        while cell is None and ranks:
+            bucket = self._buckets.get(ranks[0])
+            if bucket is None:
+                heapq.heappop(ranks)
+                continue
+            cell = bucket.pop()
+            self._drop_if_empty(bucket)
         return self._popped(cell)
 
 
@@ -261,12 +289,15 @@ class KeyedQueue:
             node = cell.node
             use = self._use[cell] = Use(self._tick, self._tick, 1, node.end - node.parent.end, node.end, 0)
         use.priority = cell.node.priority
+        try:
+            entry = (rank, self._key(use) if rank else -self._tick, self._tick, cell)
+            heapq.heappush(self._heap, entry)
+        except Exception as error:  # serving must not depend on somebody else's idea of order
+            cell.next = self
+            cell.prev = self._tick
+            self._fall_back(error)
         cell.next = self
         cell.prev = self._tick
-        try:
-            heapq.heappush(self._heap, (rank, self._key(use) if rank else -self._tick, self._tick, cell))
-        except Exception as error:  # serving must not depend on somebody else's idea of order
-            self._fall_back(error)
         if len(self._heap) > 4 * len(self._use) + 64:
             self._heap = [entry for entry in self._heap if entry[3].next is self and entry[3].prev == entry[2]]
             heapq.heapify(self._heap)

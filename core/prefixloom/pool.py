@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import CompositionError, InvariantError, ProtocolError
+from .handles import Handle
 from .manifest import Manifest
 from .where import site
 
@@ -32,7 +33,19 @@ class Pool:
     ``buffers[name]`` has the shape (layers, capacity, entries of a page, *shape), without the entries for state slots.
     """
 
-    __slots__ = ("_free", "buffers", "capacity", "device", "dropped", "entries", "manifest", "name", "resets", "unit")
+    __slots__ = (
+        "_free",
+        "buffers",
+        "capacity",
+        "device",
+        "dropped",
+        "entries",
+        "manifest",
+        "minted",
+        "name",
+        "resets",
+        "unit",
+    )
 
     def __init__(
         self, name: str, manifest: Manifest, unit: str, capacity: int, entries: int, device: str, allocate: bool = True
@@ -47,6 +60,7 @@ class Pool:
             raise CompositionError(f"pool {name!r} would have {capacity} pages, and {MOST_PAGES} are the most")
         self._free = array("i", range(capacity))
         self.resets = 0
+        self.minted = 0  # pages in live spans
         self.dropped: list[Any] | None = None  # where a span that is dropped without being freed goes to be recovered
         self.buffers: dict[str, Any] = self._allocate() if allocate else {}
 
@@ -99,6 +113,7 @@ class Pool:
     def reset(self) -> None:
         """Everything is free again, whoever held it."""
         self._free = array("i", range(self.capacity))
+        self.minted = 0
         self.resets += 1
 
     def free_ids(self) -> Sequence[int]:
@@ -106,8 +121,9 @@ class Pool:
 
     def mint(self, count: int) -> Span:
         """An owned span of ``count`` pages, for whoever is neither a sequence nor the tree."""
-        if not 0 <= count <= len(self._free):
+        if count.__class__ is not int or not 0 <= count <= len(self._free):
             raise ProtocolError(f"pool {self.name!r} has {len(self._free)} free pages; {count} were asked for")
+        self.minted += count
         return Span(self, self.take(count).tobytes() if count else b"")
 
     def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
@@ -169,7 +185,7 @@ class DebugPool(Pool):
         super().reset()
 
 
-class Span:
+class Span(Handle):
     """An owned run of pages that moves: after ``move``, ``split`` or ``free`` the old handle is poisoned."""
 
     __slots__ = ("_data", "_generations", "_resets", "_where", "pool")
@@ -216,7 +232,7 @@ class Span:
     def split(self, count: int) -> tuple[Span, Span]:
         """The first ``count`` pages and the rest, each under its own handle; this one is poisoned."""
         data = self._own()
-        if not 0 <= count <= len(data) // ID_BYTES:
+        if count.__class__ is not int or not 0 <= count <= len(data) // ID_BYTES:
             raise ProtocolError(f"a span of {len(data) // ID_BYTES} pages cannot be split at {count}")
         self._data = None
         return Span(self.pool, data[: count * ID_BYTES]), Span(self.pool, data[count * ID_BYTES :])
@@ -225,6 +241,7 @@ class Span:
         """Back to the pool that minted it; this handle is poisoned."""
         data = self._own()
         self._data = None
+        self.pool.minted -= len(data) // ID_BYTES
         self.pool.give(data)
 
     def __del__(self) -> None:

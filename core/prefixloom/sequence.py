@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
+from .handles import Handle
 from .insert import publish
 from .keys import Named, Tokens, encode
 from .lane_point import NO_SLOT
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from .values import Op
 
 
-class Sequence(Named):
+class Sequence(Named, Handle):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (

@@ -1,7 +1,7 @@
 """The mistakes of the field, put back into our code at run time: each must be seen by the test of its lesson.
 
-A mutant is a function that patches, through a ``MonkeyPatch``, what the mistake changes. ``KILLED_BY`` says which tests
-see it; ``test_lesson_mutants.py`` runs them on it and fails where one passes.
+A mutant is a function that patches, through a ``MonkeyPatch``, what the mistake changes. ``KILLED`` in
+``test_lesson_mutants.py`` says which tests see it; they are run on it, and one that passes is a failure.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from prefixloom import cache as cache_module
-from prefixloom import evict, insert
+from prefixloom import CapacityError, evict, insert
+from prefixloom.cache import Cache
 from prefixloom.lane import Holding, PageLane
+from prefixloom.lane_path import PathLane
 from prefixloom.lane_point import PointLane
 from prefixloom.lane_span import SpanLane
 from prefixloom.pool import ABSENT
@@ -36,16 +37,22 @@ def released_to_the_root(self: SpanLane, record: Any, recent: bool = True) -> No
         node = node.parent
 
 
+def while_opening(patch: pytest.MonkeyPatch, *changes: tuple[type, str, Any]) -> None:
+    """Patch what a match does to its temporary pin, and nothing that happens later."""
+    honest = Cache.open
+
+    def opening(self: Cache, *args: Any, **options: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            for what, name, value in changes:
+                inner.setattr(what, name, value)
+            return honest(self, *args, **options)
+
+    patch.setattr(Cache, "open", opening)
+
+
 def the_temporary_pin_walks_to_the_root(patch: pytest.MonkeyPatch) -> None:
     """The lease that a match takes while it looks for a free state slot is given up without its boundary."""
-    patched = cache_module.release
-
-    def give_up(cache: Any, hold: Any) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(SpanLane, "release", released_to_the_root)
-            patched(cache, hold)
-
-    patch.setattr(cache_module, "release", give_up)
+    while_opening(patch, (SpanLane, "release", released_to_the_root))
 
 
 def every_release_walks_to_the_root(patch: pytest.MonkeyPatch) -> None:
@@ -54,7 +61,8 @@ def every_release_walks_to_the_root(patch: pytest.MonkeyPatch) -> None:
 
 def the_temporary_pin_is_not_released(patch: pytest.MonkeyPatch) -> None:
     """The other way to get it wrong: the exit that finds no slot forgets the pin."""
-    patch.setattr(cache_module, "release", lambda cache, hold: None)
+    lanes = (PathLane, SpanLane, PointLane)
+    while_opening(patch, *((lane, "release", lambda self, record, recent=True: None) for lane in lanes))
 
 
 def a_part_is_released_twice(patch: pytest.MonkeyPatch) -> None:
@@ -88,15 +96,15 @@ def a_split_forgets_who_holds_the_upper_half(patch: pytest.MonkeyPatch) -> None:
 
 def running_out_of_states_is_an_assertion(patch: pytest.MonkeyPatch) -> None:
     """What killed the servers: no free slot was not a value."""
-    refused = cache_module.make_room
+    honest = Cache.open
 
-    def make_room(cache: Any, *args: Any) -> None:
+    def opening(self: Cache, *args: Any, **options: Any) -> Any:
         try:
-            refused(cache, *args)
-        except Exception as error:
+            return honest(self, *args, **options)
+        except CapacityError as error:
             raise AssertionError("no free slot") from error
 
-    patch.setattr(cache_module, "make_room", make_room)
+    patch.setattr(Cache, "open", opening)
 
 
 # ---------------------------------------------------------------- lesson 3

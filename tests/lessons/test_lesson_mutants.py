@@ -70,6 +70,6 @@ def test_every_mutant_is_killed_by_something() -> None:
         for name, mutant in vars(mutants).items()
         if inspect.isfunction(mutant)
         and mutant.__module__ == mutants.__name__
-        and "patch" in inspect.signature(mutant).parameters
+        and list(inspect.signature(mutant).parameters) == ["patch"]
     }
     assert known == {mutant for mutant, *_ in KILLED}

@@ -1,0 +1,230 @@
+"""Faults from outside: reaches that raise, interrupts in the middle of a hook, copied handles, broken policies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from helpers import cache_of, part, path_cache, run, serve, settle
+from prefixloom import (
+    Claim,
+    Component,
+    CompositionError,
+    EvictionPolicy,
+    InvariantError,
+    Op,
+    Path,
+    PluginError,
+    Point,
+    ProtocolError,
+    Reach,
+    SplitRule,
+    Window,
+    hookimpl,
+)
+from prefixloom.reach import Interval
+
+TOKENS = list(range(100, 140))
+
+
+class Moody(Reach):
+    """A window in plain Python that can be made to raise."""
+
+    raising = False
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        if self.raising:
+            raise RuntimeError("moody")
+        return ((max(0, n - 7), n),) if n else ()
+
+    def until(self, p: int) -> float:
+        return p + 7
+
+
+def test_a_reach_that_raises_in_open_leaves_nothing_behind() -> None:
+    reach = Moody()
+    cache = cache_of(part("path", Path()), part("moody", reach))
+    serve(cache, TOKENS, chunk=8)
+    before = cache.stats().components
+    reach.raising = True
+    with pytest.raises(RuntimeError, match="moody"):
+        cache.open(TOKENS)
+    reach.raising = False
+    cache.poll()
+    assert cache.stats().components == before
+    assert serve(cache, [*TOKENS, 1]) == 40
+    settle(cache)
+
+
+class Interrupted(Component):
+    """Is interrupted in whatever hook is asked."""
+
+    interrupted = False
+
+    def maybe(self) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    @hookimpl
+    def redistribute_on_node_split(self, parent: Any, child: Any) -> SplitRule | None:
+        self.maybe()
+        return None
+
+    @hookimpl
+    def evict_component(self, node: Any, tier: Any) -> Claim | None:
+        self.maybe()
+        return None
+
+
+@pytest.mark.parametrize("reach", [Path(), Window(9)], ids=repr)
+def test_an_interrupt_in_a_split_hook_changes_nothing(reach: Reach) -> None:
+    cache = cache_of(part("path", Path()), part("it", reach, kind=Interrupted))
+    serve(cache, TOKENS)
+    cache.composition.parts[1].component.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        cache.open([*TOKENS[:16], 1, 2])
+    cache.composition.parts[1].component.interrupted = False
+    cache.poll()
+    assert cache.stats().nodes == 1
+    assert serve(cache, [*TOKENS[:16], 1, 2]) == 16
+    settle(cache)
+
+
+@pytest.mark.parametrize("reach", [Path(), Window(9)], ids=repr)
+def test_an_interrupt_in_an_eviction_hook_loses_no_victim(reach: Reach) -> None:
+    cache = cache_of(part("it", reach, kind=Interrupted))
+    serve(cache, TOKENS, chunk=8)
+    held = cache.stats().components["it"].cached
+    cache.composition.parts[0].component.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        cache.evict({"it": 4})
+    cache.composition.parts[0].component.interrupted = False
+    cache.poll()
+    gone = held - cache.stats().components["it"].cached
+    assert cache.evict({"it": 64})["it"] == held - gone
+    settle(cache)
+
+
+def handles() -> list[Any]:
+    cache = path_cache()
+    serve(cache, TOKENS)
+    return [cache.pool("path").mint(2), cache.lease(cache.match(TOKENS)), cache.open(TOKENS)]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["span", "lease", "sequence"])
+def test_a_handle_is_neither_copied_nor_pickled(which: int) -> None:
+    held = handles()
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(ProtocolError, match=r"cannot be (copied|pickled)"):
+            attempt(held[which])
+    held[0].free()
+    held[1].release()
+    held[2].abort()
+
+
+def test_debug_mode_sees_a_slot_that_nobody_owns() -> None:
+    cache = path_cache()
+    span = cache.pool("path").mint(2)
+    cache.poll()
+    span.free()
+    cache.pool("path").take(3)
+    with pytest.raises(InvariantError, match="3 slots are nobody's"):
+        cache.poll()
+
+
+def test_lfu_keeps_no_bucket_for_uses_that_nothing_has() -> None:
+    cache = path_cache(policy="lfu")
+    serve(cache, TOKENS)
+    for _ in range(300):
+        cache.lease(cache.match(TOKENS)).release()
+    queue: Any = cache._lanes[0].queue
+    assert len(queue._buckets) == 1
+    assert len(queue._ranks) < 100
+
+
+def test_the_pages_of_a_plan_at_the_start_are_none() -> None:
+    cache = path_cache()
+    sequence = cache.open(TOKENS)
+    plan = cache.match([1, 2, 3, 4])
+    sequence.abort()
+    assert list(plan.pages("path")) == []
+
+
+class Careless(Component):
+    op = Op("copy", "it", dst=(0,), src=(0,))
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        return (self.op,)
+
+
+@pytest.mark.parametrize("op", [Op("copy", "it", dst=("a",), src=("b",)), Op("clear", "it", dst=5.5)])  # type: ignore[arg-type]
+def test_ops_over_things_that_are_no_slots_are_a_plugin_error(op: Op) -> None:
+    cache = cache_of(part("it", Path(), kind=Careless))
+    cache.composition.parts[0].component.op = op
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(4)
+        with pytest.raises(PluginError, match="must answer slots"):
+            cache.step([sequence])
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
+class Rude(Component):
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Any:
+        return Unspeakable()
+
+
+def test_an_answer_whose_repr_raises_is_counted_like_any_other() -> None:
+    cache = cache_of(part("it", Path(), kind=Rude))
+    serve(cache, TOKENS)
+    assert cache.stats().plugin_errors == 1
+    assert cache.peek(TOKENS) == 40
+
+
+@pytest.mark.parametrize("make", [lambda: None, lambda: 1 / 0], ids=["none", "raises"])
+def test_a_policy_that_makes_no_queue_is_refused_at_composition(make: Any) -> None:
+    with pytest.raises(CompositionError, match="eviction policy 'broken'"):
+        path_cache(policy=EvictionPolicy("broken", make=make))
+
+
+# ---------------------------------------------------------------- across components
+
+
+def test_what_an_eviction_makes_useless_is_the_next_of_its_own_component_to_go() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    serve(cache, TOKENS[:8])
+    serve(cache, [1] * 8)
+    serve(cache, [2] * 8)
+    cache.lease(cache.match(TOKENS[:8])).release()  # the path's least recent leaf is now [1] * 8
+    assert cache.evict({"path": 2}) == {"path": 2}
+    assert cache.evict({"state": 1}) == {"state": 1}
+    assert [cache.peek(tokens) for tokens in (TOKENS[:8], [1] * 8, [2] * 8)] == [8, 0, 8], "its state went first"
+
+
+def test_thinning_spares_the_states_where_paths_part() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), states_per_path=2))
+    serve(cache, TOKENS[:8])
+    serve(cache, [*TOKENS[:8], 1, 1, 1, 1])
+    serve(cache, [*TOKENS[:8], 2, 2, 2, 2])
+    with cache.open([*TOKENS[:8], 1, 1, 1, 1, *TOKENS[12:20]]) as sequence:
+        run(sequence, 8)
+    assert cache.peek([*TOKENS[:8], 9, 9, 9, 9]) == 8, "the state where two paths part is still there"
+    assert cache.peek([*TOKENS[:8], 1, 1, 1, 1, 9, 9, 9, 9]) == 8, "the one between went instead"
+
+
+def test_a_priority_reaches_the_nodes_that_were_there_before() -> None:
+    cache = path_cache(policy="priority")
+    serve(cache, TOKENS[:8])
+    serve(cache, [1] * 8)
+    with cache.open(TOKENS[:8], leave=8, priority=3) as sequence:
+        run(sequence, 8)
+    assert cache.evict({"path": 2}) == {"path": 2}
+    assert (cache.peek(TOKENS[:8]), cache.peek([1] * 8)) == (8, 0)
