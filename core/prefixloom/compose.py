@@ -115,7 +115,7 @@ def compose(
     ``max_running`` sequences that run at once (default: the traffic's): a state pool too small for them is refused
     ``device``      cpu, cuda, cuda:N or meta
     ``policy``      the order of eviction: a name, built in or installed, or an EvictionPolicy
-    ``max_rewind``  committed tokens that a sequence may take back, none of them published (default: the profile's, or 0)
+    ``max_rewind``  committed, unpublished tokens that a sequence may take back (default: the profile's, or 0)
     ``debug``       check everything after every operation (default: PREFIXLOOM_DEBUG=1 in the environment)
     ``tracing``     call hooks through the composition's plugin manager, so that monitoring sees them
 
