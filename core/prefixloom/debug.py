@@ -83,15 +83,22 @@ class Debug:
         nodes = self._reachable()
         for node in nodes:
             for first, kid in (node.kids or {}).items():
-                _hold(kid.parent is node, f"{kid!r} does not know its parent")
-                _hold(kid.key[: tree.page_bytes] == first, f"{kid!r} stands under the wrong first page")
-                _hold(kid.first == first, f"{kid!r} remembers another first page")
-                _hold(len(kid.key) % tree.page_bytes == 0 and kid.key, f"{kid!r} has an edge that is no whole pages")
-                _hold(kid.end == node.end + len(kid.key) // tree.element_bytes, f"{kid!r} ends at the wrong boundary")
+                if kid.parent is not node:
+                    raise InvariantError(f"{kid!r} does not know its parent")
+                if kid.key[: tree.page_bytes] != first:
+                    raise InvariantError(f"{kid!r} stands under the wrong first page")
+                if kid.first != first:
+                    raise InvariantError(f"{kid!r} remembers another first page")
+                if len(kid.key) % tree.page_bytes or not kid.key:
+                    raise InvariantError(f"{kid!r} has an edge that is no whole pages")
+                if kid.end != node.end + len(kid.key) // tree.element_bytes:
+                    raise InvariantError(f"{kid!r} ends at the wrong boundary")
             bare = not node.kids and not node.leases and all(cell is None for cell in node.cells)
-            _hold(node.parent is None or not bare, f"{node!r} is bare and was not unlinked")
+            if node.parent is not None and bare:
+                raise InvariantError(f"{node!r} is bare and was not unlinked")
             for cell in node.cells:
-                _hold(cell is None or cell.node is node, f"a cell of {node!r} belongs to another node")
+                if cell is not None and cell.node is not node:
+                    raise InvariantError(f"a cell of {node!r} belongs to another node")
         return nodes
 
     def _check_owners(self, lane: Lane, nodes: list[Node]) -> None:
@@ -99,8 +106,10 @@ class Debug:
         owners: dict[int, str] = {}
 
         def own(slot: int, who: str) -> None:
-            _hold(0 <= slot < lane.pool.capacity, f"{lane.name}: {who} has slot {slot}, which does not exist")
-            _hold(slot not in owners, f"{lane.name}: slot {slot} is owned by {owners.get(slot)} and by {who}")
+            if not (0 <= slot < lane.pool.capacity):
+                raise InvariantError(f"{lane.name}: {who} has slot {slot}, which does not exist")
+            if slot in owners:
+                raise InvariantError(f"{lane.name}: slot {slot} is owned by {owners.get(slot)} and by {who}")
             owners[slot] = who
 
         for slot in lane.pool.free_ids():
@@ -110,14 +119,16 @@ class Debug:
             for slot in cell_slots(lane, node.cells[lane.index]):
                 own(slot, repr(node))
                 cached += 1
-        _hold(cached == lane.in_tree, f"{lane.name}: {cached} pages are cached, the books say {lane.in_tree}")
+        if cached != lane.in_tree:
+            raise InvariantError(f"{lane.name}: {cached} pages are cached, the books say {lane.in_tree}")
         for hold in self._cache._live:
             for other, holding in hold.pairs:
                 if other is lane:
                     for slot in holding_slots(lane, holding):
                         own(slot, f"the sequence {hold.label!r} made at {hold._where}")
         told = len(owners) + lane.pool.minted
-        _hold(told == lane.pool.capacity, f"{lane.name}: {lane.pool.capacity - told} slots are nobody's")
+        if told != lane.pool.capacity:
+            raise InvariantError(f"{lane.name}: {lane.pool.capacity - told} slots are nobody's")
 
     def _check_locks(self, lane: Lane, nodes: list[Node]) -> None:
         """What covers a cell is exactly what live leases cover."""
@@ -132,25 +143,24 @@ class Debug:
         for node in nodes:
             cell = node.cells[lane.index]
             if cell is None:
-                _hold(not counts.get(id(node)), f"{lane.name}: a lease covers {node!r}, which holds nothing")
+                if counts.get(id(node)):
+                    raise InvariantError(f"{lane.name}: a lease covers {node!r}, which holds nothing")
                 continue
             expected = counts.get(id(node), 0)
             if closed:
                 kids = [kid.cells[lane.index] for kid in (node.kids or {}).values()]
                 held = [kid for kid in kids if kid is not None]
                 expected += sum(1 for kid in held if kid.locks) + (node.parent is None)
-                _hold(
-                    cell.below == len(held),
-                    f"{lane.name}: {node!r} counts {cell.below} cells below; there are {len(held)}",
-                )
-                _hold(
-                    node.parent is None or cell.up is node.parent.cells[lane.index],
-                    f"{lane.name}: {node!r} hangs loose",
-                )
-            _hold(cell.locks == expected, f"{lane.name}: {node!r} has {cell.locks} locks; live leases give {expected}")
+                if cell.below != len(held):
+                    raise InvariantError(f"{lane.name}: {node!r} counts {cell.below} cells below, not {len(held)}")
+                if node.parent is not None and cell.up is not node.parent.cells[lane.index]:
+                    raise InvariantError(f"{lane.name}: {node!r} hangs loose")
+            if cell.locks != expected:
+                raise InvariantError(f"{lane.name}: {node!r} has {cell.locks} locks; live leases give {expected}")
             if cell.locks:
                 leased += sum(1 for _ in cell_slots(lane, cell))
-        _hold(leased == lane.leased, f"{lane.name}: {leased} pages are covered, the books say {lane.leased}")
+        if leased != lane.leased:
+            raise InvariantError(f"{lane.name}: {leased} pages are covered, the books say {lane.leased}")
 
     def _check_queue(self, lane: Lane, nodes: list[Node]) -> None:
         for node in nodes:
@@ -158,11 +168,13 @@ class Debug:
             if cell is None or node.parent is None:
                 continue
             if lane.uncovered(cell):
-                _hold(cell.next is not None, f"{lane.name}: {node!r} may be evicted but stands in no queue")
-            elif cell.locks and not lane.part.reach.closed_upward:
-                _hold(cell.next is None, f"{lane.name}: {node!r} is covered but stands in the eviction queue")
-            if lane.unit == "page" and not lane.part.reach.closed_upward:
-                _hold(cell.pages == present(cell.data), f"{lane.name}: {node!r} miscounts its pages")
+                if cell.next is None:
+                    raise InvariantError(f"{lane.name}: {node!r} may be evicted but stands in no queue")
+            elif cell.locks and not lane.part.reach.closed_upward and cell.next is not None:
+                raise InvariantError(f"{lane.name}: {node!r} is covered but stands in the eviction queue")
+            spans = lane.unit == "page" and not lane.part.reach.closed_upward
+            if spans and cell.pages != present(cell.data):
+                raise InvariantError(f"{lane.name}: {node!r} miscounts its pages")
 
     def _check_anchors(self, nodes: list[Node]) -> None:
         counts: dict[int, int] = {}
@@ -170,12 +182,8 @@ class Debug:
             counts[id(lease._node)] = counts.get(id(lease._node), 0) + 1
         for node in nodes:
             expected = counts.get(id(node), 0)
-            _hold(node.leases == expected, f"{node!r} counts {node.leases} leases; {expected} are live")
-
-
-def _hold(condition: object, message: str) -> None:
-    if not condition:
-        raise InvariantError(message)
+            if node.leases != expected:
+                raise InvariantError(f"{node!r} counts {node.leases} leases; {expected} are live")
 
 
 def cell_slots(lane: Lane, cell: Any) -> list[int]:
