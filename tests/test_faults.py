@@ -228,3 +228,25 @@ def test_a_priority_reaches_the_nodes_that_were_there_before() -> None:
         run(sequence, 8)
     assert cache.evict({"path": 2}) == {"path": 2}
     assert (cache.peek(TOKENS[:8]), cache.peek([1] * 8)) == (8, 0)
+
+
+def test_a_plan_is_frozen() -> None:
+    cache = path_cache()
+    serve(cache, TOKENS)
+    plan = cache.match(TOKENS)
+    with pytest.raises(ProtocolError, match="a plan is frozen"):
+        plan.ready = 8
+    with cache.open(plan) as sequence:
+        assert sequence.ready == 40
+
+
+def test_a_fifo_queue_does_not_grow_with_use() -> None:
+    cache = path_cache(policy="fifo")
+    for first in range(3):
+        serve(cache, [first] * 8)
+    for _ in range(300):
+        cache.lease(cache.match([0] * 8)).release()
+    queue: Any = cache._lanes[0].queue
+    assert len(queue._heap) == 3
+    cache.evict({"path": 2})
+    assert [cache.peek([first] * 8) for first in range(3)] == [0, 8, 8], "first in, first out, however often used"

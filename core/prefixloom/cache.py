@@ -185,7 +185,7 @@ class Cache(Assembly):
             self._enter()
         if label.__class__ is not str or priority.__class__ is not int:
             raise InputError(f"a label is a string and a priority a whole number, got {label!r} and {priority!r}")
-        if tokens.__class__ is MatchPlan:
+        if isinstance(tokens, MatchPlan):
             if namespace or leave or extra:
                 raise InputError("a plan has its namespace, leave and extra already: give them to match")
             plan = self._current(tokens)

@@ -111,6 +111,15 @@ class MatchPlan:
         return f"<MatchPlan {self.ready} of {self.key_tokens} tokens{limited}{', stale' if self.stale else ''}>"
 
 
+class FrozenPlan(MatchPlan):
+    """A plan in debug mode: whoever writes to it is told."""
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise ProtocolError(f"a plan is frozen: {name} cannot be set")
+
+
 def make_plan(
     cache: Cache, namespace: str, tokens: Tokens, key: bytes, limit: int, single: bytes | None = None
 ) -> MatchPlan:
@@ -141,6 +150,8 @@ def make_plan(
     agree(cache, plan, node, boundary)
     if cache._match_hooks:
         ask_claims(cache, plan)
+    if cache._debug is not None:
+        plan.__class__ = FrozenPlan
     return plan
 
 

@@ -272,14 +272,18 @@ def _last_use(use: Use) -> int:
 
 
 class KeyedQueue:
-    """Smallest key first, in a heap with lazy deletion: O(log n), for keys of somebody else's."""
+    """Smallest key first, in a heap with lazy deletion: O(log n), for keys of somebody else's.
 
-    __slots__ = ("_heap", "_key", "_tick", "_use")
+    A cell that leaves the queue keeps its entry in the heap, and uses it again if it comes back with the same key.
+    """
+
+    __slots__ = ("_entries", "_heap", "_key", "_tick", "_use")
 
     def __init__(self, key: Callable[[Use], Any]) -> None:
         self._key = key
         self._use: dict[Any, Use] = {}
         self._heap: list[tuple[int, Any, int, Any]] = []
+        self._entries: dict[Any, tuple[int, Any, int, Any]] = {}  # the newest of each cell that is in the heap
         self._tick = 0
 
     def _enter(self, cell: Any, rank: int) -> None:
@@ -289,23 +293,32 @@ class KeyedQueue:
             node = cell.node
             use = self._use[cell] = Use(self._tick, self._tick, 1, node.end - node.parent.end, node.end, 0)
         use.priority = cell.node.priority
+        known = self._entries.get(cell)
+        tick = self._tick
         try:
-            entry = (rank, self._key(use) if rank else -self._tick, self._tick, cell)
-            heapq.heappush(self._heap, entry)
+            key = self._key(use) if rank else -tick
+            if known is not None and known[0] == rank and known[1] == key:
+                tick = known[2]
+            else:
+                entry = (rank, key, tick, cell)
+                heapq.heappush(self._heap, entry)
+                self._entries[cell] = entry
         except Exception as error:  # serving must not depend on somebody else's idea of order
             cell.next = self
-            cell.prev = self._tick
+            cell.prev = tick
             self._fall_back(error)
         cell.next = self
-        cell.prev = self._tick
+        cell.prev = tick
         if len(self._heap) > 4 * len(self._use) + 64:
             self._heap = [entry for entry in self._heap if entry[3].next is self and entry[3].prev == entry[2]]
+            self._entries = {entry[3]: entry for entry in self._heap}
             heapq.heapify(self._heap)
 
     def _fall_back(self, error: Exception) -> None:
         log.warning("the key of an eviction policy failed with %r; going on by last use", error)
         self._key = _last_use
         self._heap = [(1, use.last, cell.prev, cell) for cell, use in self._use.items() if cell.next is self]
+        self._entries = {entry[3]: entry for entry in self._heap}
         heapq.heapify(self._heap)
 
     def add(self, cell: Any) -> None:
@@ -328,6 +341,9 @@ class KeyedQueue:
             except Exception as error:
                 self._fall_back(error)
                 continue
+            newest = self._entries.get(cell)
+            if newest is not None and newest[2] == tick:
+                del self._entries[cell]
             if cell.next is self and cell.prev == tick:
                 cell.prev = cell.next = None
                 return cell
@@ -335,6 +351,7 @@ class KeyedQueue:
 
     def forget(self, cell: Any) -> None:
         self._use.pop(cell, None)
+        self._entries.pop(cell, None)
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
         use = self._use.get(lower)
