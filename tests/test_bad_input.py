@@ -396,11 +396,3 @@ def test_every_error_is_of_one_family() -> None:
     assert len(kinds) >= 7
     assert all(issubclass(kind, PrefixloomError) for kind in kinds)
     assert issubclass(InputError, ValueError)
-
-
-def test_a_namespace_that_is_a_kind_of_string_is_its_text() -> None:
-    cache = path_cache()
-    with cache.open([1] * 8, namespace=np.str_("a")) as sequence:
-        sequence.grow(8)
-        sequence.commit()
-    assert cache.peek([1] * 8, namespace="a") == 8

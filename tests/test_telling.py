@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 
 from helpers import cache_of, part, path_cache, serve
@@ -102,3 +103,11 @@ def test_composing_warns_of_nothing_in_torch() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         path_cache()
+
+
+def test_a_namespace_that_is_a_kind_of_string_is_its_text() -> None:
+    cache = path_cache()
+    with cache.open([1] * 8, namespace=np.str_("a")) as sequence:
+        sequence.grow(8)
+        sequence.commit()
+    assert cache.peek([1] * 8, namespace="a") == 8

@@ -6,6 +6,7 @@ and tombstones refilled; where it ends, a leaf is attached. Then the lease moves
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError
@@ -56,6 +57,18 @@ def _drops_on_split(cache: Cache, lane: Lane, node: Node, boundary: int) -> bool
     )
     rule = cache._ask_softly(lane, "redistribute_on_node_split", SplitRule, hook, *views)
     return rule is not None and rule.keep == "drop" and boundary_cell and not cell.locks
+
+
+def stops(sequence: Sequence, upto: int) -> Iterable[int]:
+    """Where a publication up to ``upto`` must end a node: at each state's deepest checkpoint, and at ``upto``."""
+    if not any(holding.tracks for _, holding in sequence._states):
+        return (upto,)
+    found = {upto}
+    for lane, holding in sequence._states:
+        at = lane.checkpoint(holding, upto)
+        if at > sequence.published and not at % sequence._cache._page and lane.shared:
+            found.add(at)
+    return sorted(found)
 
 
 def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:

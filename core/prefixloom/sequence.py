@@ -7,14 +7,13 @@ overlap a slot is taken before its token is known. Whatever happens in a ``with`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
 from .handles import Handle
-from .insert import publish
+from .insert import publish, stops
 from .keys import Named, Tokens, encode
 from .lane_point import NO_SLOT
 from .lease import Hold, let_go, release
@@ -260,17 +259,6 @@ class Sequence(Named, Handle):
                 slot = lane.pool.take(1)[0]
             lane.track(holding, slot)
 
-    def _stops(self, upto: int) -> Iterable[int]:
-        """Where a publication up to ``upto`` must end a node: at each state's deepest checkpoint, and at ``upto``."""
-        if not any(holding.tracks for _, holding in self._states):
-            return (upto,)
-        stops = {upto}
-        for lane, holding in self._states:
-            at = lane.checkpoint(holding, upto)
-            if at > self.published and not at % self._cache._page and lane.shared:
-                stops.add(at)
-        return sorted(stops)
-
     def publish(self, upto: int | None = None) -> int:
         """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.
 
@@ -289,7 +277,7 @@ class Sequence(Named, Handle):
                 + (f", lookahead {cache._lookahead})" if cache._lookahead else ")")
             )
         if upto > self.published:
-            for stop in self._stops(upto) if self._states else (upto,):
+            for stop in stops(self, upto) if self._states else (upto,):
                 publish(cache, self, stop, last=False)
             for lane, holding in self._states:
                 lane.forget_tracks(holding, upto, self.reserved)
@@ -354,7 +342,7 @@ class Sequence(Named, Handle):
         try:
             upto = self.publishable
             if upto > self.published:
-                for stop in self._stops(upto) if self._states else (upto,):
+                for stop in stops(self, upto) if self._states else (upto,):
                     publish(cache, self, stop, last=stop == upto)
         finally:
             self._give_back(cache)
@@ -362,7 +350,10 @@ class Sequence(Named, Handle):
             cache._leave("close")
 
     def abort(self) -> None:
-        """Publish nothing and give everything back. A second abort does nothing."""
+        """Publish nothing and give everything back. A second abort does nothing.
+
+        The slots are free at once: end the steps whose layers still write them first.
+        """
         cache = self._lease._cache
         if cache is None:
             return

@@ -94,6 +94,20 @@ class ModelFacts:
     head_dim: int
     raw: Mapping[str, Any]
 
+    def widths(self, layer: LayerFacts) -> tuple[int, int, int]:
+        """(heads, K width, V width) of an attention layer: its own where it has any, else the model's."""
+        if not self.num_attention_heads:
+            raise CompositionError(f"layer {layer.index} has attention, and the config has no num_attention_heads")
+        k_dim = int(layer.options.get("head_dim") or self.head_dim)
+        v_dim = int(layer.options.get("v_head_dim") or self.raw.get("v_head_dim") or k_dim)
+        return int(layer.options.get("num_key_value_heads") or self.num_key_value_heads), k_dim, v_dim
+
+    def owning(self, layers: Sequence[LayerFacts]) -> dict[str, Any]:
+        """Options that an attention component over ``layers`` takes: who owns entries, who reads whose, the dtype."""
+        shared = {layer.index: int(layer.options["kv_owner"]) for layer in layers if "kv_owner" in layer.options}
+        owners = tuple(layer.index for layer in layers if layer.index not in shared)
+        return {"layers": owners, "dtype": self.dtype, "shared": shared}
+
 
 @attrs.frozen
 class ComponentSpec:

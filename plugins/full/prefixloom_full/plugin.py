@@ -101,28 +101,18 @@ def _suffix(facts: ModelFacts, layer: LayerFacts) -> str:
     """What tells layers apart that cannot share a component, as a part of its name."""
     if layer.kind != ATTENTION:
         return layer.kind
-    kv_heads, k_dim, v_dim = _widths(facts, layer)
+    kv_heads, k_dim, v_dim = facts.widths(layer)
     return f"{kv_heads}x{k_dim}" if v_dim == k_dim else f"{kv_heads}x{k_dim}_{v_dim}"
 
 
 def _options(facts: ModelFacts, layers: Sequence[LayerFacts]) -> Mapping[str, Any]:
-    shared = {layer.index: int(layer.options["kv_owner"]) for layer in layers if "kv_owner" in layer.options}
-    owners = tuple(layer.index for layer in layers if layer.index not in shared)
-    common: dict[str, Any] = {"layers": owners, "dtype": facts.dtype, "shared": shared}
+    common = facts.owning(layers)
     if layers[0].kind == LATENT:
         return common | {"latent_dim": facts.raw["kv_lora_rank"], "rope_dim": facts.raw.get("qk_rope_head_dim")}
     if layers[0].kind == INDEXER:
         return common | {"index_dim": facts.raw["index_head_dim"]}
-    kv_heads, k_dim, v_dim = _widths(facts, layers[0])
+    kv_heads, k_dim, v_dim = facts.widths(layers[0])
     return common | {"kv_heads": kv_heads, "k_dim": k_dim, "v_dim": v_dim}
-
-
-def _widths(facts: ModelFacts, layer: LayerFacts) -> tuple[int, int, int]:
-    if not facts.num_attention_heads:
-        raise CompositionError(f"layer {layer.index} has attention, and the config has no num_attention_heads")
-    k_dim = int(layer.options.get("head_dim") or facts.head_dim)
-    v_dim = int(layer.options.get("v_head_dim") or facts.raw.get("v_head_dim") or k_dim)
-    return int(layer.options.get("num_key_value_heads") or facts.num_key_value_heads), k_dim, v_dim
 
 
 @hookimpl

@@ -92,7 +92,7 @@ def options_from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Se
     groups: dict[tuple[str, int, tuple[int, int, int]], list[LayerFacts]] = {}
     for layer in layers:
         what, size = _size(layer)
-        groups.setdefault((what, size, _widths(facts, layer)), []).append(layer)
+        groups.setdefault((what, size, facts.widths(layer)), []).append(layer)
     sizes = [(what, size) for what, size, _ in groups]
     out = []
     for (what, size, widths), mine in groups.items():
@@ -115,21 +115,8 @@ def _size(layer: LayerFacts) -> tuple[str, int]:
 
 
 def _options(facts: ModelFacts, layers: Sequence[LayerFacts], widths: tuple[int, int, int]) -> Mapping[str, Any]:
-    shared = {layer.index: int(layer.options["kv_owner"]) for layer in layers if "kv_owner" in layer.options}
-    owners = tuple(layer.index for layer in layers if layer.index not in shared)
     kv_heads, k_dim, v_dim = widths
-    return {
-        "layers": owners, "kv_heads": kv_heads, "k_dim": k_dim, "v_dim": v_dim, "dtype": facts.dtype, "shared": shared,
-    }  # fmt: skip
-
-
-def _widths(facts: ModelFacts, layer: LayerFacts) -> tuple[int, int, int]:
-    """(heads, K width, V width) of a layer."""
-    if not facts.num_attention_heads:
-        raise CompositionError(f"layer {layer.index} has attention, and the config has no num_attention_heads")
-    k_dim = int(layer.options.get("head_dim") or facts.head_dim)
-    v_dim = int(layer.options.get("v_head_dim") or facts.raw.get("v_head_dim") or k_dim)
-    return int(layer.options.get("num_key_value_heads") or facts.num_key_value_heads), k_dim, v_dim
+    return {**facts.owning(layers), "kv_heads": kv_heads, "k_dim": k_dim, "v_dim": v_dim}
 
 
 @hookimpl
