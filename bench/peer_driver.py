@@ -11,12 +11,18 @@ from typing import Any
 import prefixloom
 from prefixloom import Buffer, Component, ComponentSpec, Manifest, Path, Point, Profile, Window
 
-KV = {"layers": (0,), "kv_heads": 1, "k_dim": 1, "v_dim": 1, "dtype": "bfloat16"}
-NAMES = {"F": "full", "S": "window", "M": "state"}
+NAMES = {"F": "full", "S": "swa", "M": "mamba"}
 
 
 class Foreign(Component):
     """A stranger's component, of the same reach as a built-in one."""
+
+
+def spec(letter: str, window: int) -> ComponentSpec:
+    """An installed component, as small as it can be."""
+    kv = {"layers": (0,), "kv_heads": 1, "k_dim": 1, "v_dim": 1, "dtype": "bfloat16"}
+    options = {"F": kv, "S": {**kv, "window": window}, "M": {"conv": (1, 1), "recurrent": (1,)}}[letter]
+    return ComponentSpec(NAMES[letter], options=options)
 
 
 def foreign(letter: str, window: int) -> Component:
@@ -26,16 +32,12 @@ def foreign(letter: str, window: int) -> Component:
 
 
 def make(comps: str, page: int, cap: int, states: int, window: int, strange: bool) -> prefixloom.Cache:
-    """A composed cache. Every component that is not installed as a plugin is a stranger's."""
-    capacity = {NAMES[letter]: states if letter == "M" else -(-cap // page) * page for letter in comps}
-    installed = () if strange else tuple(letter for letter in comps if letter == "F")
-    profile = Profile(tuple(ComponentSpec("full", options=KV) for _ in installed), page_size=page)
-    plugins = [foreign(letter, window) for letter in comps if letter not in installed]
+    """A cache of the installed plugins, or of strangers' components with the same reaches."""
     return prefixloom.compose(
-        profile if installed else None,
-        plugins=plugins,
+        None if strange else Profile([spec(letter, window) for letter in comps]),
+        plugins=[foreign(letter, window) for letter in comps] if strange else (),
         page_size=page,
-        capacity=capacity,
+        capacity={NAMES[letter]: states if letter == "M" else -(-cap // page) * page for letter in comps},
         device="meta",
         debug=False,
     )
@@ -139,7 +141,10 @@ class Sequences(Driver):
         sequence = m.sequence
         sequence.grow(len(full) // 4 // self.page * self.page - sequence.reserved)  # whole pages, as the peers cache
         sequence.append(full.part(len(prompt) // 4))
-        self.compute(sequence)
+        if self.states:
+            self.compute(sequence)
+        else:
+            sequence.commit()
         sequence.close()
         return m
 

@@ -181,13 +181,12 @@ class Named:
 
     __slots__ = ("_head", "_maker", "_more", "_single", "_wide", "named")
 
-    def _name(self, maker: KeyMaker, tokens: Tokens, key: bytes, single: bytes | None) -> None:
-        self._maker = maker
-        self._head: bytes = tokens
-        self._more: bytes | bytearray = b""
-        self._single = None if single is None else bytearray(single)
-        self._wide = None if key is tokens else bytearray(key)
-        self.named = len(tokens) // TOKEN_BYTES
+    _maker: KeyMaker
+    _head: bytes
+    _more: bytes | bytearray
+    _single: bytearray | None
+    _wide: bytearray | None
+    named: int
 
     def _append(self, more: Tokens) -> None:
         known = self._more

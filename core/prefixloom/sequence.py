@@ -47,9 +47,14 @@ class Sequence(Named, Handle):
         ready = plan.ready
         self._cache = cache
         self._lease = lease
-        self._name(cache._keys, plan._tokens, plan._key, plan._single)
+        self._maker = cache._keys
+        self._head = tokens = plan._tokens
+        self._more = b""
+        self._single = None if plan._single is None else bytearray(plan._single)
+        self._wide = None if plan._key is tokens else bytearray(plan._key)
+        self.named = plan.key_tokens
         self._fills = []
-        self._pairs = self._paged = self._shared = self._states = ()
+        self._pairs = self._states = ()
         self._planned = self._steps = 0  # where open steps end, and how many there are
         self._claimed_ops = []
         self.namespace = plan.namespace
@@ -186,8 +191,12 @@ class Sequence(Named, Handle):
                 f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved "
                 f"(grow reserves)"
             )
-        self._committable()
-        self._commit(upto)
+        if self._fills or self._states:
+            self._committable()
+        if cache._retaining:
+            self._commit(upto)
+        else:
+            self.committed = upto
         if cache._debug is not None:
             cache._leave("commit")
 
