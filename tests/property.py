@@ -2,6 +2,7 @@
 
     python tests/property.py --ops 1000000 --seed 1 --compositions all
 
+That it can fail is seen with ``mutants.py``, which also has the table of what killed each mutant.
 A script is plain data, made by a seed; a failure is shrunk and printed, and can be run again with ``replay``.
 """
 
