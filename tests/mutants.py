@@ -3,7 +3,7 @@
 Each mutant is one substitution in one file. It must be killed by the scripts of ``property.py``; with ``--no-debug``
 the cache's own second books are off, so that only the model can see it. A mutant whose text is no longer in the core is
 reported as stale. What killed them, by the model alone, with 106,000 operations over all compositions (56 of 59, most
-within the first 2,000; * killed with more operations or by a named test, see below):
+in the first 500 of a composition; * killed with more operations or by a named test, see below):
 
 check                                     mutants that it killed
 content equals the key                    split slices off by a page; state of the wrong boundary; state before its op;
