@@ -1,0 +1,81 @@
+"""Simulated streams: work that runs when a test says so, one piece at a time, in any order that the edges allow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ..errors import InvariantError
+from ..streams import Event, Stream
+
+
+class SimulatedStream(Stream):
+    """A queue that a ``Simulation`` empties. ``pending`` holds work and the events that are waited for."""
+
+    __slots__ = ("over", "pending")
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.pending: deque[Callable[[], object] | Event] = deque()
+        self.over = 0
+
+    def run(self, work: Callable[[], object]) -> None:
+        self.tick += 1
+        self.pending.append(work)
+
+    def _wait(self, event: Event) -> None:
+        self.tick += 1
+        self.pending.append(event)
+
+    def reached(self, event: Event) -> bool:
+        return self.over >= event.tick
+
+    def until(self, event: Event, timeout: float | None) -> bool:
+        while not self.reached(event):
+            if not self.ready:
+                raise InvariantError(f"{event!r} is waited for, and {self!r} cannot go on")
+            self.advance()
+        return True
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next piece can run: there is one, and the event that it waits for is over."""
+        if not self.pending:
+            return False
+        head = self.pending[0]
+        return not isinstance(head, Event) or head.stream.reached(head)
+
+    def advance(self) -> None:
+        """Run the next piece."""
+        head = self.pending.popleft()
+        if not isinstance(head, Event):
+            try:
+                head()
+            except BaseException as error:
+                self._failures.append((self.over + 1, error))
+        self.over += 1
+
+
+class Simulation:
+    """Some simulated streams, and which of them can go on."""
+
+    def __init__(self, *names: str) -> None:
+        self.streams = [SimulatedStream(name) for name in names]
+
+    def __getitem__(self, name: str) -> SimulatedStream:
+        for stream in self.streams:
+            if stream.name == name:
+                return stream
+        raise KeyError(name)
+
+    @property
+    def ready(self) -> list[SimulatedStream]:
+        return [stream for stream in self.streams if stream.ready]
+
+    def drain(self) -> None:
+        """Run everything, in the order of the streams."""
+        while ready := self.ready:
+            ready[0].advance()
+        for stream in self.streams:
+            if stream.pending:
+                raise InvariantError(f"{stream!r} waits for what never comes")
