@@ -38,6 +38,7 @@ class Assembly(Asking):
             )
         self._page_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PageLane))
         self._point_lanes = tuple(lane for lane in self._lanes if lane.unit == "boundary")
+        self._thins = any(lane.part.manifest.states_per_path is not None for lane in self._point_lanes)
         self._plain = not self._point_lanes and all(lane.shared and not lane.replay for lane in self._lanes)
         self._retaining = bool(self._point_lanes) or any(lane.retains for lane in self._lanes)
         self._longest = min(

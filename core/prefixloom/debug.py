@@ -199,7 +199,7 @@ def holding_slots(lane: Lane, holding: Any) -> list[int]:
     """The slots that a sequence's holding owns."""
     if lane.unit == "boundary":
         return list(holding.slots())
-    return [slot for slot in holding.table[holding.owned :] if slot != ABSENT]
+    return [slot for slot in holding.table[holding.owned - holding.base :] if slot != ABSENT]
 
 
 def covered_nodes(lane: Lane, record: Any) -> list[Node]:

@@ -61,7 +61,10 @@ def _drops_on_split(cache: Cache, lane: Lane, node: Node, boundary: int) -> bool
 
 def stops(sequence: Sequence, upto: int) -> Iterable[int]:
     """Where a publication up to ``upto`` must end a node: at each state's deepest checkpoint, and at ``upto``."""
-    if not any(holding.tracks for _, holding in sequence._states):
+    for _, holding in sequence._states:
+        if holding.tracks:
+            break
+    else:
         return (upto,)
     found = {upto}
     for lane, holding in sequence._states:
@@ -88,6 +91,7 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
         donors, pairs = _donors(cache, pairs, upto)
     start = at * width
     key = sequence._key_between(start, upto * width)
+    run: list[Node] = []
     while at < upto:
         kids = node.kids
         first = at * width - start
@@ -105,9 +109,10 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
             if sequence.priority > node.priority:
                 node.priority = sequence.priority
         at = node.end
-        for lane, holding in pairs:
-            lane.adopt(node, holding)
-    if cache._point_lanes:
+        run.append(node)
+    for lane, holding in pairs:
+        lane.adopt(run, holding)
+    if cache._thins:
         _thin(cache, pairs, node)
     sequence.published = upto
     if last:

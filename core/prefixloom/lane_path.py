@@ -144,24 +144,41 @@ class PathLane(PageLane):
             data = b"".join(parts)
         return data if boundary == node.end else data[: boundary // self.page * ID_BYTES]
 
-    def adopt(self, node: Node, holding: Holding) -> None:
+    def adopt(self, run: list[Node], holding: Holding) -> None:
+        """What the tree has of a run lies in front, since residency is closed upward: there ours are duplicates."""
         i = self.index
-        parent = node.parent
-        first, last = parent.end // self.page, node.end // self.page
-        cell = node.cells[i]
-        if cell is not None:
-            mine = self.take_over(holding, first, last)
-            self.pool.give(mine)
-            holding.table[first:last] = array("i", cell.data)
+        page = self.page
+        table = holding.table
+        up = run[0].parent.cells[i]
+        first = holding.owned
+        if up is None or first != run[0].parent.end // page:
             return
-        up = parent.cells[i]
-        if up is None or holding.owned != first:
-            return
-        data = holding.table[first:last].tobytes()
-        holding.owned = last
-        node.cells[i] = PathCell(node, data, up)
-        up.below += 1
-        self.in_tree += last - first
+        theirs: list[bytes] = []
+        for node in run:
+            cell = node.cells[i]
+            last = node.end // page
+            if cell is not None:
+                theirs.append(cell.data)
+                up = cell
+                continue
+            if theirs:
+                first = self.read_theirs(holding, b"".join(theirs))
+                theirs = []
+            cell = node.cells[i] = PathCell(node, table[first:last].tobytes(), up)
+            up.below += 1
+            self.in_tree += last - first
+            up = cell
+            first = holding.owned = last
+        if theirs:
+            self.read_theirs(holding, b"".join(theirs))
+
+    def read_theirs(self, holding: Holding, theirs: bytes) -> int:
+        """The tree has ``theirs`` where the holding begins to own: ours are freed. The page where they end."""
+        first = holding.owned
+        last = holding.owned = first + len(theirs) // ID_BYTES
+        self.pool.give(holding.table[first:last].tobytes())
+        holding.table[first:last] = array("i", theirs)
+        return last
 
     def retain(self, holding: Holding, floor: int) -> None:
         pass

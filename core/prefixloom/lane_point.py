@@ -157,9 +157,13 @@ class PointLane(Lane):
                 best = track.as_of
         return best
 
-    def adopt(self, node: Node, holding: StateHolding) -> None:
-        if node.cells[self.index] is not None:
-            return
+    def adopt(self, run: list[Node], holding: StateHolding) -> None:
+        """A publication ends where the running state stands; what was tracked may lie before."""
+        for node in run if holding.tracks else run[-1:]:
+            if node.cells[self.index] is None:
+                self.donate(node, holding)
+
+    def donate(self, node: Node, holding: StateHolding) -> None:
         slot = NO_SLOT
         for track in holding.tracks:
             if track.as_of == node.end:

@@ -252,9 +252,7 @@ class SpanLane(PageLane):
         end = node.end
         page = self.page
         low = self.tail(end) // page
-        holding = Holding(ABSENT_BYTES * low + self.gather(node, end // page - low))
-        holding.low = low
-        return holding
+        return Holding(self.gather(node, end // page - low), low)
 
     def row(self, node: Node, boundary: int) -> bytes:
         low = self.first_needed(boundary) // self.page
@@ -282,45 +280,52 @@ class SpanLane(PageLane):
         joined = parts[0] if len(parts) == 1 else b"".join(parts)
         return joined if got == size else joined[got - size :]
 
-    def adopt(self, node: Node, holding: Holding) -> None:
+    def adopt(self, run: list[Node], holding: Holding) -> None:
         i = self.index
-        first, last = node.parent.end // self.page, node.end // self.page
-        mine = holding.table[first:last].tobytes()
-        holding.owned = last
-        if mine.startswith(ABSENT_BYTES):
-            mine = strip(mine)
-        cell: SpanCell = node.cells[i]
-        if cell is not None:
-            if cell.next is not None:  # used just now, even if we bring nothing new
-                self.queue.remove(cell)
-                self.queue.add(cell)
-            self.merge(cell, mine, holding, first, last)
-            return
-        if not mine:
-            return
-        pages = present(mine)
-        cell = SpanCell(node, mine, pages)
-        node.cells[i] = cell
-        self.in_tree += pages
-        self.queue.add(cell)
-        self.find_slack(cell)
-
-    def merge(self, cell: SpanCell, mine: bytes, holding: Holding, first: int, last: int) -> None:
-        """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has."""
-        count = last - first
-        if cell.pages == count:  # the tree has it all: ours are duplicates
-            lead = count - len(mine) // ID_BYTES
-            if mine and ABSENT_BYTES not in mine:
-                self.pool.give(mine)
-                holding.table[first + lead : last] = array("i", cell.data[lead * ID_BYTES :])
-                return
+        page, base, table, queue = self.page, holding.base, holding.table, self.queue
+        last = holding.owned
+        for node in run:
+            first, last = last, node.end // page
+            cell: SpanCell = node.cells[i]
+            if cell is not None and cell.next is not None:  # used just now, even if we bring nothing new
+                queue.remove(cell)
+                queue.add(cell)
+            if last <= base:
+                continue
+            mine = table[first - base if first > base else 0 : last - base].tobytes()
+            if mine.startswith(ABSENT_BYTES):
+                mine = strip(mine)
             if not mine:
-                return
-        ours = array("i", ABSENT_BYTES * (count - len(mine) // ID_BYTES) + mine)
+                continue
+            if cell is not None:
+                self.merge(cell, mine, holding)
+                continue
+            pages = present(mine)
+            cell = node.cells[i] = SpanCell(node, mine, pages)
+            self.in_tree += pages
+            queue.add(cell)
+            self.find_slack(cell)
+        holding.owned = last if last > base else base
+
+    def merge(self, cell: SpanCell, mine: bytes, holding: Holding) -> None:
+        """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has.
+
+        ``mine``: our last pages of the cell's edge.
+        """
+        node = cell.node
+        count = (node.end - node.parent.end) // self.page
+        last = node.end // self.page - holding.base
+        first = last - len(mine) // ID_BYTES
+        if cell.pages == count and ABSENT_BYTES not in mine:  # the tree has it all: ours are duplicates
+            self.pool.give(mine)
+            holding.table[first:last] = array("i", cell.data[-len(mine) :])
+            return
+        ours = array("i", mine)
+        lead = count - len(ours)
         tree = array("i", ABSENT_BYTES * (count - len(cell.data) // ID_BYTES) + cell.data)
         duplicates = array("i")
         filled = 0
-        for p, slot in enumerate(ours):
+        for p, slot in enumerate(ours, lead):
             if slot == ABSENT:
                 continue
             if tree[p] == ABSENT:
@@ -342,25 +347,41 @@ class SpanLane(PageLane):
             self.queue.add(cell)
         # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
         for p, slot in enumerate(ours):
-            holding.table[first + p] = ABSENT if slot == ABSENT else tree[p]
+            holding.table[first + p] = ABSENT if slot == ABSENT else tree[lead + p]
 
     def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
         return merged((*keep, (self.first_needed(upto), upto)))
 
     def hold_back(self, holding: Holding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
-        page, table = self.page, holding.table
+        page, base, table = self.page, holding.base, holding.table
         spans = self.kept(upto, keep)
         gone = array("i")
-        for p in range(start // page, upto // page):
+        for p in range(max(base, start // page), upto // page):
             lo, hi = p * page, (p + 1) * page
-            if table[p] != ABSENT and not any(a < hi and lo < b for a, b in spans):
-                gone.append(table[p])
-                table[p] = ABSENT
+            if table[p - base] != ABSENT and not any(a < hi and lo < b for a, b in spans):
+                gone.append(table[p - base])
+                table[p - base] = ABSENT
         if gone:
             self.pool.give(gone.tobytes())
 
     def retain(self, holding: Holding, floor: int) -> None:
-        self.forget(holding, self.first_needed(floor) // self.page)
+        self.forget(holding, self.tail(floor) // self.page)
+
+    def forget(self, holding: Holding, page: int) -> None:
+        """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
+        base, table = holding.base, holding.table
+        count = page - base
+        if count <= 0:
+            return
+        if count > len(table):
+            count = len(table)
+            page = base + count
+        if page > holding.owned:
+            data = table[holding.owned - base : count].tobytes()
+            self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
+            holding.owned = page
+        del table[:count]
+        holding.base = page
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
         page, spans = self.page, self.kept(length, ())
@@ -375,7 +396,7 @@ class SpanLane(PageLane):
         self.forget(holding, min(first // self.page, holding.owned))
 
     def passed(self, holding: Holding, boundary: int) -> bool:
-        return holding.low * self.page >= boundary
+        return holding.base * self.page >= boundary
 
     # ------------------------------------------------------------ eviction
     def size(self, cell: SpanCell) -> int:

@@ -108,8 +108,8 @@ class Sequence(Named, Handle):
 
     def pages(self, component: str) -> list[int]:
         """Page numbers by position, -1 where absent; for a boundary component, its running slot."""
-        holding = self._holding(component)[1]
-        return list(holding.table) if hasattr(holding, "table") else [holding.slot]
+        lane, holding = self._holding(component)
+        return [holding.slot] if lane.unit == "boundary" else holding.row()
 
     def rewind_slots(self, component: str) -> list[int]:
         """Slots where a step of at most ``max_rewind + 1`` tokens writes a boundary component's state after each."""
@@ -149,7 +149,7 @@ class Sequence(Named, Handle):
         wanted = []
         tight = False
         for lane, holding in self._paged:
-            missing = -(-length // lane.page) - len(holding.table)
+            missing = -(-length // lane.page) - holding.base - len(holding.table)
             if missing > 0:
                 wanted.append((lane, missing, holding))
                 if missing > len(lane.pool._free):
@@ -163,7 +163,7 @@ class Sequence(Named, Handle):
             cache._leave("grow")
 
     def _grow_arriving(self, cache: Cache, count: int, length: int) -> None:
-        needed = [lane.needed_pages(len(holding.table), length) for lane, holding in self._paged]
+        needed = [lane.needed_pages(holding.base + len(holding.table), length) for lane, holding in self._paged]
         wanted = [(lane, sum(pages), holding) for (lane, holding), pages in zip(self._paged, needed, strict=True)]
         make_room(cache, wanted, "reserve", count, self)
         for (lane, slots, holding), pages in zip(wanted, needed, strict=True):
