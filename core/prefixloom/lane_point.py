@@ -122,6 +122,8 @@ class PointLane(Lane):
 
     # ------------------------------------------------------------ sequences
     def open(self, node: Node) -> StateHolding:
+        if self.per_sequence == 1:
+            return StateHolding(self.pool.take_one(), node.end, ())
         slots = self.pool.take(self.per_sequence)
         return StateHolding(slots[0], node.end, tuple(slots[1:]))
 
@@ -190,7 +192,7 @@ class PointLane(Lane):
         )
 
     def renew(self, holding: StateHolding) -> None:
-        holding.slot = self.pool.take(1)[0]
+        holding.slot = self.pool.take_one()
 
     def thin(self, node: Node) -> int:
         """With a bound on states per path, drop one above ``node`` if there are too many; how many were dropped.
@@ -235,8 +237,13 @@ class PointLane(Lane):
         return len(holding.slots())
 
     def close(self, holding: StateHolding) -> None:
-        for slot in holding.slots():
-            self.pool.give_one(slot)
+        give = self.pool.give_one
+        if holding.slot != NO_SLOT:
+            give(holding.slot)
+        for track in holding.tracks:
+            give(track.slot)
+        for slot in holding.steps:
+            give(slot)
         holding.slot = NO_SLOT
         holding.ready = False
         holding.tracks = []

@@ -81,7 +81,8 @@ class SpanLane(PageLane):
 
     def hole(self, node: Node, boundary: int) -> int:
         """The lowest known position that ``boundary`` needs and that is absent; -1 if all is there."""
-        return self.hole_in(node, self.first_needed(boundary), boundary)
+        page = self.page
+        return self.hole_in(node, self.tail(boundary) // page * page, boundary)
 
     def hole_in(self, node: Node, low: int, high: int) -> int:
         """A hole in positions [low, high) of the path to ``node``; -1 if there is none."""
@@ -124,7 +125,7 @@ class SpanLane(PageLane):
     def acquire(self, node: Node) -> Any:
         i = self.index
         end = node.end
-        low = self.first_needed(end)
+        low = self.tail(end)
         above = node
         while above.end > low:
             cell = above.cells[i]
@@ -288,8 +289,7 @@ class SpanLane(PageLane):
             first, last = last, node.end // page
             cell: SpanCell = node.cells[i]
             if cell is not None and cell.next is not None:  # used just now, even if we bring nothing new
-                queue.remove(cell)
-                queue.add(cell)
+                queue.touch(cell)
             if last <= base:
                 continue
             mine = table[first - base if first > base else 0 : last - base].tobytes()
@@ -365,7 +365,9 @@ class SpanLane(PageLane):
             self.pool.give(gone.tobytes())
 
     def retain(self, holding: Holding, floor: int) -> None:
-        self.forget(holding, self.tail(floor) // self.page)
+        page = self.tail(floor) // self.page
+        if page > holding.base:
+            self.forget(holding, page)
 
     def forget(self, holding: Holding, page: int) -> None:
         """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
@@ -410,6 +412,30 @@ class SpanLane(PageLane):
         self.pool.give(data if len(data) // ID_BYTES == cell.pages else without_absent(data))
         self.in_tree -= cell.pages
         return cell.pages
+
+    def evict(self, count: int, freed: list[Node]) -> int:
+        i = self.index
+        queue = self.queue
+        got = 0
+        out = []
+        while got < count:
+            cell: SpanCell | None = queue.pop()
+            if cell is None:
+                break
+            if cell.slack is not None:
+                self.drop_slack(cell)
+            node = cell.node
+            node.cells[i] = None
+            freed.append(node)
+            queue.forget(cell)
+            data = cell.data
+            pages = cell.pages
+            out.append(data if len(data) == pages * ID_BYTES else without_absent(data))
+            got += pages
+        if out:
+            self.pool.give(b"".join(out))
+            self.in_tree -= got
+        return got
 
 
 def strip(data: bytes) -> bytes:

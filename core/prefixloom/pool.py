@@ -103,6 +103,10 @@ class Pool:
         del free[-count:]
         return ids
 
+    def take_one(self) -> int:
+        """``take`` of a single slot."""
+        return self._free.pop()
+
     def give(self, data: bytes) -> None:
         """Back to the free list. ``data`` holds page numbers, none of them absent; the caller owned them."""
         self._free.frombytes(data)
@@ -162,6 +166,9 @@ class DebugPool(Pool):
                 raise InvariantError(f"pool {self.name!r}: slot {slot} was on the free list while owned")
             self.used[slot] = 1
         return ids
+
+    def take_one(self) -> int:
+        return self.take(1)[0]
 
     def _returned(self, slot: int) -> None:
         if not 0 <= slot < self.capacity or not self.used[slot]:

@@ -7,6 +7,7 @@ overlap a slot is taken before its token is known. Whatever happens in a ``with`
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from .plan import MatchPlan
     from .values import Op
 
+    Pairs = Many[tuple[Any, Any]]
+
 
 class Sequence(Named, Handle):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
@@ -36,10 +39,10 @@ class Sequence(Named, Handle):
         "_states", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
     )  # fmt: skip
 
-    _pairs: tuple[tuple[Any, Any], ...]  # (lane, holding) of every component
-    _paged: tuple[tuple[Any, Any], ...]  # those with page cells
-    _shared: tuple[tuple[Any, Any], ...]  # those that publish
-    _states: tuple[tuple[PointLane, StateHolding], ...]  # those with boundary cells
+    _pairs: Pairs  # (lane, holding) of every component, those with page cells first
+    _paged: Pairs  # those with page cells
+    _shared: Pairs  # those that publish
+    _states: Many[tuple[PointLane, StateHolding]]  # those with boundary cells
     _fills: list[Fill]
     _claimed_ops: list[Op]
 
