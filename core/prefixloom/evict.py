@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: object = None) -> None:
     """Evict until each (lane, pages, holding) has its free pages; CapacityError, nothing evicted, if one cannot."""
-    for lane, pages, _ in wanted:
-        if lane.spares and pages > len(lane.pool._free):
-            reclaim(cache, lane)
-        if pages > len(lane.pool._free) + lane.in_tree - lane.leased and pages > lane.pool.free + lane.evictable:
-            raise _refusal(cache, wanted, verb, count, who)
+    short: list[tuple[Lane, int]] = []
     for lane, pages, _ in wanted:
         missing = pages - len(lane.pool._free)
+        if missing > 0:
+            if lane.spares:
+                reclaim(cache, lane)
+                missing = pages - len(lane.pool._free)
+            if missing > lane.in_tree - lane.leased and missing > lane.evictable:
+                raise _refusal(cache, wanted, verb, count, who)
+            short.append((lane, missing))
+    for lane, missing in short:
         if missing > 0 and evict(cache, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
             raise _refusal(cache, wanted, verb, count, who)
 
@@ -83,22 +87,13 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
             got += _evict_asking(cache, lane, count - got, freed)
     cache._epoch += 1
     cache._evicted[lane.index] += got
-    for other in lane.feeds:
-        _go_first(other, freed)
+    for other in lane.feeds:  # the nodes lost what their own boundary needed
+        i = other.index
+        useless = [cell for node in freed if (cell := node.cells[i]) is not None and cell.next is not None]
+        if useless:
+            other.queue.hurry(useless)
     cache._tree.prune_all(freed + emptied if emptied else freed)
     return got
-
-
-def _go_first(other: Lane, freed: list[Node]) -> None:
-    """The nodes lost what their own boundary needed: what ``other`` has there is the next of its kind to go."""
-    i = other.index
-    useless = []
-    for node in freed:
-        cell = node.cells[i]
-        if cell is not None and cell.next is not None:
-            useless.append(cell)
-    if useless:
-        other.queue.hurry(useless)
 
 
 def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> int:
