@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import CapacityError
 from .evict import make_room
 from .lane_point import PointLane
-from .lease import advance, ask_receipts, finish
+from .lease import advance, ask_receipts, conclude, finish
 from .step import Fill
 from .values import Claim, NodeView, SplitRule, WalkView
 
@@ -88,6 +88,11 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
         donors, pairs = _donors(cache, pairs, upto)
     run = nodes_for(cache, lease._node, sequence._key_between(at * width, upto * width), upto, sequence.priority)
     node = run[-1]
+    if last and receipts is None and pairs is sequence._pairs and not cache._thins:
+        conclude(cache, lease, run, pairs)
+        sequence._pairs = ()
+        sequence.published = upto
+        return
     for lane, holding in pairs:
         lane.adopt(run, holding)
     if cache._thins:

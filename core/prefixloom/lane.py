@@ -169,6 +169,12 @@ class Lane:
         """
         raise NotImplementedError
 
+    def conclude(self, run: list[Node], holding: Any, record: Any) -> None:
+        """``adopt`` of a sequence that ends there: it uncovers what its lease covered, and gives all else back."""
+        self.adopt(run, holding)
+        self.finish(record, run[-1])
+        self.close(holding)
+
     def hold_back(self, holding: Any, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
         """Give back what of [start, upto) is neither in ``keep`` nor needed at ``upto``, instead of publishing it."""
 

@@ -106,6 +106,13 @@ class PathLane(PageLane):
             above.locks = locks
         self.leased -= (record.node.end - above.node.end) // self.page
 
+    def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
+        self.adopt(run, holding)
+        self.finish(record, run[-1])
+        table = holding.table
+        if len(table) > holding.owned:
+            self.close(holding)
+
     def divide(self, upper: Node, lower: Node) -> None:
         i = self.index
         cell: PathCell = lower.cells[i]

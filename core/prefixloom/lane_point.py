@@ -161,27 +161,35 @@ class PointLane(Lane):
 
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
         """A publication ends where the running state stands; what was tracked may lie before."""
-        for node in run if holding.tracks else run[-1:]:
-            if node.cells[self.index] is None:
-                self.donate(node, holding)
-
-    def donate(self, node: Node, holding: StateHolding) -> None:
-        slot = NO_SLOT
-        for track in holding.tracks:
-            if track.as_of == node.end:
-                slot = track.slot
-                holding.tracks.remove(track)
-                break
-        else:
-            if holding.as_of != node.end or not self.complete(holding):
-                return
-            slot = holding.slot
+        if holding.tracks:
+            for node in run:
+                self.adopt_track(node, holding)
+        node = run[-1]
+        if node.cells[self.index] is None and holding.as_of == node.end and self.complete(holding):
+            self.keep(node, holding.slot)
             holding.slot = NO_SLOT
             holding.ready = False
-        cell = Cell(node, slot)
-        node.cells[self.index] = cell
+
+    def adopt_track(self, node: Node, holding: StateHolding) -> None:
+        if node.cells[self.index] is None:
+            for track in holding.tracks:
+                if track.as_of == node.end:
+                    holding.tracks.remove(track)
+                    self.keep(node, track.slot)
+                    return
+
+    def keep(self, node: Node, slot: int) -> None:
+        """The tree takes a state over."""
+        cell = node.cells[self.index] = Cell(node, slot)
         self.in_tree += 1
         self.queue.add(cell)
+
+    def conclude(self, run: list[Node], holding: StateHolding, record: Cell | None) -> None:
+        self.adopt(run, holding)
+        if record is not None:
+            self.release(record)
+        if holding.slot != NO_SLOT or holding.tracks or holding.steps:
+            self.close(holding)
 
     def donates(self, holding: StateHolding, boundary: int) -> bool:
         """Whether publishing ``boundary`` takes the running state, so that the sequence needs a fresh slot."""
