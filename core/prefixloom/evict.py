@@ -87,12 +87,14 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
             got += _evict_asking(cache, lane, count - got, freed)
     cache._epoch += 1
     cache._evicted[lane.index] += got
+    if emptied:
+        cache._tree.prune_all(emptied)
     for other in lane.feeds:  # the nodes lost what their own boundary needed
         i = other.index
         useless = [cell for node in freed if (cell := node.cells[i]) is not None and cell.next is not None]
         if useless:
             other.queue.hurry(useless)
-    cache._tree.prune_all(freed + emptied if emptied else freed)
+    cache._tree.prune_all(freed)
     return got
 
 

@@ -13,7 +13,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane
-from .policy import Queue
+from .policy import ListQueue, Queue
 from .pool import Pool
 from .tree import Node
 
@@ -273,19 +273,19 @@ class PointLane(Lane):
 
     # ------------------------------------------------------------ eviction
     def evict(self, count: int, freed: list[Node]) -> int:
-        i = self.index
         queue = self.queue
-        give = self.pool.give_one
+        forget = None if queue.__class__ is ListQueue else queue.forget
         got = 0
         while got < count:
             cell = queue.pop()
             if cell is None:
                 break
             node = cell.node
-            node.cells[i] = None
+            node.cells[self.index] = None
             freed.append(node)
-            give(cell.data)
-            queue.forget(cell)
+            self.pool.give_one(cell.data)
+            if forget is not None:
+                forget(cell)
             got += 1
         self.in_tree -= got
         return got

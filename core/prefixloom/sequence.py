@@ -140,7 +140,9 @@ class Sequence(Named, Handle):
         ``arriving``: the tokens were computed elsewhere and only what resuming at their end needs will be filled in; a
         component gets slots for that (a window's tail), and *absent* for the rest.
         """
-        cache = self._usable()
+        cache = self._lease._cache
+        if cache is None or cache._guarded:
+            cache = self._usable()
         if count.__class__ is not int or count < 0:
             raise InputError(f"grow takes a number of tokens from 0 up, got {count!r}")
         length = self.reserved + count
@@ -160,7 +162,7 @@ class Sequence(Named, Handle):
         if tight:
             make_room(cache, wanted, "reserve", count, self)
         for lane, missing, holding in wanted:
-            holding.table.extend(lane.pool.take(missing))
+            holding.table += lane.pool.take(missing)
         self.reserved = length
         if cache._debug is not None:
             cache._leave("grow")
@@ -177,7 +179,9 @@ class Sequence(Named, Handle):
 
     def append(self, tokens: Any) -> None:
         """Name the tokens that follow the named ones."""
-        cache = self._usable()
+        cache = self._lease._cache
+        if cache is None or cache._guarded:
+            cache = self._usable()
         self._append(tokens if tokens.__class__ is Tokens else encode(tokens))
         if cache._debug is not None:
             cache._leave("append")
