@@ -89,11 +89,10 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
     cache._evicted[lane.index] += got
     if emptied:
         cache._tree.prune_all(emptied)
-    for other in lane.feeds:  # the nodes lost what their own boundary needed
-        i = other.index
-        useless = [cell for node in freed if (cell := node.cells[i]) is not None and cell.next is not None]
-        if useless:
-            other.queue.hurry(useless)
+    for other in lane.feeds:
+        other.useless += freed
+        if len(other.useless) > other.most_useless:
+            other.sift_useless()
     cache._tree.prune_all(freed)
     return got
 

@@ -195,7 +195,7 @@ class PathLane(PageLane):
 
     def pop_victim(self) -> PathCell | None:
         while True:
-            cell: PathCell | None = self.queue.pop()
+            cell: PathCell | None = super().pop_victim()
             if cell is None or not cell.below:  # an inner anchor returns when its last child has gone
                 return cell
 
@@ -236,7 +236,7 @@ class PathLane(PageLane):
         cell: PathCell | None = None
         while got < wanted:
             if cell is None:
-                cell = pop()
+                cell = self.pop_victim() if self.useless else pop()
                 if cell is None:
                     break
                 if cell.below:

@@ -277,7 +277,7 @@ class PointLane(Lane):
         forget = None if queue.__class__ is ListQueue else queue.forget
         got = 0
         while got < count:
-            cell = queue.pop()
+            cell = self.pop_victim() if self.useless else queue.pop()
             if cell is None:
                 break
             node = cell.node

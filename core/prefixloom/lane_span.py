@@ -427,7 +427,7 @@ class SpanLane(PageLane):
         got = 0
         out = []
         while got < count:
-            cell: SpanCell | None = queue.pop()
+            cell: SpanCell | None = self.pop_victim() if self.useless else queue.pop()
             if cell is None:
                 break
             if cell.slack is not None:
