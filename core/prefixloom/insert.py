@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import CapacityError
 from .evict import make_room
 from .lane_point import PointLane
-from .lease import advance, ask_receipts, conclude, finish
+from .lease import advance, ask_receipts, conclude
 from .step import Fill
 from .values import Claim, NodeView, SplitRule, WalkView
 
@@ -88,22 +88,18 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
         donors, pairs = _donors(cache, pairs, upto)
     run = nodes_for(cache, lease._node, sequence._key_between(at * width, upto * width), upto, sequence.priority)
     node = run[-1]
-    if last and receipts is None and pairs is sequence._pairs and not cache._thins:
-        conclude(cache, lease, run, pairs)
+    if last and receipts is None:
+        conclude(cache, lease, run, sequence._pairs, pairs)
         sequence._pairs = ()
-        sequence.published = upto
-        return
-    for lane, holding in pairs:
-        lane.adopt(run, holding)
+    else:
+        for lane, holding in pairs:
+            lane.adopt(run, holding)
+        advance(cache, lease, node, receipts)
+        for lane, holding in donors:
+            _renew(sequence, lane, holding, node)
     if cache._thins:
         _thin(cache, pairs, node)
     sequence.published = upto
-    if last:
-        finish(cache, lease, node, receipts)
-        return
-    advance(cache, lease, node, receipts)
-    for lane, holding in donors:
-        _renew(sequence, lane, holding, node)
 
 
 def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) -> list[Node]:

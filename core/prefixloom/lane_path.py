@@ -84,7 +84,9 @@ class PathLane(PageLane):
                 above.locks = locks
             self.leased -= (record.node.end - above.node.end) // self.page
 
-    def finish(self, record: PathCell, node: Node) -> None:
+    def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
+        self.adopt(run, holding)
+        node = run[-1]
         i = self.index
         cell: PathCell = node.cells[i]
         while cell is None:
@@ -92,25 +94,20 @@ class PathLane(PageLane):
             cell = node.cells[i]
         if cell is record:
             self.release(record)
-            return
-        if not cell.locks:
-            if cell.next is not None:
-                self.queue.remove(cell)
-            self.queue.add(cell)
-        locks = record.locks - 1
-        record.locks = locks
-        above = record
-        while not locks:
-            above = above.up
-            locks = above.locks - 1
-            above.locks = locks
-        self.leased -= (record.node.end - above.node.end) // self.page
-
-    def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
-        self.adopt(run, holding)
-        self.finish(record, run[-1])
-        table = holding.table
-        if len(table) > holding.owned:
+        else:
+            if not cell.locks:
+                if cell.next is not None:
+                    self.queue.remove(cell)
+                self.queue.add(cell)
+            locks = record.locks - 1
+            record.locks = locks
+            above = record
+            while not locks:
+                above = above.up
+                locks = above.locks - 1
+                above.locks = locks
+            self.leased -= (record.node.end - above.node.end) // self.page
+        if len(holding.table) > holding.owned:
             self.close(holding)
 
     def divide(self, upper: Node, lower: Node) -> None:

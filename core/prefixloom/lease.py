@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .tree import Node
 
+Pairs = Sequence[tuple[Any, Any]]
 H = TypeVar("H", bound="Hold")
 
 
@@ -34,7 +35,7 @@ class Hold(Handle):
 
     _where: str | None
     label: str
-    pairs: Sequence[tuple[Any, Any]]
+    pairs: Pairs
 
     def __init__(self, cache: Cache, node: Node, records: list[Any], receipts: list[Receipt | None] | None) -> None:
         self._cache: Cache | None = cache
@@ -199,34 +200,23 @@ def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None
         cache._epoch += 1
 
 
-def finish(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None] | None) -> None:
-    """The lease of a sequence that ends at ``node``: ``advance`` and ``release`` in one."""
-    if receipts is not None:
-        advance(cache, lease, node, receipts)
-        release(cache, lease)
-        return
+def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, shared: Pairs) -> None:
+    """A sequence ends at the last node of ``run``: each component hands over, uncovers and gives back in one go.
+
+    ``shared``: those of ``pairs`` that hand something over.
+    """
     lease._cache = None
     if cache._debug is not None:
         cache._debug.released(lease)
     records = lease._records
-    for lane in cache._lanes:
-        lane.finish(records[lane.index], node)
-    _ended(cache, lease, node)
-
-
-def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Sequence[tuple[Lane, Any]]) -> None:
-    """``finish`` where nobody asks for more: each component hands over, uncovers and gives back in one go."""
-    lease._cache = None
-    if cache._debug is not None:
-        cache._debug.released(lease)
-    records = lease._records
-    for lane, holding in pairs:
-        lane.conclude(run, holding, records[lane.index])
-    _ended(cache, lease, run[-1])
-
-
-def _ended(cache: Cache, lease: Hold, node: Node) -> None:
-    """The lease, which covers nothing any more, goes off its node, and ends at ``node``."""
+    node = run[-1]
+    for pair in pairs:
+        lane, holding = pair
+        if shared is pairs or pair in shared:
+            lane.conclude(run, holding, records[lane.index])
+        else:
+            lane.finish(records[lane.index], node)
+            lane.close(holding)
     old = lease._node
     lease._node = node
     old.leases -= 1
