@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError
 from .evict import make_room
+from .flight import own_slots
 from .lane_point import PointLane
 from .lease import advance, ask_receipts, finish
 from .step import Fill
@@ -29,6 +30,8 @@ def split(cache: Cache, node: Node, boundary: int) -> Node:
     """Cut ``node`` at ``boundary`` and divide every component's cell; the upper half is returned."""
     dropping = [lane for lane in cache._lanes if _drops_on_split(cache, lane, node, boundary)]
     upper = cache._tree.split(node, boundary)
+    if cache._flight.nodes:
+        cache._flight.divided(upper, node)
     upper.leases += 1  # the caller goes on from here
     for lane in cache._lanes:
         lane.divide(upper, node)
@@ -80,12 +83,15 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     width = tree.element_bytes
     size = tree.page_bytes
     pairs = sequence._shared
+    work = lease.work
+    flying = work is not None and not work.over
+    own = own_slots(pairs) if flying else []
     receipts = ask_receipts(cache, sequence.namespace, upto) if cache._lock_hooks else None
     if cache._insert_hooks:
         pairs = _ask_keep(cache, sequence, at, upto, last)
     donors: list[tuple[Lane, Any]] = []
     if cache._point_lanes and not last:
-        donors, pairs = _donors(cache, pairs, upto)
+        donors, pairs = _donors(cache, sequence, pairs, upto)
     start = at * width
     key = sequence._key_between(start, upto * width)
     while at < upto:
@@ -110,6 +116,13 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     if cache._point_lanes:
         _thin(cache, pairs, node)
     sequence.published = upto
+    old = lease._node
+    if work is not None and flying:
+        cache._flight.publishing(lease, work, old, node, own)
+    if cache._flight.nodes:
+        cache._flight.read(lease, node)
+    if cache._debug is not None:
+        cache._debug.published(old, node)
     if last:
         finish(cache, lease, node, receipts)
         return
@@ -145,7 +158,7 @@ def _ask_keep(cache: Cache, sequence: Sequence, start: int, upto: int, last: boo
     return tuple(pairs)
 
 
-def _donors(cache: Cache, pairs: Pairs, upto: int) -> tuple[list[tuple[Lane, Any]], Pairs]:
+def _donors(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int) -> tuple[list[tuple[Lane, Any]], Pairs]:
     """Boundary components whose running state stands for ``upto`` and that have a free slot to go on with.
 
     A component for which no slot can be had keeps its state: a checkpoint is optional, serving is not.
@@ -155,7 +168,7 @@ def _donors(cache: Cache, pairs: Pairs, upto: int) -> tuple[list[tuple[Lane, Any
     for lane, holding in pairs:
         if isinstance(lane, PointLane) and lane.donates(holding, upto):
             try:
-                make_room(cache, [(lane, 1, holding)], "checkpoint")
+                sequence._lease.after(make_room(cache, [(lane, 1, holding)], "checkpoint"))
             except CapacityError:
                 cache._skipped_checkpoints += 1
                 continue

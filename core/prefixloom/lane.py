@@ -44,16 +44,21 @@ class Holding:
     ``table[p]`` is the slot of page p or *absent*. Pages from ``owned`` on are the sequence's own; those before belong
     to the tree and are read under the sequence's lease. Nothing before page ``low`` is present any more. ``floor`` is
     the lowest boundary that the sequence may still publish or rewind to: what none from there on needs may be given
-    back.
+    back. Pages before ``changed`` are as they were when a kernel's table was last written.
     """
 
-    __slots__ = ("floor", "low", "owned", "table")
+    __slots__ = ("changed", "floor", "low", "owned", "table")
 
     def __init__(self, data: bytes) -> None:
-        self.floor = 0
+        self.changed = self.floor = 0
         self.table: array[int] = array("i", data)
         self.owned = len(self.table)
         self.low = 0
+
+    def change(self, page: int) -> None:
+        """``table`` changes from ``page`` on."""
+        if page < self.changed:
+            self.changed = page
 
     def own_pages(self) -> bytes:
         """The pages that the sequence owns, *absent* left out."""
@@ -63,6 +68,14 @@ class Holding:
 
 def without_absent(data: bytes) -> bytes:
     return array("i", [slot for slot in array("i", data) if slot != ABSENT]).tobytes()
+
+
+def strip(data: bytes) -> bytes:
+    """``data`` without the absent pages in front."""
+    if not data.startswith(ABSENT_BYTES):
+        return data
+    gone = len(data) - len(data.lstrip(b"\xff"))  # it may take up to three bytes of the first page number too many
+    return data[gone // ID_BYTES * ID_BYTES :]
 
 
 class Lane:
@@ -240,6 +253,31 @@ class Lane:
         """Whether nothing stands in the way of freeing ``cell``."""
         return not cell.locks
 
+    # ------------------------------------------------------------ who owns what
+    def slots_of(self, cell: Any) -> list[int]:
+        """The slots that a cell, or None, owns."""
+        raise NotImplementedError
+
+    def own_slots(self, holding: Any) -> list[int]:
+        """The slots that a running sequence owns."""
+        raise NotImplementedError
+
+    def touches(self, holding: Any, start: int, end: int, reads: list[int], writes: list[int]) -> None:
+        """Add the slots that the layers of a step over positions [start, end) read, and those that they write."""
+        raise NotImplementedError
+
+    def retract(self, node: Node, slots: set[int]) -> None:
+        """What was published in ``slots`` is void: free what ``node`` holds of them, and what needs that."""
+        cell = node.cells[self.index]
+        if cell is not None and not cell.locks and slots.issuperset(self.slots_of(cell)):
+            self.drop_cell(cell)
+
+    def drop_cell(self, cell: Any) -> None:
+        """Free a cell that may stand in the queue."""
+        if cell.next is not None:
+            self.queue.remove(cell)
+        self.free_cell(cell)
+
 
 class PageLane(Lane):
     """What the lanes of page cells share: tables, growth, closing."""
@@ -253,6 +291,19 @@ class PageLane(Lane):
     def owned(self, holding: Holding) -> int:
         return len(holding.own_pages()) // ID_BYTES
 
+    def slots_of(self, cell: Any) -> list[int]:
+        return [] if cell is None else [slot for slot in array("i", cell.data) if slot != ABSENT]
+
+    def touches(self, holding: Holding, start: int, end: int, reads: list[int], writes: list[int]) -> None:
+        table = holding.table
+        first = max(holding.owned, (start - self.replay) // self.page) if end > start else len(table)
+        last = -(-end // self.page)
+        reads.extend(slot for slot in table[:first] if slot != ABSENT)
+        writes.extend(slot for slot in table[first:last] if slot != ABSENT)
+
+    def own_slots(self, holding: Holding) -> list[int]:
+        return array("i", holding.own_pages()).tolist()
+
     def close(self, holding: Holding) -> None:
         table = holding.table
         if len(table) > holding.owned:
@@ -265,6 +316,7 @@ class PageLane(Lane):
         if dropped:
             self.pool.give(without_absent(dropped) if ABSENT_BYTES in dropped else dropped)
             del holding.table[keep:]
+            holding.change(keep)
 
     def forget(self, holding: Holding, page: int) -> None:
         """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
@@ -279,6 +331,7 @@ class PageLane(Lane):
             self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
         table[low:page] = array("i", ABSENT_BYTES * (page - low))
         holding.low = page
+        holding.change(low)
 
     def replayed_pages(self, boundary: int) -> int:
         """Pages that rebuilding for a resume at ``boundary`` writes."""
@@ -290,6 +343,7 @@ class PageLane(Lane):
         count = self.replayed_pages(last * self.page)
         if count:
             holding.table[last - count :] = self.pool.take(count)
+            holding.change(last - count)
             holding.owned = holding.low = last - count
 
     def needed_pages(self, first: int, length: int) -> list[bool]:

@@ -153,6 +153,7 @@ class PathLane(PageLane):
             mine = self.take_over(holding, first, last)
             self.pool.give(mine)
             holding.table[first:last] = array("i", cell.data)
+            holding.change(first)
             return
         up = parent.cells[i]
         if up is None or holding.owned != first:
@@ -230,6 +231,21 @@ class PathLane(PageLane):
         got //= ID_BYTES
         self.in_tree -= got
         return got
+
+    def retract(self, node: Node, slots: set[int]) -> None:
+        """A boundary needs all above it, so whatever lies below goes too, the deepest first."""
+        cell: PathCell = node.cells[self.index]
+        if cell is None or not slots.issuperset(self.slots_of(cell)):
+            return
+        i = self.index
+        below = [cell]
+        for above in below:
+            for kid in (above.node.kids or {}).values():
+                if kid.cells[i] is not None:
+                    below.append(kid.cells[i])
+        for each in reversed(below):
+            if not each.locks:
+                self.drop_cell(each)
 
     def uncovered(self, cell: PathCell) -> bool:
         return not cell.locks and not cell.below

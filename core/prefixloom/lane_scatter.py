@@ -158,5 +158,6 @@ class ScatterLane(SpanLane):
                 table[p] = ABSENT
                 if p >= holding.owned:
                     gone.append(slot)
+                holding.change(p)
         if gone:
             self.pool.give(gone.tobytes())

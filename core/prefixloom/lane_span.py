@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .lane import Cell, Holding, PageLane, without_absent
+from .lane import Cell, Holding, PageLane, strip, without_absent
 from .policy import Link, ListQueue, Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .reach import Interval, merged
@@ -234,6 +234,10 @@ class SpanLane(PageLane):
         a, b = first * ID_BYTES, last * ID_BYTES
         gone = without_absent(cell.data[a:b])
         cell.data = strip(cell.data[:a] + ABSENT_BYTES * (last - first) + cell.data[b:])
+        return self.lose(cell, gone)
+
+    def lose(self, cell: SpanCell, gone: bytes) -> int:
+        """``gone`` is no longer part of ``cell``: free it, and the cell if nothing is left of it."""
         pages = len(gone) // ID_BYTES
         cell.pages -= pages
         self.in_tree -= pages
@@ -313,6 +317,7 @@ class SpanLane(PageLane):
             if mine and ABSENT_BYTES not in mine:
                 self.pool.give(mine)
                 holding.table[first + lead : last] = array("i", cell.data[lead * ID_BYTES :])
+                holding.change(first)
                 return
             if not mine:
                 return
@@ -343,6 +348,7 @@ class SpanLane(PageLane):
         # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
         for p, slot in enumerate(ours):
             holding.table[first + p] = ABSENT if slot == ABSENT else tree[p]
+        holding.change(first)
 
     def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
         return merged((*keep, (self.first_needed(upto), upto)))
@@ -358,6 +364,7 @@ class SpanLane(PageLane):
                 table[p] = ABSENT
         if gone:
             self.pool.give(gone.tobytes())
+            holding.change(start // page)
 
     def retain(self, holding: Holding, floor: int) -> None:
         self.forget(holding, self.first_needed(floor) // self.page)
@@ -390,10 +397,14 @@ class SpanLane(PageLane):
         self.in_tree -= cell.pages
         return cell.pages
 
-
-def strip(data: bytes) -> bytes:
-    """``data`` without the absent pages in front."""
-    if not data.startswith(ABSENT_BYTES):
-        return data
-    gone = len(data) - len(data.lstrip(b"\xff"))  # it may take up to three bytes of the first page number too many
-    return data[gone // ID_BYTES * ID_BYTES :]
+    def retract(self, node: Node, slots: set[int]) -> None:
+        cell: SpanCell = node.cells[self.index]
+        gone = array("i", [slot for slot in self.slots_of(cell) if slot in slots])
+        if not gone:
+            return
+        self.drop_slack(cell)
+        kept = array("i", [ABSENT if slot in slots else slot for slot in array("i", cell.data)])
+        cell.data = strip(kept.tobytes())
+        self.lose(cell, gone.tobytes())
+        if cell.pages:
+            self.find_slack(cell)
