@@ -123,7 +123,7 @@ def unprotected(cache: Cache) -> list[tuple[str, int]]:
         for hold in cache._live:
             for other, holding in hold.pairs:
                 if other is lane and lane.unit == "page":
-                    borrowed: array[int] = holding.table[: holding.owned]
+                    borrowed: array[int] = holding.table[: holding.owned - holding.base]
                     bad += [(lane.name, slot) for slot in borrowed if slot != ABSENT and slot not in safe]
     return bad
 

@@ -38,7 +38,12 @@ class Assembly(Asking):
             )
         self._page_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PageLane))
         self._point_lanes = tuple(lane for lane in self._lanes if lane.unit == "boundary")
-        self._plain = not self._point_lanes and all(lane.shared and not lane.replay for lane in self._lanes)
+        self._closed_lanes = tuple(lane for lane in self._page_lanes if lane.part.reach.closed_upward)
+        self._near_lanes = tuple(lane for lane in self._page_lanes if not lane.part.reach.closed_upward)
+        self._all_closed = len(self._closed_lanes) == len(self._lanes) and not self._validators
+        self._several_near = len(self._near_lanes) > 1
+        self._thins = any(lane.part.manifest.states_per_path is not None for lane in self._point_lanes)
+        self._unshared = any(not lane.shared for lane in self._lanes)
         self._retaining = bool(self._point_lanes) or any(lane.retains for lane in self._lanes)
         self._longest = min(
             (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains),

@@ -205,14 +205,9 @@ class Cache(Assembly):
         if priority:
             sequence.priority = priority
         try:
-            if self._plain and not plan._claims:
-                node = lease._node
-                pairs = []
-                for lane in self._page_lanes:
-                    pairs.append((lane, lane.open(node)))
-                sequence._pairs = sequence._paged = sequence._shared = tuple(pairs)
-            else:
-                self._take_running(sequence, plan)
+            if self._running_wanted or self._replay or plan._claims:
+                lease.after(make_room(self, self._open_wanted(plan), "open a sequence"))
+            self._open_holdings(sequence, lease._node, plan)
         except BaseException:  # no slot to be had, or a reach that raises: nothing is kept
             for lane, holding in sequence._pairs:
                 lane.close(holding)
@@ -227,22 +222,23 @@ class Cache(Assembly):
             self._leave("open")
         return sequence
 
-    def _take_running(self, sequence: Sequence, plan: MatchPlan) -> None:
-        """Slots of running states, and the ops that fill them; on a shortage the lease is given back."""
-        lease = sequence._lease
-        node = lease._node
-        lease.after(make_room(self, self._open_wanted(plan), "open a sequence"))
-        opened: list[tuple[Lane, Any]] = []
-        for lane in self._lanes:
-            opened.append((lane, lane.open(node)))
-            sequence._pairs = tuple(opened)
-        pairs = sequence._pairs
-        sequence._paged = tuple([pair for pair in pairs if pair[0].unit == "page"])
-        sequence._shared = tuple([pair for pair in pairs if pair[0].shared])
-        sequence._states = states = tuple([pair for pair in pairs if pair[0].unit == "boundary"])
-        for lane, holding in states:
-            cell = node.cells[lane.index]
-            sequence._fills.append(Fill(lane, holding, CLEAR if cell is None else cell.data))
+    def _open_holdings(self, sequence: Sequence, node: Node, plan: MatchPlan) -> None:
+        """What the sequence has of each component, and the ops that fill its running states."""
+        pairs: list[tuple[Any, Any]] = []
+        for lane in self._page_lanes:  # what these open owns nothing yet, so a reach may raise
+            pairs.append((lane, lane.open(node)))
+        sequence._paged = pairs
+        if self._point_lanes:
+            sequence._states = states = []
+            for point in self._point_lanes:
+                holding = point.open(node)
+                states.append((point, holding))
+                cell = node.cells[point.index]
+                sequence._fills.append(Fill(point, holding, CLEAR if cell is None else cell.data))
+            pairs = pairs + states
+        sequence._pairs = sequence._shared = pairs
+        if self._unshared:
+            sequence._shared = [pair for pair in pairs if pair[0].shared]
         if self._replay:
             for lane, holding in sequence._paged:
                 if lane.replay:

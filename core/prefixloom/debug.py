@@ -91,12 +91,11 @@ class Debug:
             lane.touches(holding, start, upto, [], writes)
             lane.pool.enter(writes, Stage.SEALED)
 
-    def published(self, old: Node, node: Node) -> None:
-        """What hangs between ``old`` and ``node`` is the tree's; it must have been sealed."""
-        while node is not old and node.parent is not None:
+    def published(self, run: list[Node]) -> None:
+        """What hangs at these nodes is the tree's; it must have been sealed."""
+        for node in run:
             for lane in self._cache._lanes:
                 lane.pool.enter(lane.slots_of(node.cells[lane.index]), Stage.PUBLISHED)
-            node = node.parent
 
     # ------------------------------------------------------------ checks
     def check(self, what: str) -> None:

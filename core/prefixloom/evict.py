@@ -102,11 +102,13 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
 def _go_first(other: Lane, freed: list[Node]) -> None:
     """The nodes lost what their own boundary needed: what ``other`` has there is the next of its kind to go."""
     i = other.index
+    useless = []
     for node in freed:
         cell = node.cells[i]
         if cell is not None and cell.next is not None:
-            other.queue.remove(cell)
-            other.queue.add_first(cell)
+            useless.append(cell)
+    if useless:
+        other.queue.hurry(useless)
 
 
 def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
 from .errors import ProtocolError
@@ -148,27 +149,25 @@ class Flight(Fence):
                     self.nodes.pop(node, None)
 
     # ------------------------------------------------------------ publication
-    def publishing(self, hold: Hold, work: Work, old: Node, node: Node, own: list[tuple[Lane, set[int]]]) -> None:
-        """``hold``'s sequence has published from ``old`` to ``node`` while ``work`` runs.
+    def publishing(self, hold: Hold, run: list[Node], own: list[tuple[Lane, set[int]]]) -> None:
+        """``hold``'s sequence has published the nodes of ``run``, and its last step is not over.
 
         ``own`` are the slots that it owned before: those that the tree has now are what must go if the step fails.
         """
-        nodes = []
-        while node is not old and node.parent is not None:
-            nodes.append(node)
-            node = node.parent
+        work = hold.work
+        assert work is not None
         slots = []
         for lane, mine in own:
             held: set[int] = set()
-            for node in nodes:
+            for node in run:
                 held |= mine.intersection(lane.slots_of(node.cells[lane.index]))
             if held:
                 slots.append((lane, held))
         if not slots:
             return
-        published = Published(hold, work.number, nodes, slots)
+        published = Published(hold, work.number, run, slots)
         work.published.append(published)
-        for node in nodes:
+        for node in run:
             self.nodes.setdefault(node, []).append(published)
 
     def divided(self, upper: Node, lower: Node) -> None:
@@ -245,6 +244,6 @@ def abandon(cache: Cache, hold: Hold, error: BaseException) -> None:
     release(cache, hold)
 
 
-def own_slots(pairs: tuple[tuple[Any, Any], ...]) -> list[tuple[Lane, set[int]]]:
+def own_slots(pairs: Many[tuple[Any, Any]]) -> list[tuple[Lane, set[int]]]:
     """What a running sequence owns, by lane."""
     return [(lane, set(lane.own_slots(holding))) for lane, holding in pairs]

@@ -7,6 +7,7 @@ and tombstones refilled; where it ends, a leaf is attached. Then the lease moves
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from .sequence import Sequence
     from .tree import Node
 
-    Pairs = tuple[tuple[Lane, Any], ...]
+    Pairs = Many[tuple[Any, Any]]
 
 
 def split(cache: Cache, node: Node, boundary: int) -> Node:
@@ -64,7 +65,10 @@ def _drops_on_split(cache: Cache, lane: Lane, node: Node, boundary: int) -> bool
 
 def stops(sequence: Sequence, upto: int) -> Iterable[int]:
     """Where a publication up to ``upto`` must end a node: at each state's deepest checkpoint, and at ``upto``."""
-    if not any(holding.tracks for _, holding in sequence._states):
+    for _, holding in sequence._states:
+        if holding.tracks:
+            break
+    else:
         return (upto,)
     found = {upto}
     for lane, holding in sequence._states:
@@ -84,8 +88,7 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     size = tree.page_bytes
     pairs = sequence._shared
     work = lease.work
-    flying = work is not None and not work.over
-    own = own_slots(pairs) if flying else []
+    own = own_slots(pairs) if work is not None and not work.over else None
     receipts = ask_receipts(cache, sequence.namespace, upto) if cache._lock_hooks else None
     if cache._insert_hooks:
         pairs = _ask_keep(cache, sequence, at, upto, last)
@@ -94,6 +97,7 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
         donors, pairs = _donors(cache, sequence, pairs, upto)
     start = at * width
     key = sequence._key_between(start, upto * width)
+    run: list[Node] = []
     while at < upto:
         kids = node.kids
         first = at * width - start
@@ -111,18 +115,18 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
             if sequence.priority > node.priority:
                 node.priority = sequence.priority
         at = node.end
-        for lane, holding in pairs:
-            lane.adopt(node, holding)
-    if cache._point_lanes:
+        run.append(node)
+    for lane, holding in pairs:
+        lane.adopt(run, holding)
+    if cache._thins:
         _thin(cache, pairs, node)
     sequence.published = upto
-    old = lease._node
-    if work is not None and flying:
-        cache._flight.publishing(lease, work, old, node, own)
+    if own is not None:
+        cache._flight.publishing(lease, run, own)
     if cache._flight.nodes:
         cache._flight.read(lease, node)
     if cache._debug is not None:
-        cache._debug.published(old, node)
+        cache._debug.published(run)
     if last:
         finish(cache, lease, node, receipts)
         return

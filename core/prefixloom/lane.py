@@ -41,29 +41,34 @@ class Cell(Link):
 class Holding:
     """A running sequence's pages of one component.
 
-    ``table[p]`` is the slot of page p or *absent*. Pages from ``owned`` on are the sequence's own; those before belong
-    to the tree and are read under the sequence's lease. Nothing before page ``low`` is present any more. ``floor`` is
-    the lowest boundary that the sequence may still publish or rewind to: what none from there on needs may be given
-    back. Pages before ``changed`` are as they were when a kernel's table was last written.
+    ``table`` begins at page ``base``; nothing before that is present. ``table[p - base]`` is the slot of page p or
+    *absent*. Pages from ``owned`` on, which is never below ``base``, are the sequence's own; those before belong to the
+    tree and are read under the sequence's lease. ``floor`` is the lowest boundary that the sequence may still publish
+    or rewind to: what none from there on needs may be given back. Pages before ``changed`` are as they were when a
+    kernel's table was last written.
     """
 
-    __slots__ = ("changed", "floor", "low", "owned", "table")
+    __slots__ = ("base", "changed", "floor", "owned", "table")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, base: int = 0) -> None:
         self.changed = self.floor = 0
+        self.base = base
         self.table: array[int] = array("i", data)
-        self.owned = len(self.table)
-        self.low = 0
+        self.owned = base + len(data) // ID_BYTES
 
     def change(self, page: int) -> None:
-        """``table`` changes from ``page`` on."""
+        """What is told of pages from ``page`` on changes."""
         if page < self.changed:
             self.changed = page
 
     def own_pages(self) -> bytes:
         """The pages that the sequence owns, *absent* left out."""
-        data = self.table[self.owned :].tobytes()
+        data = self.table[self.owned - self.base :].tobytes()
         return data if ABSENT_BYTES not in data else without_absent(data)
+
+    def row(self) -> list[int]:
+        """The slot of each page from 0 on, or *absent*."""
+        return [ABSENT] * self.base + self.table.tolist()
 
 
 def without_absent(data: bytes) -> bytes:
@@ -171,8 +176,11 @@ class Lane:
         """A holding that reads what a lease at ``node`` covers."""
         raise NotImplementedError
 
-    def adopt(self, node: Node, holding: Any) -> None:
-        """Move what ``holding`` owns of ``node``'s positions into a cell; a duplicate of what is there is freed."""
+    def adopt(self, run: list[Node], holding: Any) -> None:
+        """Move what ``holding`` owns of the positions of ``run`` into cells; a duplicate of what is there is freed.
+
+        ``run``: nodes one below the other, from where the holding begins to own.
+        """
         raise NotImplementedError
 
     def hold_back(self, holding: Any, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
@@ -295,9 +303,9 @@ class PageLane(Lane):
         return [] if cell is None else [slot for slot in array("i", cell.data) if slot != ABSENT]
 
     def touches(self, holding: Holding, start: int, end: int, reads: list[int], writes: list[int]) -> None:
-        table = holding.table
-        first = max(holding.owned, (start - self.replay) // self.page) if end > start else len(table)
-        last = -(-end // self.page)
+        table, base = holding.table, holding.base
+        last = -(-end // self.page) - base
+        first = max(holding.owned, (start - self.replay) // self.page) - base if end > start else last
         reads.extend(slot for slot in table[:first] if slot != ABSENT)
         writes.extend(slot for slot in table[first:last] if slot != ABSENT)
 
@@ -305,33 +313,18 @@ class PageLane(Lane):
         return array("i", holding.own_pages()).tolist()
 
     def close(self, holding: Holding) -> None:
-        table = holding.table
-        if len(table) > holding.owned:
+        end = holding.base + len(holding.table)
+        if end > holding.owned:
             self.pool.give(holding.own_pages())
-            holding.owned = len(table)
+            holding.owned = end
 
     def rewind(self, holding: Holding, length: int) -> None:
-        keep = max(-(-length // self.page), holding.owned)
+        keep = max(-(-length // self.page), holding.owned) - holding.base
         dropped = holding.table[keep:].tobytes()
         if dropped:
             self.pool.give(without_absent(dropped) if ABSENT_BYTES in dropped else dropped)
             del holding.table[keep:]
-            holding.change(keep)
-
-    def forget(self, holding: Holding, page: int) -> None:
-        """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
-        low, table = holding.low, holding.table
-        if page <= low:
-            return
-        if page > len(table):
-            page = len(table)
-        first = max(low, holding.owned)
-        if page > first:
-            data = table[first:page].tobytes()
-            self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
-        table[low:page] = array("i", ABSENT_BYTES * (page - low))
-        holding.low = page
-        holding.change(low)
+            holding.change(keep + holding.base)
 
     def replayed_pages(self, boundary: int) -> int:
         """Pages that rebuilding for a resume at ``boundary`` writes."""
@@ -339,22 +332,18 @@ class PageLane(Lane):
 
     def make_replayed(self, holding: Holding) -> None:
         """Own pages for what a resume at the holding's end rebuilds; the caller has made sure that they are free."""
-        last = len(holding.table)
+        last = holding.base + len(holding.table)
         count = self.replayed_pages(last * self.page)
         if count:
-            holding.table[last - count :] = self.pool.take(count)
-            holding.change(last - count)
-            holding.owned = holding.low = last - count
+            first = last - count
+            holding.table[max(0, first - holding.base) :] = self.pool.take(count)
+            holding.base = min(holding.base, first)
+            holding.owned = first
+            holding.change(first)
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
         """For each page from ``first`` on whether resuming at ``length`` needs it, or goes on writing it."""
         return [True] * (-(-length // self.page) - first)
-
-    def take_over(self, holding: Holding, first: int, last: int) -> bytes:
-        """The holding's pages [first, last), which it owned, for the tree."""
-        data = holding.table[first:last].tobytes()
-        holding.owned = last
-        return data
 
     def page_slice(self, data: bytes, tokens: int) -> tuple[bytes, bytes]:
         cut = tokens // self.page * ID_BYTES

@@ -144,25 +144,45 @@ class PathLane(PageLane):
             data = b"".join(parts)
         return data if boundary == node.end else data[: boundary // self.page * ID_BYTES]
 
-    def adopt(self, node: Node, holding: Holding) -> None:
+    def adopt(self, run: list[Node], holding: Holding) -> None:
+        """What the tree has of a run lies in front, since residency is closed upward."""
         i = self.index
-        parent = node.parent
-        first, last = parent.end // self.page, node.end // self.page
-        cell = node.cells[i]
-        if cell is not None:
-            mine = self.take_over(holding, first, last)
-            self.pool.give(mine)
-            holding.table[first:last] = array("i", cell.data)
-            holding.change(first)
+        if run[0].cells[i] is not None:
+            run = self.read_theirs(run, holding)
+            if not run:
+                return
+        up = run[0].parent.cells[i]
+        first = holding.owned
+        page = self.page
+        if up is None or first != run[0].parent.end // page:
             return
-        up = parent.cells[i]
-        if up is None or holding.owned != first:
-            return
-        data = holding.table[first:last].tobytes()
-        holding.owned = last
-        node.cells[i] = PathCell(node, data, up)
-        up.below += 1
-        self.in_tree += last - first
+        table = holding.table
+        start = first
+        for node in run:
+            last = node.end // page
+            cell = node.cells[i] = PathCell(node, table[first:last].tobytes(), up)
+            up.below += 1
+            up = cell
+            first = last
+        holding.owned = first
+        self.in_tree += first - start
+
+    def read_theirs(self, run: list[Node], holding: Holding) -> list[Node]:
+        """Where the tree has cells, ours are duplicates: freed, and the tree's are read. The rest of ``run``."""
+        i = self.index
+        theirs = []
+        for node in run:
+            cell = node.cells[i]
+            if cell is None:
+                break
+            theirs.append(cell.data)
+        data = b"".join(theirs)
+        first = holding.owned
+        last = holding.owned = first + len(data) // ID_BYTES
+        self.pool.give(holding.table[first:last].tobytes())
+        holding.table[first:last] = array("i", data)
+        holding.change(first)
+        return run[len(theirs) :]
 
     def retain(self, holding: Holding, floor: int) -> None:
         pass
@@ -207,25 +227,30 @@ class PathLane(PageLane):
         wanted = count * ID_BYTES
         got = 0
         out = []
+        cell: PathCell | None = None
         while got < wanted:
-            cell = pop()
             if cell is None:
-                break
-            if cell.below:
-                continue
+                cell = pop()
+                if cell is None:
+                    break
+                if cell.below:
+                    cell = None
+                    continue
             data = cell.data
             got += len(data)
             out.append(data)
             node = cell.node
             node.cells[i] = None
             freed.append(node)
+            if forget is not None:
+                forget(cell)
             up = cell.up
             below = up.below - 1
             up.below = below
-            if not below and not up.locks and up.next is None:  # left childless, and not used later by itself
-                queue.add_first(up)
-            if forget is not None:
-                forget(cell)
+            # A parent left childless is the next victim, unless its own use was later.
+            cell = None if below or up.locks or up.next is not None else up
+        if cell is not None:
+            queue.add_first(cell)
         if out:
             self.pool.give(b"".join(out))
         got //= ID_BYTES

@@ -129,6 +129,8 @@ class PointLane(Lane):
 
     # ------------------------------------------------------------ sequences
     def open(self, node: Node) -> StateHolding:
+        if self.per_sequence == 1:
+            return StateHolding(self.pool.take_one(), node.end, ())
         slots = self.pool.take(self.per_sequence)
         return StateHolding(slots[0], node.end, tuple(slots[1:]))
 
@@ -186,9 +188,13 @@ class PointLane(Lane):
                 best = track.as_of
         return best
 
-    def adopt(self, node: Node, holding: StateHolding) -> None:
-        if node.cells[self.index] is not None:
-            return
+    def adopt(self, run: list[Node], holding: StateHolding) -> None:
+        """A publication ends where the running state stands; what was tracked may lie before."""
+        for node in run if holding.tracks else run[-1:]:
+            if node.cells[self.index] is None:
+                self.donate(node, holding)
+
+    def donate(self, node: Node, holding: StateHolding) -> None:
         slot = NO_SLOT
         for track in holding.tracks:
             if track.complete and track.as_of == node.end:
@@ -215,7 +221,7 @@ class PointLane(Lane):
         )
 
     def renew(self, holding: StateHolding) -> None:
-        holding.slot = self.pool.take(1)[0]
+        holding.slot = self.pool.take_one()
 
     def thin(self, node: Node) -> int:
         """With a bound on states per path, drop one above ``node`` if there are too many; how many were dropped.
@@ -259,8 +265,13 @@ class PointLane(Lane):
         return len(holding.slots())
 
     def close(self, holding: StateHolding) -> None:
-        for slot in holding.slots():
-            self.pool.give_one(slot)
+        give = self.pool.give_one
+        if holding.slot != NO_SLOT:
+            give(holding.slot)
+        for track in holding.tracks:
+            give(track.slot)
+        for slot in holding.steps:
+            give(slot)
         holding.slot = NO_SLOT
         holding.ready = False
         holding.tracks = []

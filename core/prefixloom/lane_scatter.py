@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .lane import Holding
+from .lane import Holding, without_absent
 from .lane_span import SpanCell, SpanLane
 from .policy import Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
@@ -19,6 +19,16 @@ from .tree import Node
 
 if TYPE_CHECKING:
     from .compose import Part
+
+
+class ScatterHolding(Holding):
+    """Its table keeps a head in front; between that and page ``low`` nothing is present any more."""
+
+    __slots__ = ("low",)
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.low = 0
 
 
 class ScatterLane(SpanLane):
@@ -67,7 +77,7 @@ class ScatterLane(SpanLane):
 
     def passed(self, holding: Holding, boundary: int) -> bool:
         """Heads are read for good, and what is scattered has to be looked for."""
-        before = holding.table[: boundary // self.page]
+        before = holding.table[: max(0, boundary // self.page - holding.base)]
         return before.count(ABSENT) == len(before)
 
     def hole(self, node: Node, boundary: int) -> int:
@@ -127,8 +137,8 @@ class ScatterLane(SpanLane):
         start = cell.node.end - len(cell.data) // ID_BYTES * self.page
         return max(first, min(last, -(-(shape.head - start) // self.page))), last
 
-    def open(self, node: Node) -> Holding:
-        return Holding(self.row(node, node.end))
+    def open(self, node: Node) -> ScatterHolding:
+        return ScatterHolding(self.row(node, node.end))
 
     def row(self, node: Node, boundary: int) -> bytes:
         count = node.end // self.page
@@ -139,7 +149,7 @@ class ScatterLane(SpanLane):
             table[a:b] = every[a:b]
         return table[: boundary // self.page].tobytes()
 
-    def retain(self, holding: Holding, floor: int) -> None:
+    def retain(self, holding: ScatterHolding, floor: int) -> None:  # type: ignore[override]
         shape = self.reach.shape
         if shape is not None:
             head = -(-shape.head // self.page)
@@ -149,13 +159,25 @@ class ScatterLane(SpanLane):
         elif self.asks_until:
             self.forget_by_until(holding, floor)
 
-    def forget_by_until(self, holding: Holding, floor: int) -> None:
-        page, table, until = self.page, holding.table, self.reach.until
+    def forget(self, holding: ScatterHolding, page: int) -> None:  # type: ignore[override]
+        """Nothing between the head and ``page`` is present any more; the head stays in the table."""
+        low, base, table = max(holding.low, holding.base), holding.base, holding.table
+        page = min(page, base + len(table))
+        if page <= low:
+            return
+        data = table[max(low, holding.owned) - base : page - base].tobytes()
+        self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
+        table[low - base : page - base] = array("i", ABSENT_BYTES * (page - low))
+        holding.change(low)
+        holding.low = page
+
+    def forget_by_until(self, holding: ScatterHolding, floor: int) -> None:
+        page, base, table, until = self.page, holding.base, holding.table, self.reach.until
         gone = array("i")
-        for p in range(min(floor // page, len(table))):
-            slot = table[p]
+        for p in range(base, min(floor // page, base + len(table))):
+            slot = table[p - base]
             if slot != ABSENT and all(until(t) < floor for t in range(p * page, (p + 1) * page)):
-                table[p] = ABSENT
+                table[p - base] = ABSENT
                 if p >= holding.owned:
                     gone.append(slot)
                 holding.change(p)

@@ -81,7 +81,8 @@ class SpanLane(PageLane):
 
     def hole(self, node: Node, boundary: int) -> int:
         """The lowest known position that ``boundary`` needs and that is absent; -1 if all is there."""
-        return self.hole_in(node, self.first_needed(boundary), boundary)
+        page = self.page
+        return self.hole_in(node, self.tail(boundary) // page * page, boundary)
 
     def hole_in(self, node: Node, low: int, high: int) -> int:
         """A hole in positions [low, high) of the path to ``node``; -1 if there is none."""
@@ -124,7 +125,7 @@ class SpanLane(PageLane):
     def acquire(self, node: Node) -> Any:
         i = self.index
         end = node.end
-        low = self.first_needed(end)
+        low = self.tail(end)
         above = node
         while above.end > low:
             cell = above.cells[i]
@@ -256,9 +257,7 @@ class SpanLane(PageLane):
         end = node.end
         page = self.page
         low = self.tail(end) // page
-        holding = Holding(ABSENT_BYTES * low + self.gather(node, end // page - low))
-        holding.low = low
-        return holding
+        return Holding(self.gather(node, end // page - low), low)
 
     def row(self, node: Node, boundary: int) -> bytes:
         low = self.first_needed(boundary) // self.page
@@ -286,46 +285,52 @@ class SpanLane(PageLane):
         joined = parts[0] if len(parts) == 1 else b"".join(parts)
         return joined if got == size else joined[got - size :]
 
-    def adopt(self, node: Node, holding: Holding) -> None:
+    def adopt(self, run: list[Node], holding: Holding) -> None:
         i = self.index
-        first, last = node.parent.end // self.page, node.end // self.page
-        mine = holding.table[first:last].tobytes()
-        holding.owned = last
-        if mine.startswith(ABSENT_BYTES):
-            mine = strip(mine)
-        cell: SpanCell = node.cells[i]
-        if cell is not None:
-            if cell.next is not None:  # used just now, even if we bring nothing new
-                self.queue.remove(cell)
-                self.queue.add(cell)
-            self.merge(cell, mine, holding, first, last)
-            return
-        if not mine:
-            return
-        pages = present(mine)
-        cell = SpanCell(node, mine, pages)
-        node.cells[i] = cell
-        self.in_tree += pages
-        self.queue.add(cell)
-        self.find_slack(cell)
-
-    def merge(self, cell: SpanCell, mine: bytes, holding: Holding, first: int, last: int) -> None:
-        """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has."""
-        count = last - first
-        if cell.pages == count:  # the tree has it all: ours are duplicates
-            lead = count - len(mine) // ID_BYTES
-            if mine and ABSENT_BYTES not in mine:
-                self.pool.give(mine)
-                holding.table[first + lead : last] = array("i", cell.data[lead * ID_BYTES :])
-                holding.change(first)
-                return
+        page, base, table, queue = self.page, holding.base, holding.table, self.queue
+        last = holding.owned
+        for node in run:
+            first, last = last, node.end // page
+            cell: SpanCell = node.cells[i]
+            if cell is not None and cell.next is not None:  # used just now, even if we bring nothing new
+                queue.touch(cell)
+            if last <= base:
+                continue
+            mine = table[first - base if first > base else 0 : last - base].tobytes()
+            if mine.startswith(ABSENT_BYTES):
+                mine = strip(mine)
             if not mine:
-                return
-        ours = array("i", ABSENT_BYTES * (count - len(mine) // ID_BYTES) + mine)
+                continue
+            if cell is not None:
+                self.merge(cell, mine, holding)
+                continue
+            pages = present(mine)
+            cell = node.cells[i] = SpanCell(node, mine, pages)
+            self.in_tree += pages
+            queue.add(cell)
+            self.find_slack(cell)
+        holding.owned = last if last > base else base
+
+    def merge(self, cell: SpanCell, mine: bytes, holding: Holding) -> None:
+        """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has.
+
+        ``mine``: our last pages of the cell's edge.
+        """
+        node = cell.node
+        count = (node.end - node.parent.end) // self.page
+        last = node.end // self.page - holding.base
+        first = last - len(mine) // ID_BYTES
+        if cell.pages == count and ABSENT_BYTES not in mine:  # the tree has it all: ours are duplicates
+            self.pool.give(mine)
+            holding.table[first:last] = array("i", cell.data[-len(mine) :])
+            holding.change(first + holding.base)
+            return
+        ours = array("i", mine)
+        lead = count - len(ours)
         tree = array("i", ABSENT_BYTES * (count - len(cell.data) // ID_BYTES) + cell.data)
         duplicates = array("i")
         filled = 0
-        for p, slot in enumerate(ours):
+        for p, slot in enumerate(ours, lead):
             if slot == ABSENT:
                 continue
             if tree[p] == ABSENT:
@@ -347,27 +352,46 @@ class SpanLane(PageLane):
             self.queue.add(cell)
         # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
         for p, slot in enumerate(ours):
-            holding.table[first + p] = ABSENT if slot == ABSENT else tree[p]
-        holding.change(first)
+            holding.table[first + p] = ABSENT if slot == ABSENT else tree[lead + p]
+        holding.change(first + holding.base)
 
     def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
         return merged((*keep, (self.first_needed(upto), upto)))
 
     def hold_back(self, holding: Holding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
-        page, table = self.page, holding.table
+        page, base, table = self.page, holding.base, holding.table
         spans = self.kept(upto, keep)
         gone = array("i")
-        for p in range(start // page, upto // page):
+        for p in range(max(base, start // page), upto // page):
             lo, hi = p * page, (p + 1) * page
-            if table[p] != ABSENT and not any(a < hi and lo < b for a, b in spans):
-                gone.append(table[p])
-                table[p] = ABSENT
+            if table[p - base] != ABSENT and not any(a < hi and lo < b for a, b in spans):
+                gone.append(table[p - base])
+                table[p - base] = ABSENT
         if gone:
             self.pool.give(gone.tobytes())
             holding.change(start // page)
 
     def retain(self, holding: Holding, floor: int) -> None:
-        self.forget(holding, self.first_needed(floor) // self.page)
+        page = self.tail(floor) // self.page
+        if page > holding.base:
+            self.forget(holding, page)
+
+    def forget(self, holding: Holding, page: int) -> None:
+        """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
+        base, table = holding.base, holding.table
+        count = page - base
+        if count <= 0:
+            return
+        if count > len(table):
+            count = len(table)
+            page = base + count
+        if page > holding.owned:
+            data = table[holding.owned - base : count].tobytes()
+            self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
+            holding.owned = page
+        del table[:count]
+        holding.change(base)
+        holding.base = page
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
         page, spans = self.page, self.kept(length, ())
@@ -382,7 +406,7 @@ class SpanLane(PageLane):
         self.forget(holding, min(first // self.page, holding.owned))
 
     def passed(self, holding: Holding, boundary: int) -> bool:
-        return holding.low * self.page >= boundary
+        return holding.base * self.page >= boundary
 
     # ------------------------------------------------------------ eviction
     def size(self, cell: SpanCell) -> int:
@@ -397,14 +421,26 @@ class SpanLane(PageLane):
         self.in_tree -= cell.pages
         return cell.pages
 
-    def retract(self, node: Node, slots: set[int]) -> None:
-        cell: SpanCell = node.cells[self.index]
-        gone = array("i", [slot for slot in self.slots_of(cell) if slot in slots])
-        if not gone:
-            return
-        self.drop_slack(cell)
-        kept = array("i", [ABSENT if slot in slots else slot for slot in array("i", cell.data)])
-        cell.data = strip(kept.tobytes())
-        self.lose(cell, gone.tobytes())
-        if cell.pages:
-            self.find_slack(cell)
+    def evict(self, count: int, freed: list[Node]) -> int:
+        i = self.index
+        queue = self.queue
+        got = 0
+        out = []
+        while got < count:
+            cell: SpanCell | None = queue.pop()
+            if cell is None:
+                break
+            if cell.slack is not None:
+                self.drop_slack(cell)
+            node = cell.node
+            node.cells[i] = None
+            freed.append(node)
+            queue.forget(cell)
+            data = cell.data
+            pages = cell.pages
+            out.append(data if len(data) == pages * ID_BYTES else without_absent(data))
+            got += pages
+        if out:
+            self.pool.give(b"".join(out))
+            self.in_tree -= got
+        return got

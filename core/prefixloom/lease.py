@@ -7,6 +7,7 @@ knows what a component keeps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,7 +39,7 @@ class Hold(Handle):
     _where: str | None
     work: Work | None  # the last step that its sequence was in, if that went to a stream
     label: str
-    pairs: tuple[tuple[Any, Any], ...]
+    pairs: Sequence[tuple[Any, Any]]
 
     def __init__(self, cache: Cache, node: Node, records: list[Any], receipts: list[Receipt | None] | None) -> None:
         self._cache: Cache | None = cache

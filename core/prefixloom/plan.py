@@ -156,27 +156,35 @@ def make_plan(
 
 
 def agree(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
-    """Lower ``boundary`` until no component lowers it further, and write it into ``plan``."""
-    single = len(cache._page_lanes) < 2
-    while True:
-        before = boundary
-        for lane in cache._page_lanes:
-            node, lower = lane.deepest(node, boundary)
-            if lower != boundary:
-                plan.limited_by = lane.name
-                boundary = lower
-        if not single and boundary != before:
-            continue
-        paged = boundary
-        for point in cache._point_lanes:
-            node, lower = point.deepest(node, boundary)
-            if lower != boundary:
-                plan.limited_by = point.name
-                boundary = lower
-        if boundary != paged:
-            if plan.branch is None:
-                plan.branch = paged
-            continue
+    """Lower ``boundary`` until no component lowers it further, and write it into ``plan``.
+
+    What is closed upward is asked once: where it can resume, it can resume anywhere above. 0 needs nothing.
+    """
+    for lane in cache._closed_lanes:
+        node, lower = lane.deepest(node, boundary)
+        if lower != boundary:
+            plan.limited_by = lane.name
+            boundary = lower
+    while not cache._all_closed:
+        if boundary:
+            before = boundary
+            for lane in cache._near_lanes:
+                node, lower = lane.deepest(node, boundary)
+                if lower != boundary:
+                    plan.limited_by = lane.name
+                    boundary = lower
+            if boundary != before and cache._several_near:
+                continue
+            paged = boundary
+            for point in cache._point_lanes:
+                node, lower = point.deepest(node, boundary)
+                if lower != boundary:
+                    plan.limited_by = point.name
+                    boundary = lower
+            if boundary != paged:
+                if plan.branch is None:
+                    plan.branch = paged
+                continue
         if cache._validators:
             node, lower = narrow(cache, plan, node, boundary)
             if lower != boundary:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import attrs
 
@@ -28,29 +28,47 @@ class Link:
     next: Any
 
 
-class Queue(Protocol):
+class Queue:
     """Order of eviction among the cells of one component."""
+
+    __slots__ = ()
 
     def add(self, cell: Any) -> None:
         """The cell was used just now and may be evicted from now on."""
+        raise NotImplementedError
 
     def add_first(self, cell: Any) -> None:
         """The cell may be evicted and should be the next to go."""
+        raise NotImplementedError
 
     def remove(self, cell: Any) -> None:
         """The cell may not be evicted any more (it is in the queue)."""
+        raise NotImplementedError
 
     def pop(self) -> Any:
         """The next cell to go, taken off the queue; None if none is left."""
+        raise NotImplementedError
 
     def forget(self, cell: Any) -> None:
         """The cell is gone for good."""
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
         """``upper`` was split off ``lower`` and has its history; if ``linked``, it may go just after ``lower``."""
+        raise NotImplementedError
+
+    def touch(self, cell: Any) -> None:
+        """The cell, which is in the queue, was used just now."""
+        self.remove(cell)
+        self.add(cell)
+
+    def hurry(self, cells: Iterable[Any]) -> None:
+        """The cells, which are in the queue, should be the next to go, the last of them first."""
+        for cell in cells:
+            self.remove(cell)
+            self.add_first(cell)
 
 
-class ListQueue:
+class ListQueue(Queue):
     """Least recently used first: an intrusive list, every operation O(1)."""
 
     __slots__ = ("_end",)
@@ -100,8 +118,20 @@ class ListQueue:
         cell.prev = cell.next = None
         return cell
 
-    def forget(self, cell: Any) -> None:
-        pass
+    def hurry(self, cells: Iterable[Any]) -> None:
+        end = self._end
+        first = end.next
+        for cell in cells:
+            if cell is first:
+                continue
+            before, after = cell.prev, cell.next
+            before.next = after
+            after.prev = before
+            cell.next = first
+            first.prev = cell
+            first = cell
+        first.prev = end
+        end.next = first
 
     def __del__(self) -> None:
         end = self._end
@@ -124,7 +154,7 @@ class MruQueue(ListQueue):
         super().add_first(cell)
 
 
-class _Sorted:
+class _Sorted(Queue):
     """Shared by queues of several lists: which list a cell stands in, and what is known of it."""
 
     __slots__ = ("_first", "_known", "_place")
@@ -271,7 +301,7 @@ def _last_use(use: Use) -> int:
     return use.last
 
 
-class KeyedQueue:
+class KeyedQueue(Queue):
     """Smallest key first, in a heap with lazy deletion: O(log n), for keys of somebody else's.
 
     A cell that leaves the queue keeps its entry in the heap, and uses it again if it comes back with the same key.

@@ -130,6 +130,10 @@ class Pool:
         del free[-count:]
         return ids
 
+    def take_one(self) -> int:
+        """``take`` of a single slot."""
+        return self._free.pop()
+
     def give(self, data: bytes) -> None:
         """No longer the caller's. ``data`` holds page numbers, none of them absent; the caller owned them."""
         if self.fence.stamp:
@@ -271,6 +275,9 @@ class DebugPool(Pool):
                 raise InvariantError(f"pool {self.name!r}: slot {slot} was on the free list while owned")
             self.stage[slot] = Stage.RESERVED
         return ids
+
+    def take_one(self) -> int:
+        return self.take(1)[0]
 
     def _returned(self, slot: int) -> None:
         if not 0 <= slot < self.capacity or self.stage[slot] in (Stage.FREE, Stage.RETIRED):

@@ -7,6 +7,7 @@ overlap a slot is taken before its token is known. Whatever happens in a ``with`
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from .plan import MatchPlan
     from .values import Op
 
+    Pairs = Many[tuple[Any, Any]]
+
 
 class Sequence(Named, Handle):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
@@ -36,10 +39,10 @@ class Sequence(Named, Handle):
         "_states", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
     )  # fmt: skip
 
-    _pairs: tuple[tuple[Any, Any], ...]  # (lane, holding) of every component
-    _paged: tuple[tuple[Any, Any], ...]  # those with page cells
-    _shared: tuple[tuple[Any, Any], ...]  # those that publish
-    _states: tuple[tuple[PointLane, StateHolding], ...]  # those with boundary cells
+    _pairs: Pairs  # (lane, holding) of every component, those with page cells first
+    _paged: Pairs  # those with page cells
+    _shared: Pairs  # those that publish
+    _states: Many[tuple[PointLane, StateHolding]]  # those with boundary cells
     _fills: list[Fill]
     _claimed_ops: list[Op]
 
@@ -112,8 +115,8 @@ class Sequence(Named, Handle):
 
     def pages(self, component: str) -> list[int]:
         """Page numbers by position, -1 where absent; for a boundary component, its running slot."""
-        holding = self._holding(component)[1]
-        return list(holding.table) if hasattr(holding, "table") else [holding.slot]
+        lane, holding = self._holding(component)
+        return [holding.slot] if lane.unit == "boundary" else holding.row()
 
     def rewind_slots(self, component: str) -> list[int]:
         """Slots where a step of at most ``max_rewind + 1`` tokens writes a boundary component's state after each."""
@@ -153,7 +156,7 @@ class Sequence(Named, Handle):
         wanted = []
         tight = False
         for lane, holding in self._paged:
-            missing = -(-length // lane.page) - len(holding.table)
+            missing = -(-length // lane.page) - holding.base - len(holding.table)
             if missing > 0:
                 wanted.append((lane, missing, holding))
                 if missing > len(lane.pool._free):
@@ -167,7 +170,7 @@ class Sequence(Named, Handle):
             cache._leave("grow")
 
     def _grow_arriving(self, cache: Cache, count: int, length: int) -> None:
-        needed = [lane.needed_pages(len(holding.table), length) for lane, holding in self._paged]
+        needed = [lane.needed_pages(holding.base + len(holding.table), length) for lane, holding in self._paged]
         wanted = [(lane, sum(pages), holding) for (lane, holding), pages in zip(self._paged, needed, strict=True)]
         self._lease.after(make_room(cache, wanted, "reserve", count, self))
         for (lane, slots, holding), pages in zip(wanted, needed, strict=True):

@@ -93,21 +93,21 @@ class Table:
     def write(self, cache: Cache, stream: Stream, holds: list[Hold], rows: list[int]) -> int:
         """Bring ``rows`` up to date on ``stream``; the width of the longest."""
         contents = [self._content(hold) for hold in holds]
-        width = max((len(content[0]) for content in contents), default=0)
+        width = max((base + len(content) for content, base, _ in contents), default=0)
         self._make_room(cache, stream, max(rows, default=0) + 1, width)
         small_at, small = array("q"), array("i")
         runs: list[tuple[int, int, bytes]] = []
         columns = self.tensor.shape[1] if self.tensor is not None else 0
-        for row, (content, changed) in zip(rows, contents, strict=True):
+        for row, (content, base, changed) in zip(rows, contents, strict=True):
             if row < 0:
                 continue
-            length, filled = len(content), self.filled[row]
+            length, filled = base + len(content), self.filled[row]
             first = min(self.written[row], changed)
             self.written[row] = length
             self.filled[row] = length
             if first >= length and filled <= length:
                 continue
-            data = content[first:]
+            data = content[first - base :] if first >= base else array("i", [ABSENT]) * (base - first) + content
             if filled > length:
                 data.extend(array("i", [ABSENT]) * (filled - length))
             if len(data) < LONG:
@@ -120,16 +120,16 @@ class Table:
             stream.run(lambda: put(tensor, small_at, small, runs))
         return width
 
-    def _content(self, hold: Hold) -> tuple[array[int], int]:
-        """What the sequence's row should be, and from which entry on that may have changed since it was asked."""
+    def _content(self, hold: Hold) -> tuple[array[int], int, int]:
+        """What the sequence's row should be: (entries, absent ones before them, from where on it may have changed)."""
         for lane, holding in hold.pairs:
             if lane is self.lane and hold._cache is not None:
                 if self.states:
-                    return array("i", [holding.slot, *holding.steps]), 0
+                    return array("i", [holding.slot, *holding.steps]), 0, 0
                 changed = holding.changed
-                holding.changed = len(holding.table)
-                return holding.table, changed
-        return array("i"), 0
+                holding.changed = holding.base + len(holding.table)
+                return holding.table, holding.base, changed
+        return array("i"), 0, 0
 
     def _make_room(self, cache: Cache, stream: Stream, rows: int, columns: int) -> None:
         tensor = self.tensor

@@ -135,7 +135,7 @@ def windows_are_freed_through_a_table_of_full_slots(patch: pytest.MonkeyPatch) -
         grow(self, count, arriving=arriving)
         full, window = _two(self)
         if full is not None and window is not None:
-            tables.setdefault(id(self._cache), FullToWindow()).note(full.table, window.table)
+            tables.setdefault(id(self._cache), FullToWindow()).note(full.table, array("i", window.row()))
 
     def giving_back(self: Any, cache: Any) -> None:
         full, window = _two(self)
@@ -143,7 +143,7 @@ def windows_are_freed_through_a_table_of_full_slots(patch: pytest.MonkeyPatch) -
         if full is not None and window is not None and table is not None:
             lane = next(lane for lane, holding in self._paged if holding is window)
             stale = table.freed_with(full.table[full.owned :])
-            window.table, window.owned = array("i"), 0
+            window.table, window.owned = array("i"), window.base
             lane.pool.give(stale)
         give_back(self, cache)
 
@@ -172,7 +172,7 @@ def what_arrived_absent_is_freed_too(patch: pytest.MonkeyPatch) -> None:
     """The extent is freed as if every position had a slot: the page before the tail, say, is somebody else's."""
 
     def own_pages(self: Holding) -> bytes:
-        data = list(self.table[self.owned :])
+        data = list(self.table[self.owned - self.base :])
         present = [slot for slot in data if slot != ABSENT]
         return array("i", [present[0] if slot == ABSENT and present else slot for slot in data]).tobytes()
 
@@ -181,14 +181,14 @@ def what_arrived_absent_is_freed_too(patch: pytest.MonkeyPatch) -> None:
 
 def an_evicted_window_is_freed_again_at_the_end(patch: pytest.MonkeyPatch) -> None:
     """What was let go early stays in the table, and goes with the sequence a second time."""
-    forget = PageLane.forget
+    forget = SpanLane.forget
 
-    def remembering(self: PageLane, holding: Holding, page: int) -> None:
-        kept = array("i", holding.table)
+    def remembering(self: SpanLane, holding: Holding, page: int) -> None:
+        kept = array("i", holding.table), holding.base, holding.owned
         forget(self, holding, page)
-        holding.table[:] = kept
+        holding.table, holding.base, holding.owned = kept
 
-    patch.setattr(PageLane, "forget", remembering)
+    patch.setattr(SpanLane, "forget", remembering)
 
 
 def a_tail_gets_the_slots_of_all(patch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def owners(cache: Cache, sequences: list[Any]) -> None:
         found = list(lane.pool.free_ids())
         for sequence in sequences:
             holding = sequence._holding(lane.name)[1]
-            found += [slot for slot in holding.table[holding.owned :] if slot != ABSENT]
+            found += [slot for slot in holding.table[holding.owned - holding.base :] if slot != ABSENT]
         stack: list[Any] = list(cache._tree.roots.values())
         while stack:
             node = stack.pop()
