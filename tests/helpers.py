@@ -8,7 +8,6 @@ from typing import Any
 
 from prefixloom import Buffer, Chunk, Component, Manifest, Path, Point, Reach, Sinks, Tail, Window, compose
 from prefixloom.cache import Cache
-from prefixloom.debug import cell_slots
 from prefixloom.pool import ABSENT
 from prefixloom.reach import Interval
 from prefixloom.sequence import Sequence as Running
@@ -120,7 +119,7 @@ def unprotected(cache: Cache) -> list[tuple[str, int]]:
         for node in nodes(cache):
             cell = node.cells[lane.index]
             if cell is not None and cell.locks:
-                safe.update(cell_slots(lane, cell))
+                safe.update(lane.slots_of(cell))
         for hold in cache._live:
             for other, holding in hold.pairs:
                 if other is lane and lane.unit == "page":

@@ -162,14 +162,15 @@ class Serving(World):
             self.slots[f.name].write(table[index], last // f.group, run.ids[end + f.lookahead])
         run.written[f.name] = max(run.written[f.name], upto)
 
-    def committed(self, run: Running, upto: int, room: dict[str, int]) -> None:
-        """``room`` counts the slots that checkpoints take, of all sequences of a step."""
+    def committed(self, run: Running, upto: int, room: dict[str, int] | None) -> None:
+        """``room`` counts the slots that checkpoints take, of all sequences of a step; a bare commit keeps none."""
         before, run.committed = run.committed, upto
         for f in self.model.facts:
             if not f.boundary:
                 continue
             run.step_from = before if 0 < upto - before <= f.steps and not run.spoiled else -1
-            if not f.every or upto == before or upto % f.every or run.spoiled:
+            at = upto // f.every * f.every if f.every else before
+            if room is None or at <= before or run.spoiled or (at < upto and upto - before > f.steps):
                 continue
             tracks = run.tracks[f.name]
             if len(tracks) == 2:
@@ -180,7 +181,7 @@ class Serving(World):
                 self.count("checkpoint skipped")
                 continue
             self.count("checkpoint")
-            tracks.append(upto)
+            tracks.append(at)
         self.model.retain(run)
 
     def do_step(self, mask: int, mode: int) -> None:
@@ -252,9 +253,8 @@ class Serving(World):
         upto = max(run.committed, run.reserved - short)
         self.forward(run, upto)
         run.sequence.commit(upto)
-        room: dict[str, int] = {}
-        self.committed(run, upto, room)
-        self.settle("commit", may_lose=room)
+        self.committed(run, upto, None)
+        self.settle("commit")
         self.check_released(run)
 
     def check_released(self, run: Running) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from helpers import cache_of, held, part, path_cache, run, serve, settle
 from prefixloom import Claim, Component, InputError, Op, Path, PluginError, Point, ProtocolError, hookimpl
+from prefixloom.streams import InlineStream
 
 TOKENS = list(range(40))
 
@@ -72,8 +73,9 @@ def test_the_derived_ops_come_first_and_then_the_plugins_own() -> None:
                 ("clear", "mine"), ("clear", "state"), ("flush", "mine")
             ]  # fmt: skip
             assert mine.ran == []
-            step.run_ops("the stream")
-        assert mine.ran == [(Op("flush", "mine", dst=(1,)), "the stream")]
+            stream = InlineStream("a stream")
+            step.run_ops(stream)
+        assert mine.ran == [(Op("flush", "mine", dst=(1,)), stream)]
         (batch,) = mine.batches
         assert [(view.boundary, view.key_tokens) for view in batch] == [(0, 40)]
     settle(cache)

@@ -12,6 +12,7 @@ from .errors import (
     PluginError,
     PrefixloomError,
     ProtocolError,
+    RaceError,
 )
 from .hookspecs import hookimpl
 from .keys import Tokens, encode
@@ -74,6 +75,7 @@ __all__ = [
     "PrefixloomError",
     "Profile",
     "ProtocolError",
+    "RaceError",
     "Reach",
     "Receipt",
     "Sequence",

@@ -6,7 +6,7 @@ a lane, every special one from a hook, folded in one direction. One thread drive
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from .debug import Debug
 from .dropped import Dropped
 from .errors import InputError, PluginError, ProtocolError
 from .evict import evict, make_room, reclaim
+from .flight import Flight
 from .graves import sweep
 from .insert import split
 from .keys import TOKEN_BYTES, Tokens, encode
@@ -27,6 +28,8 @@ from .reach import Interval
 from .sequence import Sequence
 from .stats import CacheStats, cache_stats
 from .step import CLEAR, Fill, Step
+from .streams import Stream, stream_for
+from .tables import Tables
 from .tree import Node, Root, Tree, unlink
 from .values import Op
 
@@ -48,8 +51,12 @@ class Cache(Assembly):
         self._epoch = self._flushed_at = 0
         self._flushes = 0
         self._dropped = Dropped(self)
+        self._flight = Flight(self)
+        self._streams: dict[Any, Stream] = {}
+        self._tables = Tables(self)
         for lane in self._lanes:
             lane.pool.dropped = self._dropped
+            lane.pool.fence = self._flight
         self._fresh_tree()
 
     def _fresh_tree(self) -> None:
@@ -202,7 +209,7 @@ class Cache(Assembly):
             sequence.priority = priority
         try:
             if self._running_wanted or self._replay or plan._claims:
-                make_room(self, self._open_wanted(plan), "open a sequence")
+                lease.after(make_room(self, self._open_wanted(plan), "open a sequence"))
             self._open_holdings(sequence, node, plan)
         except BaseException:  # no slot to be had, or a reach that raises: nothing is kept
             for lane, holding in sequence._pairs:
@@ -351,6 +358,8 @@ class Cache(Assembly):
             lane.reset()
         for root in (*self._tree.roots.values(), *self._graves, self._empty_root):
             unlink(root)
+        self._flight.flushed()
+        self._tables = Tables(self)
         self._keys.forget()
         self._fresh_tree()
         if self._debug is not None:
@@ -358,8 +367,14 @@ class Cache(Assembly):
         self._leave("flush")
 
     def poll(self) -> None:
-        """Take back what was dropped without release, and drain completions. Engines call it once per step."""
+        """Take back what was dropped without release, and see which steps are over. Engines call it once per step.
+
+        Never waits for a device. A step that failed on its stream is told here: its sequences end, and so does
+        whatever was built on what it published.
+        """
         self._enter()
+        if self._flight.works:
+            self._flight.poll()
         self._leave("poll")
 
     # ------------------------------------------------------------ telling
@@ -377,18 +392,41 @@ class Cache(Assembly):
         """Counters and gauges, by component and in all."""
         return cache_stats(self)
 
-    # ------------------------------------------------------------ plugins
-    def _run_op(self, op: Op, stream: Any) -> None:
-        """Run one op: the core's own kinds on the pool, any other by its component."""
+    # ------------------------------------------------------------ streams
+    def _stream(self, given: Any) -> Stream:
+        stream = self._streams.get(None) if given is None else given
+        if not isinstance(stream, Stream) or stream not in self._streams:
+            stream = stream_for(given, self.composition.device, self._streams)
+            if self._debug is not None:
+                stream.follow()
+        return stream
+
+    def _enqueue(
+        self, stream: Stream, what: str, pool: Pool, work: Callable[[], object], reads: Many[int], writes: Many[int]
+    ) -> None:
+        """Have ``work`` run on ``stream``; in debug mode the race detector hears of it."""
+        stream.run(work)
+        if self._debug is not None:
+            self._debug.accessed(stream, what, pool, reads, writes)
+
+    def _run_op(self, op: Op, stream: Stream) -> None:
+        """Enqueue one op: the core's own kinds on the pool, any other by its component."""
         lane = self._lane(op.component)
-        if op.kind == "copy":
-            lane.pool.copy(op.src, op.dst)
+        pool = lane.pool
+        if op.kind in ("copy", "track"):
+            if op.selector is not None:
+                reads = [slot for row in op.src for slot in row]
+                self._enqueue(stream, repr(op), pool, lambda: pool.select(op.src, op.selector, op.dst), reads, op.dst)
+            else:
+                self._enqueue(stream, repr(op), pool, lambda: pool.copy(op.src, op.dst), op.src, op.dst)
         elif op.kind == "clear":
-            lane.pool.clear(op.dst)
+            self._enqueue(stream, repr(op), pool, lambda: pool.clear(op.dst), (), op.dst)
         elif lane.hooks.run_forward_op is None:
             raise PluginError(f"component {op.component!r} has no run_forward_op for {op!r}")
         else:
-            self._call(op.component, "run_forward_op", lane.hooks.run_forward_op, op, stream)
+            hook = lane.hooks.run_forward_op
+            run = lambda: self._call(op.component, "run_forward_op", hook, op, stream)  # noqa: E731
+            self._enqueue(stream, repr(op), pool, run, op.src, op.dst)
 
 
 def _text(namespace: object) -> str:

@@ -7,19 +7,25 @@ What it finds is an ``InvariantError`` that names the operation after which the 
 from __future__ import annotations
 
 import threading
-from array import array
+from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from .errors import InvariantError, ProtocolError
-from .pool import ABSENT, present
+from .pool import DebugPool, Pool, Stage, present
+from .race import Race
 from .where import site
 
 if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Lane
     from .lease import Hold
+    from .sequence import Sequence
+    from .step import Step
+    from .streams import Stream
     from .tree import Node
+
+    Touched = tuple[Pool, list[int], list[int]]
 
 
 class Debug:
@@ -29,6 +35,7 @@ class Debug:
         self._cache = cache
         self._thread = threading.get_ident()
         self._leases: WeakSet[Hold] = WeakSet()
+        self.race = Race()
         self.checks = 0
 
     # ------------------------------------------------------------ events
@@ -45,6 +52,50 @@ class Debug:
 
     def flushed(self) -> None:
         self._leases = WeakSet()
+
+    # ------------------------------------------------------------ steps and slots
+    def accessed(self, stream: Stream, what: str, pool: Pool, reads: Many[int], writes: Many[int]) -> None:
+        """Work on slots has been enqueued."""
+        self.race.access(stream, what, pool.name, reads=reads, writes=writes)
+
+    def begin(self, step: Step) -> list[Touched]:
+        """The slots that the layers of ``step`` read and write, of every component."""
+        touched = []
+        for lane in self._cache._lanes:
+            reads: list[int] = []
+            writes: list[int] = []
+            for k, sequence in enumerate(step._sequences):
+                if sequence.open:
+                    start = step._starts[k] if step.role == "target" else sequence.committed
+                    holding = sequence._holding(lane.name)[1]
+                    lane.touches(holding, start, step._ends[k], reads, writes)
+            if step.role == "draft" and not lane.part.manifest.lookahead:
+                writes = []  # a draft model reads what the target wrote, and writes its own
+            lane.pool.enter(writes, Stage.WRITING)
+            touched.append((lane.pool, reads, writes))
+        return touched
+
+    def layers(self, step: Step, stream: Stream, well: bool) -> None:
+        """The layers of ``step`` have been enqueued on ``stream``."""
+        stream.run(_nothing)  # the tick of the layers
+        for pool, reads, writes in step._touched:
+            assert isinstance(pool, DebugPool)
+            mine = [slot for slot in writes if pool.stage[slot] == Stage.WRITING]  # the rest was given back meanwhile
+            pool.enter(mine, Stage.SEALED if well else Stage.RESERVED)
+            self.race.access(stream, f"the layers of {step!r}", pool.name, reads=reads, writes=writes)
+
+    def arrived(self, sequence: Sequence, start: int, upto: int) -> None:
+        """Content came without a step."""
+        for lane, holding in sequence._pairs:
+            writes: list[int] = []
+            lane.touches(holding, start, upto, [], writes)
+            lane.pool.enter(writes, Stage.SEALED)
+
+    def published(self, run: list[Node]) -> None:
+        """What hangs at these nodes is the tree's; it must have been sealed."""
+        for node in run:
+            for lane in self._cache._lanes:
+                lane.pool.enter(lane.slots_of(node.cells[lane.index]), Stage.PUBLISHED)
 
     # ------------------------------------------------------------ checks
     def check(self, what: str) -> None:
@@ -116,7 +167,7 @@ class Debug:
             own(slot, "the free list")
         cached = 0
         for node in nodes:
-            for slot in cell_slots(lane, node.cells[lane.index]):
+            for slot in lane.slots_of(node.cells[lane.index]):
                 own(slot, repr(node))
                 cached += 1
         if cached != lane.in_tree:
@@ -124,7 +175,7 @@ class Debug:
         for hold in self._cache._live:
             for other, holding in hold.pairs:
                 if other is lane:
-                    for slot in holding_slots(lane, holding):
+                    for slot in lane.own_slots(holding):
                         own(slot, f"the sequence {hold.label!r} made at {hold._where}")
         told = len(owners) + lane.pool.minted
         if told != lane.pool.capacity:
@@ -158,7 +209,7 @@ class Debug:
             if cell.locks != expected:
                 raise InvariantError(f"{lane.name}: {node!r} has {cell.locks} locks; live leases give {expected}")
             if cell.locks:
-                leased += sum(1 for _ in cell_slots(lane, cell))
+                leased += len(lane.slots_of(cell))
         if leased != lane.leased:
             raise InvariantError(f"{lane.name}: {leased} pages are covered, the books say {lane.leased}")
 
@@ -186,20 +237,8 @@ class Debug:
                 raise InvariantError(f"{node!r} counts {node.leases} leases; {expected} are live")
 
 
-def cell_slots(lane: Lane, cell: Any) -> list[int]:
-    """The slots that a cell owns."""
-    if cell is None:
-        return []
-    if lane.unit == "boundary":
-        return [cell.data]
-    return [slot for slot in array("i", cell.data) if slot != ABSENT]
-
-
-def holding_slots(lane: Lane, holding: Any) -> list[int]:
-    """The slots that a sequence's holding owns."""
-    if lane.unit == "boundary":
-        return list(holding.slots())
-    return [slot for slot in holding.table[holding.owned - holding.base :] if slot != ABSENT]
+def _nothing() -> None:
+    pass
 
 
 def covered_nodes(lane: Lane, record: Any) -> list[Node]:

@@ -34,6 +34,10 @@ class InvariantError(PrefixloomError):
     """Debug mode found the cache's own books wrong. Always a bug in prefixloom or in a plugin."""
 
 
+class RaceError(InvariantError):
+    """Debug mode found two accesses to a slot that nothing orders. It names both, and the edge that is missing."""
+
+
 @attrs.frozen
 class Shortage:
     """What one pool lacked: ``wanted`` pages were needed, ``free`` were free, the rest is held as told."""

@@ -7,10 +7,12 @@ and tombstones refilled; where it ends, a leaf is attached. Then the lease moves
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError
 from .evict import make_room
+from .flight import own_slots
 from .lane_point import PointLane
 from .lease import advance, ask_receipts, conclude
 from .step import Fill
@@ -22,13 +24,15 @@ if TYPE_CHECKING:
     from .sequence import Sequence
     from .tree import Node
 
-    Pairs = tuple[tuple[Lane, Any], ...]
+    Pairs = Many[tuple[Any, Any]]
 
 
 def split(cache: Cache, node: Node, boundary: int) -> Node:
     """Cut ``node`` at ``boundary`` and divide every component's cell; the upper half is returned."""
     dropping = [lane for lane in cache._lanes if _drops_on_split(cache, lane, node, boundary)]
     upper = cache._tree.split(node, boundary)
+    if cache._flight.nodes:
+        cache._flight.divided(upper, node)
     upper.leases += 1  # the caller goes on from here
     for lane in cache._lanes:
         lane.divide(upper, node)
@@ -80,12 +84,14 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     at = lease._node.end
     width = cache._tree.element_bytes
     pairs = sequence._shared
+    work = lease.work
+    own = own_slots(pairs) if work is not None and not work.over else None
     receipts = ask_receipts(cache, sequence.namespace, upto) if cache._lock_hooks else None
     if cache._insert_hooks:
         pairs = _ask_keep(cache, sequence, at, upto, last)
     donors: list[tuple[Lane, Any]] = []
     if cache._point_lanes and not last:
-        donors, pairs = _donors(cache, pairs, upto)
+        donors, pairs = _donors(cache, sequence, pairs, upto)
     run = nodes_for(cache, lease._node, sequence._key_between(at * width, upto * width), upto, sequence.priority)
     node = run[-1]
     if last and receipts is None:
@@ -100,6 +106,12 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     if cache._thins:
         _thin(cache, pairs, node)
     sequence.published = upto
+    if own is not None:
+        cache._flight.publishing(lease, run, own)
+    if cache._flight.nodes:
+        cache._flight.read(lease, node)
+    if cache._debug is not None:
+        cache._debug.published(run)
 
 
 def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) -> list[Node]:
@@ -159,7 +171,7 @@ def _ask_keep(cache: Cache, sequence: Sequence, start: int, upto: int, last: boo
     return tuple(pairs)
 
 
-def _donors(cache: Cache, pairs: Pairs, upto: int) -> tuple[list[tuple[Lane, Any]], Pairs]:
+def _donors(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int) -> tuple[list[tuple[Lane, Any]], Pairs]:
     """Boundary components whose running state stands for ``upto`` and that have a free slot to go on with.
 
     A component for which no slot can be had keeps its state: a checkpoint is optional, serving is not.
@@ -169,7 +181,7 @@ def _donors(cache: Cache, pairs: Pairs, upto: int) -> tuple[list[tuple[Lane, Any
     for lane, holding in pairs:
         if isinstance(lane, PointLane) and lane.donates(holding, upto):
             try:
-                make_room(cache, [(lane, 1, holding)], "checkpoint")
+                sequence._lease.after(make_room(cache, [(lane, 1, holding)], "checkpoint"))
             except CapacityError:
                 cache._skipped_checkpoints += 1
                 continue

@@ -44,16 +44,22 @@ class Holding:
     ``table`` begins at page ``base``; nothing before that is present. ``table[p - base]`` is the slot of page p or
     *absent*. Pages from ``owned`` on, which is never below ``base``, are the sequence's own; those before belong to the
     tree and are read under the sequence's lease. ``floor`` is the lowest boundary that the sequence may still publish
-    or rewind to: what none from there on needs may be given back.
+    or rewind to: what none from there on needs may be given back. Pages before ``changed`` are as they were when a
+    kernel's table was last written.
     """
 
-    __slots__ = ("base", "floor", "owned", "table")
+    __slots__ = ("base", "changed", "floor", "owned", "table")
 
     def __init__(self, data: bytes, base: int = 0) -> None:
-        self.floor = 0
+        self.changed = self.floor = 0
         self.base = base
         self.table: array[int] = array("i", data)
         self.owned = base + len(data) // ID_BYTES
+
+    def change(self, page: int) -> None:
+        """What is told of pages from ``page`` on changes."""
+        if page < self.changed:
+            self.changed = page
 
     def own_pages(self) -> bytes:
         """The pages that the sequence owns, *absent* left out."""
@@ -67,6 +73,14 @@ class Holding:
 
 def without_absent(data: bytes) -> bytes:
     return array("i", [slot for slot in array("i", data) if slot != ABSENT]).tobytes()
+
+
+def strip(data: bytes) -> bytes:
+    """``data`` without the absent pages in front."""
+    if not data.startswith(ABSENT_BYTES):
+        return data
+    gone = len(data) - len(data.lstrip(b"\xff"))  # it may take up to three bytes of the first page number too many
+    return data[gone // ID_BYTES * ID_BYTES :]
 
 
 class Lane:
@@ -280,6 +294,31 @@ class Lane:
         """Whether nothing stands in the way of freeing ``cell``."""
         return not cell.locks
 
+    # ------------------------------------------------------------ who owns what
+    def slots_of(self, cell: Any) -> list[int]:
+        """The slots that a cell, or None, owns."""
+        raise NotImplementedError
+
+    def own_slots(self, holding: Any) -> list[int]:
+        """The slots that a running sequence owns."""
+        raise NotImplementedError
+
+    def touches(self, holding: Any, start: int, end: int, reads: list[int], writes: list[int]) -> None:
+        """Add the slots that the layers of a step over positions [start, end) read, and those that they write."""
+        raise NotImplementedError
+
+    def retract(self, node: Node, slots: set[int]) -> None:
+        """What was published in ``slots`` is void: free what ``node`` holds of them, and what needs that."""
+        cell = node.cells[self.index]
+        if cell is not None and not cell.locks and slots.issuperset(self.slots_of(cell)):
+            self.drop_cell(cell)
+
+    def drop_cell(self, cell: Any) -> None:
+        """Free a cell that may stand in the queue."""
+        if cell.next is not None:
+            self.queue.remove(cell)
+        self.free_cell(cell)
+
 
 class PageLane(Lane):
     """What the lanes of page cells share: tables, growth, closing."""
@@ -293,6 +332,19 @@ class PageLane(Lane):
     def owned(self, holding: Holding) -> int:
         return len(holding.own_pages()) // ID_BYTES
 
+    def slots_of(self, cell: Any) -> list[int]:
+        return [] if cell is None else [slot for slot in array("i", cell.data) if slot != ABSENT]
+
+    def touches(self, holding: Holding, start: int, end: int, reads: list[int], writes: list[int]) -> None:
+        table, base = holding.table, holding.base
+        last = -(-end // self.page) - base
+        first = max(holding.owned, (start - self.replay) // self.page) - base if end > start else last
+        reads.extend(slot for slot in table[:first] if slot != ABSENT)
+        writes.extend(slot for slot in table[first:last] if slot != ABSENT)
+
+    def own_slots(self, holding: Holding) -> list[int]:
+        return array("i", holding.own_pages()).tolist()
+
     def close(self, holding: Holding) -> None:
         end = holding.base + len(holding.table)
         if end > holding.owned:
@@ -305,6 +357,7 @@ class PageLane(Lane):
         if dropped:
             self.pool.give(without_absent(dropped) if ABSENT_BYTES in dropped else dropped)
             del holding.table[keep:]
+            holding.change(keep + holding.base)
 
     def replayed_pages(self, boundary: int) -> int:
         """Pages that rebuilding for a resume at ``boundary`` writes."""
@@ -319,6 +372,7 @@ class PageLane(Lane):
             holding.table[max(0, first - holding.base) :] = self.pool.take(count)
             holding.base = min(holding.base, first)
             holding.owned = first
+            holding.change(first)
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
         """For each page from ``first`` on whether resuming at ``length`` needs it, or goes on writing it."""

@@ -172,7 +172,7 @@ class PathLane(PageLane):
         self.in_tree += first - start
 
     def read_theirs(self, run: list[Node], holding: Holding) -> list[Node]:
-        """Where the tree has cells, ours are duplicates: they are freed, and the tree's are read. The rest of ``run``."""
+        """Where the tree has cells, ours are duplicates: freed, and the tree's are read. The rest of ``run``."""
         i = self.index
         theirs = []
         for node in run:
@@ -185,6 +185,7 @@ class PathLane(PageLane):
         last = holding.owned = first + len(data) // ID_BYTES
         self.pool.give(holding.table[first:last].tobytes())
         holding.table[first:last] = array("i", data)
+        holding.change(first)
         return run[len(theirs) :]
 
     def retain(self, holding: Holding, floor: int) -> None:
@@ -259,6 +260,21 @@ class PathLane(PageLane):
         got //= ID_BYTES
         self.in_tree -= got
         return got
+
+    def retract(self, node: Node, slots: set[int]) -> None:
+        """A boundary needs all above it, so whatever lies below goes too, the deepest first."""
+        cell: PathCell = node.cells[self.index]
+        if cell is None or not slots.issuperset(self.slots_of(cell)):
+            return
+        i = self.index
+        below = [cell]
+        for above in below:
+            for kid in (above.node.kids or {}).values():
+                if kid.cells[i] is not None:
+                    below.append(kid.cells[i])
+        for each in reversed(below):
+            if not each.locks:
+                self.drop_cell(each)
 
     def uncovered(self, cell: PathCell) -> bool:
         return not cell.locks and not cell.below

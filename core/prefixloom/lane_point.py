@@ -26,13 +26,18 @@ TRACKS = 2
 
 
 class Track:
-    """A state kept at ``as_of``, not yet published."""
+    """A state kept at ``as_of``, not yet published; ``complete`` once the copy that makes it has been enqueued.
 
-    __slots__ = ("as_of", "slot")
+    Until then the slot still has the state of ``before``, if it was kept for that (-1: it was not).
+    """
 
-    def __init__(self, slot: int, as_of: int) -> None:
+    __slots__ = ("as_of", "before", "complete", "slot")
+
+    def __init__(self, slot: int, as_of: int, before: int) -> None:
         self.slot = slot
         self.as_of = as_of
+        self.before = before
+        self.complete = False
 
 
 class StateHolding:
@@ -42,14 +47,16 @@ class StateHolding:
     False for good after a step that failed, whose layers may have written half a state (``lost``). ``writing`` counts
     open steps whose layers write the slot: meanwhile it stands for nothing.
     ``steps[i]`` is the state after i + 1 tokens of the last small step, which began at ``steps_from`` (-1: none).
+    ``accepted``: the device has put the state after the kept tokens of that step into ``slot``, and how many these are
+    is not known here yet.
     """
 
-    __slots__ = ("as_of", "lost", "ready", "slot", "steps", "steps_from", "tracks", "writing")
+    __slots__ = ("accepted", "as_of", "lost", "ready", "slot", "steps", "steps_from", "tracks", "writing")
 
     def __init__(self, slot: int, as_of: int, steps: tuple[int, ...]) -> None:
         self.slot = slot
         self.as_of = as_of
-        self.ready = False
+        self.ready = self.accepted = False
         self.writing = 0
         self.lost = False
         self.tracks: list[Track] = []
@@ -127,35 +134,57 @@ class PointLane(Lane):
         slots = self.pool.take(self.per_sequence)
         return StateHolding(slots[0], node.end, tuple(slots[1:]))
 
-    def committed(self, holding: StateHolding, upto: int) -> bool:
-        """A step has brought the running state to ``upto``; True if a checkpoint is due there."""
+    def committed(self, holding: StateHolding, upto: int) -> None:
+        """A step has brought the running state to ``upto``."""
         before = holding.as_of
         holding.as_of = upto
         known = holding.ready and 0 < upto - before <= len(holding.steps)
         holding.steps_from = before if known else -1
+
+    def due(self, holding: StateHolding, start: int, end: int) -> tuple[int, int] | None:
+        """The checkpoint to be kept of a step over [start, end): (boundary, slot that has its state then)."""
         every = self.track_every
-        return every > 0 and upto > before and upto % every == 0 and holding.ready
+        at = end // every * every
+        if at <= start:
+            return None
+        if at == end:
+            return at, holding.slot
+        return (at, holding.steps[at - start - 1]) if end - start <= len(holding.steps) else None
 
     def complete(self, holding: StateHolding) -> bool:
         """Whether the running slot holds the state of ``as_of``, and nobody is writing it."""
         return holding.ready and not holding.writing
 
-    def track_slot(self, holding: StateHolding) -> int:
-        """The slot for a new track, off the oldest of enough tracks; NO_SLOT if a new one is needed."""
+    def replaceable(self, holding: StateHolding) -> Track | None:
+        """The oldest of enough tracks, whose slot a new one may have; None if a new slot is needed."""
         if len(holding.tracks) < TRACKS:
-            return NO_SLOT
-        return holding.tracks.pop(0).slot
+            return None
+        return next((track for track in holding.tracks if track.complete), None)
 
-    def track(self, holding: StateHolding, slot: int) -> None:
-        """Keep the running state, as it is now, in ``slot``."""
-        self.pool.copy((holding.slot,), (slot,))
-        holding.tracks.append(Track(slot, holding.as_of))
+    def plan_track(self, holding: StateHolding, at: int, old: Track | None) -> Track:
+        """A track of boundary ``at``, in the slot of ``old`` or in one that the caller has made sure is free."""
+        if old is None:
+            track = Track(self.pool.take(1)[0], at, -1)
+        else:
+            holding.tracks.remove(old)
+            track = Track(old.slot, at, old.as_of)
+        holding.tracks.append(track)
+        return track
+
+    def drop_track(self, holding: StateHolding, track: Track) -> None:
+        """It is not wanted any more; or it did not come to be, and its slot has what it had before."""
+        holding.tracks.remove(track)
+        if track.complete or track.before < 0:
+            self.pool.give_one(track.slot)
+        else:
+            track.as_of, track.complete = track.before, True
+            holding.tracks.insert(0, track)
 
     def checkpoint(self, holding: StateHolding, upto: int) -> int:
         """The deepest boundary up to ``upto`` that a complete state stands for; -1 if there is none."""
         best = holding.as_of if self.complete(holding) and holding.as_of <= upto else -1
         for track in holding.tracks:
-            if best < track.as_of <= upto:
+            if track.complete and best < track.as_of <= upto:
                 best = track.as_of
         return best
 
@@ -173,7 +202,7 @@ class PointLane(Lane):
     def adopt_track(self, node: Node, holding: StateHolding) -> None:
         if node.cells[self.index] is None:
             for track in holding.tracks:
-                if track.as_of == node.end:
+                if track.complete and track.as_of == node.end:
                     holding.tracks.remove(track)
                     self.keep(node, track.slot)
                     return
@@ -196,7 +225,7 @@ class PointLane(Lane):
         return (
             self.complete(holding)
             and holding.as_of == boundary
-            and all(track.as_of != boundary for track in holding.tracks)
+            and not any(track.complete and track.as_of == boundary for track in holding.tracks)
         )
 
     def renew(self, holding: StateHolding) -> None:
@@ -234,9 +263,8 @@ class PointLane(Lane):
 
     def forget_tracks(self, holding: StateHolding, low: int, high: int) -> None:
         """Give back tracked states outside of (``low``, ``high``]."""
-        for track in [track for track in holding.tracks if not low < track.as_of <= high]:
-            holding.tracks.remove(track)
-            self.pool.give_one(track.slot)
+        for track in [track for track in holding.tracks if track.complete and not low < track.as_of <= high]:
+            self.drop_track(holding, track)
 
     def retain(self, holding: StateHolding, floor: int) -> None:
         pass
@@ -264,6 +292,10 @@ class PointLane(Lane):
     def rewind_state(self, holding: StateHolding, length: int) -> int:
         """Take the state back to ``length``; the slot that must be copied into the running one, or NO_SLOT."""
         self.forget_tracks(holding, -1, length)
+        if holding.accepted:  # the device took it back already
+            holding.accepted = False
+            holding.as_of = min(length, holding.as_of)
+            return NO_SLOT
         if length >= holding.as_of:
             return NO_SLOT
         source = holding.steps[length - holding.steps_from - 1]
@@ -272,6 +304,18 @@ class PointLane(Lane):
         return source
 
     # ------------------------------------------------------------ eviction
+    def slots_of(self, cell: Cell | None) -> list[int]:
+        return [] if cell is None else [cell.data]
+
+    def touches(self, holding: StateHolding, start: int, end: int, reads: list[int], writes: list[int]) -> None:
+        if end > start:
+            writes.append(holding.slot)
+            if end - start <= len(holding.steps):
+                writes.extend(holding.steps)
+
+    def own_slots(self, holding: StateHolding) -> list[int]:
+        return holding.slots()
+
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue
         forget = None if queue.__class__ is ListQueue else queue.forget

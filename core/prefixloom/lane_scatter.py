@@ -168,6 +168,7 @@ class ScatterLane(SpanLane):
         data = table[max(low, holding.owned) - base : page - base].tobytes()
         self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
         table[low - base : page - base] = array("i", ABSENT_BYTES * (page - low))
+        holding.change(low)
         holding.low = page
 
     def forget_by_until(self, holding: ScatterHolding, floor: int) -> None:
@@ -179,5 +180,6 @@ class ScatterLane(SpanLane):
                 table[p - base] = ABSENT
                 if p >= holding.owned:
                     gone.append(slot)
+                holding.change(p)
         if gone:
             self.pool.give(gone.tobytes())

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .lane import Cell, Holding, PageLane, without_absent
+from .lane import Cell, Holding, PageLane, strip, without_absent
 from .policy import Link, ListQueue, Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .reach import Interval, merged
@@ -242,6 +242,10 @@ class SpanLane(PageLane):
         a, b = first * ID_BYTES, last * ID_BYTES
         gone = without_absent(cell.data[a:b])
         cell.data = strip(cell.data[:a] + ABSENT_BYTES * (last - first) + cell.data[b:])
+        return self.lose(cell, gone)
+
+    def lose(self, cell: SpanCell, gone: bytes) -> int:
+        """``gone`` is no longer part of ``cell``: free it, and the cell if nothing is left of it."""
         pages = len(gone) // ID_BYTES
         cell.pages -= pages
         self.in_tree -= pages
@@ -327,6 +331,7 @@ class SpanLane(PageLane):
         if cell.pages == count and ABSENT_BYTES not in mine:  # the tree has it all: ours are duplicates
             self.pool.give(mine)
             holding.table[first:last] = array("i", cell.data[-len(mine) :])
+            holding.change(first + holding.base)
             return
         ours = array("i", mine)
         lead = count - len(ours)
@@ -356,6 +361,7 @@ class SpanLane(PageLane):
         # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
         for p, slot in enumerate(ours):
             holding.table[first + p] = ABSENT if slot == ABSENT else tree[lead + p]
+        holding.change(first + holding.base)
 
     def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
         return merged((*keep, (self.first_needed(upto), upto)))
@@ -371,6 +377,7 @@ class SpanLane(PageLane):
                 table[p - base] = ABSENT
         if gone:
             self.pool.give(gone.tobytes())
+            holding.change(start // page)
 
     def retain(self, holding: Holding, floor: int) -> None:
         page = self.tail(floor) // self.page
@@ -391,6 +398,7 @@ class SpanLane(PageLane):
             self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
             holding.owned = page
         del table[:count]
+        holding.change(base)
         holding.base = page
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
@@ -444,11 +452,3 @@ class SpanLane(PageLane):
             self.pool.give(b"".join(out))
             self.in_tree -= got
         return got
-
-
-def strip(data: bytes) -> bytes:
-    """``data`` without the absent pages in front."""
-    if not data.startswith(ABSENT_BYTES):
-        return data
-    gone = len(data) - len(data.lstrip(b"\xff"))  # it may take up to three bytes of the first page number too many
-    return data[gone // ID_BYTES * ID_BYTES :]

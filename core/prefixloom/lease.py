@@ -18,6 +18,7 @@ from .values import AnchorView, Receipt, Touch
 
 if TYPE_CHECKING:
     from .cache import Cache
+    from .flight import Work
     from .lane import Lane
     from .tree import Node
 
@@ -31,9 +32,13 @@ class Hold(Handle):
     ``pairs`` are the sequence's (lane, holding) pairs: the cache finds them here when it tells who holds what.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_flushes", "_node", "_receipts", "_records", "_where", "label", "pairs")
+    __slots__ = (
+        "__weakref__", "_cache", "_flushes", "_node", "_receipts", "_records", "_where", "failed", "fence", "label",
+        "pairs", "row", "work",
+    )  # fmt: skip
 
     _where: str | None
+    work: Work | None  # the last step that its sequence was in, if that went to a stream
     label: str
     pairs: Pairs
 
@@ -46,6 +51,15 @@ class Hold(Handle):
         self._where = None
         self.label = ""
         self.pairs = ()
+        self.fence = 0  # whatever uses what it covers or holds comes after the steps up to this one
+        self.row = -1  # its place in page tables that kernels read
+        self.work = self.failed = None
+
+    failed: BaseException | None
+
+    def after(self, fence: int) -> None:
+        if self.fence < fence:
+            self.fence = fence
 
     @property
     def boundary(self) -> int:
@@ -107,6 +121,8 @@ def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
             raise
     lease = kind(cache, node, records, receipts)
     node.leases += 1
+    if cache._flight.nodes:
+        cache._flight.read(lease, node)
     if cache._debug is not None:
         cache._debug.leased(lease)
     return lease
@@ -135,6 +151,8 @@ def release(cache: Cache, lease: Hold) -> None:
         cache._debug.released(lease)
     if lease._flushes != cache._flushes:
         return
+    if lease.row >= 0:
+        cache._tables.leave(lease)
     records = lease._records
     receipts = lease._receipts
     for lane in cache._lanes:
@@ -208,6 +226,8 @@ def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, shared: P
     lease._cache = None
     if cache._debug is not None:
         cache._debug.released(lease)
+    if lease.row >= 0:
+        cache._tables.leave(lease)
     records = lease._records
     node = run[-1]
     for pair in pairs:

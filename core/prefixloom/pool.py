@@ -2,13 +2,20 @@
 
 A pool hands out page numbers (state slots for boundary components) and knows the tensors behind them. It knows no tree
 and no sequence. A slot has one owner at a time: the free list, a sequence's holding, a node's cell, or a ``Span``.
+
+A slot that is given back while steps run may still be read or written by one of them. It *retires*: it is nobody's and
+keeps the number of the newest step of that moment, its fence. When the steps up to its fence are over it is free.
+Whoever needs it sooner claims it together with its fence, and is ordered after those steps.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from array import array
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from typing import Any
 
 from .errors import CompositionError, InvariantError, ProtocolError
@@ -27,6 +34,19 @@ def present(data: bytes) -> int:
     return len(data) // ID_BYTES - data.count(ABSENT_BYTES)
 
 
+class Fence:
+    """``stamp``: the number of the newest step that runs, 0 while none does. ``retiring``: whether slots wait."""
+
+    __slots__ = ("retiring", "stamp")
+
+    def __init__(self) -> None:
+        self.stamp = 0
+        self.retiring = False
+
+    def reused(self, pool: Pool, data: bytes) -> None:
+        """Slots go to another owner before the steps that they retired from are over."""
+
+
 class Pool:
     """Page-granular slots. ``take`` and ``give`` are the core's; engines read ``buffers``, others use ``mint``.
 
@@ -40,10 +60,13 @@ class Pool:
         "device",
         "dropped",
         "entries",
+        "fence",
         "manifest",
         "minted",
         "name",
         "resets",
+        "retired",
+        "retiring",
         "unit",
     )
 
@@ -59,6 +82,9 @@ class Pool:
         if capacity > MOST_PAGES:
             raise CompositionError(f"pool {name!r} would have {capacity} pages, and {MOST_PAGES} are the most")
         self._free = array("i", range(capacity))
+        self.fence = Fence()
+        self.retired: deque[tuple[int, bytes]] = deque()  # (fence, slots), the oldest first
+        self.retiring = 0
         self.resets = 0
         self.minted = 0  # pages in live spans
         self.dropped: list[Any] | None = None  # where a span that is dropped without being freed goes to be recovered
@@ -89,7 +115,8 @@ class Pool:
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        """Slots that are nobody's, those included that wait for a step to end."""
+        return len(self._free) + self.retiring
 
     @property
     def slot_bytes(self) -> int:
@@ -108,20 +135,66 @@ class Pool:
         return self._free.pop()
 
     def give(self, data: bytes) -> None:
-        """Back to the free list. ``data`` holds page numbers, none of them absent; the caller owned them."""
-        self._free.frombytes(data)
+        """No longer the caller's. ``data`` holds page numbers, none of them absent; the caller owned them."""
+        if self.fence.stamp:
+            self._retire(data)
+        else:
+            self._free.frombytes(data)
 
     def give_one(self, slot: int) -> None:
-        self._free.append(slot)
+        if self.fence.stamp:
+            self._retire(slot.to_bytes(ID_BYTES, sys.byteorder))
+        else:
+            self._free.append(slot)
+
+    def _retire(self, data: bytes) -> None:
+        self.retired.append((self.fence.stamp, data))
+        self.retiring += len(data) // ID_BYTES
+        self.fence.retiring = True
+
+    def settle(self, over: int) -> None:
+        """The steps up to number ``over`` have ended: what waited for them is free."""
+        retired = self.retired
+        while retired and retired[0][0] <= over:
+            data = retired.popleft()[1]
+            self._free.frombytes(data)
+            self.retiring -= len(data) // ID_BYTES
+
+    def claim(self, count: int) -> int:
+        """Make ``count`` slots free at once, of those that retire as many as it takes: the fence that they come with.
+
+        Whoever writes them must be ordered after the steps up to that fence.
+        """
+        fence = 0
+        while len(self._free) < count and self.retired:
+            fence, data = self.retired.popleft()
+            self._free.frombytes(data)
+            self.retiring -= len(data) // ID_BYTES
+            self.fence.reused(self, data)
+        return fence
 
     def reset(self) -> None:
-        """Everything is free again, whoever held it."""
-        self._free = array("i", range(self.capacity))
+        """Nothing is owned any more, whoever held it."""
+        everything = array("i", range(self.capacity))
+        self.retired.clear()
+        self.retiring = 0
+        if self.fence.stamp:
+            self._free = array("i")
+            self._retire(everything.tobytes())
+        else:
+            self._free = everything
         self.minted = 0
         self.resets += 1
 
+    def enter(self, slots: Iterable[int], stage: Stage) -> None:
+        """These slots come to ``stage``. Kept in debug mode only."""
+
     def free_ids(self) -> Sequence[int]:
-        return self._free
+        """The slots that are nobody's."""
+        ids = self._free[:]
+        for _, data in self.retired:
+            ids.frombytes(data)
+        return ids
 
     def mint(self, count: int) -> Span:
         """An owned span of ``count`` pages, for whoever is neither a sequence nor the tree."""
@@ -138,6 +211,14 @@ class Pool:
             for s, d in zip(src, dst, strict=True):
                 tensor[:, d].copy_(tensor[:, s])
 
+    def select(self, choices: Sequence[Sequence[int]], selector: Any, dst: Sequence[int]) -> None:
+        """Content of slot ``choices[i][selector[i]]`` to slot ``dst[i]``; ``selector`` is a tensor on the device."""
+        if self.device == "meta":
+            return
+        for row, d in enumerate(dst):
+            for tensor in self.buffers.values():
+                tensor[:, d].copy_(tensor[:, choices[row][int(selector[row])]])
+
     def clear(self, dst: Sequence[int]) -> None:
         """Zeros in ``dst`` slots, in every buffer and layer."""
         if self.device == "meta":
@@ -147,33 +228,61 @@ class Pool:
                 tensor[:, d].zero_()
 
 
-class DebugPool(Pool):
-    """A pool that remembers of every slot whether it is free, and how often it was recycled."""
+class Stage(IntEnum):
+    """A slot's way. A failed step takes it from Writing back to Reserved; a handed-over one is Published for good."""
 
-    __slots__ = ("generation", "used")
+    FREE = 0
+    RESERVED = 1  # somebody's, without content
+    WRITING = 2  # a step that is open writes it
+    SEALED = 3  # all that writes it has been enqueued: the content is what its owner's tokens say
+    PUBLISHED = 4  # the tree's
+    RETIRED = 5  # nobody's, and a step in flight may still touch it
+
+
+BEFORE: dict[Stage, tuple[Stage, ...]] = {
+    Stage.RESERVED: (Stage.FREE, Stage.RETIRED, Stage.WRITING),
+    Stage.WRITING: (Stage.RESERVED, Stage.WRITING, Stage.SEALED),
+    Stage.SEALED: (Stage.RESERVED, Stage.WRITING, Stage.SEALED),
+    Stage.PUBLISHED: (Stage.SEALED, Stage.PUBLISHED),
+}
+"""From which stages a slot may come to each."""
+
+
+class DebugPool(Pool):
+    """A pool that knows the stage of every slot, and how often it was recycled."""
+
+    __slots__ = ("generation", "stage")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.used = bytearray(self.capacity)
+        self.stage = bytearray(self.capacity)
         self.generation = array("q", bytes(8 * self.capacity))
+
+    def enter(self, slots: Iterable[int], stage: Stage) -> None:
+        """InvariantError if ``stage`` is not their next."""
+        for slot in slots:
+            now = Stage(self.stage[slot])
+            if now not in BEFORE[stage]:
+                raise InvariantError(f"pool {self.name!r}: slot {slot} is {now.name}, and was to become {stage.name}")
+            self.stage[slot] = stage
 
     def take(self, count: int) -> array[int]:
         if not 0 < count <= len(self._free):
             raise InvariantError(f"pool {self.name!r}: {count} pages taken with {len(self._free)} free")
         ids = super().take(count)
         for slot in ids:
-            if self.used[slot]:
+            if self.stage[slot] not in (Stage.FREE, Stage.RETIRED):
                 raise InvariantError(f"pool {self.name!r}: slot {slot} was on the free list while owned")
-            self.used[slot] = 1
+            self.stage[slot] = Stage.RESERVED
         return ids
 
     def take_one(self) -> int:
         return self.take(1)[0]
 
     def _returned(self, slot: int) -> None:
-        if not 0 <= slot < self.capacity or not self.used[slot]:
+        if not 0 <= slot < self.capacity or self.stage[slot] in (Stage.FREE, Stage.RETIRED):
             raise InvariantError(f"pool {self.name!r}: slot {slot} given back twice, or never handed out")
-        self.used[slot] = 0
+        self.stage[slot] = Stage.RETIRED if self.fence.stamp else Stage.FREE
         self.generation[slot] += 1
 
     def give(self, data: bytes) -> None:
@@ -185,10 +294,15 @@ class DebugPool(Pool):
         self._returned(slot)
         super().give_one(slot)
 
+    def settle(self, over: int) -> None:
+        super().settle(over)
+        for slot in self._free:
+            self.stage[slot] = Stage.FREE
+
     def reset(self) -> None:
         for slot in range(self.capacity):
-            self.generation[slot] += self.used[slot]
-            self.used[slot] = 0
+            if self.stage[slot] not in (Stage.FREE, Stage.RETIRED):
+                self._returned(slot)
         super().reset()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .errors import CapacityError, InputError, ProtocolError
+from .errors import InputError, ProtocolError
 from .evict import make_room
 from .handles import Handle
 from .insert import publish, stops
@@ -70,6 +70,10 @@ class Sequence(Named, Handle):
         """The cache, if the sequence may still be used."""
         cache = self._lease._cache
         if cache is None:
+            if self._lease.failed is not None:
+                raise ProtocolError(
+                    f"{self!r} ended when a step failed that it was in or had read from: open it again"
+                ) from self._lease.failed
             if self._lease._flushes != self._cache._flushes:
                 raise ProtocolError(f"{self!r} was made before the cache was flushed: open it again")
             raise ProtocolError(f"{self!r} is closed")
@@ -160,7 +164,7 @@ class Sequence(Named, Handle):
                 if missing > len(lane.pool._free):
                     tight = True
         if tight:
-            make_room(cache, wanted, "reserve", count, self)
+            self._lease.after(make_room(cache, wanted, "reserve", count, self))
         for lane, missing, holding in wanted:
             holding.table += lane.pool.take(missing)
         self.reserved = length
@@ -170,7 +174,7 @@ class Sequence(Named, Handle):
     def _grow_arriving(self, cache: Cache, count: int, length: int) -> None:
         needed = [lane.needed_pages(holding.base + len(holding.table), length) for lane, holding in self._paged]
         wanted = [(lane, sum(pages), holding) for (lane, holding), pages in zip(self._paged, needed, strict=True)]
-        make_room(cache, wanted, "reserve", count, self)
+        self._lease.after(make_room(cache, wanted, "reserve", count, self))
         for (lane, slots, holding), pages in zip(wanted, needed, strict=True):
             fresh = iter(lane.pool.take(slots) if slots else ())
             holding.table.extend(next(fresh) if page else ABSENT for page in pages)
@@ -200,6 +204,8 @@ class Sequence(Named, Handle):
             )
         if self._fills or self._states:
             self._committable()
+        if cache._debug is not None:
+            cache._debug.arrived(self, self.committed, upto)
         if cache._retaining:
             self._commit(upto)
         else:
@@ -260,20 +266,9 @@ class Sequence(Named, Handle):
                     lane.spares = True
 
     def _advance_states(self, upto: int) -> None:
-        """The running states stand for ``upto`` now; where a checkpoint is due, one is kept beside."""
-        cache = self._cache
+        """The running states stand for ``upto`` now."""
         for lane, holding in self._states:
-            if not lane.committed(holding, upto):
-                continue
-            slot = lane.track_slot(holding)
-            if slot == NO_SLOT:
-                try:
-                    make_room(cache, [(lane, 1, holding)], "checkpoint")
-                except CapacityError:
-                    cache._skipped_checkpoints += 1
-                    continue
-                slot = lane.pool.take(1)[0]
-            lane.track(holding, slot)
+            lane.committed(holding, upto)
 
     def publish(self, upto: int | None = None) -> int:
         """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.

@@ -1,8 +1,9 @@
-"""Steps: one forward pass over some sequences, and the ops that must run before its layers.
+"""Steps: one forward pass over some sequences, and the ops that belong to it.
 
-The scheduler records, the forward stream runs: the caller opens a step, calls ``run_ops`` where its layers run, and the
-end of the ``with`` block commits what was computed. Ops run exactly once; a draft step runs none and commits nothing; a
-step that ends in an exception commits nothing.
+The scheduler records, the stream runs: the caller opens a step, calls ``run_ops`` with the stream on which its layers
+run, enqueues the layers, and the end of the ``with`` block commits what they compute, whether or not they are over.
+Before the layers run the fills of running states and the plugins' own ops; after them what keeps checkpoints. Each op
+runs exactly once. A draft step runs none and commits nothing; a step that ends in an exception commits nothing.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from .errors import ProtocolError
+from .errors import CapacityError, InputError, ProtocolError
+from .evict import make_room
 from .lease import release_part
+from .pool import Stage
 from .values import Op, WalkView
 
 if TYPE_CHECKING:
     from .cache import Cache
+    from .flight import Work
     from .lane import Lane
+    from .lane_point import PointLane, StateHolding, Track
     from .sequence import Sequence
+    from .streams import Stream
 
 CLEAR = -1
 
@@ -33,19 +39,48 @@ class Fill:
         self.holding = holding
         self.source = source
 
+
+class Batch:
+    """Fills of one component that run as one op."""
+
+    __slots__ = ("dst", "fills", "kind", "lane", "src")
+
+    def __init__(self, kind: str, lane: Any) -> None:
+        self.kind = kind
+        self.lane = lane
+        self.src: list[int] = []
+        self.dst: list[int] = []
+        self.fills: list[tuple[Sequence, Fill]] = []
+
     def op(self) -> Op:
-        dst = (self.holding.slot,)
-        if self.source == CLEAR:
-            return Op("clear", self.lane.name, dst=dst)
-        return Op("copy", self.lane.name, dst=dst, src=(self.source,))
+        return Op(self.kind, self.lane.name, dst=tuple(self.dst), src=tuple(self.src))
+
+
+def batches(fills: Many[tuple[Sequence, Fill]]) -> list[Batch]:
+    """The fills that are still due, as few ops as keep the order within each component."""
+    out: list[Batch] = []
+    last: dict[Any, Batch] = {}
+    for sequence, fill in fills:
+        if sequence._lease._cache is None or fill not in sequence._fills:  # aborted, or run by another step
+            continue
+        kind = "clear" if fill.source == CLEAR else "copy"
+        batch = last.get(fill.lane)
+        if batch is None or batch.kind != kind:
+            batch = last[fill.lane] = Batch(kind, fill.lane)
+            out.append(batch)
+        batch.dst.append(fill.holding.slot)
+        if kind == "copy":
+            batch.src.append(fill.source)
+        batch.fills.append((sequence, fill))
+    return out
 
 
 class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
     __slots__ = (
-        "_cache", "_claimed", "_deferred", "_ends", "_fills", "_prepared", "_ran", "_sequences", "_starts", "_state",
-        "role",
+        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_fills", "_prepared", "_ran", "_rows", "_sequences",
+        "_starts", "_state", "_stream", "_touched", "_tracks", "_work", "role",
     )  # fmt: skip
 
     def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
@@ -54,15 +89,19 @@ class Step:
         self._ends = [sequence.reserved for sequence in self._sequences]
         self._starts: list[int] = []
         self.role = role
-        self._ran = self._prepared = False
+        self._ran = self._prepared = self._accepted = False
         self._state = "new"
-        self._fills: tuple[tuple[Sequence, Fill], ...] = ()
-        self._claimed: tuple[tuple[Sequence, Op], ...] = ()
+        self._stream: Stream | None = None
+        self._work: Work | None = None
+        self._rows: Any = None
+        self._tracks: list[tuple[Sequence, PointLane, StateHolding, Track, int]] = []
+        self._fills: list[tuple[Sequence, Fill]] = []
+        self._claimed: list[tuple[Sequence, Op]] = []
         self._deferred: tuple[Op, ...] = ()
         if role == "target":
-            self._fills = tuple([(sequence, fill) for sequence in self._sequences for fill in sequence._fills])
+            self._fills = [(sequence, fill) for sequence in self._sequences for fill in sequence._fills]
             if cache._match_hooks:
-                self._claimed = tuple((sequence, op) for sequence in self._sequences for op in sequence._claimed_ops)
+                self._claimed = [(sequence, op) for sequence in self._sequences for op in sequence._claimed_ops]
             if cache._step_hooks:
                 self._deferred = self._ask_deferred()
 
@@ -79,51 +118,32 @@ class Step:
                 ops.extend(cache._check_ops(lane, "deferred_forward_ops", more))
         return tuple(ops)
 
+    def __repr__(self) -> str:
+        number = "" if self._work is None else f" {self._work.number}"
+        draft = "draft " if self.role == "draft" else ""
+        return f"<{draft}step{number} of {len(self._sequences)} sequences>"
+
     @property
     def ops(self) -> tuple[Op, ...]:
-        """What ``run_ops`` runs, in order: the derived fills, then the plugins' own."""
-        return (*(fill.op() for _, fill in self._fills), *(op for _, op in self._claimed), *self._deferred)
-
-    def run_ops(self, stream: Any = None) -> None:
-        """Run the ops, before the layers that read their slots. A second call is refused; a draft step runs none."""
-        if self._state != "open":
-            raise ProtocolError("run_ops belongs inside of the step's with block")
-        if self._ran:
-            raise ProtocolError("the ops of this step have run already; a forward split by layers runs them once")
-        cache = self._cache
-        if cache._guarded:
-            cache._enter()
-        self._ran = True
-        for sequence, fill in self._fills:
-            fill_slot(cache, sequence, fill)
-        for sequence, op in self._claimed:
-            if sequence.open and op in sequence._claimed_ops:  # another step may have run it
-                sequence._claimed_ops.remove(op)
-                cache._run_op(op, stream)
-        for op in self._deferred:
-            cache._run_op(op, stream)
-        self._prepared = True
-        if cache._debug is not None:
-            cache._leave("run_ops")
-
-    def table(self, component: str) -> Any:
-        """Page numbers of each sequence as an int32 tensor (sequences, longest), -1 where a page is absent.
-
-        For a boundary component: the running slots, one per sequence.
+        """What runs, in order: the derived fills in one op per component, then the plugins' own, after the layers
+        the checkpoints (known once the block is entered) and the plugins' own again.
         """
-        import torch
+        before = [batch.op() for batch in batches(self._fills)]
+        claimed = [op for sequence, op in self._claimed if op in sequence._claimed_ops]
+        tracks = [Op("track", lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
+        early = [op for op in (*claimed, *self._deferred) if not op.after]
+        return (*before, *early, *tracks, *(op for op in (*claimed, *self._deferred) if op.after))
 
-        rows = [torch.tensor(sequence.pages(component), dtype=torch.int32) for sequence in self._sequences]
-        if not rows:
-            return torch.empty((0, 0), dtype=torch.int32)
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
-
+    # ------------------------------------------------------------ before the layers
     def __enter__(self) -> Step:
         if self._state != "new":
             raise ProtocolError("a step is used once; ask the cache for a new one")
         self._state = "open"
+        self._work = self._cache._flight.begin()
         if self.role == "target":
             self._begin()
+        if self._cache._debug is not None:
+            self._touched = self._cache._debug.begin(self)
         return self
 
     def _begin(self) -> None:
@@ -136,35 +156,185 @@ class Step:
             if end > start:
                 sequence._planned = end
             sequence._steps += 1
-            for _, holding in sequence._states:
+            for lane, holding in sequence._states:
                 holding.writing += 1
+                holding.accepted = False
+                if lane.track_every and sequence._lease._cache is not None:
+                    self._plan_track(sequence, lane, holding, start, end)
 
-    def _end(self) -> None:
+    def _plan_track(self, sequence: Sequence, lane: PointLane, holding: StateHolding, start: int, end: int) -> None:
+        """Where a checkpoint is due in this step, have a slot to keep it in."""
+        due = lane.due(holding, start, end)
+        if due is None:
+            return
+        old = lane.replaceable(holding)
+        if old is None:
+            try:
+                sequence._lease.after(make_room(self._cache, [(lane, 1, holding)], "checkpoint"))
+            except CapacityError:
+                self._cache._skipped_checkpoints += 1
+                return
+        at, source = due
+        self._tracks.append((sequence, lane, holding, lane.plan_track(holding, at, old), source))
+
+    def run_ops(self, stream: Any = None) -> None:
+        """Run the ops on ``stream``, on which the layers that read their slots are enqueued next.
+
+        A stream is one of ``prefixloom.streams``, a ``torch.cuda.Stream``, or None: the current one, which on a CPU is
+        the caller. A second call is refused; a draft step runs no ops, but is ordered after what it reads.
+        """
+        if self._state != "open":
+            raise ProtocolError("run_ops belongs inside of the step's with block")
+        if self._ran:
+            raise ProtocolError("the ops of this step have run already; a forward split by layers runs them once")
+        cache = self._cache
+        if cache._guarded:
+            cache._enter()
+        stream = self._take_stream(cache._stream(stream))
+        self._ran = True
+        cache._flight.order(stream, self._fence(), self)
+        if self.role == "target":
+            for batch in batches(self._fills):
+                run_batch(cache, stream, batch)
+            for sequence, op in self._claimed:
+                if not op.after:
+                    self._run_claimed(sequence, op, stream)
+            for op in self._deferred:
+                if not op.after:
+                    cache._run_op(op, stream)
+        self._prepared = True
+        if cache._debug is not None:
+            cache._leave("run_ops")
+
+    def _run_claimed(self, sequence: Sequence, op: Op, stream: Stream) -> None:
+        if sequence.open and op in sequence._claimed_ops:  # another step may have run it
+            sequence._claimed_ops.remove(op)
+            self._cache._run_op(op, stream)
+
+    def _take_stream(self, stream: Stream) -> Stream:
+        work = self._work
+        assert work is not None
+        self._stream = work.stream = stream
+        work.since = stream.tick
+        return stream
+
+    def _fence(self) -> int:
+        """What this step comes after; never itself."""
+        assert self._work is not None
+        if len(self._cache._flight.works) < 2:
+            return 0
+        fence = max([sequence._lease.fence for sequence in self._sequences], default=0)
+        return min(fence, self._work.number - 1)
+
+    # ------------------------------------------------------------ what the layers read
+    def table(self, component: str) -> Any:
+        """Page numbers of each sequence as an int32 tensor (sequences, longest), -1 where a page is absent.
+
+        For a boundary component: the running slots, shape (sequences, 1). It lies on the cache's device, holds true for
+        what is enqueued on the step's stream after this call, and is to be read only.
+        """
+        table = self._cache._tables.of(self, component)
+        return table[:, :1] if self._cache._lane(component).unit == "boundary" else table
+
+    def rewind_table(self, component: str) -> Any:
+        """``rewind_slots`` of each sequence of a boundary component, as ``table``: (sequences, max_rewind + 1)."""
+        if self._cache._lane(component).unit != "boundary":
+            raise InputError(f"component {component!r} has pages, no states after single tokens")
+        return self._cache._tables.of(self, component)[:, 1:]
+
+    def accept(self, kept: Any) -> None:
+        """How many of this step's tokens each sequence keeps is on the device only: an int tensor, one per sequence.
+
+        Called after the layers. Each running state that has the states of single tokens (``rewind_slots``) becomes the
+        one after so many tokens, at least 1; nothing is read back. When the figures are known here, the first
+        ``rewind`` of a sequence tells how many tokens were *not* kept, be it 0.
+        """
+        if self._state != "open" or not self._ran or self.role == "draft":
+            raise ProtocolError("accept belongs into a target step's with block, after run_ops and the layers")
+        if self._accepted:
+            raise ProtocolError("accept was called already")
+        self._accepted = True
+        shape = tuple(getattr(kept, "shape", ()))
+        if shape != (len(self._sequences),):
+            raise InputError(f"accept takes an int tensor with one figure per sequence, got {kept!r}")
+        assert self._stream is not None
+        for lane in self._cache._point_lanes:
+            self._select(lane, kept, self._stream)
+
+    def _select(self, lane: Any, kept: Any, stream: Stream) -> None:
+        rows: list[int] = []
+        choices: list[list[int]] = []
+        dst: list[int] = []
+        for row, sequence in enumerate(self._sequences):
+            if sequence._lease._cache is None:
+                continue
+            holding = sequence._holding(lane.name)[1]
+            if 0 < self._ends[row] - self._starts[row] <= len(holding.steps):
+                rows.append(row)
+                choices.append(list(holding.steps))
+                dst.append(holding.slot)
+                holding.accepted = True
+        if not rows:
+            return
+        reads = [slot for row_choices in choices for slot in row_choices]
+        cache = self._cache
+
+        def work() -> None:
+            lane.pool.select(choices, (kept if len(rows) == len(kept) else kept[rows]) - 1, dst)
+
+        cache._enqueue(stream, f"select of {self!r}", lane.pool, work, reads, dst)
+
+    # ------------------------------------------------------------ after the layers
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._state = "done"
+        cache = self._cache
+        stream = self._stream
+        if stream is None:
+            stream = self._take_stream(cache._stream(None))
+        done: list[tuple[Sequence, int]] = []
+        try:
+            if cache._debug is not None:
+                cache._debug.layers(self, stream, kind is None)
+            if self.role == "target":
+                done = self._close(stream, kind is None)
+        finally:
+            assert self._work is not None
+            cache._flight.end(self._work, stream, self)
+        for sequence, upto in done:  # all or none: what was reserved since the step was made is the next one's
+            sequence._commit(upto)
+        if cache._debug is not None:
+            cache._leave("step")
+
+    def _close(self, stream: Stream, well: bool) -> list[tuple[Sequence, int]]:
+        """Enqueue what comes after the layers; the sequences that go on, and up to where. Nothing if it went wrong."""
         for sequence in self._sequences:
             sequence._steps -= 1
             for _, holding in sequence._states:
                 holding.writing -= 1
+        if not well:
+            self._give_up()
+            return []
+        try:
+            done = self._done()
+        except ProtocolError:
+            self._drop_tracks()
+            raise
+        try:
+            if self._tracks:
+                self._run_tracks(stream)
+            for sequence, op in self._claimed:
+                if op.after:
+                    self._run_claimed(sequence, op, stream)
+            for op in self._deferred:
+                if op.after:
+                    self._cache._run_op(op, stream)
+        except BaseException:
+            self._give_up()
+            raise
+        return done
 
-    def _lost(self) -> None:
-        """The step failed: if its layers may have begun, what they wrote of the running states is nobody's."""
-        if not self._prepared and (self._fills or self._claimed or self._deferred):
-            return
-        for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
-            if end > start:
-                for _, holding in sequence._states:
-                    holding.ready = False
-                    holding.lost = True
-                    holding.steps_from = -1  # the states of single tokens were written over, too
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._state = "done"
-        if self.role == "draft":
-            return
-        self._end()
-        if kind is not None:
-            self._lost()
-            return
-        if not self._ran and (self._fills or self._claimed or self._deferred):
+    def _done(self) -> list[tuple[Sequence, int]]:
+        if not self._ran and (self._fills or self._claimed or self._deferred or self._fence()):
             raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
         done = []
         for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
@@ -176,23 +346,60 @@ class Step:
                 )
             sequence._committable()
             done.append((sequence, max(sequence.committed, min(end, sequence.reserved))))
-        for sequence, upto in done:  # all or none: what was reserved since the step was made is the next one's
-            sequence._commit(upto)
-        if self._cache._debug is not None:
-            self._cache._leave("step")
+        return done
+
+    def _run_tracks(self, stream: Stream) -> None:
+        """Keep the checkpoints that are due, each in its slot; but not of a running state that is a device's choice."""
+        by_lane: dict[Any, tuple[list[int], list[int]]] = {}
+        for sequence, lane, holding, track, source in self._tracks:
+            if track not in holding.tracks or sequence._lease._cache is None:
+                continue
+            if self._accepted and source == holding.slot:
+                lane.drop_track(holding, track)
+                continue
+            src, dst = by_lane.setdefault(lane, ([], []))
+            src.append(source)
+            dst.append(track.slot)
+            track.complete = True
+            if self._cache._debug is not None:
+                lane.pool.enter((track.slot,), Stage.SEALED)
+        for lane, (src, dst) in by_lane.items():
+            enqueue_copy(self._cache, stream, f"track of {self!r}", lane, src, dst)
+
+    def _drop_tracks(self) -> None:
+        for _, lane, holding, track, _ in self._tracks:
+            if track in holding.tracks:
+                lane.drop_track(holding, track)
+
+    def _give_up(self) -> None:
+        """The step failed: if its layers may have begun, what they wrote of the running states is nobody's."""
+        self._drop_tracks()
+        if not self._prepared and (self._fills or self._claimed or self._deferred):
+            return
+        for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
+            if end > start:
+                for _, holding in sequence._states:
+                    holding.ready = False
+                    holding.lost = True
+                    holding.steps_from = -1  # the states of single tokens were written over, too
 
 
-def fill_slot(cache: Cache, sequence: Sequence, fill: Fill) -> None:
-    """Give a state slot its content, and let go of the source."""
-    lease = sequence._lease
-    if lease._cache is None or fill not in sequence._fills:  # aborted between planning and running
-        return
-    lane, holding = fill.lane, fill.holding
-    if fill.source == CLEAR:
-        lane.pool.clear((holding.slot,))
+def enqueue_copy(cache: Cache, stream: Stream, what: str, lane: Lane, src: list[int], dst: list[int]) -> None:
+    cache._enqueue(stream, what, lane.pool, lambda: lane.pool.copy(src, dst), src, dst)
+
+
+def run_batch(cache: Cache, stream: Stream, batch: Batch) -> None:
+    """Give state slots their content, and let go of the sources."""
+    lane = batch.lane
+    pool = lane.pool
+    if batch.kind == "clear":
+        cache._enqueue(stream, f"clear of {lane.name}", pool, lambda: pool.clear(batch.dst), (), batch.dst)
     else:
-        lane.pool.copy((fill.source,), (holding.slot,))
-    holding.ready = True
-    sequence._fills.remove(fill)
-    if lease._records[lane.index] is not None:
-        release_part(cache, lease, lane)
+        enqueue_copy(cache, stream, f"copy of {lane.name}", lane, batch.src, batch.dst)
+    i = lane.index
+    for sequence, fill in batch.fills:
+        fill.holding.ready = True
+        sequence._fills.remove(fill)
+        lease = sequence._lease
+        if lease._records[i] is not None:
+            release_part(cache, lease, lane)

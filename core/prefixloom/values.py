@@ -219,15 +219,23 @@ class AnchorView:
 class Op:
     """Work on slots that the forward stream runs, exactly once, before the layers that read them.
 
-    ``src`` and ``dst`` are slot numbers of the component's pool. The core runs ``copy`` and ``clear``; any other kind
-    goes to the component's ``run_forward_op``.
+    ``src`` and ``dst`` are slot numbers of the component's pool. The core runs ``copy`` and ``clear``, and ``track``, a
+    copy after the layers; any other kind goes to the component's ``run_forward_op``, before the layers or ``after``
+    them. With a ``selector``, an int tensor that may lie on the device, each of ``src`` is a tuple of slots, and the
+    selector says which of them is copied.
     """
 
     kind: str
     component: str
     dst: tuple[int, ...] = ()
-    src: tuple[int, ...] = ()
+    src: tuple[Any, ...] = ()
     data: Any = None
+    selector: Any = attrs.field(default=None, eq=False)
+    after: bool = attrs.field(default=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.kind == "track":
+            object.__setattr__(self, "after", True)
 
 
 # ---------------------------------------------------------------- answers

@@ -40,7 +40,7 @@ class Witness:
         for name, content in self._pages(sequence, min(sequence.named, sequence.committed)):
             self._seen.setdefault(name, set()).add(content)
         waiting = self._waiting(sequence)
-        for name, component, slot in self._running(sequence):
+        for name, component, slot in (*self._running(sequence, sequence.committed), *self._singles(sequence)):
             if component not in waiting:
                 self._seen.setdefault(name, set()).add(self._state(component, slot))
 
@@ -55,7 +55,7 @@ class Witness:
             wrong += content not in self._seen.get(name, ())
         if sequence.committed == sequence.published:
             waiting = self._waiting(sequence)
-            for name, component, slot in self._running(sequence):
+            for name, component, slot in self._running(sequence, sequence.committed):
                 source = waiting.get(component, slot)
                 if source >= 0 and source not in sequence.rewind_slots(component):  # else cleared, or taken back
                     self.states += 1
@@ -80,11 +80,24 @@ class Witness:
                         content.update(_bytes(buffer[:, slot].contiguous().cpu()))
                     yield name.digest(), content.digest()
 
-    def _running(self, sequence: Sequence) -> Iterator[tuple[bytes, str, int]]:
-        """(name, component, slot) of every running state, which stands for what is committed."""
-        if not 0 < sequence.committed <= sequence.named:
+    def _singles(self, sequence: Sequence) -> Iterator[tuple[bytes, str, int]]:
+        """The states after each token of the last step, where it was so small that they were kept."""
+        for lane, holding in sequence._states:
+            if holding.steps_from >= 0:
+                for i, slot in enumerate(holding.steps):
+                    boundary = holding.steps_from + i + 1
+                    if boundary <= sequence.committed:
+                        yield from (
+                            (name, lane.name, slot)
+                            for name, component, _ in self._running(sequence, boundary)
+                            if component == lane.name
+                        )
+
+    def _running(self, sequence: Sequence, boundary: int) -> Iterator[tuple[bytes, str, int]]:
+        """(name, component, slot) of every running state; the name is that of the state at ``boundary``."""
+        if not 0 < boundary <= sequence.named:
             return  # nothing was computed, or its tokens are not known yet
-        tokens = bytes(sequence.tokens)[: TOKEN_BYTES * sequence.committed]
+        tokens = bytes(sequence.tokens)[: TOKEN_BYTES * boundary]
         for part in self._cache.composition.parts:
             if not part.page_tokens:
                 name = hashlib.blake2b(f"{part.name}\0{sequence.namespace}\0state\0".encode() + tokens, digest_size=16)

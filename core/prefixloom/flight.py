@@ -1,0 +1,249 @@
+"""What is in flight: steps that were handed to a stream and are not over.
+
+Each has a number. A *fence* is such a number: whoever carries it comes after all steps up to it, on the same stream by
+itself, from another one by waiting for their events. Slots that were given back meanwhile carry one (``pool``), and so
+does whoever reads what a running step has yet to write: content is published with its step, not after it. If that step
+fails, what it published is taken back, and with it whatever was built on that.
+
+Nothing here waits for a device: an event is asked whether it is done, by ``poll`` and by whoever is short of slots.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, Any
+
+from .errors import ProtocolError
+from .lease import release
+from .pool import Fence, Pool
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .lane import Lane
+    from .lease import Hold
+    from .step import Step
+    from .streams import Event, Stream
+    from .tree import Node
+
+log = logging.getLogger("prefixloom")
+
+
+class Work:
+    """One step in flight: its layers run, or are still being enqueued (``event`` is None).
+
+    ``holds`` are its sequences' leases; ``published`` what these handed to the tree since.
+    """
+
+    __slots__ = ("event", "holds", "name", "number", "over", "published", "since", "stream")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.name = ""
+        self.holds: list[Hold] = []
+        self.stream: Stream | None = None
+        self.since = 0
+        self.event: Event | None = None
+        self.over = False
+        self.published: list[Published] = []
+
+
+class Published:
+    """What one sequence published while a step of its own ran: the slots by lane, and who reads them."""
+
+    __slots__ = ("hold", "nodes", "number", "readers", "slots")
+
+    def __init__(self, hold: Hold, number: int, nodes: list[Node], slots: list[tuple[Lane, set[int]]]) -> None:
+        self.hold = hold
+        self.number = number
+        self.nodes = nodes
+        self.slots = slots
+        self.readers: list[Hold] = []
+
+
+class Flight(Fence):
+    """The steps in flight of one cache, oldest first."""
+
+    __slots__ = ("_cache", "_launched", "nodes", "over", "works")
+
+    def __init__(self, cache: Cache) -> None:
+        super().__init__()
+        self._cache = cache
+        self._launched = 0
+        self.over = 0
+        self.works: list[Work] = []
+        self.nodes: dict[Node, list[Published]] = {}
+        """Nodes with content that a step in flight has yet to write."""
+
+    # ------------------------------------------------------------ steps
+    def begin(self) -> Work:
+        """A step's layers are about to be enqueued."""
+        self._launched += 1
+        self.stamp = self._launched
+        work = Work(self._launched)
+        self.works.append(work)
+        return work
+
+    def order(self, stream: Stream, fence: int, who: object) -> None:
+        """What is enqueued on ``stream`` from now on comes after the steps up to ``fence``."""
+        for work in self.works:
+            if work.number > fence:
+                break
+            if work.over:
+                continue
+            if work.event is None:
+                raise ProtocolError(f"{who!r} uses what step {work.number} may still write: end that one first")
+            if work.stream is not stream:
+                stream.wait(work.event)
+
+    def end(self, work: Work, stream: Stream, step: Step) -> None:
+        """All of ``work`` has been enqueued."""
+        if stream.inline:
+            work.over = True
+            self._settle()
+            return
+        work.event = stream.record()
+        work.name = repr(step)
+        for sequence in step._sequences:
+            hold = sequence._lease
+            work.holds.append(hold)
+            hold.work = work
+            hold.fence = work.number
+
+    def poll(self) -> None:
+        """See which steps are over. Never waits."""
+        for work in self.works[:]:
+            if work.over or work.event is None or not work.event.done:
+                continue
+            work.over = True
+            assert work.stream is not None
+            error = work.stream.failure(work.since, work.event.tick)
+            if error is not None:
+                self._fail(work, error)
+        self._settle()
+
+    def _settle(self) -> None:
+        works = self.works
+        while works and works[0].over:
+            work = works.pop(0)
+            self.over = work.number
+            if work.published:
+                self._forget(work)
+        if not works:
+            self.stamp = 0
+        if self.retiring:
+            waiting = 0
+            for lane in self._cache._lanes:
+                lane.pool.settle(self.over)
+                waiting += lane.pool.retiring
+            self.retiring = waiting > 0
+
+    def _forget(self, work: Work) -> None:
+        for published in work.published:
+            for node in published.nodes:
+                left = [other for other in self.nodes.get(node, ()) if other is not published]
+                if left:
+                    self.nodes[node] = left
+                else:
+                    self.nodes.pop(node, None)
+
+    # ------------------------------------------------------------ publication
+    def publishing(self, hold: Hold, run: list[Node], own: list[tuple[Lane, set[int]]]) -> None:
+        """``hold``'s sequence has published the nodes of ``run``, and its last step is not over.
+
+        ``own`` are the slots that it owned before: those that the tree has now are what must go if the step fails.
+        """
+        work = hold.work
+        assert work is not None
+        slots = []
+        for lane, mine in own:
+            held: set[int] = set()
+            for node in run:
+                held |= mine.intersection(lane.slots_of(node.cells[lane.index]))
+            if held:
+                slots.append((lane, held))
+        if not slots:
+            return
+        published = Published(hold, work.number, run, slots)
+        work.published.append(published)
+        for node in run:
+            self.nodes.setdefault(node, []).append(published)
+
+    def divided(self, upper: Node, lower: Node) -> None:
+        """A node with content in flight was split."""
+        published = self.nodes.get(lower)
+        if published is not None:
+            self.nodes[upper] = list(published)
+            for each in published:
+                each.nodes.append(upper)
+
+    def read(self, hold: Hold, node: Node) -> None:
+        """``hold`` covers ``node`` and what lies above it: if any of that is yet to be written, it comes after that."""
+        while node.parent is not None:
+            for published in self.nodes.get(node, ()):
+                if published.hold is not hold and hold not in published.readers:
+                    published.readers.append(hold)
+                    hold.fence = max(hold.fence, published.number)
+            node = node.parent
+
+    def reused(self, pool: Pool, data: bytes) -> None:
+        for work in self.works:
+            for published in work.published:
+                for lane, slots in published.slots:
+                    if lane.pool is pool:
+                        slots.difference_update(array("i", data))
+
+    def flushed(self) -> None:
+        """Nothing is cached or held any more; what runs still runs."""
+        self.nodes = {}
+        for work in self.works:
+            work.published = []
+            work.holds = []
+
+    # ------------------------------------------------------------ failure
+    def _fail(self, work: Work, error: BaseException) -> None:
+        """The step did not do what was committed: its sequences end, what they published goes, and who read that."""
+        cache = self._cache
+        lost: dict[Hold, None] = dict.fromkeys(work.holds)
+        everything = [published for other in self.works for published in other.published]
+        doomed: list[Published] = []
+        grown = True
+        while grown:
+            grown = False
+            for published in everything:
+                if published.hold in lost and published not in doomed:
+                    doomed.append(published)
+                    lost.update(dict.fromkeys(published.readers))
+                    grown = True
+        log.warning(
+            "%s failed with %r: %d sequences and leases end with it, and what they published since is taken back",
+            work.name, error, sum(hold.active for hold in lost),
+        )  # fmt: skip
+        for hold in lost:
+            abandon(cache, hold, error)
+        nodes = {node for published in doomed for node in published.nodes}
+        for node in sorted(nodes, key=lambda node: -node.end):
+            for published in doomed:
+                if node in published.nodes:
+                    for lane, slots in published.slots:
+                        lane.retract(node, slots)
+        for node in nodes:
+            cache._tree.prune(node)
+        cache._epoch += 1
+
+
+def abandon(cache: Cache, hold: Hold, error: BaseException) -> None:
+    """End a lease, or a running sequence with all that it holds, because of ``error``."""
+    if not hold.active:
+        return
+    hold.failed = error
+    cache._live.pop(hold, None)
+    for lane, holding in hold.pairs:
+        lane.close(holding)
+    release(cache, hold)
+
+
+def own_slots(pairs: Many[tuple[Any, Any]]) -> list[tuple[Lane, set[int]]]:
+    """What a running sequence owns, by lane."""
+    return [(lane, set(lane.own_slots(holding))) for lane, holding in pairs]
