@@ -115,7 +115,7 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
 
 
 def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) -> list[Node]:
-    """The nodes below ``node`` that spell ``key``, one below the other, the last ends at ``upto``: a leaf, if need be."""
+    """The nodes below ``node`` that spell ``key``, in order; the last, a leaf if need be, ends at ``upto``."""
     tree = cache._tree
     size = tree.page_bytes
     run = []
