@@ -36,7 +36,7 @@ def copy_slots(tensors: Iterable[Tensor], src: Sequence[int], dst: Sequence[int]
     pairs = list(zip(src, dst, strict=True))
     if not tensors or not pairs:
         return
-    _check(tensors, src, dst)
+    check_slots(tensors, src, dst)
     triton = _triton(tensors)
     many, few = _parted(tensors, len(dst), triton)
     for tensor in few:
@@ -44,7 +44,7 @@ def copy_slots(tensors: Iterable[Tensor], src: Sequence[int], dst: Sequence[int]
             tensor.select(1, d).copy_(tensor.select(1, s))
     if many:
         for low, high in _waves([(s,) for s in src], dst):
-            _move(many, _index(src[low:high], many), dst[low:high], triton)
+            _move(many, index_of(src[low:high], many), dst[low:high], triton)
 
 
 def clear_slots(tensors: Iterable[Tensor], dst: Sequence[int]) -> None:
@@ -52,7 +52,7 @@ def clear_slots(tensors: Iterable[Tensor], dst: Sequence[int]) -> None:
     tensors = _live(tensors)
     if not tensors or not len(dst):
         return
-    _check(tensors, dst)
+    check_slots(tensors, dst)
     triton = _triton(tensors)
     many, few = _parted(tensors, len(dst), triton)
     for tensor in few:
@@ -60,14 +60,14 @@ def clear_slots(tensors: Iterable[Tensor], dst: Sequence[int]) -> None:
             tensor.select(1, d).zero_()
     if not many:
         return
-    index = _index(dst, many)
+    index = index_of(dst, many)
     if triton is not None:
         triton.clear(many, index)
         return
     for tensor in many:
         rows = _rows(tensor)
-        for part in _parts(index, max(1, CHUNK // (8 * len(tensor)))):
-            rows.index_fill_(0, _row_numbers(tensor, part), 0)
+        for part in parts(index, max(1, CHUNK // (8 * len(tensor)))):
+            rows.index_fill_(0, row_numbers(tensor, part), 0)
 
 
 def select_slots(
@@ -83,9 +83,9 @@ def select_slots(
         raise InputError(f"{len(dst)} slots are to be filled: got {len(choices)} choices, {selector.numel()} selected")
     if not tensors or not len(dst):
         return
-    _check(tensors, [slot for row in choices for slot in row], dst)
+    check_slots(tensors, [slot for row in choices for slot in row], dst)
     width = len(choices[0])
-    table = _index([slot for row in choices for slot in row], tensors).view(-1, width)
+    table = index_of([slot for row in choices for slot in row], tensors).view(-1, width)
     chosen = table.gather(1, selector.reshape(-1, 1).long()).view(-1)
     if tensors[0].device.type == "cpu":
         copy_slots(tensors, chosen.tolist(), dst)
@@ -107,7 +107,7 @@ def _live(tensors: Iterable[Tensor]) -> list[Tensor]:
     return live
 
 
-def _check(tensors: list[Tensor], *slots: Sequence[int]) -> None:
+def check_slots(tensors: list[Tensor], *slots: Sequence[int]) -> None:
     """Every slot is there: -1 would be the last one, and a number that is too large somebody else's memory."""
     capacity = min(tensor.shape[1] for tensor in tensors)
     low, high = min(map(min, slots)), max(map(max, slots))
@@ -166,7 +166,7 @@ def _width(tensor: Tensor) -> int:
     return tensor.numel() // (layers * capacity) * tensor.element_size()
 
 
-def _index(slots: Sequence[int], tensors: list[Tensor]) -> Tensor:
+def index_of(slots: Sequence[int], tensors: list[Tensor]) -> Tensor:
     """These numbers where the tensors are. From pinned memory: a copy from any other would wait for the device."""
     import torch
 
@@ -187,14 +187,14 @@ def _rows(tensor: Tensor) -> Tensor:
     return rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
 
 
-def _row_numbers(tensor: Tensor, slots: Tensor) -> Tensor:
+def row_numbers(tensor: Tensor, slots: Tensor) -> Tensor:
     import torch
 
     layers, capacity = tensor.shape[:2]
     return (torch.arange(0, layers * capacity, capacity, device=slots.device)[:, None] + slots).view(-1)
 
 
-def _parts(index: Tensor, count: int) -> Iterator[Tensor]:
+def parts(index: Tensor, count: int) -> Iterator[Tensor]:
     for low in range(0, index.numel(), count):
         yield index[low : low + count]
 
@@ -214,22 +214,22 @@ def _select(
 
 def _move(tensors: list[Tensor], src: Tensor, dst: Sequence[int], triton: Any) -> None:
     """One wave: all is read as it was before it."""
-    index = _index(dst, tensors)
+    index = index_of(dst, tensors)
     if triton is not None:
         triton.copy(tensors, src, index)
         return
     for tensor in tensors:
         rows = _rows(tensor)
         count = _slots_of_a_chunk(tensor)
-        for s, d in zip(_parts(src, count), _parts(index, count), strict=True):
-            _move_rows(rows, _row_numbers(tensor, s), _row_numbers(tensor, d))
+        for s, d in zip(parts(src, count), parts(index, count), strict=True):
+            _move_rows(rows, row_numbers(tensor, s), row_numbers(tensor, d))
 
 
 def _move_rows(rows: Tensor, src: Tensor, dst: Tensor) -> None:
     """By index, in pieces of at most a chunk: some rows, or a part of one."""
     columns = max(1, min(rows.shape[1], CHUNK // rows.element_size()))
     count = max(1, CHUNK // (columns * rows.element_size()))
-    for s, d in zip(_parts(src, count), _parts(dst, count), strict=True):
+    for s, d in zip(parts(src, count), parts(dst, count), strict=True):
         for low in range(0, rows.shape[1], columns):
             piece = rows[:, low : low + columns]
             piece.index_copy_(0, d, piece.index_select(0, s))
