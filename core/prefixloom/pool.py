@@ -212,29 +212,27 @@ class Pool:
         self.minted += count
         return Span(self, self.take(count).tobytes() if count else b"")
 
+    # What follows touches content: it belongs on a stream.
     def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
         """Content of ``src`` slots to ``dst`` slots, in every buffer and layer. On the meta device there is none."""
-        if self.device == "meta":
-            return
-        for tensor in self.buffers.values():
-            for s, d in zip(src, dst, strict=True):
-                tensor[:, d].copy_(tensor[:, s])
+        if self.device != "meta":
+            from .kernels import copy_slots
+
+            copy_slots(self.buffers.values(), src, dst)
 
     def select(self, choices: Sequence[Sequence[int]], selector: Any, dst: Sequence[int]) -> None:
         """Content of slot ``choices[i][selector[i]]`` to slot ``dst[i]``; ``selector`` is a tensor on the device."""
-        if self.device == "meta":
-            return
-        for row, d in enumerate(dst):
-            for tensor in self.buffers.values():
-                tensor[:, d].copy_(tensor[:, choices[row][int(selector[row])]])
+        if self.device != "meta":
+            from .kernels import select_slots
+
+            select_slots(self.buffers.values(), choices, selector, dst)
 
     def clear(self, dst: Sequence[int]) -> None:
         """Zeros in ``dst`` slots, in every buffer and layer."""
-        if self.device == "meta":
-            return
-        for tensor in self.buffers.values():
-            for d in dst:
-                tensor[:, d].zero_()
+        if self.device != "meta":
+            from .kernels import clear_slots
+
+            clear_slots(self.buffers.values(), dst)
 
 
 class Stage(IntEnum):
