@@ -209,8 +209,10 @@ class Cache(Assembly):
             sequence.priority = priority
         try:
             if self._running_wanted or self._replay or plan._claims:
-                lease.after(make_room(self, self._open_wanted(plan), "open a sequence"))
+                make_room(self, self._open_wanted(plan), "open a sequence")
             self._open_holdings(sequence, node, plan)
+            if self._flight.claimed:
+                lease.claim(self._flight)
         except BaseException:  # no slot to be had, or a reach that raises: nothing is kept
             for lane, holding in sequence._pairs:
                 lane.close(holding)

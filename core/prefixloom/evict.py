@@ -22,13 +22,10 @@ if TYPE_CHECKING:
     Wanted = Sequence[tuple[Lane, int, Any]]
 
 
-def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: object = None) -> int:
-    """Evict until each (lane, pages, holding) has its free pages; CapacityError, nothing evicted, if one cannot.
-
-    Returns a fence: whoever writes these pages comes after the steps up to it.
-    """
+def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: object = None) -> None:
+    """Evict until each (lane, pages, holding) can have its pages; CapacityError, nothing evicted, if one cannot."""
     if cache._flight.works:
-        cache._flight.poll()
+        cache._flight.poll(between_operations=False)
     short: list[tuple[Lane, int]] = []
     for lane, pages, _ in wanted:
         missing = pages - len(lane.pool._free)
@@ -39,15 +36,10 @@ def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: obje
             if missing > lane.in_tree - lane.leased and missing > lane.pool.retiring + lane.evictable:
                 raise _refusal(cache, wanted, verb, count, who)
             short.append((lane, pages))
-    fence = 0
     for lane, pages in short:
-        pool = lane.pool
-        missing = pages - len(pool._free) - pool.retiring
+        missing = pages - len(lane.pool._free) - lane.pool.retiring
         if missing > 0 and evict(cache, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
             raise _refusal(cache, wanted, verb, count, who)
-        if pool.retiring:
-            fence = max(fence, pool.claim(pages))
-    return fence
 
 
 def _refusal(cache: Cache, wanted: Wanted, verb: str, count: int, who: object) -> CapacityError:

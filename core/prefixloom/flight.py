@@ -5,7 +5,7 @@ itself, from another one by waiting for their events. Slots that were given back
 does whoever reads what a running step has yet to write: content is published with its step, not after it. If that step
 fails, what it published is taken back, and with it whatever was built on that.
 
-Nothing here waits for a device: an event is asked whether it is done, by ``poll`` and by whoever is short of slots.
+Nothing here waits for a device: an event is asked whether it is done, by ``poll`` and by who is short of slots.
 """
 
 from __future__ import annotations
@@ -111,15 +111,20 @@ class Flight(Fence):
             hold.work = work
             hold.fence = work.number
 
-    def poll(self) -> None:
-        """See which steps are over. Never waits."""
+    def poll(self, between_operations: bool = True) -> None:
+        """See which steps are over. Never waits.
+
+        A failure ends sequences, so it is seen between operations only, and not by one that is short of slots.
+        """
         for work in self.works[:]:
             if work.over or work.event is None or not work.event.done:
                 continue
-            work.over = True
             assert work.stream is not None
             error = work.stream.failure(work.since, work.event.tick)
-            if error is not None:
+            if error is None:
+                work.over = True
+            elif between_operations:
+                work.over = True
                 self._fail(work, error)
         self._settle()
 
@@ -235,9 +240,9 @@ class Flight(Fence):
 
 def abandon(cache: Cache, hold: Hold, error: BaseException) -> None:
     """End a lease, or a running sequence with all that it holds, because of ``error``."""
+    hold.failed = error
     if not hold.active:
         return
-    hold.failed = error
     cache._live.pop(hold, None)
     for lane, holding in hold.pairs:
         lane.close(holding)

@@ -181,7 +181,7 @@ def _donors(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int) -> tuple[
     for lane, holding in pairs:
         if isinstance(lane, PointLane) and lane.donates(holding, upto):
             try:
-                sequence._lease.after(make_room(cache, [(lane, 1, holding)], "checkpoint"))
+                make_room(cache, [(lane, 1, holding)], "checkpoint")
             except CapacityError:
                 cache._skipped_checkpoints += 1
                 continue
@@ -195,5 +195,6 @@ def _renew(sequence: Sequence, lane: Lane, holding: Any, node: Node) -> None:
     if holding.slot >= 0:
         return
     lane.renew(holding)
+    sequence._lease.claim(sequence._cache._flight)
     sequence._lease._records[lane.index] = lane.acquire(node)
     sequence._fills.append(Fill(lane, holding, node.cells[lane.index].data))

@@ -18,7 +18,7 @@ from .values import AnchorView, Receipt, Touch
 
 if TYPE_CHECKING:
     from .cache import Cache
-    from .flight import Work
+    from .flight import Flight, Work
     from .lane import Lane
     from .tree import Node
 
@@ -57,9 +57,11 @@ class Hold(Handle):
 
     failed: BaseException | None
 
-    def after(self, fence: int) -> None:
-        if self.fence < fence:
-            self.fence = fence
+    def claim(self, flight: Flight) -> None:
+        """Slots have just been taken for this lease's sequence: it comes after the steps that may still touch them."""
+        if flight.claimed:
+            self.fence = max(self.fence, flight.claimed)
+            flight.claimed = 0
 
     @property
     def boundary(self) -> int:

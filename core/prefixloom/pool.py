@@ -5,7 +5,7 @@ and no sequence. A slot has one owner at a time: the free list, a sequence's hol
 
 A slot that is given back while steps run may still be read or written by one of them. It *retires*: it is nobody's and
 keeps the number of the newest step of that moment, its fence. When the steps up to its fence are over it is free.
-Whoever needs it sooner claims it together with its fence, and is ordered after those steps.
+Whoever takes it sooner gets the fence with it, and is ordered after those steps.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ def present(data: bytes) -> int:
 
 
 class Fence:
-    """``stamp``: the number of the newest step that runs, 0 while none does. ``retiring``: whether slots wait."""
+    """``stamp``: the number of the newest step that runs, 0 while none does. ``retiring``: whether slots wait.
 
-    __slots__ = ("retiring", "stamp")
+    ``claimed``: slots were taken that waited, and their new owner has yet to be told up to which step.
+    """
+
+    __slots__ = ("claimed", "retiring", "stamp")
 
     def __init__(self) -> None:
-        self.stamp = 0
+        self.stamp = self.claimed = 0
         self.retiring = False
 
     def reused(self, pool: Pool, data: bytes) -> None:
@@ -124,14 +127,21 @@ class Pool:
         return self.manifest.slot_bytes * self.entries
 
     def take(self, count: int) -> array[int]:
-        """``count`` pages off the free list; the caller has made sure that they are there and becomes their owner."""
+        """``count`` pages of those that are nobody's; the caller has made sure of them and becomes their owner.
+
+        If ``fence.claimed`` says so afterwards, steps in flight may still touch some of them.
+        """
         free = self._free
+        if count > len(free):
+            self._claim(count)
         ids = free[-count:]
         del free[-count:]
         return ids
 
     def take_one(self) -> int:
         """``take`` of a single slot."""
+        if not self._free:
+            self._claim(1)
         return self._free.pop()
 
     def give(self, data: bytes) -> None:
@@ -160,18 +170,19 @@ class Pool:
             self._free.frombytes(data)
             self.retiring -= len(data) // ID_BYTES
 
-    def claim(self, count: int) -> int:
-        """Make ``count`` slots free at once, of those that retire as many as it takes: the fence that they come with.
-
-        Whoever writes them must be ordered after the steps up to that fence.
-        """
-        fence = 0
-        while len(self._free) < count and self.retired:
+    def _claim(self, count: int) -> None:
+        """Make ``count`` slots free at once, of those that retire as many as it takes. Their fence is told as claimed."""
+        free = self._free
+        while len(free) < count and self.retired:
             fence, data = self.retired.popleft()
-            self._free.frombytes(data)
+            size = (count - len(free)) * ID_BYTES
+            if len(data) > size:
+                self.retired.appendleft((fence, data[size:]))
+                data = data[:size]
+            free.frombytes(data)
             self.retiring -= len(data) // ID_BYTES
+            self.fence.claimed = max(self.fence.claimed, fence)
             self.fence.reused(self, data)
-        return fence
 
     def reset(self) -> None:
         """Nothing is owned any more, whoever held it."""
@@ -203,29 +214,27 @@ class Pool:
         self.minted += count
         return Span(self, self.take(count).tobytes() if count else b"")
 
+    # What follows touches content: it belongs on a stream.
     def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
         """Content of ``src`` slots to ``dst`` slots, in every buffer and layer. On the meta device there is none."""
-        if self.device == "meta":
-            return
-        for tensor in self.buffers.values():
-            for s, d in zip(src, dst, strict=True):
-                tensor[:, d].copy_(tensor[:, s])
+        if self.device != "meta":
+            from .kernels import copy_slots
+
+            copy_slots(self.buffers.values(), src, dst)
 
     def select(self, choices: Sequence[Sequence[int]], selector: Any, dst: Sequence[int]) -> None:
         """Content of slot ``choices[i][selector[i]]`` to slot ``dst[i]``; ``selector`` is a tensor on the device."""
-        if self.device == "meta":
-            return
-        for row, d in enumerate(dst):
-            for tensor in self.buffers.values():
-                tensor[:, d].copy_(tensor[:, choices[row][int(selector[row])]])
+        if self.device != "meta":
+            from .kernels import select_slots
+
+            select_slots(self.buffers.values(), choices, selector, dst)
 
     def clear(self, dst: Sequence[int]) -> None:
         """Zeros in ``dst`` slots, in every buffer and layer."""
-        if self.device == "meta":
-            return
-        for tensor in self.buffers.values():
-            for d in dst:
-                tensor[:, d].zero_()
+        if self.device != "meta":
+            from .kernels import clear_slots
+
+            clear_slots(self.buffers.values(), dst)
 
 
 class Stage(IntEnum):
@@ -267,8 +276,8 @@ class DebugPool(Pool):
             self.stage[slot] = stage
 
     def take(self, count: int) -> array[int]:
-        if not 0 < count <= len(self._free):
-            raise InvariantError(f"pool {self.name!r}: {count} pages taken with {len(self._free)} free")
+        if not 0 < count <= self.free:
+            raise InvariantError(f"pool {self.name!r}: {count} pages taken with {self.free} free")
         ids = super().take(count)
         for slot in ids:
             if self.stage[slot] not in (Stage.FREE, Stage.RETIRED):

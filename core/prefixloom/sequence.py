@@ -164,9 +164,11 @@ class Sequence(Named, Handle):
                 if missing > len(lane.pool._free):
                     tight = True
         if tight:
-            self._lease.after(make_room(cache, wanted, "reserve", count, self))
+            make_room(cache, wanted, "reserve", count, self)
         for lane, missing, holding in wanted:
             holding.table += lane.pool.take(missing)
+        if cache._flight.claimed:
+            self._lease.claim(cache._flight)
         self.reserved = length
         if cache._debug is not None:
             cache._leave("grow")
@@ -174,10 +176,11 @@ class Sequence(Named, Handle):
     def _grow_arriving(self, cache: Cache, count: int, length: int) -> None:
         needed = [lane.needed_pages(holding.base + len(holding.table), length) for lane, holding in self._paged]
         wanted = [(lane, sum(pages), holding) for (lane, holding), pages in zip(self._paged, needed, strict=True)]
-        self._lease.after(make_room(cache, wanted, "reserve", count, self))
+        make_room(cache, wanted, "reserve", count, self)
         for (lane, slots, holding), pages in zip(wanted, needed, strict=True):
             fresh = iter(lane.pool.take(slots) if slots else ())
             holding.table.extend(next(fresh) if page else ABSENT for page in pages)
+        self._lease.claim(cache._flight)
         self.reserved = length
         cache._leave("grow")
 

@@ -170,12 +170,13 @@ class Step:
         old = lane.replaceable(holding)
         if old is None:
             try:
-                sequence._lease.after(make_room(self._cache, [(lane, 1, holding)], "checkpoint"))
+                make_room(self._cache, [(lane, 1, holding)], "checkpoint")
             except CapacityError:
                 self._cache._skipped_checkpoints += 1
                 return
         at, source = due
         self._tracks.append((sequence, lane, holding, lane.plan_track(holding, at, old), source))
+        sequence._lease.claim(self._cache._flight)
 
     def run_ops(self, stream: Any = None) -> None:
         """Run the ops on ``stream``, on which the layers that read their slots are enqueued next.

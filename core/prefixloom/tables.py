@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .lease import Hold
     from .step import Step
-    from .streams import Stream
+    from .streams import Event, Stream
 
 LONG = 64
 """Entries from which on a change is written as a run of its own, and not with the many small ones."""
@@ -88,6 +88,8 @@ class Table:
         self.tensor: Any = None
         self.written = array("q")
         self.filled = array("q")  # entries of the row that are not absent, or were not when last written
+        self._made: Event | None = None
+        self._known: set[Stream] = set()
         self._old: deque[tuple[int, Any]] = deque()  # outgrown tensors that steps in flight may read
 
     def write(self, cache: Cache, stream: Stream, holds: list[Hold], rows: list[int]) -> int:
@@ -115,6 +117,9 @@ class Table:
                 small.extend(data)
             else:
                 runs.append((row, first, data.tobytes()))
+        if stream not in self._known and self._made is not None:  # its rows are written after it was made
+            stream.wait(self._made)
+            self._known.add(stream)
         if small or runs:
             tensor = self.tensor
             stream.run(lambda: put(tensor, small_at, small, runs))
@@ -153,6 +158,8 @@ class Table:
         new = torch.empty(shape, dtype=torch.int32, device=cache.composition.device)
         stream.run(lambda: new.fill_(ABSENT))
         self.tensor = new
+        self._made = stream.record()
+        self._known = {stream}
         for row in range(len(self.written)):  # every row is written anew when a step next asks for it
             self.written[row] = self.filled[row] = 0
 

@@ -1,0 +1,37 @@
+"""The scheduler ahead of two worker threads: the part that CI runs. 10,000 steps: ``python tests/overlap.py``."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from overlap import Traffic
+
+STEPS = 250
+
+
+@pytest.mark.parametrize("comps", ["F", "FS", "M", "FM", "FSM"])
+def test_random_traffic_on_two_threads_reads_what_its_tokens_say(comps: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    traffic = Traffic(comps, seed=2)
+    traffic.run(STEPS)
+    counts = traffic.counts
+    assert counts["step"] > STEPS * 0.8, counts
+    for what in ("hit", "publish", "close", "abort", "rewind", "read again"):
+        assert counts[what] > 0, (what, counts)
+
+
+def test_wrong_content_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traffic that could not fail would prove nothing: one page is written with another token's hash."""
+    from overlap import folded
+
+    traffic = Traffic("F", seed=2, failing=0.0)
+    honest = Traffic.attend
+
+    def wrong(self: Traffic, request: object, hashes: list[int], *args: object) -> None:
+        honest(self, request, hashes[:-1] + folded([1], "a", [1])[-1:], *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Traffic, "attend", wrong)
+    with pytest.raises(AssertionError, match="hold something else"):
+        traffic.run(STEPS)
