@@ -243,8 +243,8 @@ def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, shared: P
     lease._node = node
     old.leases -= 1
     for left in (old, node):
-        if not left.kids and not left.leases and left.cells.count(None) == len(left.cells):
-            if cache._tree.prune(left):
-                cache._epoch += 1
+        bare = not left.kids and not left.leases and left.cells.count(None) == len(left.cells)
+        if bare and cache._tree.prune(left):
+            cache._epoch += 1
     if cache._graves:
         sweep(cache)
