@@ -36,6 +36,8 @@ class Assembly(Asking):
                 for other in self._lanes
                 if other is not lane and (lane.part.reach.closed_upward or other.unit == "boundary")
             )
+        for lane in self._lanes:
+            lane.fed_by = tuple(other.index for other in self._lanes if lane in other.feeds)
         self._page_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PageLane))
         self._point_lanes = tuple(lane for lane in self._lanes if lane.unit == "boundary")
         self._closed_lanes = tuple(lane for lane in self._page_lanes if lane.part.reach.closed_upward)

@@ -198,7 +198,10 @@ class Cache(Assembly):
             plan = self._current(tokens)
         else:
             plan = self._plan(tokens, namespace, leave, extra)
-        lease = acquire(self, self._anchor(plan), plan.namespace, Hold)
+        node = plan._node
+        if node.end != plan.ready or not plan.ready:
+            node = self._anchor(plan)
+        lease = acquire(self, node, plan.namespace, Hold)
         sequence = Sequence(self, lease, plan)
         if label:
             lease.label = label
@@ -207,7 +210,7 @@ class Cache(Assembly):
         try:
             if self._running_wanted or self._replay or plan._claims:
                 make_room(self, self._open_wanted(plan), "open a sequence")
-            self._open_holdings(sequence, lease._node, plan)
+            self._open_holdings(sequence, node, plan)
             if self._flight.claimed:
                 lease.claim(self._flight)
         except BaseException:  # no slot to be had, or a reach that raises: nothing is kept

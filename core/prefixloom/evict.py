@@ -26,12 +26,17 @@ def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: obje
     """Evict until each (lane, pages, holding) can have its pages; CapacityError, nothing evicted, if one cannot."""
     if cache._flight.works:
         cache._flight.poll(between_operations=False)
+    short: list[tuple[Lane, int]] = []
     for lane, pages, _ in wanted:
-        if lane.spares and pages > len(lane.pool._free):
-            reclaim(cache, lane)
-        if pages > len(lane.pool._free) + lane.in_tree - lane.leased and pages > lane.pool.free + lane.evictable:
-            raise _refusal(cache, wanted, verb, count, who)
-    for lane, pages, _ in wanted:
+        missing = pages - len(lane.pool._free)
+        if missing > 0:
+            if lane.spares:
+                reclaim(cache, lane)
+                missing = pages - len(lane.pool._free)
+            if missing > lane.in_tree - lane.leased and missing > lane.pool.retiring + lane.evictable:
+                raise _refusal(cache, wanted, verb, count, who)
+            short.append((lane, pages))
+    for lane, pages in short:
         missing = pages - len(lane.pool._free) - lane.pool.retiring
         if missing > 0 and evict(cache, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
             raise _refusal(cache, wanted, verb, count, who)
@@ -85,22 +90,14 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
             got += _evict_asking(cache, lane, count - got, freed)
     cache._epoch += 1
     cache._evicted[lane.index] += got
+    if emptied:
+        cache._tree.prune_all(emptied)
     for other in lane.feeds:
-        _go_first(other, freed)
-    cache._tree.prune_all(freed + emptied if emptied else freed)
+        other.useless += freed
+        if len(other.useless) > other.most_useless:
+            other.sift_useless()
+    cache._tree.prune_all(freed)
     return got
-
-
-def _go_first(other: Lane, freed: list[Node]) -> None:
-    """The nodes lost what their own boundary needed: what ``other`` has there is the next of its kind to go."""
-    i = other.index
-    useless = []
-    for node in freed:
-        cell = node.cells[i]
-        if cell is not None and cell.next is not None:
-            useless.append(cell)
-    if useless:
-        other.queue.hurry(useless)
 
 
 def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> int:

@@ -14,7 +14,7 @@ from .errors import CapacityError
 from .evict import make_room
 from .flight import own_slots
 from .lane_point import PointLane
-from .lease import advance, ask_receipts, finish
+from .lease import advance, ask_receipts, conclude
 from .step import Fill
 from .values import Claim, NodeView, SplitRule, WalkView
 
@@ -81,11 +81,8 @@ def stops(sequence: Sequence, upto: int) -> Iterable[int]:
 def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     """Move the sequence's data of [published, upto) into the tree. ``last``: it does not run on afterwards."""
     lease = sequence._lease
-    tree = cache._tree
-    node = lease._node
-    at = node.end
-    width = tree.element_bytes
-    size = tree.page_bytes
+    at = lease._node.end
+    width = cache._tree.element_bytes
     pairs = sequence._shared
     work = lease.work
     own = own_slots(pairs) if work is not None and not work.over else None
@@ -95,29 +92,17 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     donors: list[tuple[Lane, Any]] = []
     if cache._point_lanes and not last:
         donors, pairs = _donors(cache, sequence, pairs, upto)
-    start = at * width
-    key = sequence._key_between(start, upto * width)
-    run: list[Node] = []
-    while at < upto:
-        kids = node.kids
-        first = at * width - start
-        child = kids.get(key[first : first + size]) if kids else None
-        if child is None:
-            node = tree.attach(node, key[first:], upto)
-            if sequence.priority:
-                node.priority = sequence.priority
-        else:
-            edge = child.key
-            if key.startswith(edge, first):
-                node = child
-            else:
-                node = split(cache, child, at + tree.agreed(key, first, edge) // width)
-            if sequence.priority > node.priority:
-                node.priority = sequence.priority
-        at = node.end
-        run.append(node)
-    for lane, holding in pairs:
-        lane.adopt(run, holding)
+    run = nodes_for(cache, lease._node, sequence._key_between(at * width, upto * width), upto, sequence.priority)
+    node = run[-1]
+    if last and receipts is None:
+        conclude(cache, lease, run, sequence._pairs, pairs)
+        sequence._pairs = ()
+    else:
+        for lane, holding in pairs:
+            lane.adopt(run, holding)
+        advance(cache, lease, node, receipts)
+        for lane, holding in donors:
+            _renew(sequence, lane, holding, node)
     if cache._thins:
         _thin(cache, pairs, node)
     sequence.published = upto
@@ -127,12 +112,36 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
         cache._flight.read(lease, node)
     if cache._debug is not None:
         cache._debug.published(run)
-    if last:
-        finish(cache, lease, node, receipts)
-        return
-    advance(cache, lease, node, receipts)
-    for lane, holding in donors:
-        _renew(sequence, lane, holding, node)
+
+
+def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) -> list[Node]:
+    """The nodes below ``node`` that spell ``key``, each below the last, down to ``upto``: a leaf, if need be."""
+    tree = cache._tree
+    size = tree.page_bytes
+    run = []
+    at = 0
+    kids = node.kids
+    while kids:
+        child = kids.get(key[at : at + size])
+        if child is None:
+            break
+        edge = child.key
+        if key.startswith(edge, at):
+            node = child
+            at += len(edge)
+        else:
+            agreed = tree.agreed(key, at, edge)
+            node = split(cache, child, node.end + agreed // tree.element_bytes)
+            at += agreed
+        run.append(node)
+        if priority > node.priority:
+            node.priority = priority
+        kids = node.kids
+    if at < len(key):
+        node = tree.attach(node, key[at:], upto)
+        node.priority = priority
+        run.append(node)
+    return run
 
 
 def _thin(cache: Cache, pairs: Pairs, node: Node) -> None:

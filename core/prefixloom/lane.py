@@ -87,7 +87,8 @@ class Lane:
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
     __slots__ = (
-        "feeds", "hooks", "in_tree", "index", "leased", "name", "part", "pool", "queue", "replay", "shared", "spares",
+        "fed_by", "feeds", "hooks", "in_tree", "index", "leased", "most_useless", "name", "part", "pool", "queue",
+        "replay", "shared", "spares", "useless",
     )  # fmt: skip
 
     unit = "page"
@@ -106,6 +107,11 @@ class Lane:
         self.leased = 0
         self.feeds: tuple[Lane, ...] = ()
         """Lanes whose cell at a node is of no use there once this lane has lost its own."""
+        self.fed_by: tuple[int, ...] = ()
+        """The lanes, by index, that this one has in their ``feeds``."""
+        self.useless: list[Node] = []
+        """Nodes where one of those lost its cell: ours there is the next to go, the last first, if it still is so."""
+        self.most_useless = 1024
         self.spares = False
         """Whether running sequences may keep more than they need, since there was room."""
         self.replay = part.manifest.replay
@@ -114,6 +120,7 @@ class Lane:
     def reset(self) -> None:
         """A flush: nothing is cached or leased, the queue is new."""
         self.in_tree = self.leased = 0
+        self.useless = []
 
     @property
     def running(self) -> int:
@@ -183,6 +190,12 @@ class Lane:
         """
         raise NotImplementedError
 
+    def conclude(self, run: list[Node], holding: Any, record: Any) -> None:
+        """``adopt`` of a sequence that ends there: it uncovers what its lease covered, and gives all else back."""
+        self.adopt(run, holding)
+        self.finish(record, run[-1])
+        self.close(holding)
+
     def hold_back(self, holding: Any, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
         """Give back what of [start, upto) is neither in ``keep`` nor needed at ``upto``, instead of publishing it."""
 
@@ -213,7 +226,27 @@ class Lane:
     # ------------------------------------------------------------ eviction
     def pop_victim(self) -> Any:
         """The next cell to go, off the queue but not freed; None if nothing may go."""
+        while self.useless:
+            cell = self.still_useless(self.useless.pop())
+            if cell is not None:
+                self.queue.remove(cell)
+                return cell
         return self.queue.pop()
+
+    def still_useless(self, node: Node) -> Any:
+        """Our cell at ``node`` if it may go and serves nothing there; what was lost may have been published again."""
+        cells = node.cells
+        cell = cells[self.index] if cells else None
+        if cell is not None and cell.next is not None:
+            for source in self.fed_by:
+                if cells[source] is None:
+                    return cell
+        return None
+
+    def sift_useless(self) -> None:
+        """Keep only what still is useless, each once, so that the list is never much longer than what it names."""
+        self.useless = [node for node in dict.fromkeys(self.useless[::-1]) if self.still_useless(node)][::-1]
+        self.most_useless = 2 * len(self.useless) + 1024
 
     def size(self, cell: Any) -> int:
         """Pages (or slots) that freeing ``cell`` gives."""

@@ -84,7 +84,9 @@ class PathLane(PageLane):
                 above.locks = locks
             self.leased -= (record.node.end - above.node.end) // self.page
 
-    def finish(self, record: PathCell, node: Node) -> None:
+    def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
+        self.adopt(run, holding)
+        node = run[-1]
         i = self.index
         cell: PathCell = node.cells[i]
         while cell is None:
@@ -92,19 +94,21 @@ class PathLane(PageLane):
             cell = node.cells[i]
         if cell is record:
             self.release(record)
-            return
-        if not cell.locks:
-            if cell.next is not None:
-                self.queue.remove(cell)
-            self.queue.add(cell)
-        locks = record.locks - 1
-        record.locks = locks
-        above = record
-        while not locks:
-            above = above.up
-            locks = above.locks - 1
-            above.locks = locks
-        self.leased -= (record.node.end - above.node.end) // self.page
+        else:
+            if not cell.locks:
+                if cell.next is not None:
+                    self.queue.remove(cell)
+                self.queue.add(cell)
+            locks = record.locks - 1
+            record.locks = locks
+            above = record
+            while not locks:
+                above = above.up
+                locks = above.locks - 1
+                above.locks = locks
+            self.leased -= (record.node.end - above.node.end) // self.page
+        if len(holding.table) > holding.owned:
+            self.close(holding)
 
     def divide(self, upper: Node, lower: Node) -> None:
         i = self.index
@@ -189,7 +193,7 @@ class PathLane(PageLane):
 
     def pop_victim(self) -> PathCell | None:
         while True:
-            cell: PathCell | None = self.queue.pop()
+            cell: PathCell | None = super().pop_victim()
             if cell is None or not cell.below:  # an inner anchor returns when its last child has gone
                 return cell
 
@@ -230,7 +234,7 @@ class PathLane(PageLane):
         cell: PathCell | None = None
         while got < wanted:
             if cell is None:
-                cell = pop()
+                cell = self.pop_victim() if self.useless else pop()
                 if cell is None:
                     break
                 if cell.below:

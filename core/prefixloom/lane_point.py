@@ -13,7 +13,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane
-from .policy import Queue
+from .policy import ListQueue, Queue
 from .pool import Pool
 from .tree import Node
 
@@ -190,27 +190,35 @@ class PointLane(Lane):
 
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
         """A publication ends where the running state stands; what was tracked may lie before."""
-        for node in run if holding.tracks else run[-1:]:
-            if node.cells[self.index] is None:
-                self.donate(node, holding)
-
-    def donate(self, node: Node, holding: StateHolding) -> None:
-        slot = NO_SLOT
-        for track in holding.tracks:
-            if track.complete and track.as_of == node.end:
-                slot = track.slot
-                holding.tracks.remove(track)
-                break
-        else:
-            if holding.as_of != node.end or not self.complete(holding):
-                return
-            slot = holding.slot
+        if holding.tracks:
+            for node in run:
+                self.adopt_track(node, holding)
+        node = run[-1]
+        if node.cells[self.index] is None and holding.as_of == node.end and self.complete(holding):
+            self.keep(node, holding.slot)
             holding.slot = NO_SLOT
             holding.ready = False
-        cell = Cell(node, slot)
-        node.cells[self.index] = cell
+
+    def adopt_track(self, node: Node, holding: StateHolding) -> None:
+        if node.cells[self.index] is None:
+            for track in holding.tracks:
+                if track.complete and track.as_of == node.end:
+                    holding.tracks.remove(track)
+                    self.keep(node, track.slot)
+                    return
+
+    def keep(self, node: Node, slot: int) -> None:
+        """The tree takes a state over."""
+        cell = node.cells[self.index] = Cell(node, slot)
         self.in_tree += 1
         self.queue.add(cell)
+
+    def conclude(self, run: list[Node], holding: StateHolding, record: Cell | None) -> None:
+        self.adopt(run, holding)
+        if record is not None:
+            self.release(record)
+        if holding.slot != NO_SLOT or holding.tracks or holding.steps:
+            self.close(holding)
 
     def donates(self, holding: StateHolding, boundary: int) -> bool:
         """Whether publishing ``boundary`` takes the running state, so that the sequence needs a fresh slot."""
@@ -309,19 +317,19 @@ class PointLane(Lane):
         return holding.slots()
 
     def evict(self, count: int, freed: list[Node]) -> int:
-        i = self.index
         queue = self.queue
-        give = self.pool.give_one
+        forget = None if queue.__class__ is ListQueue else queue.forget
         got = 0
         while got < count:
-            cell = queue.pop()
+            cell = self.pop_victim() if self.useless else queue.pop()
             if cell is None:
                 break
             node = cell.node
-            node.cells[i] = None
+            node.cells[self.index] = None
             freed.append(node)
-            give(cell.data)
-            queue.forget(cell)
+            self.pool.give_one(cell.data)
+            if forget is not None:
+                forget(cell)
             got += 1
         self.in_tree -= got
         return got

@@ -158,6 +158,13 @@ class SpanLane(PageLane):
         if record is not None:
             self.release(record)
 
+    def conclude(self, run: list[Node], holding: Holding, record: Any) -> None:
+        self.adopt(run, holding)
+        if record is not None:
+            self.release(record)
+        if holding.base + len(holding.table) > holding.owned:
+            self.close(holding)
+
     # ------------------------------------------------------------ tree
     def divide(self, upper: Node, lower: Node) -> None:
         i = self.index
@@ -269,6 +276,9 @@ class SpanLane(PageLane):
         i = self.index
         size = count * ID_BYTES
         page = self.page
+        cell = node.cells[i]
+        if cell is not None and len(cell.data) >= size:
+            return cell.data[-size:] if size else b""
         parts: list[bytes] = []
         got = 0
         while got < size:
@@ -279,10 +289,8 @@ class SpanLane(PageLane):
             parts.append(data if len(data) == whole else ABSENT_BYTES * ((whole - len(data)) // ID_BYTES) + data)
             got += whole
             node = parent
-        if not parts:
-            return b""
         parts.reverse()
-        joined = parts[0] if len(parts) == 1 else b"".join(parts)
+        joined = b"".join(parts)
         return joined if got == size else joined[got - size :]
 
     def adopt(self, run: list[Node], holding: Holding) -> None:
@@ -427,7 +435,7 @@ class SpanLane(PageLane):
         got = 0
         out = []
         while got < count:
-            cell: SpanCell | None = queue.pop()
+            cell: SpanCell | None = self.pop_victim() if self.useless else queue.pop()
             if cell is None:
                 break
             if cell.slack is not None:

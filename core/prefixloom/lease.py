@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .tree import Node
 
+Pairs = Sequence[tuple[Any, Any]]
 H = TypeVar("H", bound="Hold")
 
 
@@ -39,7 +40,7 @@ class Hold(Handle):
     _where: str | None
     work: Work | None  # the last step that its sequence was in, if that went to a stream
     label: str
-    pairs: Sequence[tuple[Any, Any]]
+    pairs: Pairs
 
     def __init__(self, cache: Cache, node: Node, records: list[Any], receipts: list[Receipt | None] | None) -> None:
         self._cache: Cache | None = cache
@@ -219,20 +220,25 @@ def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None
         cache._epoch += 1
 
 
-def finish(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None] | None) -> None:
-    """The lease of a sequence that ends at ``node``: ``advance`` and ``release`` in one."""
-    if receipts is not None:
-        advance(cache, lease, node, receipts)
-        release(cache, lease)
-        return
+def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, shared: Pairs) -> None:
+    """A sequence ends at the last node of ``run``: each component hands over, uncovers and gives back in one go.
+
+    ``shared``: those of ``pairs`` that hand something over.
+    """
     lease._cache = None
     if cache._debug is not None:
         cache._debug.released(lease)
     if lease.row >= 0:
         cache._tables.leave(lease)
     records = lease._records
-    for lane in cache._lanes:
-        lane.finish(records[lane.index], node)
+    node = run[-1]
+    for pair in pairs:
+        lane, holding = pair
+        if shared is pairs or pair in shared:
+            lane.conclude(run, holding, records[lane.index])
+        else:
+            lane.finish(records[lane.index], node)
+            lane.close(holding)
     old = lease._node
     lease._node = node
     old.leases -= 1

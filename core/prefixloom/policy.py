@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -61,12 +61,6 @@ class Queue:
         self.remove(cell)
         self.add(cell)
 
-    def hurry(self, cells: Iterable[Any]) -> None:
-        """The cells, which are in the queue, should be the next to go, the last of them first."""
-        for cell in cells:
-            self.remove(cell)
-            self.add_first(cell)
-
 
 class ListQueue(Queue):
     """Least recently used first: an intrusive list, every operation O(1)."""
@@ -117,21 +111,6 @@ class ListQueue(Queue):
         after.prev = end
         cell.prev = cell.next = None
         return cell
-
-    def hurry(self, cells: Iterable[Any]) -> None:
-        end = self._end
-        first = end.next
-        for cell in cells:
-            if cell is first:
-                continue
-            before, after = cell.prev, cell.next
-            before.next = after
-            after.prev = before
-            cell.next = first
-            first.prev = cell
-            first = cell
-        first.prev = end
-        end.next = first
 
     def __del__(self) -> None:
         end = self._end

@@ -144,7 +144,9 @@ class Sequence(Named, Handle):
         ``arriving``: the tokens were computed elsewhere and only what resuming at their end needs will be filled in; a
         component gets slots for that (a window's tail), and *absent* for the rest.
         """
-        cache = self._usable()
+        cache = self._lease._cache
+        if cache is None or cache._guarded:
+            cache = self._usable()
         if count.__class__ is not int or count < 0:
             raise InputError(f"grow takes a number of tokens from 0 up, got {count!r}")
         length = self.reserved + count
@@ -164,7 +166,7 @@ class Sequence(Named, Handle):
         if tight:
             make_room(cache, wanted, "reserve", count, self)
         for lane, missing, holding in wanted:
-            holding.table.extend(lane.pool.take(missing))
+            holding.table += lane.pool.take(missing)
         if cache._flight.claimed:
             self._lease.claim(cache._flight)
         self.reserved = length
@@ -184,7 +186,9 @@ class Sequence(Named, Handle):
 
     def append(self, tokens: Any) -> None:
         """Name the tokens that follow the named ones."""
-        cache = self._usable()
+        cache = self._lease._cache
+        if cache is None or cache._guarded:
+            cache = self._usable()
         self._append(tokens if tokens.__class__ is Tokens else encode(tokens))
         if cache._debug is not None:
             cache._leave("append")
