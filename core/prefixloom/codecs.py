@@ -219,7 +219,6 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 def _steps(values: Tensor) -> Tensor:
     """127, where the values are: CUDA divides by a number of the host's as if it multiplied by the inverse."""
-    import torch
 
     return values.new_tensor([127.0])
 
