@@ -112,7 +112,8 @@ def compose(
     ``memory``      bytes, or a text such as "20GiB", in place of ``capacity``: shared out for ``traffic``
     ``traffic``     the requests to share memory out for, a ``Traffic`` (default: ``Traffic()``, with fewer running
                     sequences if the memory is little); ``stats().sizing`` tells what came of it
-    ``max_running`` sequences that run at once (default: the traffic's): a state pool too small for them is refused
+    ``max_running`` sequences that run at once (default: the traffic's, or 1): a state pool too small for them is
+                    refused
     ``device``      cpu, cuda, cuda:N or meta
     ``policy``      the order of eviction: a name, built in or installed, or an EvictionPolicy
     ``max_rewind``  committed, unpublished tokens that a sequence may take back (default: the profile's, or 0)
@@ -286,11 +287,10 @@ def _sizes(
         raise CompositionError('say how large the cache is: capacity=<tokens> or memory="20GiB"; neither was given')
     if isinstance(capacity, Mapping):
         sizes = from_mapping(demands, page, capacity)
+        check_states(demands, sizes, 1 if traffic is None else traffic.running, rewind)
     else:
-        sizes = from_tokens(demands, page, capacity)
-    if traffic is not None:
-        for demand in () if isinstance(capacity, Mapping) else demands:
-            if not demand.page_tokens:
+        sizes = from_tokens(demands, page, capacity, rewind)
+        for demand in demands:
+            if traffic is not None and not demand.page_tokens:
                 sizes[demand.name] = max(sizes[demand.name], demand.states_needed(traffic.running, rewind))
-        check_states(demands, sizes, traffic.running, rewind)
     return sizes, told(demands, sizes, "as capacity says")
