@@ -70,7 +70,7 @@ class StateHolding:
 
 
 class PointLane(Lane):
-    __slots__ = ("per_path", "per_sequence", "track_every")
+    __slots__ = ("admit", "per_path", "per_sequence", "policy", "track_every", "worth")
     unit = "boundary"
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
@@ -79,6 +79,9 @@ class PointLane(Lane):
         self.per_path = manifest.states_per_path
         self.track_every = -(-manifest.checkpoint_every // tree_page) * tree_page
         self.per_sequence = 1
+        self.policy = "" if part.admission is None else part.admission.name
+        self.admit = None if part.admission is None else part.admission.admit
+        self.worth = None if part.admission is None else part.admission.worth
 
     def allow_rewind(self, depth: int) -> None:
         """Sequences may take ``depth`` tokens back: each gets ``depth + 1`` slots for the states of single steps."""
@@ -231,28 +234,15 @@ class PointLane(Lane):
     def renew(self, holding: StateHolding) -> None:
         holding.slot = self.pool.take_one()
 
-    def thin(self, node: Node) -> int:
-        """With a bound on states per path, drop one above ``node`` if there are too many; how many were dropped.
-
-        The nearest that nobody is copying goes, but for those where paths part: they serve several continuations.
-        """
-        if self.per_path is None or node.cells[self.index] is None:
-            return 0
-        count = 1
-        victim: Cell | None = None
-        above = node.parent
-        while above.parent is not None:
-            cell = above.cells[self.index]
+    def above(self, node: Node | None) -> list[Cell]:
+        """The states on the path from ``node`` upward, the nearest first."""
+        found: list[Cell] = []
+        while node is not None and node.parent is not None:
+            cell = node.cells[self.index]
             if cell is not None:
-                count += 1
-                if victim is None and not cell.locks and len(above.kids or ()) < 2:
-                    victim = cell
-            above = above.parent
-        if count <= self.per_path or victim is None:
-            return 0
-        if victim.next is not None:
-            self.queue.remove(victim)
-        return self.free_cell(victim)
+                found.append(cell)
+            node = node.parent
+        return found
 
     def floor(self, holding: StateHolding, floor: int) -> int:
         """The lowest boundary that a tracked state may still be published at, or ``floor``."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import InputError, ProtocolError
 from .evict import make_room
 from .handles import Handle
-from .insert import publish, stops
+from .insert import publish, publish_end, stops
 from .keys import Named, Tokens, encode
 from .lane_point import NO_SLOT
 from .lease import Hold, let_go, release
@@ -354,10 +354,7 @@ class Sequence(Named, Handle):
         if cache._guarded:
             cache._enter()
         try:
-            upto = self.publishable
-            if upto > self.published:
-                for stop in stops(self, upto) if self._states else (upto,):
-                    publish(cache, self, stop, last=stop == upto)
+            publish_end(cache, self)
         finally:
             self._give_back(cache)
         if cache._debug is not None:
