@@ -16,6 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers import cache_of, run, settle
+from helpers import part as component
+from prefixloom import Path, Point, ProtocolError
 from prefixloom.cache import Cache
 from prefixloom.compose import Part
 from prefixloom.sequence import Sequence
@@ -71,12 +74,15 @@ def send(cache: Cache, sequence: Sequence, logits: Tensor) -> Sent:
 
 
 def receive(cache: Cache, sequence: Sequence, sent: Sent, only_needs: bool = False) -> dict[str, int]:
-    """Take slots for what was sent, fill each page from its start, and commit; how many pages each component took."""
-    if cache._point_lanes:
-        with cache.step([sequence]) as step:  # no tokens: the running states are cleared before they are filled
-            step.run_ops()
+    """A step whose layers are the copy: each page is filled from its start. How many pages each component took."""
     first = {part.name: len(sequence.pages(part.name)) for part in cache.composition.parts}
     sequence.grow(sent.border - sequence.reserved, arriving=True)
+    with cache.step([sequence]) as step:
+        step.run_ops()
+        return filled(cache, sequence, sent, first, only_needs)
+
+
+def filled(cache: Cache, sequence: Sequence, sent: Sent, first: dict[str, int], only_needs: bool) -> dict[str, int]:
     taken = {}
     for part in cache.composition.parts:
         slots, size = sequence.pages(part.name), part.page_tokens
@@ -90,7 +96,6 @@ def receive(cache: Cache, sequence: Sequence, sent: Sent, only_needs: bool = Fal
             for p in (p for page in granted for p in range(page * size, min((page + 1) * size, sent.border))):
                 if p in needed or not only_needs:
                     content[:, slots[p // size], p % size] = sent.entries[part.name, buffer][p]
-    sequence.commit()
     return taken
 
 
@@ -275,3 +280,63 @@ def test_one_position_before_the_window_is_not_read_and_its_first_is() -> None:
             expected = model.reference(arrived.tokens.tolist()[:-1])[LENGTH:]
             assert (distance(rows, expected) > MOVED) is read
         sender.abort()
+
+
+# ---------------------------------------------------------------- states of single tokens
+
+
+def stateful() -> Cache:
+    state = component("state", Point(), max_rewind=3, checkpoint_every=4)
+    return cache_of(component("path", Path()), state, slots=12, max_rewind=3)
+
+
+@pytest.mark.parametrize("by_step", [True, False])
+def test_few_tokens_that_arrived_cannot_be_taken_back_one_by_one(by_step: bool) -> None:
+    """Only the state of their end came: those after each token, which a small step leaves, are nobody's."""
+    cache = stateful()
+    with cache.open(range(40)) as sequence:
+        run(sequence, 2)
+        sequence.grow(3, arriving=True)
+        if by_step:
+            with cache.step([sequence]) as step:
+                step.run_ops()
+        else:
+            sequence.commit()
+        with pytest.raises(ProtocolError, match="has the states of single tokens only for the last step"):
+            sequence.rewind(1)
+        run(sequence, 3)
+        sequence.rewind(2)  # of what was computed here
+        assert sequence.committed == 6
+        sequence.abort()
+    settle(cache)
+
+
+def test_no_checkpoint_is_kept_inside_of_what_arrived() -> None:
+    cache = stateful()
+    with cache.open(range(40)) as sequence:
+        run(sequence, 2)
+        sequence.grow(3, arriving=True)  # [2, 5), past 4
+        with cache.step([sequence]) as step:
+            step.run_ops()
+    assert cache.stats().components["state"].cached == 0
+    with cache.open(range(50, 90)) as sequence:
+        sequence.grow(3, arriving=True)
+        sequence.grow(1)  # computed in the same step, and its end has a state
+        with cache.step([sequence]) as step:
+            step.run_ops()
+    assert cache.stats().components["state"].cached == 1
+    settle(cache)
+
+
+def test_arrived_tokens_that_were_taken_back_before_they_came_are_computed_as_any() -> None:
+    cache = stateful()
+    with cache.open(range(40)) as sequence:
+        run(sequence, 2)
+        sequence.grow(3, arriving=True)
+        sequence.rewind(3)
+        sequence.append(range(2, 40))
+        run(sequence, 3)
+        sequence.rewind(1)
+        assert sequence.committed == 4
+    assert cache.stats().components["state"].cached == 1
+    settle(cache)

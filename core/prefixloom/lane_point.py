@@ -47,11 +47,12 @@ class StateHolding:
     False for good after a step that failed, whose layers may have written half a state (``lost``). ``writing`` counts
     open steps whose layers write the slot: meanwhile it stands for nothing.
     ``steps[i]`` is the state after i + 1 tokens of the last small step, which began at ``steps_from`` (-1: none).
+    Of what arrived, which ends at ``arrived``, there is no state but that of its end.
     ``accepted``: the device has put the state after the kept tokens of that step into ``slot``, and how many these are
     is not known here yet.
     """
 
-    __slots__ = ("accepted", "as_of", "lost", "ready", "slot", "steps", "steps_from", "tracks", "writing")
+    __slots__ = ("accepted", "arrived", "as_of", "lost", "ready", "slot", "steps", "steps_from", "tracks", "writing")
 
     def __init__(self, slot: int, as_of: int, steps: tuple[int, ...]) -> None:
         self.slot = slot
@@ -62,6 +63,7 @@ class StateHolding:
         self.tracks: list[Track] = []
         self.steps = steps
         self.steps_from = -1
+        self.arrived = 0
 
     def slots(self) -> list[int]:
         """All slots that the sequence owns."""
@@ -141,7 +143,7 @@ class PointLane(Lane):
         """A step has brought the running state to ``upto``."""
         before = holding.as_of
         holding.as_of = upto
-        known = holding.ready and 0 < upto - before <= len(holding.steps)
+        known = holding.ready and holding.arrived <= before < upto <= before + len(holding.steps)
         holding.steps_from = before if known else -1
 
     def due(self, holding: StateHolding, start: int, end: int) -> tuple[int, int] | None:
@@ -152,7 +154,8 @@ class PointLane(Lane):
             return None
         if at == end:
             return at, holding.slot
-        return (at, holding.steps[at - start - 1]) if end - start <= len(holding.steps) else None
+        single = end - start <= len(holding.steps) and start >= holding.arrived
+        return (at, holding.steps[at - start - 1]) if single else None
 
     def complete(self, holding: StateHolding) -> bool:
         """Whether the running slot holds the state of ``as_of``, and nobody is writing it."""
@@ -282,6 +285,7 @@ class PointLane(Lane):
     def rewind_state(self, holding: StateHolding, length: int) -> int:
         """Take the state back to ``length``; the slot that must be copied into the running one, or NO_SLOT."""
         self.forget_tracks(holding, -1, length)
+        holding.arrived = min(holding.arrived, length)
         if holding.accepted:  # the device took it back already
             holding.accepted = False
             holding.as_of = min(length, holding.as_of)

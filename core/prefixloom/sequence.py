@@ -180,6 +180,8 @@ class Sequence(Named, Handle):
         for (lane, slots, holding), pages in zip(wanted, needed, strict=True):
             fresh = iter(lane.pool.take(slots) if slots else ())
             holding.table.extend(next(fresh) if page else ABSENT for page in pages)
+        for _, state in self._states:
+            state.arrived = length
         self._lease.claim(cache._flight)
         self.reserved = length
         cache._leave("grow")
@@ -231,11 +233,10 @@ class Sequence(Named, Handle):
                 )
 
     def _commit(self, upto: int) -> None:
-        cache = self._cache
         self.committed = upto
-        if self._states:
-            self._advance_states(upto)
-        if cache._retaining:
+        for lane, holding in self._states:  # the running states stand for it now
+            lane.committed(holding, upto)
+        if self._cache._retaining:
             self._retain(upto)
 
     def _retain(self, committed: int, published: bool = False) -> None:
@@ -267,11 +268,6 @@ class Sequence(Named, Handle):
                     let_go(cache, self._lease, lane, holding)
                 else:
                     lane.spares = True
-
-    def _advance_states(self, upto: int) -> None:
-        """The running states stand for ``upto`` now."""
-        for lane, holding in self._states:
-            lane.committed(holding, upto)
 
     def publish(self, upto: int | None = None) -> int:
         """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.
