@@ -28,6 +28,7 @@ from prefixloom import (
 from prefixloom.admission import ADMISSIONS
 from prefixloom.cache import Cache
 from prefixloom.registry import Registry
+from prefixloom.testing.simulated import SimulatedStream
 
 TOKENS = list(range(64))
 
@@ -374,3 +375,32 @@ def test_whatever_a_policy_answers_the_books_are_right_after_every_operation(eve
     settle(cache)
     assert cache.stats().plugin_errors > 10
     assert cache.stats().hit_tokens > 100
+
+
+# ---------------------------------------------------------------- with steps in flight
+
+
+def test_a_last_state_that_is_still_being_written_is_taken_back_if_its_step_fails() -> None:
+    """Refused while it ran, taken when the sequence closed; and only then its step turns out to have failed."""
+    for fails in (False, True):
+        cache, stream = stateful("branch-and-last"), SimulatedStream("forward")
+        sequence = cache.open(TOKENS[:8])
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            step.run_ops(stream)
+            stream.run(failing if fails else lambda: None)
+        assert sequence.publish() == 8
+        assert cache.stats().components["state"].cached == 0
+        sequence.close()
+        assert cache.stats().components["state"].cached == 1
+        while stream.ready:
+            stream.advance()
+        cache.poll()
+        assert states(cache, TOKENS[:8]) == ([] if fails else [8])
+        assert cache.stats().components["state"].cached == (0 if fails else 1)
+        settle(cache)
+        assert cache.stats().components["state"].running == 0
+
+
+def failing() -> None:
+    raise ArithmeticError("on purpose")

@@ -135,8 +135,6 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
         advance(cache, lease, node, receipts)
         for lane, holding in donors:
             _renew(sequence, lane, holding, node)
-    if cache._thins:
-        _thin(cache, sequence, pairs, node)
     sequence.published = upto
     if own is not None:
         cache._flight.publishing(lease, run, own)
@@ -144,6 +142,8 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
         cache._flight.read(lease, node)
     if cache._debug is not None:
         cache._debug.published(run)
+    if cache._thins:
+        _thin(cache, sequence, pairs, node)
 
 
 def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) -> list[Node]:
