@@ -111,6 +111,24 @@ def settle(cache: Cache) -> None:
             assert stats.leased == 0 or cache._debug is None or cache._debug._leases, f"{name}: covered by no lease"
 
 
+def owners(cache: Cache, sequences: Sequence[Running]) -> None:
+    """Every slot is owned once: by the free list, by a sequence, or by the tree. No debug mode: counted here."""
+    for lane in cache._lanes:
+        found = list(lane.pool.free_ids())
+        for sequence in sequences:
+            holding: Any = sequence._holding(lane.name)[1]
+            own = holding.table[holding.owned - holding.base :] if lane.unit == "page" else holding.slots()
+            found += [slot for slot in own if slot != ABSENT]
+        stack: list[Any] = list(cache._tree.roots.values()) + list(cache._graves)
+        while stack:
+            node = stack.pop()
+            stack.extend((node.kids or {}).values())
+            cell = node.cells[lane.index]
+            if cell is not None and node.parent is not None:
+                found += lane.slots_of(cell)
+        assert sorted(found) == list(range(lane.pool.capacity)), f"{lane.name}: slots lost, or owned twice"
+
+
 def unprotected(cache: Cache) -> list[tuple[str, int]]:
     """(component, slot) that a running sequence reads, and that eviction could take."""
     bad: list[tuple[str, int]] = []

@@ -128,6 +128,8 @@ class Running:
     """Boundaries of states that are kept beside, not yet published."""
     step_from: int = -1
     """Where the last small step began, whose single states are kept; -1: there is none."""
+    arrived: int = 0
+    """Up to here content arrived: there are no states of its single tokens."""
     absent: dict[str, set[int]] = field(default_factory=dict)
     """Pages that were never given: what arrived was not all."""
     deepest: int = 0

@@ -1,8 +1,9 @@
 """Random traffic on real threads: the scheduler runs ahead, layers read and write slots on worker threads.
 
 What a position holds is a hash of the namespace and of all tokens up to it, so any content in the wrong place, too
-early or too late is seen by the next layer that reads it. Layers check what they read against the tokens, and page tables
-against what the scheduler said. A content error counts unless its sequence was told that a step before it had failed.
+early or too late is seen by the next layer that reads it. Layers check what they read against the tokens, and page
+tables against what the scheduler said. A content error counts unless its sequence was told that a step before it had
+failed.
 
 ``python tests/overlap.py --steps 10000 --seed 1 [--compositions FSM]``
 """

@@ -113,7 +113,7 @@ class Serving(World):
         except InputError:
             self.settle("grow too long")
             return
-        run.reserved = length
+        run.reserved = run.arrived = length
         self.extend(run, length + self.model.lookahead)
         self.settle("arrive", may_lose=wanted)
         for name, listed in self.held(run).items():
@@ -168,9 +168,10 @@ class Serving(World):
         for f in self.model.facts:
             if not f.boundary:
                 continue
-            run.step_from = before if 0 < upto - before <= f.steps and not run.spoiled else -1
+            small = upto - before <= f.steps and before >= run.arrived
+            run.step_from = before if before < upto and small and not run.spoiled else -1
             at = upto // f.every * f.every if f.every else before
-            if room is None or at <= before or run.spoiled or (at < upto and upto - before > f.steps):
+            if room is None or at <= before or run.spoiled or (at < upto and not small):
                 continue
             tracks = run.tracks[f.name]
             if len(tracks) == 2:
@@ -342,6 +343,7 @@ class Serving(World):
         del run.future[length:], run.ids[length + 1 :]
         run.salt = salt
         run.reserved = length
+        run.arrived = min(run.arrived, length)
         if length < run.committed:
             run.pending |= {f.name for f in self.model.facts if f.boundary}
         for name, tracks in run.tracks.items():

@@ -60,7 +60,7 @@ def test_a_single_path_component_becomes_a_composition_with_the_defaults(monkeyp
     (part,) = composition.parts
     assert attrs.asdict(part, recurse=False, filter=lambda field, _: field.name not in ("hooks", "origin")) == {
         "name": "whole", "component": whole, "manifest": whole.manifest, "reach": Path(), "unit": "page",
-        "page_tokens": 16, "capacity": 63, "attach": "share",
+        "page_tokens": 16, "capacity": 63, "attach": "share", "admission": None,
     }  # fmt: skip
     assert part.origin == "passed to compose, class prefixloom.values.Component"
 

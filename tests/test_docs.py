@@ -190,6 +190,13 @@ def test_a_combinators_row_is_what_it_does(row: list[str]) -> None:
     assert type(cache_of(part("it", it))._lanes[0]).__name__ == lane
 
 
+def test_every_figure_that_an_admission_policy_sees_is_in_its_table() -> None:
+    rows = table(HOOKS.read_text(), "StateView")
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row[0])] == [
+        field.name for field in attrs.fields(prefixloom.StateView)
+    ]
+
+
 # ---------------------------------------------------------------- the engine's page
 
 

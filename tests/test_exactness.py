@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from prefixloom import AdmissionPolicy
 from prefixloom.cache import Cache
 from prefixloom.debug import Debug
 from prefixloom.sequence import Sequence
@@ -83,6 +84,16 @@ CHECKPOINTS: dict[str, Any] = {
     "SM": {"mamba": {"checkpoint_every": 8}},
     "FSM": {"mamba": {"checkpoint_every": 4, "states_per_path": 3}},
     "two kinds of state": {"mamba": {"checkpoint_every": 12}, "mamba_conv": {"checkpoint_every": 8}},
+    "FM": {
+        "mamba": {
+            "checkpoint_every": 4,
+            "states_per_path": 2,
+            "admit": AdmissionPolicy(
+                "odd", admit=lambda state: bool(state.last or state.boundary % 8), worth=lambda state: state.kept
+            ),
+        }
+    },
+    "M": {"mamba": {"checkpoint_every": 8, "admit": "branch-and-last"}},
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import prefixloom
 from composing import composed, paths, refused, state, windowed
 from prefixloom import Buffer, Chunk, Component, CompositionError, Manifest, Path, Point, Reach, Traffic, Window
 from prefixloom.compose import Composition
@@ -169,10 +170,76 @@ def test_too_few_states_for_the_running_sequences_are_refused_with_the_number_ne
     )
     assert "capacity={'state': 9, ...}" in told
     composed(paths(), state(), capacity=sizes, max_running=7)
-    composed(paths(), state(), capacity=sizes)
     refused("need 33: 1 each, and one to copy into", paths(), state(), capacity=sizes, traffic=Traffic())
     plugins = paths(), state(max_rewind=2)
-    refused("2 running sequences need 9: 4 each", *plugins, capacity=sizes, max_running=2, max_rewind=2)
+    each = r"4 each \(1 that runs \+ 3 of the single tokens of a step \(max_rewind=2\)\), and one to copy into"
+    told = refused(f"2 running sequences need 9: {each}", *plugins, capacity=sizes, max_running=2, max_rewind=2)
+    assert told.endswith("or say fewer running")
+
+
+STATES_OF_ONE: list[tuple[dict[str, Any], int, int, str]] = [
+    ({}, 0, 2, "1 that runs, and one to copy into"),
+    ({"max_rewind": 4}, 3, 6, "1 that runs + 4 of the single tokens of a step (max_rewind=3), and one to copy into"),
+    ({"max_rewind": 4}, 0, 2, "1 that runs, and one to copy into"),
+    ({"checkpoint_every": 8}, 0, 4, "1 that runs + 2 kept on the way (checkpoint_every), and one to copy into"),
+    (
+        {"checkpoint_every": 8, "max_rewind": 1}, 1, 6,
+        "1 that runs + 2 of the single tokens of a step (max_rewind=1) + 2 kept on the way (checkpoint_every), and one "
+        "to copy into",
+    ),
+    ({"shareable": False, "max_rewind": 2}, 2, 4, "1 that runs + 3 of the single tokens of a step (max_rewind=2)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("facts", "rewind", "needed", "made_of"), STATES_OF_ONE)
+def test_too_few_states_for_a_single_sequence_are_refused_where_nothing_is_said_of_running(
+    facts: dict[str, Any], rewind: int, needed: int, made_of: str
+) -> None:
+    plugins, sizes = (paths(), state(**facts)), {"whole": 4096, "state": needed - 1}
+    told = refused("component 'state' has", *plugins, capacity=sizes, max_rewind=rewind)
+    slots = "1 state slot" if needed == 2 else f"{needed - 1} state slots"
+    assert told == (
+        f"component 'state' has {slots}, and a single running sequence needs {needed}: {made_of}. Give it more "
+        f"(capacity={{'state': {needed}, ...}})"
+    )
+    sizes["state"] = needed
+    composed(*plugins, capacity=sizes, max_rewind=rewind)
+    assert told == refused(
+        "'state'", *plugins, capacity=sizes | {"state": needed - 1}, max_rewind=rewind, max_running=1
+    ), "a traffic of one sequence is no other case"
+
+
+@pytest.mark.parametrize(("facts", "rewind", "needed", "_"), STATES_OF_ONE)
+def test_with_the_number_needed_a_sequence_runs_and_its_state_is_kept(
+    facts: dict[str, Any], rewind: int, needed: int, _: str
+) -> None:
+    cache = prefixloom.compose(
+        None,
+        plugins=[paths(), state(**facts)],
+        page_size=4,
+        capacity={"whole": 64, "state": needed},
+        max_rewind=rewind,
+        debug=True,
+    )
+    shareable = facts.get("shareable", True)
+    for length, hit in ((8, 0), (16, 8), (24, 16)):
+        with cache.open([*range(length), 99], leave=1) as sequence:
+            assert sequence.ready == (hit if shareable else 0)
+            for end in (length, length + 1):
+                sequence.grow(end - sequence.reserved)
+                with cache.step([sequence]) as step:
+                    step.run_ops()
+                if end == length:
+                    sequence.publish()
+        assert cache.stats().components["state"].cached >= shareable
+    assert cache.stats().components["state"].running == 0
+
+
+@pytest.mark.parametrize("size", [{"capacity": 64}, {"memory": 100}, {"memory": 1 << 20}], ids=str)
+def test_a_pool_that_is_sized_for_the_caller_has_room_for_a_deep_rewind(size: dict[str, Any]) -> None:
+    """Sixteen states, the least otherwise, would not do for one sequence that may take twenty tokens back."""
+    composition = composed(paths(), state(max_rewind=20), max_rewind=20, **size)
+    assert composition.parts[1].capacity >= 1 + 21 + 1
 
 
 def test_max_running_overrides_the_traffic() -> None:

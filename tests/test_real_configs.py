@@ -1,9 +1,10 @@
 """Real model configs: each gives the component set, layer map, sizes and grid that the model's own cache has.
 
 ``configs/*.json`` is what transformers 5.23.0 writes for its defaults, with a dtype, and with some attention layers
-where the defaults have none (granitemoehybrid, bamba) or nothing else (lfm2). The table was not taken from our output:
-layers and windows are those of ``DynamicCache(config)``, shapes and dtypes those of its tensors after each model, cut
-down to a few layers and experts, had run in bfloat16; the grid is the chunk in its modeling file.
+where the defaults have none (granitemoehybrid, bamba) or nothing else (lfm2). Ling and Ring are there as
+bailing_hybrid; their older types (bailing_moe_linear) are unknown to transformers and refused here. The table was not
+taken from our output: layers and windows are those of ``DynamicCache(config)``, shapes and dtypes those of its tensors
+after each model, cut down to a few layers and experts, had run in bfloat16; the grid is the chunk in its modeling file.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from prefixloom.registry import Registry
 
 CONFIGS = File(__file__).parent / "configs"
 KINDS = ("full", "swa", "mamba")
+CLAMPLESS = ("zamba2", "nemotron_h")
 Expected = tuple[Any, tuple[int, ...], dict[str, tuple[tuple[int, ...], str]], int, int]
 """(reach, layers, {buffer: (shape, dtype)}, bytes of a token or a state, grid)."""
 
@@ -33,6 +35,10 @@ def but(count: int, others: Iterable[int]) -> tuple[int, ...]:
 
 def kv(heads: int, dim: int) -> dict[str, tuple[tuple[int, ...], str]]:
     return {"k": ((heads, dim), "bfloat16"), "v": ((heads, dim), "bfloat16")}
+
+
+def zamba2_layers() -> list[str]:
+    return ["hybrid" if index in EVERY["zamba2"] else "linear_attention" for index in range(54)]
 
 
 def latent(rank: int, rope: int) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -47,6 +53,7 @@ EVERY = {
     "sixth of 26": (5, 11, 17, 23), "sixth of 30": (5, 11, 17, 23, 29), "fourth of 32": tuple(range(3, 32, 4)),
     "fourth of 48": tuple(range(3, 48, 4)), "tenth of 40": (5, 15, 25, 35), "ninth of 32": (9, 18, 27),
     "eighth of 32": (4, 12, 20, 28), "fourth of 27": (4, 8, 12, 16, 20, 24), "lfm2": (2, 5, 8, 10, 12, 14),
+    "sixth of 42": tuple(range(5, 42, 6)), "zamba2": (6, 12, 18, 24, 30, 36, 42, 47, 51),
 }  # fmt: skip
 LFM3 = {"whole": (2, 6, 10, 14, 18, 22), "near": (4, 8, 12, 16, 20)}
 
@@ -136,6 +143,20 @@ TABLE: Mapping[str, tuple[int, dict[str, Expected]]] = {
             Point(), tuple(range(1, 32, 2)), {"recurrent": ((32, 128, 128), "bfloat16")}, 16_777_216, 256
         ),
     }),
+    "zamba2": (256, {
+        "mamba": (Point(), tuple(range(54)), states((5248, 4), (8, 640, 64)), 73_046_016, 256),
+        "full": (Path(), EVERY["zamba2"], kv(32, 160), 184_320, 1),
+    }),
+    "nemotron_h": (128, {
+        "mamba": (Point(), (0,), states((10240, 4), (128, 64, 128)), 4_276_224, 128),
+        "full": (Path(), (2,), kv(8, 128), 4_096, 1),
+    }),
+    "bailing_hybrid": (64, {
+        "mamba": (
+            Point(), but(42, EVERY["sixth of 42"]), states((12288, 4), (32, 128, 128)), 76_840_960, 64
+        ),
+        "full": (Path(), EVERY["sixth of 42"], latent(512, 64), 8_064, 1),
+    }),
     "mamba2": (256, {"mamba": (Point(), tuple(range(64)), states((10240, 4), (128, 64, 128)), 273_678_336, 256)}),
 }  # fmt: skip
 
@@ -189,7 +210,17 @@ def test_jamba_composes_with_a_warning_that_is_logged(registry: Registry, caplog
     assert [record.getMessage() for record in caplog.records] == [warning]
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if name != "jamba"])
+@pytest.mark.parametrize("name", CLAMPLESS)
+def test_what_is_wrong_with_single_tokens_is_told_and_logged(
+    name: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "prefixloom"):
+        (warning,) = composed(config_of(name), registry).warnings
+    assert f"{name!r}: transformers does not clamp the time step when single tokens continue from a state" in warning
+    assert [record.getMessage() for record in caplog.records] == [warning]
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if name not in ("jamba", *CLAMPLESS)])
 def test_no_other_config_warns(name: str, registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
     assert composed(config_of(name), registry).warnings == ()
     assert caplog.records == []
@@ -220,6 +251,10 @@ def test_no_other_config_warns(name: str, registry: Registry, caplog: pytest.Log
         ("granitemoehybrid", {"mamba_d_head": "auto"}),
         ("falcon_h1", {"mamba_d_head": "auto"}),
         ("deepseek_v32", {"layer_types": ["deepseek_sparse_attention"] * 61}),
+        ("nemotron_h", {"layers_block_type": None, "num_hidden_layers": 4, "hybrid_override_pattern": "ME*-"}),
+        ("nemotron_h", {"layers_block_type": ["mamba", "moe", "attention", "mlp"]}),
+        ("zamba2", {"layers_block_type": ["hybrid" if i in EVERY["zamba2"] else "mamba" for i in range(54)]}),
+        ("zamba2", {"layers_block_type": None, "layer_types": zamba2_layers()}),
         (
             "kimi_linear",
             {
@@ -283,6 +318,25 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("mamba2", {"layer_types": ["full_attention"] * 64}, "layer 0 has attention, .* no num_attention_heads"),
     ("kimi_linear", {"layer_types": None, "linear_attn_config": HALF_NAMED}, "names no kind for layers"),
     ("jamba", {"attn_layer_offset": None}, "does not list its layers, and attn_layer_period"),
+    ("zamba2", {"layers_block_type": None}, "'zamba2' does not list its layers, and mamba_d_state"),
+    ("zamba2", {"n_mamba_heads": None}, "'zamba2' does not tell the shape of its recurrent state"),
+    (
+        "nemotron_h", {"layers_block_type": None, "num_hidden_layers": 4, "hybrid_override_pattern": "ME*?"},
+        "'nemotron_h': hybrid_override_pattern has 'ME\\*\\?' for 4 layers: .*M, E, \\*, -",
+    ),
+    (
+        "nemotron_h", {"layers_block_type": None, "num_hidden_layers": 5, "hybrid_override_pattern": "ME*-"},
+        "hybrid_override_pattern has 'ME\\*-' for 5 layers",
+    ),
+    ("bailing_hybrid", {"layer_types": None}, "'bailing_hybrid' does not list its layers, and layer_group_size"),
+    (
+        "bailing_hybrid", {"layer_types": None, "model_type": "bailing_moe_linear"},
+        "'bailing_moe_linear' does not list its layers, and layer_group_size",
+    ),
+    (
+        "bailing_hybrid", {"linear_num_heads": None},
+        "'bailing_hybrid' does not tell the shape of its recurrent state",
+    ),
 )  # fmt: skip
 
 

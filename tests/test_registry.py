@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixloom import CompositionError, EvictionPolicy, Profile
+from prefixloom import AdmissionPolicy, CompositionError, EvictionPolicy, Profile
 from prefixloom.registry import Offer, Registry, default_registry
 
 Distribution = Callable[..., Path]
@@ -189,20 +189,28 @@ def test_a_plugin_that_breaks_the_contract_is_refused_with_the_reason(distributi
 
 def test_policies_and_storages_are_found_under_their_prefix(distribution: Distribution) -> None:
     source = """
-from prefixloom import EvictionPolicy, hookimpl
+from prefixloom import AdmissionPolicy, EvictionPolicy, hookimpl
 
 @hookimpl
 def prefixloom_policy():
     return EvictionPolicy("biggest", key=lambda use: -use.tokens)
 
 @hookimpl
+def prefixloom_admission():
+    return AdmissionPolicy("ends", admit=lambda state: state.last)
+
+@hookimpl
 def prefixloom_storage():
     return dict
 """
-    entries = {"policy:biggest": "extras", "storage:shelf": "extras"}
+    entries = {"policy:biggest": "extras", "admission:ends": "extras", "storage:shelf": "extras"}
     distribution("prefixloom-extras", entries, {"extras": source})
     registry = Registry()
     assert isinstance(registry.policy("biggest"), EvictionPolicy)
+    assert isinstance(registry.admission("ends"), AdmissionPolicy)
+    assert {offer.name: offer.status for offer in registry.offers()} == dict.fromkeys(
+        ("biggest", "ends", "shelf"), "ok"
+    )
     assert registry.storage("shelf") is dict
     assert registry.names("policy") == ("biggest",)
     assert "biggest" not in registry.names("component")
@@ -225,6 +233,25 @@ def test_a_policy_of_the_wrong_type_or_with_a_built_in_name_is_refused(distribut
         Registry().policy("lru")
     with pytest.raises(CompositionError, match=r"answered 42.*must return one EvictionPolicy"):
         Registry().policy("odd")
+
+
+def test_an_admission_policy_of_the_wrong_type_or_with_a_built_in_name_is_refused(distribution: Distribution) -> None:
+    source = (
+        "from prefixloom import AdmissionPolicy, EvictionPolicy, hookimpl\n@hookimpl\ndef prefixloom_admission():\n"
+    )
+    entries = {"admission:all": "admission_all", "admission:odd": "admission_odd", "admission:other": "admission_other"}
+    modules = {
+        "admission_all": source + "    return AdmissionPolicy('all')",
+        "admission_odd": source + "    return EvictionPolicy('odd')",
+        "admission_other": source + "    return AdmissionPolicy('another')",
+    }
+    distribution("prefixloom-extras", entries, modules)
+    with pytest.raises(CompositionError, match="takes the name of a built-in policy"):
+        Registry().admission("all")
+    with pytest.raises(CompositionError, match=r"answered EvictionPolicy\(.*must return one AdmissionPolicy"):
+        Registry().admission("odd")
+    with pytest.raises(CompositionError, match=r"AdmissionPolicy called 'another'.*must agree on the name"):
+        Registry().admission("other")
 
 
 def test_an_entry_point_of_an_unknown_kind_is_reported_as_broken(distribution: Distribution) -> None:

@@ -49,12 +49,13 @@ def composed(
     tokens: int = 512,
     slots: int = 24,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
+    more: Mapping[str, int] | None = None,
     **options: Any,
 ) -> Cache:
-    """The cache of a model config: so many tokens of every page component, so many states."""
+    """The cache of a model config: so many tokens of every page component, so many states; ``more`` for plugins."""
     profile = profile_of(config, changes or {})
     rough = prefixloom.compose(profile, page_size=page, capacity=4096, registry=REGISTRY, device="meta")
-    capacity = {part.name: tokens if part.page_tokens else slots for part in rough.composition.parts}
+    capacity = {part.name: tokens if part.page_tokens else slots for part in rough.composition.parts} | dict(more or {})
     return prefixloom.compose(
         profile, page_size=page, registry=REGISTRY, **{"capacity": capacity, "debug": True, **options}
     )
@@ -162,7 +163,7 @@ class Traffic:
     def fail(self, sequence: Sequence) -> None:
         """A step whose layers wrote half of what they should, and raised; what was committed before is published."""
         if sequence.named == sequence.reserved:  # layers without a token write nothing
-            sequence.append(prompt(self.rng, 2))
+            self.name(sequence, prompt(self.rng, 2))
         try:
             sequence.grow(min(4, sequence.named - sequence.reserved))
             with self.cache.step([sequence]) as step:
@@ -177,12 +178,15 @@ class Traffic:
             self.live.remove(sequence)
             sequence.close()
 
+    def name(self, sequence: Sequence, tokens: list[int]) -> None:
+        self.model.append(self.cache, sequence, tokens)
+
     def decode(self, sequence: Sequence) -> None:
         for _ in range(self.rng.randrange(1, 6)):
             if not self.compute(sequence, sequence.named) or sequence.named >= LONGEST:
                 return
             rows = torch.cat([NO_ROWS, *self.rows[sequence]])
-            sequence.append([int(rows[-1].argmax()) if len(rows) else self.rng.randrange(VOCABULARY)])
+            self.name(sequence, [int(rows[-1].argmax()) if len(rows) else self.rng.randrange(VOCABULARY)])
 
     def publish(self, sequence: Sequence) -> None:
         nodes = self.cache.stats().nodes
@@ -193,7 +197,7 @@ class Traffic:
     def rewind(self, sequence: Sequence) -> None:
         """After a step of a few tokens, as a speculation would."""
         if self.rewind_depth and sequence.named < LONGEST and self.compute(sequence, sequence.named):
-            sequence.append(prompt(self.rng, self.rng.randrange(1, self.rewind_depth + 2)))
+            self.name(sequence, prompt(self.rng, self.rng.randrange(1, self.rewind_depth + 2)))
             try:
                 self.rows[sequence].append(self.model.compute(self.cache, sequence))
                 self.witness.live(sequence)
@@ -211,7 +215,7 @@ class Traffic:
             return
         rows = torch.cat([NO_ROWS, *self.rows[sequence]])
         self.rows[sequence] = [rows[: sequence.committed - sequence.ready]]
-        sequence.append(prompt(self.rng, self.rng.randrange(0, 6)))
+        self.name(sequence, prompt(self.rng, self.rng.randrange(0, 6)))
 
     def evict_one(self) -> None:
         """Of one component alone, at times all that may go."""

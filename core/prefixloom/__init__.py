@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .admission import AdmissionPolicy, StateView
 from .cache import Cache
 from .compose import compose
 from .errors import (
@@ -45,6 +46,7 @@ from .values import (
 )
 
 __all__ = [
+    "AdmissionPolicy",
     "AnchorView",
     "Buffer",
     "Cache",
@@ -81,6 +83,7 @@ __all__ = [
     "Sequence",
     "Sinks",
     "SplitRule",
+    "StateView",
     "Tail",
     "Tier",
     "Tokens",

@@ -64,6 +64,23 @@ class Asking:
             self._without_answer(error)
             return None
 
+    def _ask_policy(
+        self, policy: str, what: str, wanted: str, kind: Any, function: Callable[..., Any], view: Any
+    ) -> Any:
+        """A policy's answer, checked; None if there is none, which is counted and logged."""
+        name = f"policy {policy!r} of component {view.component!r}"
+        try:
+            try:
+                answer = function(view)
+            except Exception as error:
+                raise PluginError(f"admission {name}: {what} raised {_shown(error)}") from error
+            if not isinstance(answer, kind) or answer != answer:
+                raise PluginError(f"admission {name}: {what} must answer {wanted}, got {_shown(answer)}")
+        except PluginError as error:
+            self._without_answer(error)
+            return None
+        return answer
+
     def _without_answer(self, error: PrefixloomError) -> None:
         self._plugin_errors += 1
         log.warning("%s; going on without its answer", error)

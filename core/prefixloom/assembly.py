@@ -90,6 +90,7 @@ class Assembly(Asking):
         self._match_hooks = any(h.finalize_match_result for h in hooks)
         self._step_hooks = any(h.deferred_forward_ops for h in hooks)
         self._insert_hooks = any(h.commit_insert for h in hooks)
+        self._admitting = any(isinstance(lane, PointLane) and lane.admit is not None for lane in self._lanes)
 
     def _make_validators(self) -> list[tuple[str, Callable[..., Any]]]:
         validators: list[tuple[str, Callable[..., Any]]] = []

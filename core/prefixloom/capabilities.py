@@ -146,6 +146,11 @@ def check_supported(candidate: Candidate) -> None:
             f"{candidate}: tokens_per_slot and page_size are for data of token positions; its reach belongs to the "
             f"boundary. Leave them out, and say where states can be taken with grid"
         )
+    if candidate.unit == "page" and manifest.admission is not None:
+        raise CompositionError(
+            f"{candidate}: admission says which states the tree takes, and it has pages. Leave it out; what to keep of "
+            f"pages is said in commit_insert"
+        )
     needy = _probed(candidate)
     if manifest.replay and (needy or candidate.unit == "boundary"):
         raise CompositionError(

@@ -219,9 +219,8 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 def _steps(values: Tensor) -> Tensor:
     """127, where the values are: CUDA divides by a number of the host's as if it multiplied by the inverse."""
-    import torch
 
-    return torch.full((1,), 127.0, dtype=values.dtype, device=values.device)
+    return values.new_tensor([127.0])
 
 
 def _to_codes(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,7 +263,7 @@ def measure(coder: Coder, live: Mapping[str, Tensor]) -> Measured:
 
     slots = range(next(iter(live.values())).shape[1])
     first, again = (_empty(coder, live) for _ in range(2))
-    back = {name: torch.full_like(tensor, 1) for name, tensor in live.items()}
+    back = {name: torch.ones_like(tensor) for name, tensor in live.items()}
     coder.encode(live, slots, first, slots)
     coder.decode(first, slots, back, slots)
     coder.encode(back, slots, again, slots)

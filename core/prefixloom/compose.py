@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 import pluggy
 
+from .admission import ADMISSIONS, AdmissionPolicy
 from .capabilities import (
     Candidate,
     certain_misses,
@@ -50,6 +51,7 @@ class Part:
     """One component of a composition, with what follows from its manifest and reach.
 
     ``page_tokens`` is the tokens of one pool page, 0 for state slots; ``capacity`` counts pool pages or state slots.
+    ``admission`` says which of its states the tree takes; None for pages.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Part:
     attach: Attach
     hooks: Hooks
     origin: str = ""
+    admission: AdmissionPolicy | None = None
 
 
 @attrs.frozen
@@ -96,6 +99,7 @@ def compose(
     max_running: int | None = None,
     device: object = "cpu",
     policy: str | EvictionPolicy = "lru",
+    admission: str | AdmissionPolicy = "all",
     max_rewind: int | None = None,
     debug: bool | None = None,
     tracing: bool = False,
@@ -112,9 +116,12 @@ def compose(
     ``memory``      bytes, or a text such as "20GiB", in place of ``capacity``: shared out for ``traffic``
     ``traffic``     the requests to share memory out for, a ``Traffic`` (default: ``Traffic()``, with fewer running
                     sequences if the memory is little); ``stats().sizing`` tells what came of it
-    ``max_running`` sequences that run at once (default: the traffic's): a state pool too small for them is refused
+    ``max_running`` sequences that run at once (default: the traffic's, or 1): a state pool too small for them is
+                    refused
     ``device``      cpu, cuda, cuda:N or meta
     ``policy``      the order of eviction: a name, built in or installed, or an EvictionPolicy
+    ``admission``   which states the tree takes, of components that do not say so themselves: the name of a policy,
+                    built in ("all", "branch-and-last") or installed, or an AdmissionPolicy
     ``max_rewind``  committed, unpublished tokens that a sequence may take back (default: the profile's, or 0)
     ``debug``       check everything after every operation (default: PREFIXLOOM_DEBUG=1 in the environment)
     ``tracing``     call hooks through the composition's plugin manager, so that monitoring sees them
@@ -130,6 +137,7 @@ def compose(
         max_running=max_running,
         device=device,
         policy=policy,
+        admission=admission,
         max_rewind=max_rewind,
         debug=debug,
         tracing=tracing,
@@ -151,6 +159,7 @@ def negotiate(
     max_running: int | None = None,
     device: object = "cpu",
     policy: str | EvictionPolicy = "lru",
+    admission: str | AdmissionPolicy = "all",
     max_rewind: int | None = None,
     debug: bool | None = None,
     tracing: bool = False,
@@ -170,6 +179,12 @@ def negotiate(
     rewind = rewind_depth(candidates, profile.max_rewind if max_rewind is None else max_rewind)
     device_name = _device(device)
     eviction = _checked(_policy(policy, registry))
+    common = _admission(admission, registry, "admission")
+    admissions = {
+        c.name: common if c.manifest.admission is None else _admission(c.manifest.admission, registry, str(c))
+        for c in candidates
+        if c.unit == "boundary"
+    }
     sizes, sizing = _sizes(candidates, pages, page, capacity, memory, _traffic(traffic, max_running), rewind)
     warnings = (*profile.warnings, *certain_misses(candidates))
     for warning in warnings:
@@ -177,7 +192,10 @@ def negotiate(
     manager = make_manager({c.name: c.component for c in candidates}, {c.name: c.origin for c in candidates})
     return Composition(
         name=profile.name,
-        parts=tuple(_part(c, pages[c.name], sizes[c.name], bind(manager, c.name, tracing=tracing)) for c in candidates),
+        parts=tuple(
+            _part(c, pages[c.name], sizes[c.name], bind(manager, c.name, tracing=tracing), admissions.get(c.name))
+            for c in candidates
+        ),
         page=page,
         lookahead=max(candidate.manifest.lookahead for candidate in candidates),
         max_rewind=rewind,
@@ -191,7 +209,9 @@ def negotiate(
     )
 
 
-def _part(candidate: Candidate, page_tokens: int, capacity: int, hooks: Hooks) -> Part:
+def _part(
+    candidate: Candidate, page_tokens: int, capacity: int, hooks: Hooks, admission: AdmissionPolicy | None
+) -> Part:
     return Part(
         name=candidate.name,
         component=candidate.component,
@@ -203,6 +223,7 @@ def _part(candidate: Candidate, page_tokens: int, capacity: int, hooks: Hooks) -
         attach="share" if candidate.unit == "page" else "copy",
         hooks=hooks,
         origin=candidate.origin,
+        admission=admission,
     )
 
 
@@ -235,6 +256,21 @@ def _policy(policy: object, registry: Registry) -> EvictionPolicy:
         return registry.policy(policy)
     except CompositionError as error:
         raise CompositionError(f"{error}. Built in: {', '.join(BUILT_IN)}") from error
+
+
+def _admission(policy: object, registry: Registry, what: str) -> AdmissionPolicy:
+    """The admission policy of this name, or itself; ``what`` asks for it."""
+    if isinstance(policy, AdmissionPolicy):
+        return policy
+    if not isinstance(policy, str):
+        raise CompositionError(f"{what} must be a name or an AdmissionPolicy, got {policy!r}")
+    if policy in ADMISSIONS:
+        return ADMISSIONS[policy]
+    try:
+        return registry.admission(policy)
+    except CompositionError as error:
+        by = "" if what == "admission" else f"{what}: "
+        raise CompositionError(f"{by}{error}. Built in: {', '.join(ADMISSIONS)}") from error
 
 
 def _checked(policy: EvictionPolicy) -> EvictionPolicy:
@@ -286,11 +322,10 @@ def _sizes(
         raise CompositionError('say how large the cache is: capacity=<tokens> or memory="20GiB"; neither was given')
     if isinstance(capacity, Mapping):
         sizes = from_mapping(demands, page, capacity)
+        check_states(demands, sizes, 1 if traffic is None else traffic.running, rewind)
     else:
-        sizes = from_tokens(demands, page, capacity)
-    if traffic is not None:
-        for demand in () if isinstance(capacity, Mapping) else demands:
-            if not demand.page_tokens:
+        sizes = from_tokens(demands, page, capacity, rewind)
+        for demand in demands:
+            if traffic is not None and not demand.page_tokens:
                 sizes[demand.name] = max(sizes[demand.name], demand.states_needed(traffic.running, rewind))
-        check_states(demands, sizes, traffic.running, rewind)
     return sizes, told(demands, sizes, "as capacity says")

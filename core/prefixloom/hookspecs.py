@@ -80,6 +80,15 @@ class RegistrySpecs:
         Example: ``return EvictionPolicy("biggest", key=lambda use: -use.tokens)``
         """
 
+    @hookspec
+    def prefixloom_admission(self) -> Any:
+        """Offer an admission policy for states: an ``AdmissionPolicy``.
+
+        When: once per process, when the policy is first selected. Entry point name: ``admission:NAME``.
+        Mutates: nothing. Folded: not. Raises: composition is refused.
+        Example: ``return AdmissionPolicy("sparse", admit=lambda state: state.boundary - state.above >= 512)``
+        """
+
 
 class ComponentSpecs:
     """Hot: what is special about one component of a composed cache. All optional."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
+from .admission import StateView
 from .errors import CapacityError
 from .evict import make_room
 from .flight import own_slots
@@ -20,7 +21,7 @@ from .values import Claim, NodeView, SplitRule, WalkView
 
 if TYPE_CHECKING:
     from .cache import Cache
-    from .lane import Lane
+    from .lane import Cell, Lane
     from .sequence import Sequence
     from .tree import Node
 
@@ -78,8 +79,37 @@ def stops(sequence: Sequence, upto: int) -> Iterable[int]:
     return sorted(found)
 
 
-def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
-    """Move the sequence's data of [published, upto) into the tree. ``last``: it does not run on afterwards."""
+def publish_end(cache: Cache, sequence: Sequence) -> None:
+    """A sequence ends: publish what is complete, and a state that was not admitted while it ran on, if it is now."""
+    upto = sequence.publishable
+    if upto > sequence.published:
+        for stop in stops(sequence, upto) if sequence._states else (upto,):
+            publish(cache, sequence, stop, last=stop == upto, end=upto)
+    elif cache._admitting:
+        node = sequence._lease._node
+        lacking: Pairs = tuple(
+            (lane, holding)
+            for lane, holding in sequence._states
+            if lane.admit is not None and lane.shared and node.end and node.cells[lane.index] is None
+        )
+        pairs = _admitted(cache, sequence, lacking, upto, upto)
+        work = sequence._lease.work
+        own = own_slots(pairs) if work is not None and not work.over else None
+        for lane, holding in pairs:
+            lane.adopt([node], holding)
+        if own is not None:
+            cache._flight.publishing(sequence._lease, [node], own)
+        if cache._debug is not None:
+            cache._debug.published([node])
+        if cache._thins:
+            _thin(cache, sequence, pairs, node)
+
+
+def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = -1) -> None:
+    """Move the sequence's data of [published, upto) into the tree.
+
+    ``last``: it does not run on afterwards. ``end``: where it ends, if it does; this may be a stop on the way there.
+    """
     lease = sequence._lease
     at = lease._node.end
     width = cache._tree.element_bytes
@@ -89,6 +119,8 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
     receipts = ask_receipts(cache, sequence.namespace, upto) if cache._lock_hooks else None
     if cache._insert_hooks:
         pairs = _ask_keep(cache, sequence, at, upto, last)
+    if cache._admitting:
+        pairs = _admitted(cache, sequence, pairs, upto, end)
     donors: list[tuple[Lane, Any]] = []
     if cache._point_lanes and not last:
         donors, pairs = _donors(cache, sequence, pairs, upto)
@@ -103,8 +135,6 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
         advance(cache, lease, node, receipts)
         for lane, holding in donors:
             _renew(sequence, lane, holding, node)
-    if cache._thins:
-        _thin(cache, pairs, node)
     sequence.published = upto
     if own is not None:
         cache._flight.publishing(lease, run, own)
@@ -112,10 +142,12 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool) -> None:
         cache._flight.read(lease, node)
     if cache._debug is not None:
         cache._debug.published(run)
+    if cache._thins:
+        _thin(cache, sequence, pairs, node)
 
 
 def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) -> list[Node]:
-    """The nodes below ``node`` that spell ``key``, in order; the last, a leaf if need be, ends at ``upto``."""
+    """The nodes below ``node`` that spell ``key``, each below the last, down to ``upto``: a leaf, if need be."""
     tree = cache._tree
     size = tree.page_bytes
     run = []
@@ -144,12 +176,56 @@ def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) ->
     return run
 
 
-def _thin(cache: Cache, pairs: Pairs, node: Node) -> None:
-    """Where a path may have only so many states, a new one at ``node`` may cost an older one."""
+def _admitted(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int, end: int) -> Pairs:
+    """Without the boundary components whose state at ``upto`` is not wanted; asked before anything moves."""
+    out: list[tuple[Lane, Any]] = []
+    for lane, holding in pairs:
+        if isinstance(lane, PointLane) and lane.admit is not None and lane.checkpoint(holding, upto) == upto:
+            above = lane.above(sequence._lease._node)
+            deepest = above[0].node.end if above else 0
+            last = end >= 0 and lane.checkpoint(holding, end) == upto
+            view = StateView(lane.name, sequence.namespace, upto, deepest, len(above), upto == sequence.branch, last)
+            if cache._ask_policy(lane.policy, "admit", "True or False", bool, lane.admit, view) is False:
+                continue
+        out.append((lane, holding))
+    return tuple(out)
+
+
+def _thin(cache: Cache, sequence: Sequence, pairs: Pairs, node: Node) -> None:
+    """Where a path may have only so many states, a new one at ``node`` may cost an older one. All has moved by now."""
     for lane, _ in pairs:
-        if isinstance(lane, PointLane) and lane.thin(node):
-            cache._evicted[lane.index] += 1
-            cache._epoch += 1
+        if isinstance(lane, PointLane) and lane.per_path is not None and node.cells[lane.index] is not None:
+            above = lane.above(node.parent)
+            if len(above) < lane.per_path:
+                continue
+            victim = _worth_least(cache, sequence, lane, above)
+            if victim is not None:
+                lane.drop_cell(victim)
+                cache._evicted[lane.index] += 1
+                cache._epoch += 1
+
+
+def _worth_least(cache: Cache, sequence: Sequence, lane: PointLane, above: list[Cell]) -> Cell | None:
+    """Of the states above a new one, the nearest first, which one goes: none that somebody is copying.
+
+    Without a policy the nearest, but for those where paths part: they serve several continuations.
+    """
+    free = [(number, cell) for number, cell in enumerate(above) if not cell.locks]
+    if lane.worth is not None:
+        worths = []
+        for number, cell in free:
+            below, node = above[number + 1 :], cell.node
+            view = StateView(
+                lane.name, sequence.namespace, node.end, below[0].node.end if below else 0, len(below),
+                len(node.kids or ()) > 1,
+            )  # fmt: skip
+            worth = cache._ask_policy(lane.policy, "worth", "a number", int | float, lane.worth, view)
+            if worth is None:
+                break
+            worths.append(worth)
+        else:
+            return free[worths.index(min(worths))][1] if free else None
+    return next((cell for _, cell in free if len(cell.node.kids or ()) < 2), None)
 
 
 def _ask_keep(cache: Cache, sequence: Sequence, start: int, upto: int, last: bool) -> Pairs:

@@ -47,11 +47,12 @@ class StateHolding:
     False for good after a step that failed, whose layers may have written half a state (``lost``). ``writing`` counts
     open steps whose layers write the slot: meanwhile it stands for nothing.
     ``steps[i]`` is the state after i + 1 tokens of the last small step, which began at ``steps_from`` (-1: none).
+    Of what arrived, which ends at ``arrived``, there is no state but that of its end.
     ``accepted``: the device has put the state after the kept tokens of that step into ``slot``, and how many these are
     is not known here yet.
     """
 
-    __slots__ = ("accepted", "as_of", "lost", "ready", "slot", "steps", "steps_from", "tracks", "writing")
+    __slots__ = ("accepted", "arrived", "as_of", "lost", "ready", "slot", "steps", "steps_from", "tracks", "writing")
 
     def __init__(self, slot: int, as_of: int, steps: tuple[int, ...]) -> None:
         self.slot = slot
@@ -62,6 +63,7 @@ class StateHolding:
         self.tracks: list[Track] = []
         self.steps = steps
         self.steps_from = -1
+        self.arrived = 0
 
     def slots(self) -> list[int]:
         """All slots that the sequence owns."""
@@ -70,7 +72,7 @@ class StateHolding:
 
 
 class PointLane(Lane):
-    __slots__ = ("per_path", "per_sequence", "track_every")
+    __slots__ = ("admit", "per_path", "per_sequence", "policy", "track_every", "worth")
     unit = "boundary"
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
@@ -79,6 +81,9 @@ class PointLane(Lane):
         self.per_path = manifest.states_per_path
         self.track_every = -(-manifest.checkpoint_every // tree_page) * tree_page
         self.per_sequence = 1
+        self.policy = "" if part.admission is None else part.admission.name
+        self.admit = None if part.admission is None else part.admission.admit
+        self.worth = None if part.admission is None else part.admission.worth
 
     def allow_rewind(self, depth: int) -> None:
         """Sequences may take ``depth`` tokens back: each gets ``depth + 1`` slots for the states of single steps."""
@@ -138,7 +143,7 @@ class PointLane(Lane):
         """A step has brought the running state to ``upto``."""
         before = holding.as_of
         holding.as_of = upto
-        known = holding.ready and 0 < upto - before <= len(holding.steps)
+        known = holding.ready and holding.arrived <= before < upto <= before + len(holding.steps)
         holding.steps_from = before if known else -1
 
     def due(self, holding: StateHolding, start: int, end: int) -> tuple[int, int] | None:
@@ -149,7 +154,8 @@ class PointLane(Lane):
             return None
         if at == end:
             return at, holding.slot
-        return (at, holding.steps[at - start - 1]) if end - start <= len(holding.steps) else None
+        single = end - start <= len(holding.steps) and start >= holding.arrived
+        return (at, holding.steps[at - start - 1]) if single else None
 
     def complete(self, holding: StateHolding) -> bool:
         """Whether the running slot holds the state of ``as_of``, and nobody is writing it."""
@@ -231,28 +237,15 @@ class PointLane(Lane):
     def renew(self, holding: StateHolding) -> None:
         holding.slot = self.pool.take_one()
 
-    def thin(self, node: Node) -> int:
-        """With a bound on states per path, drop one above ``node`` if there are too many; how many were dropped.
-
-        The nearest that nobody is copying goes, but for those where paths part: they serve several continuations.
-        """
-        if self.per_path is None or node.cells[self.index] is None:
-            return 0
-        count = 1
-        victim: Cell | None = None
-        above = node.parent
-        while above.parent is not None:
-            cell = above.cells[self.index]
+    def above(self, node: Node | None) -> list[Cell]:
+        """The states on the path from ``node`` upward, the nearest first."""
+        found: list[Cell] = []
+        while node is not None and node.parent is not None:
+            cell = node.cells[self.index]
             if cell is not None:
-                count += 1
-                if victim is None and not cell.locks and len(above.kids or ()) < 2:
-                    victim = cell
-            above = above.parent
-        if count <= self.per_path or victim is None:
-            return 0
-        if victim.next is not None:
-            self.queue.remove(victim)
-        return self.free_cell(victim)
+                found.append(cell)
+            node = node.parent
+        return found
 
     def floor(self, holding: StateHolding, floor: int) -> int:
         """The lowest boundary that a tracked state may still be published at, or ``floor``."""
@@ -292,6 +285,7 @@ class PointLane(Lane):
     def rewind_state(self, holding: StateHolding, length: int) -> int:
         """Take the state back to ``length``; the slot that must be copied into the running one, or NO_SLOT."""
         self.forget_tracks(holding, -1, length)
+        holding.arrived = min(holding.arrived, length)
         if holding.accepted:  # the device took it back already
             holding.accepted = False
             holding.as_of = min(length, holding.as_of)

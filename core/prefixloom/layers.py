@@ -30,6 +30,8 @@ SEVERAL = {INDEXED: (GLOBAL, INDEXER), HYBRID: (GLOBAL, LINEAR), HYBRID_SLIDING:
 """Kinds of layers that remember in several ways."""
 STATELESS = frozenset({"moe", "mlp", "dense", "sparse"})
 """Entries of a layer list that remember nothing between tokens."""
+LETTERS = {"M": LINEAR, "E": "moe", "*": GLOBAL, "-": "mlp"}
+"""Layer kinds as letters of a pattern."""
 PERIODS = {
     "gemma2": 2, "vaultgemma": 2, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "gemma3n_text": 5, "gemma3_text": 6,
     "gemma4_text": 6,
@@ -193,6 +195,19 @@ def _by_rope(config: Mapping[str, Any], count: int) -> list[str] | None:
     return [CHUNKED if flag else GLOBAL for flag in rotary[:count]]
 
 
+def _by_pattern(config: Mapping[str, Any], count: int) -> list[str] | None:
+    """One letter for each layer (Nemotron-H's published checkpoints)."""
+    pattern = config.get("hybrid_override_pattern")
+    if not isinstance(pattern, str):
+        return None
+    if len(pattern) != count or not set(pattern) <= set(LETTERS):
+        raise CompositionError(
+            f"{named(config)}: hybrid_override_pattern has {pattern!r} for {count} layers: it must have one of "
+            f"{', '.join(LETTERS)} for each"
+        )
+    return [LETTERS[letter] for letter in pattern]
+
+
 def _all_alike(config: Mapping[str, Any], count: int) -> list[str] | None:
     """Attention and a state in every layer (Falcon-H1), or states alone: a state size, and no attention heads."""
     if "mamba_d_ssm" in config:
@@ -203,7 +218,7 @@ def _all_alike(config: Mapping[str, Any], count: int) -> list[str] | None:
 
 
 DERIVED: tuple[Callable[[Mapping[str, Any], int], list[str] | None], ...] = (
-    _by_indices, _by_period, _by_lists_from_one, _by_flags, _by_rope, _all_alike,
+    _by_indices, _by_period, _by_lists_from_one, _by_flags, _by_rope, _by_pattern, _all_alike,
 )  # fmt: skip
 """The rules by which configs say their layers without a list; None: the rule does not apply."""
 

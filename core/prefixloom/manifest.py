@@ -12,6 +12,7 @@ from typing import Literal
 
 import attrs
 
+from .admission import AdmissionPolicy
 from .errors import CompositionError
 
 Unit = Literal["page", "boundary"]
@@ -114,6 +115,8 @@ class Manifest:
     ``replay``           resume this many tokens earlier to rebuild, instead of having a reach
     ``requires``         names that another component of the composition must have or provide
     ``provides``         capabilities that this component adds, beside its name
+    ``admission``        boundary components: which states the tree takes, by a policy's name or as one; None: as the
+                         composition says
     """
 
     buffers: tuple[Buffer, ...] = attrs.field(converter=_buffers)
@@ -131,6 +134,7 @@ class Manifest:
     replay: int = attrs.field(default=0, validator=_whole(0))
     requires: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
     provides: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
+    admission: str | AdmissionPolicy | None = None
 
     def __attrs_post_init__(self) -> None:
         names = [buffer.name for buffer in self.buffers]
@@ -142,6 +146,10 @@ class Manifest:
             raise CompositionError(f"attach must be 'share' or 'copy', got {self.attach!r}")
         if self.placement not in ("sharded", "replicated"):
             raise CompositionError(f"placement must be 'sharded' or 'replicated', got {self.placement!r}")
+        if self.admission is not None and not isinstance(self.admission, str | AdmissionPolicy):
+            raise CompositionError(
+                f"admission must be the name of a policy or an AdmissionPolicy, got {self.admission!r}"
+            )
         for name in ("page_size", "max_rewind", "states_per_path"):
             value = getattr(self, name)
             if value is not None:

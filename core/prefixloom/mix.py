@@ -100,7 +100,7 @@ def by_default(
             return from_traffic(demands, page, budget, Traffic(running=running), max_rewind)
         except CompositionError:
             running //= 2
-    slots = evenly(demands, page, budget)
+    slots = evenly(demands, page, budget, max_rewind)
     return slots, told(demands, slots, "the same tokens for all, as the budget is small")
 
 

@@ -171,7 +171,7 @@ class Pool:
             self.retiring -= len(data) // ID_BYTES
 
     def _claim(self, count: int) -> None:
-        """Make ``count`` slots free at once, of those that retire as many as it takes; ``claimed`` tells their fence."""
+        """Make ``count`` slots free at once, as many of those that retire as it takes. Their fence is ``claimed``."""
         free = self._free
         while len(free) < count and self.retired:
             fence, data = self.retired.popleft()

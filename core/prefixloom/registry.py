@@ -1,9 +1,9 @@
 """Level one: what is installed in this process, found through entry points and loaded only when selected.
 
 Entry-point group ``prefixloom``. A component's entry is named by its kind alone; other offers carry a prefix:
-``profile:NAME``, ``policy:NAME``, ``storage:NAME``. The target is a module, or an instance, with ``@hookimpl``
-functions. The registry knows names, distributions and what they answered; it knows no component by name, no model and
-no cache.
+``profile:NAME``, ``policy:NAME``, ``admission:NAME``, ``storage:NAME``. The target is a module, or an instance, with
+``@hookimpl`` functions. The registry knows names, distributions and what they answered; it knows no component by name,
+no model and no cache.
 """
 
 from __future__ import annotations
@@ -19,14 +19,23 @@ from typing import Any, Literal, Protocol
 import attrs
 import pluggy
 
+from .admission import ADMISSIONS, AdmissionPolicy
 from .errors import CompositionError
 from .hookspecs import API_VERSION, PROJECT, RegistrySpecs
 from .policy import BUILT_IN, EvictionPolicy
 from .values import ComponentType, Profile
 
 GROUP = "prefixloom"
-OfferKind = Literal["component", "profile", "policy", "storage"]
-OFFER_KINDS: tuple[OfferKind, ...] = ("component", "profile", "policy", "storage")
+OfferKind = Literal["component", "profile", "policy", "admission", "storage"]
+OFFER_KINDS: tuple[OfferKind, ...] = ("component", "profile", "policy", "admission", "storage")
+TYPES: Mapping[str, type[ComponentType | EvictionPolicy | AdmissionPolicy]] = {
+    "component": ComponentType,
+    "policy": EvictionPolicy,
+    "admission": AdmissionPolicy,
+}
+"""What an answer must be; a storage backend may be anything."""
+TAKEN: Mapping[str, Iterable[str]] = {"policy": BUILT_IN, "admission": ADMISSIONS}
+"""Names that are built in."""
 
 
 class EntryPointLike(Protocol):
@@ -126,6 +135,12 @@ class Registry:
         assert isinstance(answer, EvictionPolicy)
         return answer
 
+    def admission(self, name: str) -> AdmissionPolicy:
+        """The admission policy that a distribution offers as ``name``."""
+        answer = self._answer("admission", name)
+        assert isinstance(answer, AdmissionPolicy)
+        return answer
+
     def storage(self, name: str) -> Any:
         """The storage backend that a distribution offers as ``name``."""
         return self._answer("storage", name)
@@ -190,8 +205,9 @@ class Registry:
         close = get_close_matches(name, installed, n=2)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         listed = ", ".join(installed) if installed else "none"
+        what = f"an {offer}" if offer == "admission" else f"a {offer}"
         return CompositionError(
-            f"no installed distribution offers a {offer} named {name!r}.{hint} Installed: {listed}. Install the "
+            f"no installed distribution offers {what} named {name!r}.{hint} Installed: {listed}. Install the "
             f"package that registers it in the entry-point group {GROUP!r}; `prefixloom components` lists what is there"
         )
 
@@ -316,7 +332,7 @@ def _judged(entry: _Entry, answer: Any) -> Any:
     """The answer, if it is of the right type and was written for this version of the contract."""
     if entry.offer == "storage":
         return answer
-    wanted = ComponentType if entry.offer == "component" else EvictionPolicy
+    wanted = TYPES[entry.offer]
     if not isinstance(answer, wanted):
         raise CompositionError(
             f"{entry} answered {answer!r}: prefixloom_{entry.offer} must return one {wanted.__name__}"
@@ -334,6 +350,6 @@ def _judged(entry: _Entry, answer: Any) -> Any:
             f"{entry} was written for version {answer.api!r} of the plugin contract and this prefixloom speaks version "
             f"{API_VERSION}. {remedy}"
         )
-    if entry.offer == "policy" and entry.name in BUILT_IN:
+    if entry.name in TAKEN.get(entry.offer, ()):
         raise CompositionError(f"{entry} takes the name of a built-in policy. Ask it to register under another name")
     return answer

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import InputError, ProtocolError
 from .evict import make_room
 from .handles import Handle
-from .insert import publish, stops
+from .insert import publish, publish_end, stops
 from .keys import Named, Tokens, encode
 from .lane_point import NO_SLOT
 from .lease import Hold, let_go, release
@@ -181,6 +181,8 @@ class Sequence(Named, Handle):
         for (lane, slots, holding), pages in zip(wanted, needed, strict=True):
             fresh = iter(lane.pool.take(slots) if slots else ())
             holding.table.extend(next(fresh) if page else ABSENT for page in pages)
+        for _, state in self._states:
+            state.arrived = length
         self._lease.claim(cache._flight)
         self.reserved = length
         cache._leave("grow")
@@ -234,11 +236,10 @@ class Sequence(Named, Handle):
                 )
 
     def _commit(self, upto: int) -> None:
-        cache = self._cache
         self.committed = upto
-        if self._states:
-            self._advance_states(upto)
-        if cache._retaining:
+        for lane, holding in self._states:  # the running states stand for it now
+            lane.committed(holding, upto)
+        if self._cache._retaining:
             self._retain(upto)
 
     def _retain(self, committed: int, published: bool = False) -> None:
@@ -270,11 +271,6 @@ class Sequence(Named, Handle):
                     let_go(cache, self._lease, lane, holding)
                 else:
                     lane.spares = True
-
-    def _advance_states(self, upto: int) -> None:
-        """The running states stand for ``upto`` now."""
-        for lane, holding in self._states:
-            lane.committed(holding, upto)
 
     def publish(self, upto: int | None = None) -> int:
         """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.
@@ -357,10 +353,7 @@ class Sequence(Named, Handle):
         if cache._guarded:
             cache._enter()
         try:
-            upto = self.publishable
-            if upto > self.published:
-                for stop in stops(self, upto) if self._states else (upto,):
-                    publish(cache, self, stop, last=stop == upto)
+            publish_end(cache, self)
         finally:
             self._give_back(cache)
         if cache._debug is not None:

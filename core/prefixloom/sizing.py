@@ -79,20 +79,36 @@ class Demand:
         entries = self.page_tokens // self.manifest.tokens_per_slot if self.page_tokens else 1
         return self.manifest.slot_bytes * entries
 
-    def slots(self, tokens: int) -> int:
+    def slots(self, tokens: int, max_rewind: int = 0) -> int:
         """Pages that hold at least ``tokens``; state slots that go with that many."""
         if self.page_tokens:
             return -(-tokens // self.page_tokens)
-        return max(MIN_STATES, tokens // TOKENS_PER_STATE)
+        return max(MIN_STATES, tokens // TOKENS_PER_STATE, self.states_needed(1, max_rewind))
+
+    def _states(self, max_rewind: int) -> dict[str, int]:
+        """State slots that one running sequence may hold at once, by what they are for."""
+        steps = max_rewind + 1 if max_rewind else 0
+        return {
+            "that runs": 1,
+            f"of the single tokens of a step (max_rewind={max_rewind})": steps,
+            "kept on the way (checkpoint_every)": TRACKS if self.manifest.checkpoint_every else 0,
+        }
 
     def states_of_one(self, max_rewind: int) -> int:
         """State slots of one running sequence: its own, those of single steps, and those of tracked checkpoints."""
-        steps = max_rewind + 1 if max_rewind else 0
-        return 1 + steps + (TRACKS if self.manifest.checkpoint_every else 0)
+        return sum(self._states(max_rewind).values())
 
     def states_needed(self, running: int, max_rewind: int) -> int:
-        """State slots with which so many sequences run, and one more can copy its state from the tree."""
-        return running * self.states_of_one(max_rewind) + 1
+        """State slots with which so many sequences run, and one more can be cached, to be copied from."""
+        return running * self.states_of_one(max_rewind) + self.manifest.shareable
+
+    def states_told(self, running: int, max_rewind: int) -> str:
+        """What ``states_needed`` is made of, in words."""
+        made_of = [f"{count} {what}" for what, count in self._states(max_rewind).items() if count]
+        told = " + ".join(made_of)
+        if running > 1:
+            told = f"{self.states_of_one(max_rewind)} each" + (f" ({told})" if len(made_of) > 1 else "")
+        return f"{told}, and one to copy into" if self.manifest.shareable else told
 
 
 def check_states(demands: Sequence[Demand], slots: Mapping[str, int], running: int, max_rewind: int) -> None:
@@ -100,10 +116,14 @@ def check_states(demands: Sequence[Demand], slots: Mapping[str, int], running: i
     for demand in demands:
         needed = demand.states_needed(running, max_rewind)
         if not demand.page_tokens and slots[demand.name] < needed:
+            has, remedy = f"{slots[demand.name]} state slots", ", or say fewer running"
+            who = f"{running} running sequences need {needed}"
+            if running == 1:
+                who, remedy = f"a single running sequence needs {needed}", ""
             raise CompositionError(
-                f"component {demand.name!r} has {slots[demand.name]} state slots, and {running} running sequences need "
-                f"{needed}: {demand.states_of_one(max_rewind)} each, and one to copy into. Give it more "
-                f"(capacity={{{demand.name!r}: {needed}, ...}}), or say fewer running"
+                f"component {demand.name!r} has {has.removesuffix('s') if has[:2] == '1 ' else has}, and {who}: "
+                f"{demand.states_told(running, max_rewind)}. Give it more "
+                f"(capacity={{{demand.name!r}: {needed}, ...}}){remedy}"
             )
 
 
@@ -122,14 +142,14 @@ def parse_memory(memory: int | str) -> int:
     return memory
 
 
-def from_tokens(demands: Sequence[Demand], page: int, tokens: int) -> dict[str, int]:
+def from_tokens(demands: Sequence[Demand], page: int, tokens: int, max_rewind: int) -> dict[str, int]:
     """The same number of tokens for every page component, and the state slots that go with it."""
     _whole(tokens, "capacity")
     if tokens < page:
         raise CompositionError(
             f"capacity={tokens} tokens is less than one page of the tree, {page} tokens: give at least {page}"
         )
-    return {demand.name: demand.slots(tokens) for demand in demands}
+    return {demand.name: demand.slots(tokens, max_rewind) for demand in demands}
 
 
 def from_mapping(demands: Sequence[Demand], page: int, capacity: Mapping[str, int]) -> dict[str, int]:
@@ -161,14 +181,14 @@ def from_mapping(demands: Sequence[Demand], page: int, capacity: Mapping[str, in
     return out
 
 
-def evenly(demands: Sequence[Demand], page: int, budget: int) -> dict[str, int]:
+def evenly(demands: Sequence[Demand], page: int, budget: int, max_rewind: int) -> dict[str, int]:
     """The most tokens that fit into the budget, the same number for every page component."""
 
     def cost(pages: int) -> int:
-        return sum(demand.slot_bytes * demand.slots(pages * page) for demand in demands)
+        return sum(demand.slot_bytes * demand.slots(pages * page, max_rewind) for demand in demands)
 
     if cost(1) > budget:
-        states = [f"{d.name}: {MIN_STATES} state slots" for d in demands if not d.page_tokens]
+        states = [f"{d.name}: {d.slots(page, max_rewind)} state slots" for d in demands if not d.page_tokens]
         besides = f" and {', '.join(states)}" if states else ""
         raise CompositionError(
             f"memory of {budget} bytes is too little: one page of {page} tokens{besides} takes {cost(1)} bytes"
@@ -179,7 +199,7 @@ def evenly(demands: Sequence[Demand], page: int, budget: int) -> dict[str, int]:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if cost(middle) <= budget else (low, middle)
-    return {demand.name: demand.slots(low * page) for demand in demands}
+    return {demand.name: demand.slots(low * page, max_rewind) for demand in demands}
 
 
 def _whole(value: object, what: str, unit: str = "tokens") -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from helpers import cache_of, held, part, run, settle
+from helpers import cache_of, held, owners, part, run, settle
 from prefixloom import CapacityError, InvariantError, Path, Window
 from prefixloom.cache import Cache
 from prefixloom.pool import ABSENT
@@ -27,23 +27,6 @@ OPERATIONS = 100_000
 
 def full_and_window(page: int, tokens: int = 256, *, debug: bool = True) -> Cache:
     return cache_of(part("full", Path()), part("window", Window(W)), page=page, tokens=tokens, debug=debug)
-
-
-def owners(cache: Cache, sequences: list[Any]) -> None:
-    """Every slot is owned once: by the free list, by a sequence, or by the tree. No debug mode: counted here."""
-    for lane in cache._lanes:
-        found = list(lane.pool.free_ids())
-        for sequence in sequences:
-            holding = sequence._holding(lane.name)[1]
-            found += [slot for slot in holding.table[holding.owned - holding.base :] if slot != ABSENT]
-        stack: list[Any] = list(cache._tree.roots.values())
-        while stack:
-            node = stack.pop()
-            stack.extend((node.kids or {}).values())
-            cell = node.cells[lane.index]
-            if cell is not None and node.parent is not None:
-                found += [slot for slot in array("i", cell.data) if slot != ABSENT]
-        assert sorted(found) == list(range(lane.pool.capacity)), f"{lane.name}: slots lost, or owned twice"
 
 
 def arriving(cache: Cache, tokens: list[int], tail: int) -> Any:

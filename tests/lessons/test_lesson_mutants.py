@@ -12,7 +12,7 @@ import mutants_of_lessons as mutants
 import pytest
 
 LESSON_1, LESSON_3, RETENTION = "test_lesson_1_cow_over_release", "test_lesson_3_stale_map", "test_retention_law"
-BAD_INPUT = "test_bad_input_states"
+BAD_INPUT, TWO = "test_bad_input_states", "test_lesson_3_two_processes"
 KILLED: list[tuple[mutants.Mutant, str, str, tuple[Any, ...]]] = [
     (mutants.the_temporary_pin_walks_to_the_root, LESSON_1, "finds_no_state_slot", (64, False)),
     (mutants.the_temporary_pin_walks_to_the_root, LESSON_1, "finds_no_state_slot", (64, True)),
@@ -34,6 +34,11 @@ KILLED: list[tuple[mutants.Mutant, str, str, tuple[Any, ...]]] = [
     (mutants.an_evicted_window_is_freed_again_at_the_end, LESSON_3, "random_operations", ()),
     (mutants.an_evicted_window_is_freed_again_at_the_end, LESSON_3, "a_soak_of", (1,)),
     (mutants.a_tail_gets_the_slots_of_all, LESSON_3, "slot_or_absent", (0, 4)),
+    (mutants.windows_are_freed_through_a_table_of_full_slots, TWO, "from_process_to_process", (1,)),
+    (mutants.windows_are_freed_through_a_table_of_full_slots, TWO, "from_process_to_process", (4,)),
+    (mutants.what_arrived_absent_is_freed_too, TWO, "from_process_to_process", (4,)),
+    (mutants.an_evicted_window_is_freed_again_at_the_end, TWO, "from_process_to_process", (1,)),
+    (mutants.a_tail_gets_the_slots_of_all, TWO, "from_process_to_process", (4,)),
     (mutants.a_window_is_freed_that_a_checkpoint_still_needs, RETENTION, "law_a_checkpoint_keeps_the_window", (6, 8)),
     (mutants.a_window_is_freed_that_a_checkpoint_still_needs, RETENTION, "named_late_and_taken_back", ()),
     (mutants.a_copied_source_is_not_covered, BAD_INPUT, "dry_before_the_copy", ()),

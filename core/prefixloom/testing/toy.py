@@ -110,7 +110,7 @@ class ToyModel:
         generator = torch.Generator().manual_seed(seed)
         self.embedding = torch.randn(self.vocabulary, width, generator=generator, dtype=torch.float64)
         self.blocks = [
-            _Block(number, facts.index, layers[facts.kind](self.facts, facts, generator), generator, width)
+            Block(number, facts.index, layers[facts.kind](self.facts, facts, generator), generator, width)
             for number, facts in enumerate(self.facts.layers)
         ]
         self.to_logits = weights(generator, width, self.vocabulary)
@@ -118,10 +118,17 @@ class ToyModel:
     # ------------------------------------------------------------ computing
     def forward(self, tokens: Sequence[int], start: int, stores: Mapping[int, Store]) -> Tensor:
         """The logits after each of ``tokens``, which stand at the positions from ``start`` on."""
+        return self.logits(self.hidden(tokens, start, stores))
+
+    def hidden(self, tokens: Sequence[int], start: int, stores: Mapping[int, Store]) -> Tensor:
+        """What the last layer leaves of each of ``tokens``."""
         x = self.embedding[torch.tensor(tokens)]
         for block in self.blocks:
             x = block.forward(x, start, stores[block.number])
-        return _normed(x) @ self.to_logits
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return normed(hidden) @ self.to_logits
 
     def plain(self) -> dict[int, PlainStore]:
         """Empty stores of a forward without a cache."""
@@ -130,7 +137,7 @@ class ToyModel:
     def reference(self, tokens: Any, *, chunk: int | None = None) -> Tensor:
         """The logits after each token, computed with no cache, ``chunk`` rows at a time (default: all at once)."""
         named, stores = encode(tokens).tolist(), self.plain()
-        spans = _spans(0, len(named), chunk)
+        spans = spans_of(0, len(named), chunk)
         return torch.cat([self.forward(named[start:end], start, stores) for start, end in spans])
 
     def compute(
@@ -139,14 +146,30 @@ class ToyModel:
         """Compute what of ``sequence`` is named, up to ``upto``, and not committed; the logits after each of those."""
         tokens = sequence.tokens.tolist()
         logits = [torch.empty(0, self.vocabulary, dtype=torch.float64)]
-        for start, end in _spans(sequence.committed, sequence.named if upto is None else upto, chunk):
+        for start, end in spans_of(sequence.committed, sequence.named if upto is None else upto, chunk):
             sequence.grow(end - sequence.reserved)
             with cache.step([sequence]) as step:
                 step.run_ops()
                 tables = {part.name: step.table(part.name)[0] for part in cache.composition.parts}
-                stores = self._stores(cache, sequence, tables)
-                logits.append(self.forward(tokens[start:end], start, stores))
+                logits.append(self._pass(cache, sequence, tables, tokens, start, end))
         return torch.cat(logits)
+
+    def append(self, cache: Cache, sequence: CachedSequence, tokens: Sequence[int]) -> None:
+        """Name the tokens that follow, as the engine does that samples or is given them."""
+        sequence.append(tokens)
+
+    def _pass(
+        self,
+        cache: Cache,
+        sequence: CachedSequence,
+        tables: Mapping[str, Tensor],
+        tokens: Sequence[int],
+        start: int,
+        end: int,
+    ) -> Tensor:
+        """The layers of one step over the positions [start, end); the logits."""
+        stores = {block.number: self._store(cache, sequence, tables, block) for block in self.blocks}
+        return self.forward(tokens[start:end], start, stores)
 
     def decode(self, cache: Cache, sequence: CachedSequence, logits: Tensor, count: int) -> tuple[list[int], Tensor]:
         """``count`` tokens, each the likeliest, from the last row of ``logits`` on; what was computed for them.
@@ -159,7 +182,7 @@ class ToyModel:
             if chosen:
                 rows.append(self.compute(cache, sequence))
             chosen.append(int(rows[-1][-1].argmax()))
-            sequence.append(chosen[-1:])
+            self.append(cache, sequence, chosen[-1:])
         return chosen, torch.cat(rows)
 
     def run(self, cache: Cache, tokens: Any, *, namespace: str = "", chunk: int | None = None, decode: int = 0) -> Run:
@@ -170,21 +193,16 @@ class ToyModel:
             return Run(sequence.ready, tuple(sequence.tokens.tolist()), logits)
 
     # ------------------------------------------------------------ binding
-    def _stores(
-        self, cache: Cache, sequence: CachedSequence, tables: Mapping[str, Tensor]
-    ) -> dict[int, PageStore | StateStore]:
-        stores: dict[int, PageStore | StateStore] = {}
-        for block in self.blocks:
-            part = self._serving(cache, block)
-            pool, table = cache.pool(part.name), tables[part.name].long()
-            if part.page_tokens:
-                stores[block.number] = PageStore(pool, part.page_tokens, table, block.index)
-            else:
-                steps = sequence.rewind_slots(part.name)
-                stores[block.number] = StateStore(pool, int(table[0]), steps, block.index)
-        return stores
+    def _store(
+        self, cache: Cache, sequence: CachedSequence, tables: Mapping[str, Tensor], block: Block
+    ) -> PageStore | StateStore:
+        part = self._serving(cache, block)
+        pool, table = cache.pool(part.name), tables[part.name].long()
+        if part.page_tokens:
+            return PageStore(pool, part.page_tokens, table, block.index)
+        return StateStore(pool, int(table[0]), sequence.rewind_slots(part.name), block.index)
 
-    def _serving(self, cache: Cache, block: _Block) -> Part:
+    def _serving(self, cache: Cache, block: Block) -> Part:
         """The one component of the cache that has this layer's buffers."""
         serving = [
             part
@@ -202,7 +220,7 @@ class ToyModel:
         return serving[0]
 
 
-class _Block:
+class Block:
     """A layer that remembers, and what follows it: each added to what came before.
 
     ``index`` is the model's number of the layer; one that remembers in several ways is as many blocks, by ``number``.
@@ -216,15 +234,15 @@ class _Block:
         self.down = weights(generator, 4 * width, width)
 
     def forward(self, x: Tensor, start: int, store: Store) -> Tensor:
-        x = x + self.layer.forward(_normed(x), start, store)
-        return x + functional.silu(_normed(x) @ self.up) @ self.down
+        x = x + self.layer.forward(normed(x), start, store)
+        return x + functional.silu(normed(x) @ self.up) @ self.down
 
 
-def _normed(x: Tensor) -> Tensor:
+def normed(x: Tensor) -> Tensor:
     return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def _spans(start: int, end: int, chunk: int | None) -> list[tuple[int, int]]:
+def spans_of(start: int, end: int, chunk: int | None) -> list[tuple[int, int]]:
     """[start, end) in runs of ``chunk`` that end on its multiples, so that which rows go together depends on no hit."""
     cuts = [start, *range(start // chunk * chunk + chunk, end, chunk), end] if chunk else [start, end]
     return list(itertools.pairwise(cuts)) if start < end else []

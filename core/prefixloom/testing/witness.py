@@ -1,9 +1,9 @@
 """A witness: remembers what live sequences computed, and says whether what the cache restores is the same, bitwise.
 
 It reads the pools through page tables, page by page and state by state, and knows no component. A page is named by
-everything that its content may depend on: component, namespace and all tokens up to its end; a state by the tokens up
-to its boundary. Where several sequences computed the same, rounding may differ between them and the tree keeps one; a
-restored page or state must equal what one of them had.
+everything that its content may depend on: component, namespace and all tokens up to its end, and as many more as the
+component looks ahead; a state by the tokens up to its boundary. Where several sequences computed the same, rounding may
+differ between them and the tree keeps one; a restored page or state must equal what one of them had.
 """
 
 from __future__ import annotations
@@ -70,10 +70,15 @@ class Witness:
             if not part.page_tokens:
                 continue
             buffers = self._cache.pool(part.name).buffers
+            ahead = part.manifest.lookahead
             name = hashlib.blake2b(f"{part.name}\0{sequence.namespace}\0".encode(), digest_size=16)
+            seen = 0
             for page, slot in enumerate(sequence.pages(part.name)[: upto // part.page_tokens]):
-                first, last = (TOKEN_BYTES * part.page_tokens * at for at in (page, page + 1))
-                name.update(tokens[first:last])
+                last = TOKEN_BYTES * (part.page_tokens * (page + 1) + ahead)
+                if last > len(tokens):
+                    break  # it is not known yet what it must be
+                name.update(tokens[seen:last])
+                seen = last
                 if slot >= 0:
                     content = hashlib.blake2b(digest_size=16)
                     for buffer in buffers.values():

@@ -1,17 +1,17 @@
 """The component of recurrent layers: the states that it stores, and when one is worth keeping.
 
 Its reach is the boundary itself: a state stands for one boundary and for no other. Copies on a match, donation to the
-tree, tracking and the states of single steps are the core's; the one hook, and only if it is asked for, is admission.
+tree, tracking, admission and the states of single steps are the core's, so that it overrides no hook.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from prefixloom import (
+    AdmissionPolicy,
     Buffer,
-    Claim,
     Component,
     ComponentType,
     CompositionError,
@@ -19,13 +19,13 @@ from prefixloom import (
     Manifest,
     ModelFacts,
     Point,
-    WalkView,
+    StateView,
     hookimpl,
 )
 
 from .states import CONVOLUTION, LINEAR, caveats_of, read_state
 
-Admit = Literal["all", "ends"] | Callable[[WalkView], bool]
+Admit = str | AdmissionPolicy | Callable[[StateView], bool]
 LAYER_KINDS = frozenset({LINEAR, CONVOLUTION, "mamba", "mamba2"})
 
 
@@ -37,8 +37,8 @@ class MambaComponent(Component):
     chunk only. ``checkpoint_every``: keep a checkpoint every so many tokens while a sequence runs; 0: the one at its
     end. ``states_per_path``: at most so many cached states along one path. ``max_rewind``: how many tokens of a
     speculative step a composition may take back; its slots are made only if the composition asks for them. ``admit``:
-    which checkpoints the tree takes: "all", only the "ends" (where prompts part, and where a sequence ends), or a
-    function of the publication.
+    which checkpoints the tree takes: the name of an admission policy ("all"; "branch-and-last": where prompts part, and
+    where a sequence ends; or an installed one), a policy, or a function of the state; None: as the composition says.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class MambaComponent(Component):
         checkpoint_every: int = 0,
         states_per_path: int | None = None,
         max_rewind: int = 16,
-        admit: Admit = "all",
+        admit: Admit | None = None,
     ) -> None:
         numbers = tuple(range(layers)) if isinstance(layers, int) else tuple(layers)
         states = {"conv": (conv, dtype), "recurrent": (recurrent, state_dtype)}
@@ -69,6 +69,7 @@ class MambaComponent(Component):
             checkpoint_every=checkpoint_every,
             states_per_path=states_per_path,
             max_rewind=max_rewind,
+            admission=_policy(name, admit),
         )
         if checkpoint_every % grid:
             raise CompositionError(
@@ -76,20 +77,18 @@ class MambaComponent(Component):
                 f"{grid} only. Say {-(-checkpoint_every // grid) * grid}"
             )
         super().__init__(name, manifest, Point())
-        if admit not in ("all", "ends") and not callable(admit):
-            raise CompositionError(f"{name!r}: admit must be 'all', 'ends' or a function of a WalkView, got {admit!r}")
-        self._admitted: Callable[[WalkView], bool] = _at_an_end if admit == "ends" else admit  # type: ignore[assignment]
-        if admit == "all":
-            self.commit_insert = None  # type: ignore[assignment, method-assign]  # not overridden, so it costs nothing
-
-    @hookimpl
-    def commit_insert(self, walk: WalkView) -> Claim | None:
-        """A checkpoint that is not admitted stays with the sequence, which goes on with it."""
-        return None if self._admitted(walk) else Claim(keep=())
 
 
-def _at_an_end(walk: WalkView) -> bool:
-    return walk.last or walk.at_branch
+def _policy(name: str, admit: Admit | None) -> str | AdmissionPolicy | None:
+    """What the manifest says of admission: a bare function is a policy without a name of its own."""
+    if admit is None or isinstance(admit, str | AdmissionPolicy):
+        return admit
+    if not callable(admit):
+        raise CompositionError(
+            f"{name!r}: admit must be the name of an admission policy, an AdmissionPolicy or a function of a "
+            f"StateView, got {admit!r}"
+        )
+    return AdmissionPolicy(f"{name}.admit", admit=admit)
 
 
 # ---------------------------------------------------------------- model configs

@@ -10,6 +10,7 @@ import pytest
 
 import prefixloom
 from prefixloom import (
+    AdmissionPolicy,
     Buffer,
     Cache,
     Component,
@@ -19,7 +20,7 @@ from prefixloom import (
     ModelFacts,
     Path,
     Point,
-    WalkView,
+    StateView,
 )
 from prefixloom.registry import Registry
 from prefixloom_mamba import MambaComponent
@@ -92,7 +93,7 @@ def test_one_of_the_two_states_is_enough() -> None:
         ({"checkpoint_every": -4}, "checkpoint_every must be a whole number of at least 0"),
         ({"states_per_path": 0}, "states_per_path must be a whole number of at least 1"),
         ({"max_rewind": -1}, "max_rewind must be a whole number of at least 0"),
-        ({"admit": "some"}, "admit must be 'all', 'ends' or a function"),
+        ({"admit": 3}, "'state': admit must be the name of an admission policy, an AdmissionPolicy or a function"),
         ({"state_dtype": "float7"}, "dtype must be one of"),
         ({"layers": 0}, "layers must be distinct and at least one"),
     ],
@@ -102,9 +103,19 @@ def test_impossible_options_are_refused(options: Mapping[str, Any], told: str) -
         MambaComponent("state", **{**SMALL, **options})
 
 
-def test_a_hook_is_overridden_only_where_it_is_asked_for() -> None:
-    cache = cache_of(MambaComponent("a", **SMALL), MambaComponent("b", admit="ends", **SMALL))
-    assert [part.hooks.overridden for part in cache.composition.parts] == [(), ("commit_insert",)]
+def test_no_hook_is_overridden_and_admission_is_a_fact_of_the_manifest() -> None:
+    policy = AdmissionPolicy("mine", worth=lambda state: state.boundary)
+    admits: list[Any] = [None, "branch-and-last", policy, lambda state: state.last]
+    cache = cache_of(*(MambaComponent(name, admit=admit, **SMALL) for name, admit in zip("abcd", admits, strict=True)))
+    assert [part.hooks.overridden for part in cache.composition.parts] == [()] * 4
+    assert [part.admission and part.admission.name for part in cache.composition.parts] == [
+        "all", "branch-and-last", "mine", "d.admit",
+    ]  # fmt: skip
+
+
+def test_an_admission_policy_that_nobody_offers_is_refused_with_those_that_are_built_in() -> None:
+    with pytest.raises(CompositionError, match=r"component 'mamba' .*named 'ends'.*Built in: all, branch-and-last"):
+        cache_of(MambaComponent(admit="ends", **SMALL), registry=Registry([]))
 
 
 # ---------------------------------------------------------------- model configs
@@ -207,7 +218,7 @@ def test_with_a_bound_per_path_the_ends_stay() -> None:
 
 
 def test_only_ends_are_admitted_where_it_is_asked_for() -> None:
-    cache = cache_of(whole(), MambaComponent(admit="ends", **SMALL))
+    cache = cache_of(whole(), MambaComponent(admit="branch-and-last", **SMALL))
     with cache.open(range(32)) as sequence:
         for _ in range(4):
             sequence.grow(8)
@@ -221,7 +232,7 @@ def test_only_ends_are_admitted_where_it_is_asked_for() -> None:
 
 
 def test_a_branch_is_an_end_too() -> None:
-    cache = cache_of(whole(), MambaComponent(admit="ends", **SMALL))
+    cache = cache_of(whole(), MambaComponent(admit="branch-and-last", **SMALL))
     first = list(range(32))
     serve(cache, first)
     second = [*range(16), *range(100, 116)]
@@ -238,15 +249,15 @@ def test_a_branch_is_an_end_too() -> None:
 
 
 def test_admission_may_be_a_function_of_the_publication() -> None:
-    seen: list[WalkView] = []
+    seen: list[StateView] = []
 
-    def admit(walk: WalkView) -> bool:
-        seen.append(walk)
-        return walk.boundary % 16 == 0
+    def admit(state: StateView) -> bool:
+        seen.append(state)
+        return state.boundary % 16 == 0
 
     cache = cache_of(whole(), MambaComponent(admit=admit, **SMALL))
     serve(cache, list(range(32)), 8, 16, 24)
-    assert [walk.boundary for walk in seen] == [8, 16, 24, 32]
+    assert [state.boundary for state in seen] == [8, 16, 24, 32]
     assert cached(cache) == 2
 
 
