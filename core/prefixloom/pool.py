@@ -140,6 +140,8 @@ class Pool:
 
     def take_one(self) -> int:
         """``take`` of a single slot."""
+        if not self._free:
+            self._claim(1)
         return self._free.pop()
 
     def give(self, data: bytes) -> None:

@@ -75,7 +75,8 @@ class Tables:
             chosen = whole[first : first + len(rows), :width]
         else:
             chosen = torch.empty((len(rows), width), dtype=torch.int32, device=device)
-            stream.run(lambda: gather(whole[:, :width], rows, chosen))
+            if width:
+                stream.run(lambda: gather(whole[:, :width], rows, chosen))
         return chosen
 
 
