@@ -1,0 +1,169 @@
+"""Bugs of steps in flight that the schedule explorer or its author found: each test failed before its repair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from helpers import cache_of, held, part, run, serve, settle
+from prefixloom import CapacityError, Path, Point, ProtocolError
+from prefixloom.sequence import Sequence
+from prefixloom.streams import Stream
+from prefixloom.testing.simulated import Simulation
+
+TOKENS = list(range(40))
+
+
+def test_a_state_that_the_device_chose_is_not_published_before_it_is_known_of_which_length_it_is() -> None:
+    """accept, and the request ends before rewind told how many were kept: the slot stands for an unknown length."""
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=2), max_rewind=2)
+    sequence = cache.open(TOKENS[:8])
+    run(sequence, 5)
+    sequence.grow(3)
+    with cache.step([sequence]) as step:
+        step.run_ops()
+        step.accept(torch.tensor([1]))
+    sequence.close()
+    assert held(cache, TOKENS[:8]) == 0, "the state of 6 tokens was published for 8"
+
+
+class Broken(Exception):
+    """What a step's layers raise on their stream."""
+
+
+def fail() -> None:
+    raise Broken
+
+
+def enqueue(stream: Stream, *sequences: Sequence, work: Callable[[], object] = lambda: None) -> None:
+    """One step whose layers are ``work``."""
+    with sequences[0]._cache.step(sequences) as step:
+        step.run_ops(stream)
+        stream.run(work)
+
+
+def test_slots_that_retired_together_are_claimed_one_owner_at_a_time() -> None:
+    """Two take of what one abort gave back, on two streams: both come after the step that may still write it."""
+    cache = cache_of(part("path", Path()), tokens=32)
+    sim = Simulation("a", "b", "c")
+    first = cache.open(TOKENS)
+    first.grow(32)
+    enqueue(sim["a"], first)
+    first.abort()
+    others = [cache.open([9] * 8), cache.open([8] * 8)]
+    for other, name in zip(others, "bc", strict=True):
+        other.grow(8)
+        enqueue(sim[name], other)  # the race detector is silent
+        assert not sim[name].ready, "the step waits"
+    assert [stream.name for stream in sim.ready] == ["a"]
+    sim.drain()
+    cache.poll()
+    with cache.open([7] * 8) as last:
+        last.grow(8)
+        assert last._lease.fence == 0, "what is free for good has no fence"
+
+
+def test_a_slot_that_was_claimed_and_not_taken_keeps_its_fence() -> None:
+    """A publication makes sure of a slot to go on with; the tree had the state, so it stays free, and not for good."""
+    cache = cache_of(part("path", Path()), part("state", Point()), slots=3)
+    sim = Simulation("a", "b")
+    serve(cache, TOKENS[:8])
+    twin = cache.open([*TOKENS[:4], 77])
+    run(twin, 4)
+    gone = cache.open([5] * 4)
+    gone.grow(4)
+    enqueue(sim["a"], gone)
+    gone.abort()
+    enqueue(sim["b"], twin)  # of nothing: a work in flight on b
+    pool = cache.pool("state")
+    assert pool.retiring == 1
+    pool.claim(1)
+    follower = cache.open([6] * 4)
+    follower.grow(4)
+    enqueue(sim["b"], follower)  # the race detector is silent
+    sim.drain()
+
+
+def test_a_failed_step_is_not_told_in_the_middle_of_another_call() -> None:
+    """``open`` asks what is over, to have a slot; if that ended the lease that it had just taken, slots were lost."""
+    cache = cache_of(part("path", Path()), part("state", Point()), slots=4)
+    sim = Simulation("a")
+    first = cache.open(TOKENS[:8])
+    first.grow(4)
+    enqueue(sim["a"], first, work=fail)
+    first.publish()
+    sim.drain()
+    follower = cache.open(TOKENS)
+    assert (follower.ready, follower.open, first.open) == (4, True, True)
+    cache.poll()
+    assert (follower.open, first.open) == (False, False)
+    with pytest.raises(ProtocolError, match="ended when a step failed") as failure:
+        follower.grow(1)
+    assert isinstance(failure.value.__cause__, Broken)
+    settle(cache)
+    assert cache.stats().components["state"].free == 4
+
+
+@pytest.mark.parametrize("call", ["grow", "publish", "step"])
+def test_a_sequence_does_not_end_in_the_middle_of_its_own_call(call: str) -> None:
+    parts = part("path", Path()), part("state", Point(), checkpoint_every=4)
+    cache = cache_of(*parts, tokens=16, slots=4)
+    sim = Simulation("a")
+    sequence = cache.open(TOKENS)
+    sequence.grow(4 if call != "grow" else 16)
+    enqueue(sim["a"], sequence, work=fail)
+    sim.drain()
+    if call == "grow":
+        with pytest.raises(CapacityError):
+            sequence.grow(4)
+    elif call == "publish":
+        sequence.publish()
+    else:
+        sequence.grow(4)
+        enqueue(sim["a"], sequence)
+        sim.drain()
+    assert sequence.open
+    cache.poll()
+    assert not sequence.open
+    settle(cache)
+    assert {name: c.free for name, c in cache.stats().components.items()} == {"path": 4, "state": 4}
+
+
+def test_a_table_that_is_made_on_one_stream_is_not_cleared_under_another() -> None:
+    """Stream a is late: what made the table, and then grew it, must not undo what b wrote since."""
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a", "b")
+    one, two = cache.open(TOKENS), cache.open([5] * 40)
+    for length in (8, 40):
+        seen = []
+        for sequence, stream in ((one, sim["a"]), (two, sim["b"])):
+            sequence.grow(length - sequence.reserved)
+            with cache.step([sequence]) as step:
+                step.run_ops(stream)
+                seen.append((sequence, step.table("path")))
+        for stream in reversed(sim.streams):
+            while stream.ready:
+                stream.advance()
+        for sequence, table in seen:
+            assert table.tolist() == [sequence.pages("path")]
+        cache.poll()
+
+
+def test_the_table_of_a_step_whose_sequences_all_ended_is_absent_throughout() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    sim = Simulation("a")
+    for stream in (None, sim["a"]):
+        sequences = cache.open(TOKENS), cache.open(TOKENS)
+        step = cache.step(sequences)
+        for sequence in sequences:
+            sequence.abort()
+        with step:
+            step.run_ops(stream)
+            table, slots = step.table("path"), step.table("state")
+        sim.drain()
+        cache.poll()
+        assert tuple(table.shape) == (2, 0)
+        assert slots.tolist() == [[-1], [-1]]
+        assert sim["a"].failure(0, 99) is None
