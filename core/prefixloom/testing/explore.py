@@ -145,6 +145,7 @@ class Run:
         self.outcome: Hashable = None
         self.count = -1  # happenings so far; not yet any while the scenario is set up
         self.taken: dict[str, int] = {}
+        self.trace: list[Happening] = []
         self.lines: list[tuple[str, str]] = []
         self.reads: set[Thing] = set()
         self.writes: set[Thing] = set()
@@ -189,7 +190,8 @@ class Run:
         finally:
             _now.clear()
         self.count += 1
-        return Happening(name, nth, label, self.reads, self.writes), [number for number in after if number >= 0]
+        self.trace.append(Happening(name, nth, label, self.reads, self.writes))
+        return self.trace[-1], [number for number in after if number >= 0]
 
     def _act(self, actor: Actor) -> tuple[str, list[int]]:
         label, gate = actor.label, actor.gate
