@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from helpers import cache_of, held, part, run, settle
 from prefixloom import CapacityError, Path, Point, ProtocolError
 from prefixloom.sequence import Sequence
-from prefixloom.streams import Stream
-from prefixloom.testing.simulated import Simulation
+from prefixloom.streams import Event, Stream
+from prefixloom.testing.simulated import SimulatedStream, Simulation
 
 TOKENS = list(range(40))
 
@@ -145,3 +146,60 @@ def test_the_table_of_a_step_whose_sequences_all_ended_is_absent_throughout() ->
         assert tuple(table.shape) == (2, 0)
         assert slots.tolist() == [[-1], [-1]]
         assert sim["a"].failure(0, 99) is None
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_was_built_on_a_step_that_failed_goes_with_it_also_if_it_is_published_after_that(late: bool) -> None:
+    """Somebody short of slots finds both steps over; the reader publishes; and only then the failure is told."""
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    sim = Simulation("a", "b")
+    first = cache.open(TOKENS[:8])
+    first.grow(8)
+    enqueue(sim["a"], first, work=fail)
+    first.publish()
+    follower = cache.open(TOKENS)
+    assert follower.ready == 8
+    follower.grow(8)
+    enqueue(sim["b" if late else "a"], follower)
+    sim.drain()
+    other = cache.open([5] * 4)  # asks what is over
+    follower.publish()
+    assert held(cache, TOKENS) == 16
+    cache.poll()
+    assert {name: figures.cached for name, figures in cache.stats().components.items()} == {"path": 0, "state": 0}
+    assert not follower.open
+    other.close()
+    settle(cache)
+
+
+class Sudden(SimulatedStream):
+    """Once ``armed``, all that is enqueued runs right after the first question whether some of it is over."""
+
+    __slots__ = ("armed",)
+
+    def reached(self, event: Event) -> bool:
+        answer = super().reached(event)
+        while self.pending and self.armed:
+            self.advance()
+        return answer
+
+
+def test_steps_that_end_while_they_are_asked_for_are_not_told_before_those_that_they_come_after() -> None:
+    """A step is over that came after one of which it was asked a moment before whether it is: that one failed."""
+    cache = cache_of(part("state", Point()))
+    stream = Sudden("a")
+    stream.armed = False
+    first = cache.open(TOKENS[:8])
+    first.grow(8)
+    enqueue(stream, first, work=fail)
+    first.publish()
+    follower = cache.open(TOKENS)
+    follower.grow(8)
+    enqueue(stream, follower)
+    stream.armed = True
+    cache.poll()
+    with contextlib.suppress(ProtocolError):
+        follower.publish()
+    cache.poll()
+    assert held(cache, TOKENS) == 0
+    settle(cache)
