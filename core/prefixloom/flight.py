@@ -116,15 +116,16 @@ class Flight(Fence):
 
         A failure ends sequences, so it is seen between operations only, and not by one that is short of slots.
         """
-        for work in self.works[:]:
-            if work.over or work.event is None or not work.event.done:
-                continue
+        # the newest is asked first: what it came after is over as well if it is, whenever that is asked
+        done = [w for w in reversed(self.works) if not w.over and w.event is not None and w.event.done]
+        for work in reversed(done):
             assert work.stream is not None
+            assert work.event is not None
             error = work.stream.failure(work.since, work.event.tick)
-            if error is None:
-                work.over = True
-            elif between_operations:
-                work.over = True
+            if error is not None and not between_operations:
+                break  # nor are those over that may have read what it wrote
+            work.over = True
+            if error is not None:
                 self._fail(work, error)
         self._settle()
 

@@ -163,8 +163,8 @@ class PointLane(Lane):
         return (at, holding.steps[at - start - 1]) if single else None
 
     def complete(self, holding: StateHolding) -> bool:
-        """Whether the running slot holds the state of ``as_of``, and nobody is writing it."""
-        return holding.ready and not holding.writing
+        """Whether the running slot holds the state of ``as_of``, nobody is writing it, and no device chooses it."""
+        return holding.ready and not holding.writing and not holding.accepted
 
     def replaceable(self, holding: StateHolding) -> Track | None:
         """The oldest of enough tracks, whose slot a new one may have; None if a new slot is needed."""
