@@ -108,8 +108,7 @@ class Lane:
         self.leased = 0
         self.feeds: tuple[Lane, ...] = ()
         """Lanes whose cell at a node is of no use there once this lane has lost its own."""
-        self.fed_by: tuple[int, ...] = ()
-        """The lanes, by index, that this one has in their ``feeds``."""
+        self.fed_by: tuple[int, ...] = ()  # the lanes, by index, that have this one in their ``feeds``
         self.useless: list[Node] = []
         """Nodes where one of those lost its cell: ours there is the next to go, the last first, if it still is so."""
         self.most_useless = 1024
@@ -201,7 +200,7 @@ class Lane:
         raise NotImplementedError
 
     def conclude(self, run: list[Node], holding: Any, record: Any) -> None:
-        """``adopt`` of a sequence that ends there: it uncovers what its lease covered, and gives all else back."""
+        """``adopt``, and the sequence ends there: uncover what its lease covered, and give all else back."""
         self.adopt(run, holding)
         self.finish(record, run[-1])
         self.close(holding)
@@ -210,7 +209,7 @@ class Lane:
         """Give back what of [start, upto) is neither in ``keep`` nor needed at ``upto``, instead of publishing it."""
 
     def renew(self, holding: Any) -> None:
-        """A fresh slot after a donation; the caller has made sure that one is free, and copies into it."""
+        """A fresh slot after a donation; the caller made sure that one is free, and copies into it."""
         raise NotImplementedError
 
     def passed(self, holding: Any, boundary: int) -> bool:
@@ -254,7 +253,7 @@ class Lane:
         return None
 
     def sift_useless(self) -> None:
-        """Keep only what still is useless, each once, so that the list is never much longer than what it names."""
+        """Keep only what still is useless, each once: the list stays in proportion to what it names."""
         self.useless = [node for node in dict.fromkeys(self.useless[::-1]) if self.still_useless(node)][::-1]
         self.most_useless = 2 * len(self.useless) + 1024
 

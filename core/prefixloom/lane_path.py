@@ -87,11 +87,10 @@ class PathLane(PageLane):
     def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
         self.adopt(run, holding)
         node = run[-1]
-        i = self.index
-        cell: PathCell = node.cells[i]
+        cell: PathCell = node.cells[self.index]
         while cell is None:
             node = node.parent
-            cell = node.cells[i]
+            cell = node.cells[self.index]
         if cell is record:
             self.release(record)
         else:
@@ -151,17 +150,18 @@ class PathLane(PageLane):
     def adopt(self, run: list[Node], holding: Holding) -> None:
         """What the tree has of a run lies in front, since residency is closed upward."""
         i = self.index
-        if run[0].cells[i] is not None:
+        top = run[0]
+        if top.cells[i] is not None:
             run = self.read_theirs(run, holding)
             if not run:
                 return
-        up = run[0].parent.cells[i]
-        first = holding.owned
+            top = run[0]
+        up = top.parent.cells[i]
         page = self.page
-        if up is None or first != run[0].parent.end // page:
+        start = first = holding.owned
+        if up is None or first != top.parent.end // page:
             return
         table = holding.table
-        start = first
         for node in run:
             last = node.end // page
             cell = node.cells[i] = PathCell(node, table[first:last].tobytes(), up)

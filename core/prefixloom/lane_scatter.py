@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .lane import Holding, without_absent
-from .lane_span import SpanCell, SpanLane
+from .lane_slack import SpanCell
+from .lane_span import SpanLane
 from .policy import Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .reach import Interval, Reach, merged

@@ -1,9 +1,7 @@
 """The lanes of positions near an end: windows, chunks, tails, sinks, unions, and arbitrary Python reaches.
 
-A cell may hold only some pages of its node: ``data`` stands for the last pages of the edge, with *absent* where nothing
-is held. A cell's ``locks`` is the number of leases that cover it. What no boundary at the node's end or below it can
-need (the part of a long edge that is older than a window) is *slack*: kept while there is room, since a boundary inside
-of the edge may be resumed at, and freed before anything else, even when a lease covers the rest of the cell.
+A cell's ``locks`` is the number of leases that cover it. What a cell holds, and what of that is slack, is said in
+``lane_slack``.
 
 This lane serves reaches whose needs are one interval ending at the boundary; the scatter lane serves all others.
 """
@@ -11,11 +9,11 @@ This lane serves reaches whose needs are one interval ending at the boundary; th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .lane import Cell, Holding, PageLane, strip, without_absent
-from .policy import Link, ListQueue, Queue
+from .lane import Holding, strip, without_absent
+from .lane_slack import SlackLane, SpanCell
+from .policy import Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .reach import Interval, merged
 from .tree import Node
@@ -24,49 +22,14 @@ if TYPE_CHECKING:
     from .compose import Part
 
 
-class SpanCell(Cell):
-    """``pages``: how many of ``data`` are present. ``slack``: its place in the queue of slack, if it has any."""
-
-    __slots__ = ("pages", "slack")
-
-    slack: Slack | None
-
-    def __init__(self, node: Node, data: bytes, pages: int) -> None:
-        self.node = node
-        self.data = data
-        self.pages = pages
-        self.locks = 0
-        self.slack = None
-        self.prev = self.next = None
-
-
-class Slack(Link):
-    __slots__ = ("cell",)
-
-    def __init__(self, cell: SpanCell) -> None:
-        self.cell = cell
-        self.prev = self.next = None
-
-
-class SpanLane(PageLane):
-    __slots__ = ("dense", "slack", "tail", "tree_page")
-    retains = True
-    tail: Callable[[int], int]
+class SpanLane(SlackLane):
+    __slots__ = ("dense", "tree_page")
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
         self.tree_page = tree_page
-        self.slack = ListQueue()
         shape = part.reach.shape
-        self.tail = shape.tail if shape is not None else lambda n: 0
         self.dense = shape is not None and shape.dense
-
-    def reset(self) -> None:
-        super().reset()
-        self.slack = ListQueue()
-
-    def first_needed(self, boundary: int) -> int:
-        return self.tail(boundary) // self.page * self.page
 
     # ------------------------------------------------------------ match
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
@@ -192,72 +155,6 @@ class SpanLane(PageLane):
             if linked:
                 self.queue.remove(cell)
             self.queue.forget(cell)
-
-    # ------------------------------------------------------------ slack
-    def slack_pages(self, cell: SpanCell) -> Interval:
-        """Indices [first, last) into ``cell.data`` of the pages that are slack."""
-        have = len(cell.data) // ID_BYTES
-        end = cell.node.end
-        offset = end - have * self.page
-        return 0, max(0, min(have, (self.first_needed(end) - offset) // self.page))
-
-    def find_slack(self, cell: SpanCell) -> None:
-        node = cell.node
-        if self.tail(node.end) <= node.parent.end:
-            return
-        first, last = self.slack_pages(cell)
-        if last > first and present(cell.data[first * ID_BYTES : last * ID_BYTES]):
-            cell.slack = Slack(cell)
-            self.slack.add(cell.slack)
-
-    def drop_slack(self, cell: SpanCell) -> None:
-        if cell.slack is not None:
-            self.slack.remove(cell.slack)
-            cell.slack = None
-
-    def loose(self) -> int:
-        """Slack of covered cells. It walks the queue of slack, and is asked when a shortage seems certain."""
-        count = 0
-        for slack in self.slack:
-            cell = slack.cell
-            if cell.locks:
-                first, last = self.slack_pages(cell)
-                count += present(cell.data[first * ID_BYTES : last * ID_BYTES])
-        return count
-
-    def trim(self, count: int, emptied: list[Node]) -> int:
-        got = 0
-        while got < count:
-            slack = self.slack.pop()
-            if slack is None:
-                break
-            got += self.cut_slack(slack.cell)
-            if not slack.cell.pages and not slack.cell.locks:
-                emptied.append(slack.cell.node)
-        return got
-
-    def cut_slack(self, cell: SpanCell) -> int:
-        cell.slack = None
-        first, last = self.slack_pages(cell)
-        a, b = first * ID_BYTES, last * ID_BYTES
-        gone = without_absent(cell.data[a:b])
-        cell.data = strip(cell.data[:a] + ABSENT_BYTES * (last - first) + cell.data[b:])
-        return self.lose(cell, gone)
-
-    def lose(self, cell: SpanCell, gone: bytes) -> int:
-        """``gone`` is no longer part of ``cell``: free it, and the cell if nothing is left of it."""
-        pages = len(gone) // ID_BYTES
-        cell.pages -= pages
-        self.in_tree -= pages
-        if cell.locks:
-            self.leased -= pages
-        self.pool.give(gone)
-        if not cell.pages and not cell.locks:
-            cell.node.cells[self.index] = None
-            if cell.next is not None:
-                self.queue.remove(cell)
-            self.queue.forget(cell)
-        return pages
 
     # ------------------------------------------------------------ sequences
     def open(self, node: Node) -> Holding:

@@ -234,19 +234,19 @@ def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, shared: P
         cache._tables.leave(lease)
     records = lease._records
     node = run[-1]
-    for pair in pairs:
-        lane, holding = pair
-        if shared is pairs or pair in shared:
-            lane.conclude(run, holding, records[lane.index])
-        else:
-            lane.finish(records[lane.index], node)
-            lane.close(holding)
+    for lane, holding in shared:
+        lane.conclude(run, holding, records[lane.index])
+    if shared is not pairs:
+        for lane, holding in pairs:
+            if (lane, holding) not in shared:
+                lane.finish(records[lane.index], node)
+                lane.close(holding)
     old = lease._node
     lease._node = node
     old.leases -= 1
-    if not old.kids and not old.leases and cache._tree.prune(old):
-        cache._epoch += 1
-    if not node.kids and not node.leases and cache._tree.prune(node):
-        cache._epoch += 1
+    for left in (old, node):
+        bare = not left.kids and not left.leases and left.cells.count(None) == len(left.cells)
+        if bare and cache._tree.prune(left):
+            cache._epoch += 1
     if cache._graves:
         sweep(cache)

@@ -1,8 +1,7 @@
 """Eviction order: queues of cells that may go, and the policies that make them.
 
 A cell stands in a queue exactly while it may be evicted; ``cell.next is not None`` says that it does. A queue knows
-nothing of trees or pools. The list queues cost the same whatever the tree's size; a policy of somebody else's is a key
-function over what is known of a cell's use, kept in a heap.
+nothing of trees or pools. List queues cost the same whatever the tree's size; a stranger's policy is a key, in a heap.
 """
 
 from __future__ import annotations

@@ -160,9 +160,10 @@ class Sequence(Named, Handle):
         for lane, holding in self._paged:
             missing = -(-length // lane.page) - holding.base - len(holding.table)
             if missing > 0:
-                wanted.append((lane, missing, holding))
-                if missing > len(lane.pool._free):
+                pool = lane.pool
+                if missing > len(pool._free):
                     tight = True
+                wanted.append((lane, missing, holding))
         if tight:
             make_room(cache, wanted, "reserve", count, self)
         for lane, missing, holding in wanted:
@@ -197,7 +198,9 @@ class Sequence(Named, Handle):
 
     def commit(self, upto: int | None = None) -> None:
         """The content up to ``upto`` (default: all that is reserved) has been computed. A step's end does this."""
-        cache = self._usable()
+        cache = self._lease._cache
+        if cache is None or cache._guarded:
+            cache = self._usable()
         if upto is None:
             upto = self.reserved
         elif upto.__class__ is not int:

@@ -1,0 +1,131 @@
+"""Cells of page lanes that may hold only a part of their edge, and the part of them that is only worth keeping.
+
+``data`` of such a cell stands for the last pages of the edge, with *absent* where nothing is held. What no boundary at
+the node's end or below it can need (the part of a long edge that is older than a window) is *slack*: kept while there
+is room, since a boundary inside of the edge may be resumed at, and freed before anything else, even when a lease covers
+the rest of the cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .lane import Cell, PageLane, strip, without_absent
+from .policy import Link, ListQueue, Queue
+from .pool import ABSENT_BYTES, ID_BYTES, Pool, present
+from .reach import Interval
+from .tree import Node
+
+if TYPE_CHECKING:
+    from .compose import Part
+
+
+class SpanCell(Cell):
+    """``pages``: how many of ``data`` are present. ``slack``: its place in the queue of slack, if it has any."""
+
+    __slots__ = ("pages", "slack")
+
+    slack: Slack | None
+
+    def __init__(self, node: Node, data: bytes, pages: int) -> None:
+        self.node = node
+        self.data = data
+        self.pages = pages
+        self.locks = 0
+        self.slack = None
+        self.prev = self.next = None
+
+
+class Slack(Link):
+    __slots__ = ("cell",)
+
+    def __init__(self, cell: SpanCell) -> None:
+        self.cell = cell
+        self.prev = self.next = None
+
+
+class SlackLane(PageLane):
+    """What the lanes of such cells share: which pages are slack, and the queue of those."""
+
+    __slots__ = ("slack", "tail")
+    retains = True
+    tail: Callable[[int], int]
+
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
+        super().__init__(index, part, pool, queue, tree_page)
+        self.slack = ListQueue()
+        shape = part.reach.shape
+        self.tail = shape.tail if shape is not None else lambda n: 0
+
+    def reset(self) -> None:
+        super().reset()
+        self.slack = ListQueue()
+
+    def first_needed(self, boundary: int) -> int:
+        return self.tail(boundary) // self.page * self.page
+
+    def slack_pages(self, cell: SpanCell) -> Interval:
+        """Indices [first, last) into ``cell.data`` of the pages that are slack."""
+        have = len(cell.data) // ID_BYTES
+        end = cell.node.end
+        offset = end - have * self.page
+        return 0, max(0, min(have, (self.first_needed(end) - offset) // self.page))
+
+    def find_slack(self, cell: SpanCell) -> None:
+        node = cell.node
+        if self.tail(node.end) <= node.parent.end:
+            return
+        first, last = self.slack_pages(cell)
+        if last > first and present(cell.data[first * ID_BYTES : last * ID_BYTES]):
+            cell.slack = Slack(cell)
+            self.slack.add(cell.slack)
+
+    def drop_slack(self, cell: SpanCell) -> None:
+        if cell.slack is not None:
+            self.slack.remove(cell.slack)
+            cell.slack = None
+
+    def loose(self) -> int:
+        """Slack of covered cells. It walks the queue of slack, and is asked when a shortage seems certain."""
+        count = 0
+        for slack in self.slack:
+            cell = slack.cell
+            if cell.locks:
+                first, last = self.slack_pages(cell)
+                count += present(cell.data[first * ID_BYTES : last * ID_BYTES])
+        return count
+
+    def trim(self, count: int, emptied: list[Node]) -> int:
+        got = 0
+        while got < count:
+            slack = self.slack.pop()
+            if slack is None:
+                break
+            got += self.cut_slack(slack.cell)
+            if not slack.cell.pages and not slack.cell.locks:
+                emptied.append(slack.cell.node)
+        return got
+
+    def cut_slack(self, cell: SpanCell) -> int:
+        cell.slack = None
+        first, last = self.slack_pages(cell)
+        a, b = first * ID_BYTES, last * ID_BYTES
+        gone = without_absent(cell.data[a:b])
+        cell.data = strip(cell.data[:a] + ABSENT_BYTES * (last - first) + cell.data[b:])
+        return self.lose(cell, gone)
+
+    def lose(self, cell: SpanCell, gone: bytes) -> int:
+        """``gone`` is no longer part of ``cell``: free it, and the cell if nothing is left of it."""
+        pages = len(gone) // ID_BYTES
+        cell.pages -= pages
+        self.in_tree -= pages
+        if cell.locks:
+            self.leased -= pages
+        self.pool.give(gone)
+        if not cell.pages and not cell.locks:
+            cell.node.cells[self.index] = None
+            if cell.next is not None:
+                self.queue.remove(cell)
+            self.queue.forget(cell)
+        return pages
