@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from schedules import Runner, Steps, World
-from prefixloom import CapacityError, ProtocolError
+from prefixloom import CapacityError
 from prefixloom.testing.explore import Report, Run, explore
+from schedules import Runner, Steps, World
 
 MORE = bool(os.environ.get("PREFIXLOOM_EXPLORE"))
 """A larger matrix, for a machine with time."""

@@ -49,7 +49,8 @@ class Watch:
         self._run = run
         self._told: list[tuple[ExploredStream, int, str, set[Thing]]] = []
         for lane in cache._lanes:
-            lane.pool.__class__ = WatchedPool
+            for pool in lane.pools:
+                pool.__class__ = WatchedPool
         run.quiet.add(debug._nothing)
         self._honest = cache._debug.accessed
         setattr(cache._debug, "accessed", self._accessed)  # noqa: B010
@@ -58,11 +59,12 @@ class Watch:
             setattr(tables, name, self._wrapped(honest, told))
             run.afterwards(lambda name=name, honest=honest: setattr(tables, name, honest))  # type: ignore[misc]
 
-    def _accessed(self, stream: Any, what: str, pool: Pool, reads: Many[int], writes: Many[int]) -> None:
-        self._honest(stream, what, pool, reads, writes)
+    def _accessed(self, stream: Any, what: str, pool: Pool, reads: Many[int], writes: Many[int], source: Pool) -> None:
+        self._honest(stream, what, pool, reads, writes, source)
         if isinstance(stream, ExploredStream):
             stream.labels[stream.tick] = what
-            things: set[Thing] = {("slot", pool.name, slot) for slot in (*reads, *writes)}
+            things: set[Thing] = {("slot", source.name, slot) for slot in reads}
+            things |= {("slot", pool.name, slot) for slot in writes}
             self._told.append((stream, stream.tick, what, things))
 
     def check(self) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 from prefixloom import (
     AdmissionPolicy,
     Buffer,
+    Codec,
     Component,
     ComponentType,
-    Codec,
     CompositionError,
     LayerFacts,
     Manifest,
