@@ -200,19 +200,16 @@ def aborting(world: World, runner: Runner) -> Steps:
     world.cache.poll()
 
 
-def taking_what_is_free(world: World, stream: Any, tokens: tuple[int, ...], *ends: int, **options: Any) -> Steps:
-    """Somebody else, who gets whatever slots there are."""
-    yield "open"
+def another(world: World, stream: Any, tokens: tuple[int, ...], planned: list[int]) -> Steps:
+    """Somebody else, who gets whatever slots there are; who steps when no other step is open."""
+    yield "open and grow"
     runner = world.open(tokens, label="another")
-    for end in ends:
-        yield f"grow to {end}"
-        try:
-            runner.sequence.grow(end - runner.sequence.reserved)
-        except CapacityError:
-            return  # before the abort there is no room
-        yield f"step to {end}"
-        if runner.sequence.open:
-            yield from world.forward(stream, runner, **options)
+    try:
+        runner.sequence.grow(len(tokens))
+    except CapacityError:  # before the abort there is no room
+        return
+    yield "step, and publish", lambda: bool(planned)
+    yield from world.forward(stream, runner)
     runner.publish()
 
 
@@ -223,16 +220,19 @@ def test_an_abort_between_plan_and_run_and_while_the_step_runs(kinds: str, other
 
     def scenario(run: Run) -> None:
         world = World(run, kinds, "forward", "other", tokens=8, slots=2, every=0)
-        runner = world.open(PROMPT)
+        runner, planned = world.open(PROMPT), []
+        runner.sequence.grow(6)
+        step = world.forward(world.stream, runner, inside=True)
+        first = next(step)
 
         def scheduler() -> Steps:
-            yield "plan"
-            runner.sequence.grow(6)
-            yield from world.forward(world.stream, runner, inside=True)
+            yield first
+            yield from step
+            planned.append(1)
 
         run.actor("scheduler", scheduler())
         run.actor("aborting", aborting(world, runner))
-        run.actor("another", taking_what_is_free(world, world.streams[other], tuple(range(8)), 4))
+        run.actor("another", another(world, world.streams[other], (0, 1, 2, 3), planned))
 
     explored(scenario)
 
@@ -276,16 +276,17 @@ def test_an_eviction_between_plan_and_run(kinds: str, what: str) -> None:
             yield "grow"
             runner.sequence.grow(10 - runner.sequence.reserved)
             yield from world.forward(world.stream, runner, inside=True)
-            runner.publish()
 
         def evicting() -> Steps:
+            yield "evict"
             for name in world.names:
-                yield f"evict {name}"
                 world.cache.evict({name: 8})
+            yield "take what is free"
+            one = world.open((0, 1, 2, 3), label="another")
+            yield from world.prefill(world.streams[1], one, 4)
 
         run.actor("scheduler", scheduler())
         run.actor("evicting", evicting())
-        run.actor("another", taking_what_is_free(world, world.streams[1], tuple(range(8)), 4))
 
     explored(scenario)
 
