@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from helpers import part
-from prefixloom import CapacityError, Path, Point, Reach, Window, compose
+from prefixloom import Buffer, CapacityError, Codec, Component, Manifest, Path, Point, Reach, Window, compose
 from prefixloom.cache import Cache
 from prefixloom.sequence import Sequence
 from prefixloom.step import Step
@@ -31,6 +31,8 @@ from prefixloom.streams import Stream, ThreadStream
 MASK = (1 << 61) - 1
 WINDOW = 10
 REWIND = 3
+STATES = ("M", "C")
+RUNNING = 10
 SHARED = 12
 """Conversations that are picked up again and again."""
 
@@ -48,9 +50,18 @@ def folded(hashes: list[int], namespace: str, tokens: list[int]) -> list[int]:
 
 
 def component(letter: str) -> Any:
-    reach: Reach = {"F": Path(), "S": Window(WINDOW), "M": Point()}[letter]
-    facts = {"checkpoint_every": 8, "max_rewind": REWIND} if letter == "M" else {}
+    """F, S, M; and C, a state that rests as int8, which is exact for rows of equal values."""
+    reach: Reach = {"F": Path(), "S": Window(WINDOW), "M": Point(), "C": Point()}[letter]
+    facts: dict[str, Any] = {"checkpoint_every": 8, "max_rewind": REWIND} if letter in STATES else {}
+    if letter == "C":
+        manifest = Manifest([Buffer("data", (2,), "float32")], stored_as=Codec("int8", tolerance=0.004), **facts)
+        return Component(letter, manifest, reach)
     return part(letter, reach, **facts)
+
+
+def held_as(letter: str, h: int) -> int:
+    """What stands for a hash in a slot: a float32 has no more than 24 bits for it."""
+    return h & 0xFFFFFF if letter == "C" else h
 
 
 Job = tuple["Request", list[int], int, int]
@@ -81,8 +92,11 @@ class Traffic:
             None,
             plugins=[component(letter) for letter in comps],
             page_size=self.page,
-            capacity={c: 40 if c == "M" else tokens // (2 if c == "S" else 1) // 8 * 8 for c in comps},
+            capacity={
+                c: 40 if c == "M" else 100 if c == "C" else tokens // (2 if c == "S" else 1) // 8 * 8 for c in comps
+            },
             max_rewind=REWIND,
+            max_running=RUNNING if "C" in comps else None,
             debug=debug,
         )
         slow = random.Random(seed)
@@ -104,19 +118,19 @@ class Traffic:
                 table = torch.cat(tables[letter][k])
                 if table.tolist()[: len(rows[letter][k])] != rows[letter][k]:
                     request.errors.append(f"{letter}: table {table.tolist()} instead of {rows[letter][k]}")
-                if letter == "M":
-                    self.recur(request, hashes, data, table, start, end, fail)
+                if letter in STATES:
+                    self.recur(request, letter, [held_as(letter, h) for h in hashes], data, table, start, end, fail)
                 else:
                     self.attend(request, hashes, letter, data, table, start, end, fail)
         if fail:
             raise Injected("a layer failed")
 
     def recur(
-        self, request: Request, hashes: list[int], data: Any, table: Any, start: int, end: int, fail: bool
+        self, request: Request, letter: str, hashes: list[int], data: Any, table: Any, start: int, end: int, fail: bool
     ) -> None:
         slot, *steps = table.tolist()
         if int(data[slot, 0]) != hashes[start]:
-            request.errors.append(f"M: the state at {start} is {int(data[slot, 0])}, not {hashes[start]}")
+            request.errors.append(f"{letter}: the state at {start} is {int(data[slot, 0])}, not {hashes[start]}")
         if end == start:
             return
         data[slot] = 5 if fail else hashes[end]
@@ -232,7 +246,7 @@ class Traffic:
             self.enqueue(step, batch, starts, stream)
             if any(request.drafted for request in batch):
                 kept = [self.kept(request, start) for request, start in zip(batch, starts, strict=True)]
-                if "M" in self.comps:
+                if set(STATES) & set(self.comps):
                     step.accept(torch.tensor(kept))
         self.counts["step"] += 1
         if kept is None:
@@ -247,14 +261,14 @@ class Traffic:
 
     def enqueue(self, step: Step, batch: list[Request], starts: list[int], stream: Stream) -> None:
         work, rows, live = [], {c: [] for c in self.comps}, []
-        tables = {c: [step.table(c), *([step.rewind_table(c)] if c == "M" else ())] for c in self.comps}
+        tables = {c: [step.table(c), *([step.rewind_table(c)] if c in STATES else ())] for c in self.comps}
         for k, request in enumerate(batch):
             if request.sequence.open:
                 live.append(k)
                 work.append((request, request.hashes, starts[k], request.sequence.reserved))
                 for c in self.comps:
                     row = request.sequence.pages(c)
-                    rows[c].append([*row, *request.sequence.rewind_slots(c)] if c == "M" else row)
+                    rows[c].append([*row, *request.sequence.rewind_slots(c)] if c in STATES else row)
         fail = bool(work) and self.rng.random() < self.failing
         self.counts["failing step"] += fail
         chosen = {c: [[table[k] for table in tables[c]] for k in live] for c in self.comps}
@@ -326,13 +340,15 @@ class Traffic:
         for c in self.comps:
             pool = self.cache.pool(c)
             assert (pool.free, pool.retiring) == (pool.capacity, 0), (c, pool.free, pool.retiring)
+            stats = self.cache.stats().components[c]
+            assert stats.free == stats.capacity, stats
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--compositions", nargs="*", default=["F", "FS", "M", "FM", "FSM"])
+    parser.add_argument("--compositions", nargs="*", default=["F", "FS", "M", "FM", "FSM", "FSC"])
     parser.add_argument("--no-debug", action="store_true")
     given = parser.parse_args()
     for comps in given.compositions:

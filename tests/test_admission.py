@@ -148,15 +148,9 @@ def test_a_strangers_policy_is_chosen_by_name_for_the_composition() -> None:
 
 def test_a_component_may_name_a_policy_of_its_own() -> None:
     mine = AdmissionPolicy("none", admit=lambda view: False)
-    cache = cache_of(
-        part("path", Path()),
-        part("a", Point(), admission="sparse"),
-        part("b", Point(), admission=mine),
-        part("c", Point()),
-        slots=24,
-        admission="branch-and-last",
-        registry=Registry([Stranger()]),
-    )
+    parts = part("a", Point(), admission="sparse"), part("b", Point(), admission=mine), part("c", Point())
+    registry = Registry([Stranger()])
+    cache = cache_of(part("path", Path()), *parts, slots=24, admission="branch-and-last", registry=registry)
     serve(cache, TOKENS[:32], chunk=8)
     told = cache.stats().components
     assert [told[name].cached for name in "abc"] == [2, 0, 1]
@@ -227,8 +221,7 @@ def test_where_a_path_may_have_only_so_many_the_one_that_is_worth_least_goes() -
     cache = stateful(asked.policy, states_per_path=3)
     serve(cache, TOKENS, chunk=8)
     assert states(cache) == [16, 32, 64], "of those worth nothing the nearest; of equals the nearest to the new one"
-    first = asked.ranked[:3]
-    assert first == [
+    assert asked.ranked[:3] == [
         StateView("state", "", 24, above=16, kept=2),
         StateView("state", "", 16, above=8, kept=1),
         StateView("state", "", 8),

@@ -61,6 +61,7 @@ def test_a_single_path_component_becomes_a_composition_with_the_defaults(monkeyp
     assert attrs.asdict(part, recurse=False, filter=lambda field, _: field.name not in ("hooks", "origin")) == {
         "name": "whole", "component": whole, "manifest": whole.manifest, "reach": Path(), "unit": "page",
         "page_tokens": 16, "capacity": 63, "attach": "share", "admission": None,
+            "running": 0,
     }  # fmt: skip
     assert part.origin == "passed to compose, class prefixloom.values.Component"
 
@@ -243,8 +244,8 @@ def test_a_unit_of_no_known_name_is_refused() -> None:
     refused("reach.unit must be 'page' or 'boundary', got 'token'", Component("odd", Manifest(ONE_BYTE), Odd()))
 
 
-def test_what_this_version_does_not_support_is_said() -> None:
-    refused("stored_as is not supported by this version", paths(stored_as=Codec("int8")))
+def test_pages_that_should_rest_in_another_form_are_refused() -> None:
+    refused("stored_as is for states. Pages on the device are read where they rest", paths(stored_as=Codec("int8")))
 
 
 def test_what_is_not_shareable_is_accepted() -> None:

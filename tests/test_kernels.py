@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from content import Made, bits, noise
 from prefixloom import InputError, kernels
 from prefixloom.kernels import clear_slots, copy_slots, select_slots
 
@@ -46,25 +46,20 @@ if INTERPRETED:
     PATHS["triton in small blocks"] = {"_triton": lambda tensors: with_triton(), "BLOCK": 4}
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors: a second thread only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in PATHS[request.param].items():
         monkeypatch.setattr(with_triton() if name == "BLOCK" else kernels, name, value)
     return str(request.param)
-
-
-def noise(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
-    """Random bits: payloads of NaNs, negative zeros and denormals, too."""
-    generator = torch.Generator().manual_seed(seed)
-    if dtype is torch.bool:
-        return torch.randint(0, 2, tuple(shape), generator=generator).bool()
-    size = torch.empty((), dtype=dtype).element_size()
-    raw = torch.randint(0, 256, (*shape, size), dtype=torch.uint8, generator=generator)
-    return raw.view(dtype).view(tuple(shape))
-
-
-def bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def same(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
@@ -264,22 +259,6 @@ def test_tensors_without_content_and_no_tensors_are_nothing_to_do() -> None:
 
 
 # ---------------------------------------------------------------- memory, and the device
-
-
-class Made(TorchDispatchMode):
-    """The bytes of every tensor that an op makes; views and what it was given do not count."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
-        out = func(*args, **(kwargs or {}))
-        for found in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(found, Tensor) and found.untyped_storage().data_ptr() not in given:
-                self.sizes.append(found.untyped_storage().nbytes())
-        return out
 
 
 @pytest.mark.parametrize(

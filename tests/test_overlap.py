@@ -15,7 +15,7 @@ STEPS = 250
 def test_random_traffic_on_two_threads_reads_what_its_tokens_say(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     counts: Counter[str] = Counter()
-    for comps in ("F", "FS", "M", "FM", "FSM"):
+    for comps in ("F", "FS", "M", "FM", "FSM", "FSC", "C"):
         traffic = Traffic(comps, seed=2)
         traffic.run(STEPS)
         counts += traffic.counts

@@ -6,12 +6,15 @@ It makes pools and lanes and looks at which hooks are there. It does no cache op
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .asking import Asking
+from .codecs import Coder
 from .errors import CompositionError
 from .keys import KeyMaker
 from .lane import Lane, PageLane, lane_for
+from .lane_coded import CodedLane
 from .lane_point import PointLane
 from .pool import DebugPool, Pool
 
@@ -39,7 +42,8 @@ class Assembly(Asking):
         for lane in self._lanes:
             lane.fed_by = tuple(other.index for other in self._lanes if lane in other.feeds)
         self._page_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PageLane))
-        self._point_lanes = tuple(lane for lane in self._lanes if lane.unit == "boundary")
+        self._point_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PointLane))
+        self._coded_lanes = tuple(lane for lane in self._lanes if isinstance(lane, CodedLane))
         self._closed_lanes = tuple(lane for lane in self._page_lanes if lane.part.reach.closed_upward)
         self._near_lanes = tuple(lane for lane in self._page_lanes if not lane.part.reach.closed_upward)
         self._all_closed = len(self._closed_lanes) == len(self._lanes) and not self._validators
@@ -54,7 +58,7 @@ class Assembly(Asking):
         self._replay = max(part.manifest.replay for part in composition.parts)
         self._rewind_limit = self._find_rewind_limit()
         self._running_wanted: list[tuple[Lane, int, object]] = [
-            (lane, lane.per_sequence, None) for lane in self._lanes if isinstance(lane, PointLane)
+            (lane.room, lane.per_sequence, None) for lane in self._lanes if isinstance(lane, PointLane)
         ]
         self._bind_hooks()
 
@@ -64,10 +68,17 @@ class Assembly(Asking):
         part = composition.parts[index]
         entries = part.page_tokens // part.manifest.tokens_per_slot if part.page_tokens else 1
         kind = DebugPool if composition.debug else Pool
-        pool = kind(part.name, part.manifest, part.unit, part.capacity, entries, composition.device)
-        lane = lane_for(index, part, pool, composition.policy.queue(), composition.page)
+        make = partial(kind, unit=part.unit, entries=entries, device=composition.device)
+        live = make(part.name, part.manifest, capacity=part.running or part.capacity)
+        queue = composition.policy.queue()
+        if part.running:
+            coder = Coder(part.manifest)
+            rest = make(f"{part.name} at rest", coder.stored, capacity=part.capacity - part.running)
+            lane: Lane = CodedLane(index, part, rest, queue, composition.page, live, coder)
+        else:
+            lane = lane_for(index, part, live, queue, composition.page)
         if hasattr(part.component, "pool"):
-            part.component.pool = pool
+            part.component.pool = live
         return lane
 
     def _find_rewind_limit(self) -> tuple[str, int] | None:

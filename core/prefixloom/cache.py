@@ -20,6 +20,7 @@ from .graves import sweep
 from .insert import split
 from .keys import TOKEN_BYTES, Tokens, encode
 from .lane import Lane, PageLane
+from .lane_coded import CodedLane
 from .lane_path import PathLane
 from .lease import Hold, Lease, acquire, release
 from .plan import MatchPlan, make_plan
@@ -55,8 +56,9 @@ class Cache(Assembly):
         self._streams: dict[Any, Stream] = {}
         self._tables = Tables(self)
         for lane in self._lanes:
-            lane.pool.dropped = self._dropped
-            lane.pool.fence = self._flight
+            for pool in lane.pools:
+                pool.dropped = self._dropped
+                pool.fence = self._flight
         self._fresh_tree()
 
     def _fresh_tree(self) -> None:
@@ -239,7 +241,7 @@ class Cache(Assembly):
                 holding = point.open(node)
                 states.append((point, holding))
                 cell = node.cells[point.index]
-                sequence._fills.append(Fill(point, holding, CLEAR if cell is None else cell.data))
+                sequence._fills.append(Fill(point, holding, CLEAR if cell is None else cell.data, point.taken))
             pairs = pairs + states
         sequence._pairs = sequence._shared = pairs
         if self._unshared:
@@ -355,7 +357,8 @@ class Cache(Assembly):
             hold._cache = None
         self._live.clear()
         for lane in self._lanes:
-            lane.pool.reset()
+            for pool in lane.pools:
+                pool.reset()
             lane.queue = self.composition.policy.queue()
             lane.reset()
         for root in (*self._tree.roots.values(), *self._graves, self._empty_root):
@@ -382,7 +385,7 @@ class Cache(Assembly):
     # ------------------------------------------------------------ telling
     def pool(self, component: str) -> Pool:
         """The pool of a component: its tensors are ``pool.buffers``."""
-        return self._lane(component).pool
+        return self._lane(component).live
 
     def _lane(self, component: str) -> Lane:
         for lane in self._lanes:
@@ -404,12 +407,35 @@ class Cache(Assembly):
         return stream
 
     def _enqueue(
-        self, stream: Stream, what: str, pool: Pool, work: Callable[[], object], reads: Many[int], writes: Many[int]
+        self,
+        stream: Stream,
+        what: str,
+        pool: Pool,
+        work: Callable[[], object],
+        reads: Many[int],
+        writes: Many[int],
+        source: Pool | None = None,
     ) -> None:
-        """Have ``work`` run on ``stream``; in debug mode the race detector hears of it."""
+        """Have ``work`` run on ``stream``; in debug mode the race detector hears of it.
+
+        It writes slots of ``pool``, and reads slots of ``source`` or of the same.
+        """
         stream.run(work)
         if self._debug is not None:
-            self._debug.accessed(stream, what, pool, reads, writes)
+            self._debug.accessed(stream, what, pool, reads, writes, source or pool)
+
+    def _run_apart(self, lease: Hold, lane: CodedLane, kind: str, src: list[int], dst: list[int]) -> bool:
+        """Have an op run now, behind the last step of a sequence; whether it is over."""
+        stream = lease.stream or self._stream(None)
+        work = self._flight.begin()
+        work.stream, work.since = stream, stream.tick
+        try:
+            self._flight.order(stream, min(lease.fence, work.number - 1), lease)
+            source, target = lane.ends(kind)
+            self._enqueue(stream, f"{kind} of {lane.name}", target, lane.work(kind, src, dst), src, dst, source)
+        finally:
+            self._flight.end(work, stream, (lease,), f"{kind} of {lane.name}")
+        return work.over
 
     def _run_op(self, op: Op, stream: Stream) -> None:
         """Enqueue one op: the core's own kinds on the pool, any other by its component."""

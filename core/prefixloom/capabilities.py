@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from .codecs import Coder
 from .errors import CompositionError
 from .hooks import check_identity
 from .manifest import Manifest, Unit
@@ -140,7 +141,12 @@ def check_supported(candidate: Candidate) -> None:
             f"place, and would overwrite what others share. Leave attach out, or say 'copy'"
         )
     if manifest.stored_as is not None:
-        raise CompositionError(f"{candidate}: stored_as is not supported by this version. Leave it out")
+        if candidate.unit == "page":
+            raise CompositionError(
+                f"{candidate}: stored_as is for states. Pages on the device are read where they rest, so they cannot "
+                f"be there in another form. Leave it out"
+            )
+        Coder(manifest)  # refuses a form that it does not know, or that is further off than the codec tolerates
     if candidate.unit == "boundary" and (manifest.tokens_per_slot != 1 or manifest.page_size is not None):
         raise CompositionError(
             f"{candidate}: tokens_per_slot and page_size are for data of token positions; its reach belongs to the "

@@ -218,9 +218,8 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 
 def _steps(values: Tensor) -> Tensor:
-    """127, where the values are: CUDA divides by a number of the host's as if it multiplied by the inverse."""
-
-    return values.new_tensor([127.0])
+    """127, made where the values are: CUDA divides by a number of the host's as if it multiplied by the inverse."""
+    return values.new_ones(1).mul_(127)
 
 
 def _to_codes(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ from .capabilities import (
     rewind_depth,
     tree_page,
 )
+from .codecs import Coder
 from .errors import CompositionError
 from .hooks import Hooks, bind, make_manager
 from .manifest import Manifest, Unit
@@ -65,6 +66,8 @@ class Part:
     hooks: Hooks
     origin: str = ""
     admission: AdmissionPolicy | None = None
+    running: int = 0
+    """Of the capacity, the slots that only running states use, where cached ones rest in another form."""
 
 
 @attrs.frozen
@@ -185,7 +188,8 @@ def negotiate(
         for c in candidates
         if c.unit == "boundary"
     }
-    sizes, sizing = _sizes(candidates, pages, page, capacity, memory, _traffic(traffic, max_running), rewind)
+    mix = _traffic(traffic, max_running)
+    sizes, sizing = _sizes(candidates, pages, page, capacity, memory, mix, rewind)
     warnings = (*profile.warnings, *certain_misses(candidates))
     for warning in warnings:
         log.warning("%s", warning)
@@ -193,7 +197,13 @@ def negotiate(
     return Composition(
         name=profile.name,
         parts=tuple(
-            _part(c, pages[c.name], sizes[c.name], bind(manager, c.name, tracing=tracing), admissions.get(c.name))
+            _part(
+                c,
+                _demand(c, pages[c.name], mix, rewind),
+                sizes[c.name],
+                bind(manager, c.name, tracing=tracing),
+                admissions.get(c.name),
+            )
             for c in candidates
         ),
         page=page,
@@ -209,22 +219,33 @@ def negotiate(
     )
 
 
-def _part(
-    candidate: Candidate, page_tokens: int, capacity: int, hooks: Hooks, admission: AdmissionPolicy | None
-) -> Part:
+def _part(candidate: Candidate, demand: Demand, capacity: int, hooks: Hooks, admission: AdmissionPolicy | None) -> Part:
     return Part(
         name=candidate.name,
         component=candidate.component,
         manifest=candidate.manifest,
         reach=candidate.reach,
         unit=candidate.unit,
-        page_tokens=page_tokens,
+        page_tokens=demand.page_tokens,
         capacity=capacity,
         attach="share" if candidate.unit == "page" else "copy",
         hooks=hooks,
         origin=candidate.origin,
         admission=admission,
+        running=demand.live,
     )
+
+
+def _demand(candidate: Candidate, page_tokens: int, traffic: Traffic | None, rewind: int) -> Demand:
+    demand = Demand(candidate.name, candidate.manifest, page_tokens, candidate.reach)
+    if candidate.manifest.stored_as is None or not Coder(candidate.manifest).changes:
+        return demand
+    if traffic is None:
+        raise CompositionError(
+            f"{candidate}: its cached states rest in another form (stored_as) and in a pool apart. Say how many "
+            f"sequences run at once (max_running, or traffic), so that the two can be told apart"
+        )
+    return attrs.evolve(demand, live=traffic.running * demand.live_of_one(rewind))
 
 
 def _device(device: object) -> str:
@@ -308,7 +329,7 @@ def _sizes(
     rewind: int,
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Pool pages or state slots by component, and why."""
-    demands = [Demand(c.name, c.manifest, pages[c.name], c.reach) for c in candidates]
+    demands = [_demand(c, pages[c.name], traffic, rewind) for c in candidates]
     if capacity is not None and memory is not None:
         raise CompositionError(
             "say how large the cache is by capacity or by memory, not by both: memory is shared out as tokens"

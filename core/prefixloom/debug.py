@@ -54,9 +54,15 @@ class Debug:
         self._leases = WeakSet()
 
     # ------------------------------------------------------------ steps and slots
-    def accessed(self, stream: Stream, what: str, pool: Pool, reads: Many[int], writes: Many[int]) -> None:
-        """Work on slots has been enqueued."""
-        self.race.access(stream, what, pool.name, reads=reads, writes=writes)
+    def accessed(
+        self, stream: Stream, what: str, pool: Pool, reads: Many[int], writes: Many[int], source: Pool
+    ) -> None:
+        """Work that reads slots of ``source`` and writes slots of ``pool`` has been enqueued."""
+        if source is pool:
+            self.race.access(stream, what, pool.name, reads=reads, writes=writes)
+        else:
+            self.race.access(stream, what, source.name, reads=reads)
+            self.race.access(stream, what, pool.name, writes=writes)
 
     def begin(self, step: Step) -> list[Touched]:
         """The slots that the layers of ``step`` read and write, of every component."""
@@ -71,8 +77,8 @@ class Debug:
                     lane.touches(holding, start, step._ends[k], reads, writes)
             if step.role == "draft" and not lane.part.manifest.lookahead:
                 writes = []  # a draft model reads what the target wrote, and writes its own
-            lane.pool.enter(writes, Stage.WRITING)
-            touched.append((lane.pool, reads, writes))
+            lane.live.enter(writes, Stage.WRITING)
+            touched.append((lane.live, reads, writes))
         return touched
 
     def layers(self, step: Step, stream: Stream, well: bool) -> None:
@@ -89,7 +95,7 @@ class Debug:
         for lane, holding in sequence._pairs:
             writes: list[int] = []
             lane.touches(holding, start, upto, [], writes)
-            lane.pool.enter(writes, Stage.SEALED)
+            lane.live.enter(writes, Stage.SEALED)
 
     def published(self, run: list[Node]) -> None:
         """What hangs at these nodes is the tree's; it must have been sealed."""
@@ -154,32 +160,33 @@ class Debug:
 
     def _check_owners(self, lane: Lane, nodes: list[Node]) -> None:
         """Every slot has one owner: the free list, a sequence, a cell (or a span that somebody minted)."""
-        owners: dict[int, str] = {}
-
-        def own(slot: int, who: str) -> None:
-            if not (0 <= slot < lane.pool.capacity):
-                raise InvariantError(f"{lane.name}: {who} has slot {slot}, which does not exist")
-            if slot in owners:
-                raise InvariantError(f"{lane.name}: slot {slot} is owned by {owners.get(slot)} and by {who}")
-            owners[slot] = who
-
-        for slot in lane.pool.free_ids():
-            own(slot, "the free list")
-        cached = 0
+        owned: list[tuple[int, str]] = []
         for node in nodes:
-            for slot in lane.slots_of(node.cells[lane.index]):
-                own(slot, repr(node))
-                cached += 1
-        if cached != lane.in_tree:
-            raise InvariantError(f"{lane.name}: {cached} pages are cached, the books say {lane.in_tree}")
+            owned.extend((slot, repr(node)) for slot in lane.slots_of(node.cells[lane.index]))
+        if len(owned) != lane.in_tree:
+            raise InvariantError(f"{lane.name}: {len(owned)} pages are cached, the books say {lane.in_tree}")
+        live: list[tuple[int, str]] = []
         for hold in self._cache._live:
             for other, holding in hold.pairs:
                 if other is lane:
-                    for slot in lane.own_slots(holding):
-                        own(slot, f"the sequence {hold.label!r} made at {hold._where}")
-        told = len(owners) + lane.pool.minted
-        if told != lane.pool.capacity:
-            raise InvariantError(f"{lane.name}: {lane.pool.capacity - told} slots are nobody's")
+                    who = f"the sequence {hold.label!r} made at {hold._where}"
+                    owned.extend((slot, who) for slot in lane.own_slots(holding))
+                    live.extend((slot, who) for slot in lane.live_slots(holding))
+        self._check_pool(lane.pool, owned)
+        if lane.live is not lane.pool:
+            self._check_pool(lane.live, live)
+
+    def _check_pool(self, pool: Pool, owned: list[tuple[int, str]]) -> None:
+        owners: dict[int, str] = {}
+        for slot, who in (*((slot, "the free list") for slot in pool.free_ids()), *owned):
+            if not (0 <= slot < pool.capacity):
+                raise InvariantError(f"{pool.name}: {who} has slot {slot}, which does not exist")
+            if slot in owners:
+                raise InvariantError(f"{pool.name}: slot {slot} is owned by {owners[slot]} and by {who}")
+            owners[slot] = who
+        told = len(owners) + pool.minted
+        if told != pool.capacity:
+            raise InvariantError(f"{pool.name}: {pool.capacity - told} slots are nobody's")
 
     def _check_locks(self, lane: Lane, nodes: list[Node]) -> None:
         """What covers a cell is exactly what live leases cover."""

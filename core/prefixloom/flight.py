@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Lane
     from .lease import Hold
-    from .step import Step
     from .streams import Event, Stream
     from .tree import Node
 
@@ -97,17 +97,17 @@ class Flight(Fence):
             if work.stream is not stream:
                 stream.wait(work.event)
 
-    def end(self, work: Work, stream: Stream, step: Step) -> None:
-        """All of ``work`` has been enqueued."""
+    def end(self, work: Work, stream: Stream, holds: Iterable[Hold], who: object) -> None:
+        """All of ``work`` has been enqueued, by ``who`` for the sequences of ``holds``."""
         if stream.inline:
             work.over = True
             self._settle()
             return
         work.event = stream.record()
-        work.name = repr(step)
-        for sequence in step._sequences:
-            hold = sequence._lease
+        work.name = repr(who)
+        for hold in holds:
             work.holds.append(hold)
+            hold.stream = stream
             hold.work = work
             hold.fence = work.number
 
@@ -116,15 +116,16 @@ class Flight(Fence):
 
         A failure ends sequences, so it is seen between operations only, and not by one that is short of slots.
         """
-        for work in self.works[:]:
-            if work.over or work.event is None or not work.event.done:
-                continue
+        # the newest is asked first: what it came after is over as well if it is, whenever that is asked
+        done = [w for w in reversed(self.works) if not w.over and w.event is not None and w.event.done]
+        for work in reversed(done):
             assert work.stream is not None
+            assert work.event is not None
             error = work.stream.failure(work.since, work.event.tick)
-            if error is None:
-                work.over = True
-            elif between_operations:
-                work.over = True
+            if error is not None and not between_operations:
+                break  # nor are those over that may have read what it wrote
+            work.over = True
+            if error is not None:
                 self._fail(work, error)
         self._settle()
 
@@ -140,8 +141,9 @@ class Flight(Fence):
         if self.retiring:
             waiting = 0
             for lane in self._cache._lanes:
-                lane.pool.settle(self.over)
-                waiting += lane.pool.retiring
+                for pool in lane.pools:
+                    pool.settle(self.over)
+                    waiting += pool.retiring
             self.retiring = waiting > 0
 
     def _forget(self, work: Work) -> None:
@@ -154,7 +156,7 @@ class Flight(Fence):
                     self.nodes.pop(node, None)
 
     # ------------------------------------------------------------ publication
-    def publishing(self, hold: Hold, run: list[Node], own: list[tuple[Lane, set[int]]]) -> None:
+    def publishing(self, hold: Hold, run: list[Node], own: Many[tuple[Lane, set[int]]]) -> None:
         """``hold``'s sequence has published the nodes of ``run``, and its last step is not over.
 
         ``own`` are the slots that it owned before: those that the tree has now are what must go if the step fails.

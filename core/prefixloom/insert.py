@@ -14,6 +14,7 @@ from .admission import StateView
 from .errors import CapacityError
 from .evict import make_room
 from .flight import own_slots
+from .lane_coded import encode_states
 from .lane_point import PointLane
 from .lease import advance, ask_receipts, conclude
 from .step import Fill
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .tree import Node
 
     Pairs = Many[tuple[Any, Any]]
+    Owned = Many[tuple[Lane, set[int]]]
 
 
 def split(cache: Cache, node: Node, boundary: int) -> Node:
@@ -97,12 +99,7 @@ def publish_end(cache: Cache, sequence: Sequence) -> None:
         own = own_slots(pairs) if work is not None and not work.over else None
         for lane, holding in pairs:
             lane.adopt([node], holding)
-        if own is not None:
-            cache._flight.publishing(sequence._lease, [node], own)
-        if cache._debug is not None:
-            cache._debug.published([node])
-        if cache._thins:
-            _thin(cache, sequence, pairs, node)
+        _published(cache, sequence, [node], own, pairs)
 
 
 def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = -1) -> None:
@@ -126,7 +123,7 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
         donors, pairs = _donors(cache, sequence, pairs, upto)
     run = nodes_for(cache, lease._node, sequence._key_between(at * width, upto * width), upto, sequence.priority)
     node = run[-1]
-    if last and receipts is None:
+    if last and receipts is None and not cache._coded_lanes:
         conclude(cache, lease, run, sequence._pairs, pairs)
         sequence._pairs = ()
     else:
@@ -136,14 +133,25 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
         for lane, holding in donors:
             _renew(sequence, lane, holding, node)
     sequence.published = upto
+    _published(cache, sequence, run, own, pairs)
+
+
+def _published(cache: Cache, sequence: Sequence, run: list[Node], own: Owned | None, pairs: Pairs) -> None:
+    """The nodes of ``run`` have what the sequence handed over: what follows from that.
+
+    ``own``: what it owned before, if its last step is not over.
+    """
+    if cache._coded_lanes:
+        flying = encode_states(cache, sequence)
+        own = [*(own or ()), *flying] if flying else own
     if own is not None:
-        cache._flight.publishing(lease, run, own)
+        cache._flight.publishing(sequence._lease, run, own)
     if cache._flight.nodes:
-        cache._flight.read(lease, node)
+        cache._flight.read(sequence._lease, run[-1])
     if cache._debug is not None:
         cache._debug.published(run)
     if cache._thins:
-        _thin(cache, sequence, pairs, node)
+        _thin(cache, sequence, pairs, run[-1])
 
 
 def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) -> list[Node]:

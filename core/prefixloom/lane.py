@@ -87,8 +87,8 @@ class Lane:
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
     __slots__ = (
-        "fed_by", "feeds", "hooks", "in_tree", "index", "leased", "most_useless", "name", "part", "pool", "queue",
-        "replay", "shared", "spares", "useless",
+        "fed_by", "feeds", "hooks", "in_tree", "index", "leased", "live", "most_useless", "name", "part", "pool",
+        "queue", "replay", "shared", "spares", "useless",
     )  # fmt: skip
 
     unit = "page"
@@ -102,6 +102,7 @@ class Lane:
         self.name = part.name
         self.hooks = part.hooks
         self.pool = pool
+        self.live = pool  # of running sequences; another one only where the tree keeps things in another form
         self.queue = queue
         self.in_tree = 0
         self.leased = 0
@@ -120,6 +121,15 @@ class Lane:
         """A flush: nothing is cached or leased, the queue is new."""
         self.in_tree = self.leased = 0
         self.useless = []
+
+    @property
+    def room(self) -> Lane:
+        """Whom a new sequence's slots are asked of."""
+        return self
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return (self.pool,)
 
     @property
     def running(self) -> int:
@@ -299,8 +309,12 @@ class Lane:
         raise NotImplementedError
 
     def own_slots(self, holding: Any) -> list[int]:
-        """The slots that a running sequence owns."""
+        """The slots of ``pool`` that a running sequence owns."""
         raise NotImplementedError
+
+    def live_slots(self, holding: Any) -> list[int]:
+        """The slots of ``live`` that it owns, if that is another pool."""
+        return []
 
     def touches(self, holding: Any, start: int, end: int, reads: list[int], writes: list[int]) -> None:
         """Add the slots that the layers of a step over positions [start, end) read, and those that they write."""

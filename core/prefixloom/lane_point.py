@@ -10,6 +10,7 @@ depth k it has k + 1 further slots, into which each step of at most so many toke
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane
@@ -74,6 +75,10 @@ class StateHolding:
 class PointLane(Lane):
     __slots__ = ("admit", "per_path", "per_sequence", "policy", "track_every", "worth")
     unit = "boundary"
+    taken = "copy"
+    """The kind of op that gives a sequence a state of the tree."""
+    kept = "track"
+    """The kind of op that keeps a state beside for the tree."""
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
@@ -135,8 +140,8 @@ class PointLane(Lane):
     # ------------------------------------------------------------ sequences
     def open(self, node: Node) -> StateHolding:
         if self.per_sequence == 1:
-            return StateHolding(self.pool.take_one(), node.end, ())
-        slots = self.pool.take(self.per_sequence)
+            return StateHolding(self.live.take_one(), node.end, ())
+        slots = self.live.take(self.per_sequence)
         return StateHolding(slots[0], node.end, tuple(slots[1:]))
 
     def committed(self, holding: StateHolding, upto: int) -> None:
@@ -158,8 +163,8 @@ class PointLane(Lane):
         return (at, holding.steps[at - start - 1]) if single else None
 
     def complete(self, holding: StateHolding) -> bool:
-        """Whether the running slot holds the state of ``as_of``, and nobody is writing it."""
-        return holding.ready and not holding.writing
+        """Whether the running slot holds the state of ``as_of``, nobody is writing it, and no device chooses it."""
+        return holding.ready and not holding.writing and not holding.accepted
 
     def replaceable(self, holding: StateHolding) -> Track | None:
         """The oldest of enough tracks, whose slot a new one may have; None if a new slot is needed."""
@@ -235,7 +240,7 @@ class PointLane(Lane):
         )
 
     def renew(self, holding: StateHolding) -> None:
-        holding.slot = self.pool.take_one()
+        holding.slot = self.live.take_one()
 
     def above(self, node: Node | None) -> list[Cell]:
         """The states on the path from ``node`` upward, the nearest first."""
@@ -266,13 +271,13 @@ class PointLane(Lane):
         return len(holding.slots())
 
     def close(self, holding: StateHolding) -> None:
-        give = self.pool.give_one
+        give = self.live.give_one
         if holding.slot != NO_SLOT:
             give(holding.slot)
-        for track in holding.tracks:
-            give(track.slot)
         for slot in holding.steps:
             give(slot)
+        for track in holding.tracks:
+            self.pool.give_one(track.slot)
         holding.slot = NO_SLOT
         holding.ready = False
         holding.tracks = []
@@ -296,6 +301,17 @@ class PointLane(Lane):
         holding.as_of = length
         holding.ready = False
         return source
+
+    # ------------------------------------------------------------ ops
+    def work(self, kind: str, src: list[int], dst: list[int]) -> Callable[[], object]:
+        """What an op of this kind does with content."""
+        if kind == "clear":
+            return lambda: self.live.clear(dst)
+        return lambda: self.live.copy(src, dst)
+
+    def ends(self, kind: str) -> tuple[Pool, Pool]:
+        """The pools that an op of this kind reads from and writes into."""
+        return self.pool, self.pool
 
     # ------------------------------------------------------------ eviction
     def slots_of(self, cell: Cell | None) -> list[int]:

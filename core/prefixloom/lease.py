@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .cache import Cache
     from .flight import Flight, Work
     from .lane import Lane
+    from .streams import Stream
     from .tree import Node
 
 Pairs = Sequence[tuple[Any, Any]]
@@ -34,11 +35,12 @@ class Hold(Handle):
 
     __slots__ = (
         "__weakref__", "_cache", "_flushes", "_node", "_receipts", "_records", "_where", "failed", "fence", "label",
-        "pairs", "row", "work",
+        "pairs", "row", "stream", "work",
     )  # fmt: skip
 
     _where: str | None
     work: Work | None  # the last step that its sequence was in, if that went to a stream
+    stream: Stream | None  # and that stream
     label: str
     pairs: Pairs
 
@@ -53,7 +55,7 @@ class Hold(Handle):
         self.pairs = ()
         self.fence = 0  # whatever uses what it covers or holds comes after the steps up to this one
         self.row = -1  # its place in page tables that kernels read
-        self.work = self.failed = None
+        self.work = self.failed = self.stream = None
 
     failed: BaseException | None
 

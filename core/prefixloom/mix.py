@@ -64,7 +64,7 @@ class Mix:
 
     def cost(self, paths: int, tokens: int) -> int:
         slots = self.slots(paths, tokens)
-        return sum(share.demand.slot_bytes * slots[share.demand.name] for share in self.shares)
+        return sum(share.demand.size(slots[share.demand.name]) for share in self.shares)
 
 
 def from_traffic(

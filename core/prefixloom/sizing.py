@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
+from .codecs import Coder
 from .errors import CompositionError
 from .lane_point import TRACKS
 from .manifest import Manifest
@@ -66,18 +67,28 @@ class Traffic:
 
 @attrs.frozen
 class Demand:
-    """What sizing must know of one component. ``page_tokens`` is 0 for state slots."""
+    """What sizing must know of one component. ``page_tokens`` is 0 for state slots.
+
+    ``live``: how many of its slots are for running states alone, where cached ones rest in another form.
+    """
 
     name: str
     manifest: Manifest
     page_tokens: int
     reach: Reach = attrs.field(factory=Path)
+    live: int = 0
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one pool page, or of one state slot."""
         entries = self.page_tokens // self.manifest.tokens_per_slot if self.page_tokens else 1
         return self.manifest.slot_bytes * entries
+
+    def size(self, slots: int) -> int:
+        """Bytes of so many."""
+        live = min(self.live, slots)
+        rest = Coder(self.manifest).stored.slot_bytes if self.live else self.slot_bytes
+        return live * self.slot_bytes + (slots - live) * rest
 
     def slots(self, tokens: int, max_rewind: int = 0) -> int:
         """Pages that hold at least ``tokens``; state slots that go with that many."""
@@ -93,6 +104,10 @@ class Demand:
             f"of the single tokens of a step (max_rewind={max_rewind})": steps,
             "kept on the way (checkpoint_every)": TRACKS if self.manifest.checkpoint_every else 0,
         }
+
+    def live_of_one(self, max_rewind: int) -> int:
+        """Of ``states_of_one``, those that are never cached as they are."""
+        return 1 + (max_rewind + 1 if max_rewind else 0)
 
     def states_of_one(self, max_rewind: int) -> int:
         """State slots of one running sequence: its own, those of single steps, and those of tracked checkpoints."""
@@ -185,7 +200,7 @@ def evenly(demands: Sequence[Demand], page: int, budget: int, max_rewind: int) -
     """The most tokens that fit into the budget, the same number for every page component."""
 
     def cost(pages: int) -> int:
-        return sum(demand.slot_bytes * demand.slots(pages * page, max_rewind) for demand in demands)
+        return sum(demand.size(demand.slots(pages * page, max_rewind)) for demand in demands)
 
     if cost(1) > budget:
         states = [f"{d.name}: {d.slots(page, max_rewind)} state slots" for d in demands if not d.page_tokens]
@@ -224,7 +239,9 @@ def told(demands: Sequence[Demand], slots: Mapping[str, int], why: str) -> tuple
 
 def size_of(demand: Demand, slots: int) -> str:
     """A pool's size in words: "near: 4,096 tokens in 256 pages, 1.00 MiB"."""
-    size = size_text(slots * demand.slot_bytes)
+    size = size_text(demand.size(slots))
     if demand.page_tokens:
         return f"{demand.name}: {slots * demand.page_tokens:,} tokens in {slots:,} pages, {size}"
+    if demand.live:
+        return f"{demand.name}: {demand.live:,} running states and {slots - demand.live:,} at rest, {size}"
     return f"{demand.name}: {slots:,} states, {size}"

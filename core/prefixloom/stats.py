@@ -24,11 +24,14 @@ class ComponentStats:
     evicted: int
     page_tokens: int
     page_bytes: int
+    rest_bytes: int = 0
+    """What a cached one takes, where the tree keeps them in another form (``stored_as``)."""
 
     def __str__(self) -> str:
         unit = f"pages of {self.page_tokens} tokens" if self.page_tokens else "state slots"
+        rest = f" ({self.rest_bytes} at rest)" if self.rest_bytes else ""
         return (
-            f"{self.capacity} {unit}, {self.page_bytes} bytes each: {self.cached} cached ({self.leased} of them "
+            f"{self.capacity} {unit}, {self.page_bytes} bytes each{rest}: {self.cached} cached ({self.leased} of them "
             f"leased), {self.running} running, {self.free} free; {self.evicted} evicted so far"
         )
 
@@ -84,12 +87,13 @@ def cache_stats(cache: Cache) -> CacheStats:
 
 def _component(cache: Cache, lane: Lane) -> ComponentStats:
     return ComponentStats(
-        capacity=lane.pool.capacity,
-        free=lane.pool.free,
+        capacity=sum(pool.capacity for pool in lane.pools),
+        free=sum(pool.free for pool in lane.pools),
         cached=lane.in_tree,
         leased=lane.leased,
         running=lane.running,
         evicted=cache._evicted[lane.index],
         page_tokens=lane.part.page_tokens,
-        page_bytes=lane.pool.slot_bytes,
+        page_bytes=lane.live.slot_bytes,
+        rest_bytes=lane.pool.slot_bytes if lane.live is not lane.pool else 0,
     )

@@ -30,14 +30,18 @@ CLEAR = -1
 
 
 class Fill:
-    """A state slot of a running sequence that must get its content: a copy of ``source``, or zeros (``CLEAR``)."""
+    """A state slot of a running sequence that must get its content: a copy of ``source``, or zeros (``CLEAR``).
 
-    __slots__ = ("holding", "lane", "source")
+    ``kind`` is that of the op: what brings a state of the tree may have to decode it.
+    """
 
-    def __init__(self, lane: Lane, holding: Any, source: int) -> None:
+    __slots__ = ("holding", "kind", "lane", "source")
+
+    def __init__(self, lane: Lane, holding: Any, source: int, kind: str = "copy") -> None:
         self.lane = lane
         self.holding = holding
         self.source = source
+        self.kind = kind if source != CLEAR else "clear"
 
 
 class Batch:
@@ -63,13 +67,13 @@ def batches(fills: Many[tuple[Sequence, Fill]]) -> list[Batch]:
     for sequence, fill in fills:
         if sequence._lease._cache is None or fill not in sequence._fills:  # aborted, or run by another step
             continue
-        kind = "clear" if fill.source == CLEAR else "copy"
+        kind = fill.kind
         batch = last.get(fill.lane)
         if batch is None or batch.kind != kind:
             batch = last[fill.lane] = Batch(kind, fill.lane)
             out.append(batch)
         batch.dst.append(fill.holding.slot)
-        if kind == "copy":
+        if kind != "clear":
             batch.src.append(fill.source)
         batch.fills.append((sequence, fill))
     return out
@@ -130,7 +134,7 @@ class Step:
         """
         before = [batch.op() for batch in batches(self._fills)]
         claimed = [op for sequence, op in self._claimed if op in sequence._claimed_ops]
-        tracks = [Op("track", lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
+        tracks = [Op(lane.kept, lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
         early = [op for op in (*claimed, *self._deferred) if not op.after]
         return (*before, *early, *tracks, *(op for op in (*claimed, *self._deferred) if op.after))
 
@@ -281,9 +285,9 @@ class Step:
         cache = self._cache
 
         def work() -> None:
-            lane.pool.select(choices, (kept if len(rows) == len(kept) else kept[rows]) - 1, dst)
+            lane.live.select(choices, (kept if len(rows) == len(kept) else kept[rows]) - 1, dst)
 
-        cache._enqueue(stream, f"select of {self!r}", lane.pool, work, reads, dst)
+        cache._enqueue(stream, f"select of {self!r}", lane.live, work, reads, dst)
 
     # ------------------------------------------------------------ after the layers
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -300,7 +304,7 @@ class Step:
                 done = self._close(stream, kind is None)
         finally:
             assert self._work is not None
-            cache._flight.end(self._work, stream, self)
+            cache._flight.end(self._work, stream, [sequence._lease for sequence in self._sequences], self)
         for sequence, upto in done:  # all or none: what was reserved since the step was made is the next one's
             sequence._commit(upto)
         if cache._debug is not None:
@@ -365,7 +369,7 @@ class Step:
             if self._cache._debug is not None:
                 lane.pool.enter((track.slot,), Stage.SEALED)
         for lane, (src, dst) in by_lane.items():
-            enqueue_copy(self._cache, stream, f"track of {self!r}", lane, src, dst)
+            enqueue(self._cache, stream, f"{lane.kept} of {self!r}", lane, lane.kept, src, dst)
 
     def _drop_tracks(self) -> None:
         for _, lane, holding, track, _ in self._tracks:
@@ -385,18 +389,15 @@ class Step:
                     holding.steps_from = -1  # the states of single tokens were written over, too
 
 
-def enqueue_copy(cache: Cache, stream: Stream, what: str, lane: Lane, src: list[int], dst: list[int]) -> None:
-    cache._enqueue(stream, what, lane.pool, lambda: lane.pool.copy(src, dst), src, dst)
+def enqueue(cache: Cache, stream: Stream, what: str, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
+    source, target = lane.ends(kind)
+    cache._enqueue(stream, what, target, lane.work(kind, src, dst), src, dst, source)
 
 
 def run_batch(cache: Cache, stream: Stream, batch: Batch) -> None:
     """Give state slots their content, and let go of the sources."""
     lane = batch.lane
-    pool = lane.pool
-    if batch.kind == "clear":
-        cache._enqueue(stream, f"clear of {lane.name}", pool, lambda: pool.clear(batch.dst), (), batch.dst)
-    else:
-        enqueue_copy(cache, stream, f"copy of {lane.name}", lane, batch.src, batch.dst)
+    enqueue(cache, stream, f"{batch.kind} of {lane.name}", lane, batch.kind, batch.src, batch.dst)
     i = lane.index
     for sequence, fill in batch.fills:
         fill.holding.ready = True

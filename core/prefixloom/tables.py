@@ -75,7 +75,8 @@ class Tables:
             chosen = whole[first : first + len(rows), :width]
         else:
             chosen = torch.empty((len(rows), width), dtype=torch.int32, device=device)
-            stream.run(lambda: gather(whole[:, :width], rows, chosen))
+            if width:
+                stream.run(lambda: gather(whole[:, :width], rows, chosen))
         return chosen
 
 
@@ -96,6 +97,8 @@ class Table:
         """Bring ``rows`` up to date on ``stream``; the width of the longest."""
         contents = [self._content(hold) for hold in holds]
         width = max((base + len(content) for content, base, _ in contents), default=0)
+        if self.states:
+            width = getattr(self.lane, "per_sequence", 1)  # also where all have ended
         self._make_room(cache, stream, max(rows, default=0) + 1, width)
         small_at, small = array("q"), array("i")
         runs: list[tuple[int, int, bytes]] = []
@@ -182,8 +185,9 @@ def gather(tensor: Any, rows: list[int], out: Any) -> None:
     """The rows that are wanted, *absent* throughout for a sequence that has ended."""
     import torch
 
-    index = torch.tensor([max(row, 0) for row in rows], device=tensor.device)
-    torch.index_select(tensor, 0, index, out=out)
+    if tensor.numel():
+        index = torch.tensor([max(row, 0) for row in rows], device=tensor.device)
+        torch.index_select(tensor, 0, index, out=out)
     for i, row in enumerate(rows):
         if row < 0:
             out[i].fill_(ABSENT)

@@ -12,6 +12,7 @@ from typing import Any
 from prefixloom import (
     AdmissionPolicy,
     Buffer,
+    Codec,
     Component,
     ComponentType,
     CompositionError,
@@ -39,6 +40,8 @@ class MambaComponent(Component):
     speculative step a composition may take back; its slots are made only if the composition asks for them. ``admit``:
     which checkpoints the tree takes: the name of an admission policy ("all"; "branch-and-last": where prompts part, and
     where a sequence ends; or an installed one), a policy, or a function of the state; None: as the composition says.
+    ``stored_as``: cached states rest as "int8", "bfloat16", "float16" or "float32", within the bound of that form, or
+    as a ``Codec`` says; None: as they are.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class MambaComponent(Component):
         states_per_path: int | None = None,
         max_rewind: int = 16,
         admit: Admit | None = None,
+        stored_as: str | Codec | None = None,
     ) -> None:
         numbers = tuple(range(layers)) if isinstance(layers, int) else tuple(layers)
         states = {"conv": (conv, dtype), "recurrent": (recurrent, state_dtype)}
@@ -70,6 +74,7 @@ class MambaComponent(Component):
             states_per_path=states_per_path,
             max_rewind=max_rewind,
             admission=_policy(name, admit),
+            stored_as=Codec(stored_as, tolerance=1.0) if isinstance(stored_as, str) else stored_as,
         )
         if checkpoint_every % grid:
             raise CompositionError(

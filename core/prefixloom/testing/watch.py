@@ -1,0 +1,103 @@
+"""Watching a cache under the schedule explorer: what its work touches, what it is called, and whether it said so.
+
+Pools and page tables tell the explorer of every slot and row that a piece of work touches *when it runs*; what the
+cache told its race detector when the work was enqueued must cover that. A piece that looks up late what it should do
+(a slot number taken when it runs) is seen by this, and by the schedules in which the scheduling thread is far ahead.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Many
+from typing import Any
+
+from .. import debug, tables
+from ..cache import Cache
+from ..errors import InvariantError
+from ..pool import DebugPool, Pool
+from .explore import ExploredStream, Run, touch
+from .interleaving import Thing
+
+
+class WatchedPool(DebugPool):
+    """A pool that tells which slots are read and written, when they are."""
+
+    __slots__ = ()
+
+    def copy(self, src: Many[int], dst: Many[int]) -> None:
+        touch(self.things(src), self.things(dst))
+        super().copy(src, dst)
+
+    def select(self, choices: Many[Many[int]], selector: Any, dst: Many[int]) -> None:
+        touch(self.things([slot for row in choices for slot in row]), self.things(dst))
+        super().select(choices, selector, dst)
+
+    def clear(self, dst: Many[int]) -> None:
+        touch((), self.things(dst))
+        super().clear(dst)
+
+    def things(self, slots: Many[int]) -> list[Thing]:
+        return [("slot", self.name, slot) for slot in slots]
+
+
+class Watch:
+    """One cache, in debug mode, on the streams of one run."""
+
+    def __init__(self, cache: Cache, run: Run) -> None:
+        assert cache._debug is not None
+        self._cache = cache
+        self._run = run
+        self._told: list[tuple[ExploredStream, int, str, set[Thing]]] = []
+        for lane in cache._lanes:
+            for pool in lane.pools:
+                pool.__class__ = WatchedPool
+        run.quiet.add(debug._nothing)
+        self._honest = cache._debug.accessed
+        setattr(cache._debug, "accessed", self._accessed)  # noqa: B010
+        for name, told in (("put", self._put), ("gather", self._gather)):
+            honest = getattr(tables, name)
+            setattr(tables, name, self._wrapped(honest, told))
+            run.afterwards(lambda name=name, honest=honest: setattr(tables, name, honest))  # type: ignore[misc]
+
+    def _accessed(self, stream: Any, what: str, pool: Pool, reads: Many[int], writes: Many[int], source: Pool) -> None:
+        self._honest(stream, what, pool, reads, writes, source)
+        if isinstance(stream, ExploredStream):
+            stream.labels[stream.tick] = what
+            things: set[Thing] = {("slot", source.name, slot) for slot in reads}
+            things |= {("slot", pool.name, slot) for slot in writes}
+            self._told.append((stream, stream.tick, what, things))
+
+    def check(self) -> None:
+        """What ran touched only what was told when it was enqueued."""
+        for stream, tick, what, things in self._told:
+            if tick not in stream.ran:  # it ran while the scenario was set up
+                continue
+            ran = self._run.trace[stream.ran[tick]]
+            more = {thing for thing in ran.reads | ran.writes if isinstance(thing, tuple) and thing[0] == "slot"}
+            if not more <= things:
+                raise InvariantError(
+                    f"{what!r} touched {sorted(map(str, more - things))}, and had told {sorted(map(str, things))}"
+                )
+
+    # ------------------------------------------------------------ page tables
+    @staticmethod
+    def _wrapped(honest: Any, told: Any) -> Any:
+        def watched(*args: Any) -> None:
+            told(*args)
+            honest(*args)
+
+        return watched
+
+    def _put(self, tensor: Any, at: array[int], values: array[int], runs: list[tuple[int, int, bytes]]) -> None:
+        columns = tensor.shape[1]
+        touch((), self._rows(tensor, {*(place // columns for place in at), *(row for row, _, _ in runs)}))
+
+    def _gather(self, tensor: Any, rows: list[int], out: Any) -> None:
+        touch(self._rows(tensor, {row for row in rows if row >= 0}), ())
+
+    def _rows(self, tensor: Any, rows: set[int]) -> list[Thing]:
+        for name, table in self._cache._tables._tables.items():
+            tensors = [table.tensor, *(old for _, old in table._old)]
+            if any(one is not None and one.data_ptr() == tensor.data_ptr() for one in tensors):
+                return [("row", name, row) for row in rows]
+        return [("row", "of a table that was flushed", row) for row in rows]

@@ -1,0 +1,205 @@
+"""Bugs of steps in flight that the schedule explorer or its author found: each test failed before its repair."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from helpers import cache_of, held, part, run, settle
+from prefixloom import CapacityError, Path, Point, ProtocolError
+from prefixloom.sequence import Sequence
+from prefixloom.streams import Event, Stream
+from prefixloom.testing.simulated import SimulatedStream, Simulation
+
+TOKENS = list(range(40))
+
+
+def test_a_state_that_the_device_chose_is_not_published_before_it_is_known_of_which_length_it_is() -> None:
+    """accept, and the request ends before rewind told how many were kept: the slot stands for an unknown length."""
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=2), max_rewind=2)
+    sequence = cache.open(TOKENS[:8])
+    run(sequence, 5)
+    sequence.grow(3)
+    with cache.step([sequence]) as step:
+        step.run_ops()
+        step.accept(torch.tensor([1]))
+    sequence.close()
+    assert held(cache, TOKENS[:8]) == 0, "the state of 6 tokens was published for 8"
+
+
+class Broken(Exception):
+    """What a step's layers raise on their stream."""
+
+
+def fail() -> None:
+    raise Broken
+
+
+def enqueue(stream: Stream, *sequences: Sequence, work: Callable[[], object] = lambda: None) -> None:
+    """One step whose layers are ``work``."""
+    with sequences[0]._cache.step(sequences) as step:
+        step.run_ops(stream)
+        stream.run(work)
+
+
+def test_slots_that_retired_together_are_claimed_one_owner_at_a_time() -> None:
+    """Two take of what one abort gave back, on two streams: both come after the step that may still write it."""
+    cache = cache_of(part("path", Path()), tokens=32)
+    sim = Simulation("a", "b", "c")
+    first = cache.open(TOKENS)
+    first.grow(32)
+    enqueue(sim["a"], first)
+    first.abort()
+    others = [cache.open([9] * 8), cache.open([8] * 8)]
+    for other, name in zip(others, "bc", strict=True):
+        other.grow(8)
+        enqueue(sim[name], other)  # the race detector is silent
+        assert not sim[name].ready, "the step waits"
+    assert [stream.name for stream in sim.ready] == ["a"]
+    sim.drain()
+    cache.poll()
+    with cache.open([7] * 8) as last:
+        last.grow(8)
+        assert last._lease.fence == 0, "what is free for good has no fence"
+
+
+def test_a_failed_step_is_not_told_in_the_middle_of_another_call() -> None:
+    """``open`` asks what is over, to have a slot; if that ended the lease that it had just taken, slots were lost."""
+    cache = cache_of(part("path", Path()), part("state", Point()), slots=4)
+    sim = Simulation("a")
+    first = cache.open(TOKENS[:8])
+    first.grow(4)
+    enqueue(sim["a"], first, work=fail)
+    first.publish()
+    sim.drain()
+    follower = cache.open(TOKENS)
+    assert (follower.ready, follower.open, first.open) == (4, True, True)
+    cache.poll()
+    assert (follower.open, first.open) == (False, False)
+    with pytest.raises(ProtocolError, match="ended when a step failed") as failure:
+        follower.grow(1)
+    assert isinstance(failure.value.__cause__, Broken)
+    settle(cache)
+    assert cache.stats().components["state"].free == 4
+
+
+@pytest.mark.parametrize("call", ["grow", "publish", "step"])
+def test_a_sequence_does_not_end_in_the_middle_of_a_call(call: str) -> None:
+    parts = part("path", Path()), part("state", Point(), checkpoint_every=4)
+    cache = cache_of(*parts, tokens=16, slots=4)
+    sim = Simulation("a")
+    sequence = cache.open(TOKENS)
+    sequence.grow(4 if call != "grow" else 12)
+    enqueue(sim["a"], sequence, work=fail)
+    sim.drain()
+    if call == "grow":
+        with cache.open([5] * 8) as other, pytest.raises(CapacityError):
+            other.grow(8)
+    elif call == "publish":
+        sequence.publish()
+    else:
+        sequence.grow(4)
+        enqueue(sim["a"], sequence)
+        sim.drain()
+    assert sequence.open
+    cache.poll()
+    assert not sequence.open
+    settle(cache)
+    assert {name: c.free for name, c in cache.stats().components.items()} == {"path": 4, "state": 4}
+
+
+def test_a_table_that_is_made_on_one_stream_is_not_cleared_under_another() -> None:
+    """Stream a is late: what made the table, and then grew it, must not undo what b wrote since."""
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a", "b")
+    one, two = cache.open(TOKENS), cache.open([5] * 40)
+    for length in (8, 40):
+        seen = []
+        for sequence, stream in ((one, sim["a"]), (two, sim["b"])):
+            sequence.grow(length - sequence.reserved)
+            with cache.step([sequence]) as step:
+                step.run_ops(stream)
+                seen.append((sequence, step.table("path")))
+        while ready := sim.ready:
+            ready[-1].advance()
+        for sequence, table in seen:
+            assert table.tolist() == [sequence.pages("path")]
+        cache.poll()
+
+
+def test_the_table_of_a_step_whose_sequences_all_ended_is_absent_throughout() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    sim = Simulation("a")
+    for stream in (None, sim["a"]):
+        sequences = cache.open(TOKENS), cache.open(TOKENS)
+        step = cache.step(sequences)
+        for sequence in sequences:
+            sequence.abort()
+        with step:
+            step.run_ops(stream)
+            table, slots = step.table("path"), step.table("state")
+        sim.drain()
+        cache.poll()
+        assert tuple(table.shape) == (2, 0)
+        assert slots.tolist() == [[-1], [-1]]
+        assert sim["a"].failure(0, 99) is None
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_was_built_on_a_step_that_failed_goes_with_it_also_if_it_is_published_after_that(late: bool) -> None:
+    """Somebody short of slots finds both steps over; the reader publishes; and only then the failure is told."""
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    sim = Simulation("a", "b")
+    first = cache.open(TOKENS[:8])
+    first.grow(8)
+    enqueue(sim["a"], first, work=fail)
+    first.publish()
+    follower = cache.open(TOKENS)
+    assert follower.ready == 8
+    follower.grow(8)
+    enqueue(sim["b" if late else "a"], follower)
+    sim.drain()
+    other = cache.open([5] * 4)  # asks what is over
+    follower.publish()
+    assert held(cache, TOKENS) == 16
+    cache.poll()
+    assert {name: figures.cached for name, figures in cache.stats().components.items()} == {"path": 0, "state": 0}
+    assert not follower.open
+    other.close()
+    settle(cache)
+
+
+class Sudden(SimulatedStream):
+    """Once ``armed``, all that is enqueued runs right after the first question whether some of it is over."""
+
+    __slots__ = ("armed",)
+
+    def reached(self, event: Event) -> bool:
+        answer = super().reached(event)
+        while self.pending and self.armed:
+            self.advance()
+        return answer
+
+
+def test_steps_that_end_while_they_are_asked_for_are_not_told_before_those_that_they_come_after() -> None:
+    """A step is over that came after one of which it was asked a moment before whether it is: that one failed."""
+    cache = cache_of(part("state", Point()))
+    stream = Sudden("a")
+    stream.armed = False
+    first = cache.open(TOKENS[:8])
+    first.grow(8)
+    enqueue(stream, first, work=fail)
+    first.publish()
+    follower = cache.open(TOKENS)
+    follower.grow(8)
+    enqueue(stream, follower)
+    stream.armed = True
+    cache.poll()
+    with contextlib.suppress(ProtocolError):
+        follower.publish()
+    cache.poll()
+    assert held(cache, TOKENS) == 0
+    settle(cache)
