@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from array import array
 
-from .lane import Cell, Holding, PageLane
+from .holding import Holding
+from .lane import Cell, PageLane
 from .policy import ListQueue
 from .pool import ID_BYTES
 from .tree import Node

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .lane import Holding, without_absent
+from .holding import Holding, without_absent
 from .lane_slack import SpanCell
 from .lane_span import SpanLane
 from .policy import Queue

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .lane import Cell, PageLane, strip, without_absent
+from .holding import strip, without_absent
+from .lane import Cell, PageLane
 from .policy import Link, ListQueue, Queue
 from .pool import ABSENT_BYTES, ID_BYTES, Pool, present
 from .reach import Interval

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from .lane import Holding, strip, without_absent
+from .holding import Holding, strip, without_absent
 from .lane_slack import SlackLane, SpanCell
 from .policy import Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present

@@ -14,7 +14,8 @@ import pytest
 
 from prefixloom import CapacityError, evict, insert
 from prefixloom.cache import Cache
-from prefixloom.lane import Holding, PageLane
+from prefixloom.holding import Holding
+from prefixloom.lane import PageLane
 from prefixloom.lane_path import PathLane
 from prefixloom.lane_point import PointLane
 from prefixloom.lane_span import SpanLane
