@@ -18,8 +18,8 @@ from .insert import publish, publish_end, stops
 from .keys import Named, Tokens, encode
 from .lane_point import NO_SLOT
 from .lease import Hold, let_go, release
+from .ops import Fill
 from .pool import ABSENT
-from .step import Fill
 
 if TYPE_CHECKING:
     from .cache import Cache

@@ -14,69 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
-from .lease import release_part
+from .ops import Fill, batches, run_batch, run_kind, run_op, run_told
 from .pool import Stage
 from .values import Op, WalkView
 
 if TYPE_CHECKING:
     from .cache import Cache
     from .flight import Work
-    from .lane import Lane
     from .lane_point import PointLane, StateHolding, Track
     from .sequence import Sequence
     from .streams import Stream
-
-CLEAR = -1
-
-
-class Fill:
-    """A state slot of a running sequence that must get its content: a copy of ``source``, or zeros (``CLEAR``).
-
-    ``kind`` is that of the op: what brings a state of the tree may have to decode it.
-    """
-
-    __slots__ = ("holding", "kind", "lane", "source")
-
-    def __init__(self, lane: Lane, holding: Any, source: int, kind: str = "copy") -> None:
-        self.lane = lane
-        self.holding = holding
-        self.source = source
-        self.kind = kind if source != CLEAR else "clear"
-
-
-class Batch:
-    """Fills of one component that run as one op."""
-
-    __slots__ = ("dst", "fills", "kind", "lane", "src")
-
-    def __init__(self, kind: str, lane: Any) -> None:
-        self.kind = kind
-        self.lane = lane
-        self.src: list[int] = []
-        self.dst: list[int] = []
-        self.fills: list[tuple[Sequence, Fill]] = []
-
-    def op(self) -> Op:
-        return Op(self.kind, self.lane.name, dst=tuple(self.dst), src=tuple(self.src))
-
-
-def batches(fills: Many[tuple[Sequence, Fill]]) -> list[Batch]:
-    """The fills that are still due, as few ops as keep the order within each component."""
-    out: list[Batch] = []
-    last: dict[Any, Batch] = {}
-    for sequence, fill in fills:
-        if sequence._lease._cache is None or fill not in sequence._fills:  # aborted, or run by another step
-            continue
-        kind = fill.kind
-        batch = last.get(fill.lane)
-        if batch is None or batch.kind != kind:
-            batch = last[fill.lane] = Batch(kind, fill.lane)
-            out.append(batch)
-        batch.dst.append(fill.holding.slot)
-        if kind != "clear":
-            batch.src.append(fill.source)
-        batch.fills.append((sequence, fill))
-    return out
 
 
 class Step:
@@ -90,7 +37,7 @@ class Step:
     def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
         self._cache = cache
         self._sequences = tuple(sequences)
-        self._ends = [sequence.reserved for sequence in self._sequences]
+        self._ends: list[int] = []
         self._starts: list[int] = []
         self.role = role
         self._ran = self._prepared = self._accepted = False
@@ -100,10 +47,15 @@ class Step:
         self._rows: Any = None
         self._tracks: list[tuple[Sequence, PointLane, StateHolding, Track, int]] = []
         self._fills: list[tuple[Sequence, Fill]] = []
-        self._claimed: list[tuple[Sequence, Op]] = []
-        self._deferred: tuple[Op, ...] = ()
+        self._claimed: Many[tuple[Sequence, Op]] = ()
+        self._deferred: Many[Op] = ()
+        for sequence in sequences:
+            self._ends.append(sequence.reserved)
         if role == "target":
-            self._fills = [(sequence, fill) for sequence in self._sequences for fill in sequence._fills]
+            for sequence in sequences:
+                if sequence._fills:
+                    for fill in sequence._fills:
+                        self._fills.append((sequence, fill))
             if cache._match_hooks:
                 self._claimed = [(sequence, op) for sequence in self._sequences for op in sequence._claimed_ops]
             if cache._step_hooks:
@@ -197,16 +149,18 @@ class Step:
             cache._enter()
         stream = self._take_stream(cache._stream(stream))
         self._ran = True
-        cache._flight.order(stream, self._fence(), self)
+        if len(cache._flight.works) > 1:
+            cache._flight.order(stream, self._fence(), self)
         if self.role == "target":
-            for batch in batches(self._fills):
-                run_batch(cache, stream, batch)
+            if self._fills:
+                for batch in batches(self._fills):
+                    run_batch(cache, stream, batch)
             for sequence, op in self._claimed:
                 if not op.after:
                     self._run_claimed(sequence, op, stream)
             for op in self._deferred:
                 if not op.after:
-                    cache._run_op(op, stream)
+                    run_op(cache, op, stream)
         self._prepared = True
         if cache._debug is not None:
             cache._leave("run_ops")
@@ -214,7 +168,7 @@ class Step:
     def _run_claimed(self, sequence: Sequence, op: Op, stream: Stream) -> None:
         if sequence.open and op in sequence._claimed_ops:  # another step may have run it
             sequence._claimed_ops.remove(op)
-            self._cache._run_op(op, stream)
+            run_op(self._cache, op, stream)
 
     def _take_stream(self, stream: Stream) -> Stream:
         work = self._work
@@ -287,7 +241,7 @@ class Step:
         def work() -> None:
             lane.live.select(choices, (kept if len(rows) == len(kept) else kept[rows]) - 1, dst)
 
-        cache._enqueue(stream, f"select of {self!r}", lane.live, work, reads, dst)
+        run_told(cache, stream, f"select of {self!r}", lane.live, work, reads, dst)
 
     # ------------------------------------------------------------ after the layers
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -304,7 +258,7 @@ class Step:
                 done = self._close(stream, kind is None)
         finally:
             assert self._work is not None
-            cache._flight.end(self._work, stream, [sequence._lease for sequence in self._sequences], self)
+            cache._flight.end(self._work, stream, self._sequences, self)
         for sequence, upto in done:  # all or none: what was reserved since the step was made is the next one's
             sequence._commit(upto)
         if cache._debug is not None:
@@ -332,7 +286,7 @@ class Step:
                     self._run_claimed(sequence, op, stream)
             for op in self._deferred:
                 if op.after:
-                    self._cache._run_op(op, stream)
+                    run_op(self._cache, op, stream)
         except BaseException:
             self._give_up()
             raise
@@ -343,14 +297,16 @@ class Step:
             raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
         done = []
         for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
-            if not sequence.open:
+            if sequence._lease._cache is None:
                 continue
             if sequence.committed < start:
                 raise ProtocolError(
                     f"{sequence!r}: this step computed from {start} on, and the step before it failed or has not ended"
                 )
-            sequence._committable()
-            done.append((sequence, max(sequence.committed, min(end, sequence.reserved))))
+            if sequence._fills or sequence._states:
+                sequence._committable()
+            upto = end if end < sequence.reserved else sequence.reserved
+            done.append((sequence, upto if upto > sequence.committed else sequence.committed))
         return done
 
     def _run_tracks(self, stream: Stream) -> None:
@@ -369,7 +325,7 @@ class Step:
             if self._cache._debug is not None:
                 lane.pool.enter((track.slot,), Stage.SEALED)
         for lane, (src, dst) in by_lane.items():
-            enqueue(self._cache, stream, f"{lane.kept} of {self!r}", lane, lane.kept, src, dst)
+            run_kind(self._cache, stream, lane, lane.kept, src, dst)
 
     def _drop_tracks(self) -> None:
         for _, lane, holding, track, _ in self._tracks:
@@ -387,21 +343,3 @@ class Step:
                     holding.ready = False
                     holding.lost = True
                     holding.steps_from = -1  # the states of single tokens were written over, too
-
-
-def enqueue(cache: Cache, stream: Stream, what: str, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
-    source, target = lane.ends(kind)
-    cache._enqueue(stream, what, target, lane.work(kind, src, dst), src, dst, source)
-
-
-def run_batch(cache: Cache, stream: Stream, batch: Batch) -> None:
-    """Give state slots their content, and let go of the sources."""
-    lane = batch.lane
-    enqueue(cache, stream, f"{batch.kind} of {lane.name}", lane, batch.kind, batch.src, batch.dst)
-    i = lane.index
-    for sequence, fill in batch.fills:
-        fill.holding.ready = True
-        sequence._fills.remove(fill)
-        lease = sequence._lease
-        if lease._records[i] is not None:
-            release_part(cache, lease, lane)
