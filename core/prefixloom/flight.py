@@ -113,6 +113,11 @@ class Flight(Fence):
             hold.work = work
             hold.fence = work.number
 
+    @property
+    def running(self) -> bool:
+        """Whether any step was handed to a stream and is not known to be over."""
+        return any(work.event is not None and not work.over for work in self.works)
+
     def poll(self, between_operations: bool = True) -> None:
         """See which steps are over. Never waits.
 

@@ -30,8 +30,8 @@ class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
     __slots__ = (
-        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_fills", "_prepared", "_ran", "_rows", "_sequences",
-        "_starts", "_state", "_stream", "_touched", "_tracks", "_work", "role",
+        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_fills", "_ordered", "_prepared", "_ran",
+        "_sequences", "_starts", "_state", "_stream", "_touched", "_tracks", "_work", "role",
     )  # fmt: skip
 
     def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
@@ -44,7 +44,7 @@ class Step:
         self._state = "new"
         self._stream: Stream | None = None
         self._work: Work | None = None
-        self._rows: Any = None
+        self._ordered = 0  # the fence that the stream has been made to wait for
         self._tracks: list[tuple[Sequence, PointLane, StateHolding, Track, int]] = []
         self._fills: list[tuple[Sequence, Fill]] = []
         self._claimed: Many[tuple[Sequence, Op]] = ()
@@ -149,8 +149,7 @@ class Step:
             cache._enter()
         stream = self._take_stream(cache._stream(stream))
         self._ran = True
-        if len(cache._flight.works) > 1:
-            cache._flight.order(stream, self._fence(), self)
+        self._order(stream)
         if self.role == "target":
             if self._fills:
                 for batch in batches(self._fills):
@@ -177,6 +176,13 @@ class Step:
         work.since = stream.tick
         return stream
 
+    def _order(self, stream: Stream) -> None:
+        """What is enqueued from now on comes after all that the sequences have come to read or to own."""
+        fence = self._fence()
+        if fence > self._ordered:
+            self._cache._flight.order(stream, fence, self)
+            self._ordered = fence
+
     def _fence(self) -> int:
         """What this step comes after; never itself."""
         assert self._work is not None
@@ -190,16 +196,27 @@ class Step:
         """Page numbers of each sequence as an int32 tensor (sequences, longest), -1 where a page is absent.
 
         For a boundary component: the running slots, shape (sequences, 1). It lies on the cache's device, holds true for
-        what is enqueued on the step's stream after this call, and is to be read only.
+        what is enqueued on the step's stream after this call, and is to be read only. Call ``run_ops`` before, which
+        says on which stream that is.
         """
-        table = self._cache._tables.of(self, component)
+        table = self._table(component)
         return table[:, :1] if self._cache._lane(component).unit == "boundary" else table
+
+    def _table(self, component: str) -> Any:
+        stream = self._stream
+        if stream is not None:
+            self._order(stream)  # what was published since ``run_ops`` may have put others' pages into the table
+        elif self._cache._flight.running:
+            raise ProtocolError("call run_ops first: it says on which stream this step's tables are written and read")
+        if self._cache._debug is not None and self._state == "open":
+            self._cache._debug.looked_up(self, self._cache._lane(component))
+        return self._cache._tables.of(self, component)
 
     def rewind_table(self, component: str) -> Any:
         """``rewind_slots`` of each sequence of a boundary component, as ``table``: (sequences, max_rewind + 1)."""
         if self._cache._lane(component).unit != "boundary":
             raise InputError(f"component {component!r} has pages, no states after single tokens")
-        return self._cache._tables.of(self, component)[:, 1:]
+        return self._table(component)[:, 1:]
 
     def accept(self, kept: Any) -> None:
         """How many of this step's tokens each sequence keeps is on the device only: an int tensor, one per sequence.

@@ -395,3 +395,29 @@ def test_a_step_that_fails_is_taken_back_while_somebody_reads_it(kinds: str, oth
         run.actor("polling", polling())
 
     explored(scenario)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_duplicates_are_given_back_inside_of_the_step_that_was_to_read_them(kinds: str) -> None:
+    """Between run_ops and the layers the table comes to name pages that another stream is still writing."""
+
+    def scenario(run: Run) -> None:
+        world = World(run, kinds, "forward", "other", tokens=24)
+        one, two = (world.open(PROMPT, label=name) for name in ("one", "two"))
+        for runner, stream in ((two, world.streams[1]), (one, world.stream)):
+            for _ in world.prefill(stream, runner, 4):
+                pass
+        one.publish()
+
+        def scheduler() -> Steps:
+            yield "plan the step to 8"
+            yield from world.prefill(world.streams[1], two, 4, inside=True)
+
+        def publisher() -> Steps:
+            yield "publish"
+            two.publish(4)
+
+        run.actor("scheduler", scheduler())
+        run.actor("publisher", publisher())
+
+    explored(scenario)
