@@ -26,7 +26,6 @@ def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: obje
     """Evict until each (lane, pages, holding) can have its pages; CapacityError, nothing evicted, if one cannot."""
     if cache._flight.works:
         cache._flight.poll(between_operations=False)
-    short: list[tuple[Lane, int]] = []
     for lane, pages, _ in wanted:
         missing = pages - len(lane.pool._free)
         if missing > 0:
@@ -35,8 +34,7 @@ def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: obje
                 missing = pages - len(lane.pool._free)
             if missing > lane.in_tree - lane.leased and missing > lane.pool.retiring + lane.evictable:
                 raise _refusal(cache, wanted, verb, count, who)
-            short.append((lane, pages))
-    for lane, pages in short:
+    for lane, pages, _ in wanted:
         missing = pages - len(lane.pool._free) - lane.pool.retiring
         if missing > 0 and evict(cache, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
             raise _refusal(cache, wanted, verb, count, who)

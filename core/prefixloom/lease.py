@@ -244,9 +244,9 @@ def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, shared: P
     old = lease._node
     lease._node = node
     old.leases -= 1
-    for left in (old, node):
-        bare = not left.kids and not left.leases and left.cells.count(None) == len(left.cells)
-        if bare and cache._tree.prune(left):
-            cache._epoch += 1
+    if not old.kids and not old.leases and cache._tree.prune(old):
+        cache._epoch += 1
+    if not node.kids and not node.leases and not any(node.cells) and cache._tree.prune(node):
+        cache._epoch += 1
     if cache._graves:
         sweep(cache)

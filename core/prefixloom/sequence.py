@@ -160,10 +160,9 @@ class Sequence(Named, Handle):
         for lane, holding in self._paged:
             missing = -(-length // lane.page) - holding.base - len(holding.table)
             if missing > 0:
-                pool = lane.pool
-                if missing > len(pool._free):
-                    tight = True
                 wanted.append((lane, missing, holding))
+                if missing > len(lane.pool._free):
+                    tight = True
         if tight:
             make_room(cache, wanted, "reserve", count, self)
         for lane, missing, holding in wanted:
