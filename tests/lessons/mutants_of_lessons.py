@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import CapacityError, evict, insert, step
+from prefixloom import CapacityError, evict, insert, ops, step
 from prefixloom.cache import Cache
 from prefixloom.flight import Flight
 from prefixloom.lane import Holding, PageLane
@@ -217,22 +217,19 @@ def what_is_planned_is_taken_for_computed(patch: pytest.MonkeyPatch) -> None:
 def states_are_copied_by_the_scheduling_thread(patch: pytest.MonkeyPatch) -> None:
     """At once, when the op is recorded: whatever writes the source may still run, and the reader of the target, too."""
 
-    def at_once(cache: Any, stream: Any, what: str, lane: Any, src: list[int], dst: list[int]) -> None:
-        cache._enqueue(InlineStream("now"), what, lane.pool, lambda: lane.pool.copy(src, dst), src, dst)
+    honest = ops.run_kind
 
-    patch.setattr(step, "enqueue_copy", at_once)
+    def at_once(cache: Any, stream: Any, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
+        honest(cache, stream if kind == "clear" else InlineStream("now"), lane, kind, src, dst)
+
+    for module in (ops, step):
+        patch.setattr(module, "run_kind", at_once)
 
 
-def again(self: Step, which: Any) -> None:
-    """Run what ``which`` says was to fill the sequences' states, once more."""
-    for lane, src, dst in which:
-        stream = self._stream
-        if src == step.CLEAR:
-            self._cache._enqueue(
-                stream, "clear again", lane.pool, lambda pool=lane.pool, d=dst: pool.clear([d]), (), [dst]
-            )
-        else:
-            step.enqueue_copy(self._cache, stream, "copy again", lane, [src], [dst])
+def again(self: Step, fills: Any) -> None:
+    """Run what was to fill the sequences' states once more."""
+    for lane, kind, src, dst in fills:
+        ops.run_kind(self._cache, self._stream, lane, kind, [] if kind == "clear" else [src], [dst])  # type: ignore[arg-type]
 
 
 def remembering_fills(patch: pytest.MonkeyPatch, then: Callable[[Step, Any], None]) -> None:
@@ -242,7 +239,7 @@ def remembering_fills(patch: pytest.MonkeyPatch, then: Callable[[Step, Any], Non
 
     def running(self: Step, stream: Any = None) -> None:
         for sequence in self._sequences if self.role == "target" else ():
-            filled[sequence._lease] = [(f.lane, f.source, f.holding.slot) for f in sequence._fills]
+            filled[sequence._lease] = [(f.lane, f.kind, f.source, f.holding.slot) for f in sequence._fills]
         honest(self, stream)
         then(self, [fill for sequence in self._sequences for fill in filled.get(sequence._lease, ())])
 
@@ -285,10 +282,8 @@ def states_are_cleared_after_the_copies(patch: pytest.MonkeyPatch) -> None:
 
     def batch(cache: Any, stream: Any, which: Any) -> None:
         honest(cache, stream, which)
-        if which.kind == "copy":
-            cache._enqueue(
-                stream, "late clear", which.lane.pool, lambda: which.lane.pool.clear(which.dst), (), which.dst
-            )
+        if which.kind != "clear":
+            ops.run_kind(cache, stream, which.lane, "clear", [], which.dst)
 
     patch.setattr(step, "run_batch", batch)
 
@@ -357,14 +352,14 @@ def who_read_a_failed_step_runs_on(patch: pytest.MonkeyPatch) -> None:
 
 def a_donation_is_a_copy(patch: pytest.MonkeyPatch) -> None:
     """The tree gets the slot, and the sequence goes on writing it: two owners."""
-    honest = PointLane.donate
+    honest = PointLane.adopt
 
-    def donate(self: PointLane, node: Any, holding: Any) -> None:
+    def adopt(self: PointLane, run: Any, holding: Any) -> None:
         kept = holding.slot, holding.ready
-        honest(self, node, holding)
+        honest(self, run, holding)
         holding.slot, holding.ready = kept
 
-    patch.setattr(PointLane, "donate", donate)
+    patch.setattr(PointLane, "adopt", adopt)
 
 
 # ---------------------------------------------------------------- retention
