@@ -294,3 +294,67 @@ def test_a_state_that_is_rewound_twice_before_the_next_step_is_copied_once() -> 
             assert [*op.src, *op.dst] == [sequence.rewind_slots("state")[0], *sequence.pages("state")]
             step.run_ops()
     settle(cache)
+
+
+def test_what_a_publication_between_plan_and_run_asks_to_be_copied_runs_with_the_step() -> None:
+    """The scheduler asked for the step, publishes the one before, and then enters: the state went to the tree."""
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 4)
+        sequence.grow(4)
+        step = cache.step([sequence])
+        sequence.publish()
+        with step:
+            assert [op.kind for op in step.ops] == ["copy"]
+            step.run_ops()
+        assert sequence.committed == 8
+    settle(cache)
+
+
+def test_a_step_that_was_planned_further_than_is_reserved_by_now_is_refused() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=2), max_rewind=2)
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 4)
+        sequence.grow(3)
+        step = cache.step([sequence])
+        sequence.rewind(1)
+        with pytest.raises(ProtocolError, match="was planned up to 7 and has 6 reserved"), step:
+            pass
+        run(sequence, 0)
+        assert sequence.committed == 6
+        assert not cache._flight.works
+    settle(cache)
+
+
+def test_a_step_that_cannot_be_entered_is_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What interrupts the search for a checkpoint's slot must not leave a step behind that never ends."""
+    cache = cache_of(part("path", Path()), part("state", Point(), checkpoint_every=4))
+    sequence = cache.open(TOKENS)
+    sequence.grow(4)
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("prefixloom.step.make_room", interrupted)
+        with pytest.raises(KeyboardInterrupt), cache.step([sequence]):
+            pass
+    assert not cache._flight.works
+    run(sequence, 0)
+    assert sequence.publish() == 4
+    sequence.close()
+    settle(cache)
+
+
+def test_the_race_detector_hears_which_state_a_draft_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cache_of(part("state", Point()))
+    sim = Simulation("a", "b")
+    sequence = cache.open(TOKENS)
+    sequence.grow(4)
+    enqueue(sim["a"], sequence)
+    monkeypatch.setattr("prefixloom.flight.Flight.order", lambda *args: None)
+    with (
+        pytest.raises(RaceError, match=r"layers of <draft step 2.*reads slot"),
+        cache.step([sequence], "draft") as step,
+    ):
+        step.run_ops(sim["b"])

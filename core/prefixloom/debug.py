@@ -80,6 +80,8 @@ class Debug:
                 start = step._starts[k] if step.role == "target" else sequence.committed
                 holding = sequence._holding(lane.name)[1]
                 lane.touches(holding, start, step._ends[k], reads, writes)
+                if step.role == "draft" and lane.unit == "boundary":
+                    reads.extend(slot for slot in (holding.slot,) if slot >= 0)
         if step.role == "draft" and not lane.part.manifest.lookahead:
             writes = []  # a draft model reads what the target wrote, and writes its own
         lane.live.enter(writes, Stage.WRITING)

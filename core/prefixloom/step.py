@@ -30,7 +30,7 @@ class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
     __slots__ = (
-        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_fills", "_ordered", "_prepared", "_ran",
+        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_filled", "_ordered", "_prepared", "_ran",
         "_sequences", "_starts", "_state", "_stream", "_touched", "_tracks", "_work", "role",
     )  # fmt: skip
 
@@ -46,16 +46,12 @@ class Step:
         self._work: Work | None = None
         self._ordered = 0  # the fence that the stream has been made to wait for
         self._tracks: list[tuple[Sequence, PointLane, StateHolding, Track, int]] = []
-        self._fills: list[tuple[Sequence, Fill]] = []
+        self._filled = False
         self._claimed: Many[tuple[Sequence, Op]] = ()
         self._deferred: Many[Op] = ()
         for sequence in sequences:
             self._ends.append(sequence.reserved)
         if role == "target":
-            for sequence in sequences:
-                if sequence._fills:
-                    for fill in sequence._fills:
-                        self._fills.append((sequence, fill))
             if cache._match_hooks:
                 self._claimed = [(sequence, op) for sequence in self._sequences for op in sequence._claimed_ops]
             if cache._step_hooks:
@@ -79,12 +75,17 @@ class Step:
         draft = "draft " if self.role == "draft" else ""
         return f"<{draft}step{number} of {len(self._sequences)} sequences>"
 
+    def _fills(self) -> list[tuple[Sequence, Fill]]:
+        """What must be filled before the layers run; until ``run_ops``, a publication may still add to it."""
+        due = self._sequences if self.role == "target" else ()
+        return [(sequence, fill) for sequence in due for fill in sequence._fills]
+
     @property
     def ops(self) -> tuple[Op, ...]:
         """What runs, in order: the derived fills in one op per component, then the plugins' own, after the layers
         the checkpoints (known once the block is entered) and the plugins' own again.
         """
-        before = [batch.op() for batch in batches(self._fills)]
+        before = [batch.op() for batch in batches(self._fills())]
         claimed = [op for sequence, op in self._claimed if op in sequence._claimed_ops]
         tracks = [Op(lane.kept, lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
         early = [op for op in (*claimed, *self._deferred) if not op.after]
@@ -94,16 +95,30 @@ class Step:
     def __enter__(self) -> Step:
         if self._state != "new":
             raise ProtocolError("a step is used once; ask the cache for a new one")
+        for sequence, end in zip(self._sequences, self._ends, strict=True):
+            if end > sequence.reserved and sequence.open:
+                raise ProtocolError(
+                    f"{sequence!r} was planned up to {end} and has {sequence.reserved} reserved by now: ask the cache "
+                    f"for a new step"
+                )
         self._state = "open"
         self._work = self._cache._flight.begin()
-        if self.role == "target":
-            self._begin()
-        if self._cache._debug is not None:
-            self._touched = self._cache._debug.begin(self)
+        try:
+            if self.role == "target":
+                self._begin()
+            if self._cache._debug is not None:
+                self._touched = self._cache._debug.begin(self)
+        except BaseException:  # a hook or an interrupt, while a checkpoint's slot was sought
+            self._state = "done"
+            self._drop_tracks()
+            self._leave()
+            self._cache._flight.end(self._work, self._take_stream(self._cache._stream(None)), (), repr(self))
+            raise
         return self
 
     def _begin(self) -> None:
         """The layers of this step go on from where the steps before it end, and write the running states."""
+        tracking = []
         for sequence, end in zip(self._sequences, self._ends, strict=True):
             start = sequence._planned
             if start < sequence.committed or not sequence._steps:
@@ -116,7 +131,16 @@ class Step:
                 holding.writing += 1
                 holding.accepted = False
                 if lane.track_every and sequence._lease._cache is not None:
-                    self._plan_track(sequence, lane, holding, start, end)
+                    tracking.append((sequence, lane, holding, start, end))
+        for each in tracking:  # this may evict, and raise
+            self._plan_track(*each)
+
+    def _leave(self) -> None:
+        """No longer does this step write its sequences' states."""
+        for sequence in self._sequences[: len(self._starts)]:
+            sequence._steps -= 1
+            for _, holding in sequence._states:
+                holding.writing -= 1
 
     def _plan_track(self, sequence: Sequence, lane: PointLane, holding: StateHolding, start: int, end: int) -> None:
         """Where a checkpoint is due in this step, have a slot to keep it in."""
@@ -151,8 +175,10 @@ class Step:
         self._ran = True
         self._order(stream)
         if self.role == "target":
-            if self._fills:
-                for batch in batches(self._fills):
+            fills = self._fills()
+            if fills:
+                self._filled = True
+                for batch in batches(fills):
                     run_batch(cache, stream, batch)
             for sequence, op in self._claimed:
                 if not op.after:
@@ -283,10 +309,7 @@ class Step:
 
     def _close(self, stream: Stream, well: bool) -> list[tuple[Sequence, int]]:
         """Enqueue what comes after the layers; the sequences that go on, and up to where. Nothing if it went wrong."""
-        for sequence in self._sequences:
-            sequence._steps -= 1
-            for _, holding in sequence._states:
-                holding.writing -= 1
+        self._leave()
         if not well:
             self._give_up()
             return []
@@ -310,7 +333,7 @@ class Step:
         return done
 
     def _done(self) -> list[tuple[Sequence, int]]:
-        if not self._ran and (self._fills or self._claimed or self._deferred or self._fence()):
+        if not self._ran and (self._fills() or self._claimed or self._deferred or self._fence()):
             raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
         done = []
         for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
@@ -352,7 +375,7 @@ class Step:
     def _give_up(self) -> None:
         """The step failed: if its layers may have begun, what they wrote of the running states is nobody's."""
         self._drop_tracks()
-        if not self._prepared and (self._fills or self._claimed or self._deferred):
+        if not self._prepared and (self._filled or self._fills() or self._claimed or self._deferred):
             return
         for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
             if end > start:

@@ -59,17 +59,19 @@ def results(world: World, runner: Runner, steps: int) -> Steps:
 
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("every", [0, 2])
-@pytest.mark.parametrize("split", [False, True])
-def test_a_chunked_prefill_that_is_published_while_it_runs(kinds: str, every: int, split: bool) -> None:
-    """With and without extra buffer for tracked states; with layers in one piece and layer by layer."""
+@pytest.mark.parametrize("how", ["whole", "split", "inside"])
+def test_a_chunked_prefill_that_is_published_while_it_runs(kinds: str, every: int, how: str) -> None:
+    """With and without extra buffer for tracked states; with layers in one piece, layer by layer, and with others
+    acting while a step is planned and open."""
     ends = (4, 8, 12) if MORE else (4, 8)
 
     def scenario(run: Run) -> None:
         world = World(run, kinds, every=every)
         runner = world.open(PROMPT)
-        run.actor("scheduler", chunks(world, runner, *ends, split=split))
+        run.actor("scheduler", chunks(world, runner, *ends, split=how == "split", inside=how == "inside"))
         run.actor("checkpointer", checkpoints(world, runner, len(ends)))
-        run.actor("results", results(world, runner, len(ends)))
+        if how != "inside" or MORE:
+            run.actor("results", results(world, runner, len(ends)))
 
     explored(scenario)
 
