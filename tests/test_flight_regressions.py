@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers import cache_of, held, part, run, settle
-from prefixloom import CapacityError, Path, Point, ProtocolError
+from prefixloom import CapacityError, Path, Point, ProtocolError, RaceError
 from prefixloom.sequence import Sequence
 from prefixloom.streams import Event, Stream
 from prefixloom.testing.simulated import SimulatedStream, Simulation
@@ -203,3 +203,158 @@ def test_steps_that_end_while_they_are_asked_for_are_not_told_before_those_that_
     cache.poll()
     assert held(cache, TOKENS) == 0
     settle(cache)
+
+
+def test_what_is_read_in_the_tree_after_the_ops_ran_is_waited_for_before_the_layers() -> None:
+    """A publication inside of the block swaps duplicates for pages of the tree that a step on another stream writes."""
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a", "b")
+    one, two = cache.open(TOKENS), cache.open(TOKENS)
+    for sequence, stream in ((two, sim["b"]), (one, sim["a"])):
+        sequence.grow(8)
+        enqueue(stream, sequence)
+    one.publish()
+    two.grow(4)
+    with cache.step([two]) as step:
+        step.run_ops(sim["b"])
+        two.publish()
+        assert two.pages("path")[:2] == one.pages("path"), "it reads the tree's from now on"
+        step.table("path")
+        sim["b"].run(lambda: None)
+    while sim["b"].ready:
+        sim["b"].advance()
+    assert sim["b"].pending, "it waits for what stream a writes"
+    sim.drain()
+
+
+def test_what_the_layers_read_is_told_as_the_table_has_it() -> None:
+    """The same without the table's wait: the race detector sees the pages that the table named, not older ones."""
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a", "b")
+    one, two = cache.open(TOKENS), cache.open(TOKENS)
+    for sequence, stream in ((two, sim["b"]), (one, sim["a"])):
+        sequence.grow(8)
+        enqueue(stream, sequence)
+    one.publish()
+    two.grow(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prefixloom.flight.Flight.order", lambda *args: None)
+        with pytest.raises(RaceError, match=r"reads slot .* of pool 'path'"), cache.step([two]) as step:
+            step.run_ops(sim["b"])
+            two.publish()
+            step.table("path")
+
+
+def test_a_table_is_asked_for_after_run_ops_where_steps_are_in_flight() -> None:
+    """Before that nobody knows on which stream it would be written: here it would be at once, under running steps."""
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a")
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            assert step.table("path").tolist() == [sequence.pages("path")]  # nothing is in flight
+            step.run_ops(sim["a"])
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            with pytest.raises(ProtocolError, match=r"call run_ops first: it says on which stream"):
+                step.table("path")
+            step.run_ops(sim["a"])
+            step.table("path")
+    sim.drain()
+
+
+def test_a_running_state_is_not_rewound_under_a_step_that_is_open() -> None:
+    """The step brings the state to its end, whatever is taken back meanwhile: it would stand for another length."""
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=2, checkpoint_every=4), max_rewind=2)
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 5)
+        sequence.grow(3)
+        with cache.step([sequence]) as step:
+            step.run_ops()
+            sequence.grow(2)
+            sequence.rewind(2)  # what the step does not compute
+            with pytest.raises(ProtocolError, match="cannot rewind to 7: an open step computes up to 8"):
+                sequence.rewind(1)
+        sequence.rewind(1)
+        run(sequence, 1)
+    settle(cache)
+
+
+def test_a_state_that_is_rewound_twice_before_the_next_step_is_copied_once() -> None:
+    """Two copies into one slot in one batch: which of them is the last is a matter of the kernel."""
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=2), max_rewind=2)
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 4)
+        run(sequence, 3)
+        sequence.rewind(1)
+        sequence.rewind(1)
+        sequence.grow(1)
+        with cache.step([sequence]) as step:
+            (op,) = step.ops
+            assert [*op.src, *op.dst] == [sequence.rewind_slots("state")[0], *sequence.pages("state")]
+            step.run_ops()
+    settle(cache)
+
+
+def test_what_a_publication_between_plan_and_run_asks_to_be_copied_runs_with_the_step() -> None:
+    """The scheduler asked for the step, publishes the one before, and then enters: the state went to the tree."""
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 4)
+        sequence.grow(4)
+        step = cache.step([sequence])
+        sequence.publish()
+        with step:
+            assert [op.kind for op in step.ops] == ["copy"]
+            step.run_ops()
+        assert sequence.committed == 8
+    settle(cache)
+
+
+def test_a_step_that_was_planned_further_than_is_reserved_by_now_is_refused() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=2), max_rewind=2)
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 4)
+        sequence.grow(3)
+        step = cache.step([sequence])
+        sequence.rewind(1)
+        with pytest.raises(ProtocolError, match="was planned up to 7 and has 6 reserved"), step:
+            pass
+        run(sequence, 0)
+        assert sequence.committed == 6
+        assert not cache._flight.works
+    settle(cache)
+
+
+def test_a_step_that_cannot_be_entered_is_not_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What interrupts the search for a checkpoint's slot must not leave a step behind that never ends."""
+    cache = cache_of(part("path", Path()), part("state", Point(), checkpoint_every=4))
+    sequence = cache.open(TOKENS)
+    sequence.grow(4)
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("prefixloom.step.make_room", interrupted)
+        with pytest.raises(KeyboardInterrupt), cache.step([sequence]):
+            pass
+    assert not cache._flight.works
+    run(sequence, 0)
+    assert sequence.publish() == 4
+    sequence.close()
+    settle(cache)
+
+
+def test_the_race_detector_hears_which_state_a_draft_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cache_of(part("state", Point()))
+    sim = Simulation("a", "b")
+    sequence = cache.open(TOKENS)
+    sequence.grow(4)
+    enqueue(sim["a"], sequence)
+    monkeypatch.setattr("prefixloom.flight.Flight.order", lambda *args: None)
+    with (
+        pytest.raises(RaceError, match=r"layers of <draft step 2.*reads slot"),
+        cache.step([sequence], "draft") as step,
+    ):
+        step.run_ops(sim["b"])

@@ -9,7 +9,7 @@ import torch
 
 from helpers import cache_of, held, part, path_cache, run, serve, settle
 from prefixloom import Claim, Component, InputError, Op, Path, PluginError, Point, ProtocolError, hookimpl
-from prefixloom.streams import InlineStream
+from prefixloom.streams import InlineStream, ThreadStream
 
 TOKENS = list(range(40))
 
@@ -261,4 +261,72 @@ def test_a_state_that_a_running_step_writes_is_never_handed_to_the_tree() -> Non
             sequence.publish(20)  # the scheduler is one step ahead
             assert sequence.pages("state") == [written]
         assert sequence.committed == 24
+    settle(cache)
+
+
+class Snapshots(Flushing):
+    """Says ops of its own kinds and of the core's, before and behind the layers."""
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_plugins_ops_run_before_and_behind_the_layers_on_the_stream(threaded: bool) -> None:
+    mine = part("mine", Path(), kind=Snapshots)
+    assert isinstance(mine, Snapshots)
+    cache = cache_of(mine)
+    data = cache.pool("mine").buffers["data"]
+    stream = ThreadStream("forward") if threaded else InlineStream("forward")
+    order: list[str] = []
+    mine.ran = Order(order)  # type: ignore[assignment]
+    chosen = torch.tensor([1, 0])
+    mine.answer = (
+        Op("late", "mine", after=True), Op("track", "mine", dst=(9,), src=(4,)), Op("early", "mine"),
+        Op("copy", "mine", dst=(10, 11), src=((1, 4), (4, 1)), selector=chosen, after=True),
+    )  # fmt: skip
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            assert [op.kind for op in step.ops] == ["early", "late", "track", "copy"]
+            step.run_ops(stream)
+            stream.run(lambda: order.append("layers"))
+            stream.run(lambda: data[:, 4].fill_(4))
+            assert threaded or order == ["early", "layers"]
+        stream.record().synchronize()
+        assert order == ["early", "layers", "late"]
+        assert [int(data[0, slot].max()) for slot in (9, 10, 11)] == [4, 4, 4]
+        sequence.abort()
+    cache.poll()
+    stream.close()
+    settle(cache)
+
+
+class Order(list[Any]):
+    """Takes what a plugin's op tells, and keeps its kind."""
+
+    def __init__(self, order: list[str]) -> None:
+        super().__init__()
+        self.order = order
+
+    def append(self, told: Any) -> None:
+        self.order.append(told[0].kind)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (Op("track", "mine", dst=(1,)),),
+        (Op("copy", "mine", dst=(1,), src=((1, 99),), selector=torch.tensor([0])),),
+        (Op("copy", "mine", dst=(1, 2), src=((1, 2), (1,)), selector=torch.tensor([0, 0])),),
+        (Op("copy", "mine", dst=(1,), src=((1, 2),), selector=torch.tensor([0, 0])),),
+        (Op("copy", "mine", dst=(1,), src=((1, 2), (1, 2)), selector=torch.tensor([0])),),
+    ],
+    ids=["no source", "no such slot", "unequal choices", "too many selected", "too many choices"],
+)
+def test_tracks_and_selections_that_cannot_be_are_refused(answer: Any) -> None:
+    cache, mine = flushing()
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        mine.answer = answer
+        with pytest.raises(PluginError, match="'mine': deferred_forward_ops must answer"):
+            cache.step([sequence])
+        mine.answer = None
     settle(cache)

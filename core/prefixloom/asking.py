@@ -24,6 +24,13 @@ def _slots(slots: Any) -> tuple[Any, ...]:
     return slots if isinstance(slots, tuple) else (slots,)
 
 
+def _sources(op: Op) -> tuple[Any, ...]:
+    """The slots that it may read: with a selector, one of several each."""
+    if op.selector is None:
+        return _slots(op.src)
+    return tuple(slot for choices in _slots(op.src) for slot in _slots(choices))
+
+
 def _shown(error: object) -> str:
     """A plugin's error or answer in words, even if its own repr raises."""
     try:
@@ -97,14 +104,17 @@ class Asking:
             if not isinstance(op, Op) or op.component not in lanes:
                 raise self._bad_answer(lane.name, hook, f"ops of {', '.join(lanes)}", op)
             target = lanes[op.component]
-            if op.kind not in ("copy", "clear"):
+            if op.kind not in ("copy", "clear", "track"):
                 if target.hooks.run_forward_op is None:
                     raise self._bad_answer(lane.name, hook, f"ops that {op.component!r} has a run_forward_op for", op)
             elif not all(
-                slot.__class__ is int and 0 <= slot < target.pool.capacity
-                for slot in (*_slots(op.src), *_slots(op.dst))
+                slot.__class__ is int and 0 <= slot < target.pool.capacity for slot in (*_sources(op), *_slots(op.dst))
             ):
                 raise self._bad_answer(lane.name, hook, f"slots from 0 to {target.pool.capacity - 1}", op)
-            elif op.kind == "copy" and len(op.src) != len(op.dst):
+            elif op.kind != "clear" and len(op.src) != len(op.dst):
                 raise self._bad_answer(lane.name, hook, "copies with as many sources as destinations", op)
+            elif op.selector is not None and (
+                len({len(choices) for choices in op.src}) > 1 or tuple(op.selector.shape) != (len(op.dst),)
+            ):
+                raise self._bad_answer(lane.name, hook, "equally many choices, and a selector for each destination", op)
         return checked

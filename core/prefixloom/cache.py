@@ -6,33 +6,32 @@ a lane, every special one from a hook, folded in one direction. One thread drive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any, Literal
 
 from .assembly import Assembly
 from .debug import Debug
 from .dropped import Dropped
-from .errors import InputError, PluginError, ProtocolError
+from .errors import InputError, ProtocolError
 from .evict import evict, make_room, reclaim
 from .flight import Flight
 from .graves import sweep
 from .insert import split
 from .keys import TOKEN_BYTES, Tokens, encode
 from .lane import Lane, PageLane
-from .lane_coded import CodedLane
 from .lane_path import PathLane
 from .lease import Hold, Lease, acquire, release
+from .ops import CLEAR, Fill
 from .plan import MatchPlan, make_plan
 from .pool import Pool
 from .reach import Interval
 from .sequence import Sequence
 from .stats import CacheStats, cache_stats
-from .step import CLEAR, Fill, Step
+from .step import Step
 from .streams import Stream, stream_for
 from .tables import Tables
 from .tree import Node, Root, Tree, unlink
-from .values import Op
 
 if TYPE_CHECKING:
     from .compose import Composition
@@ -280,7 +279,8 @@ class Cache(Assembly):
             raise InputError(f"a step's role is 'target' or 'draft', got {role!r}")
         if not isinstance(sequences, (list, tuple)):
             raise InputError(f"a step takes a list of sequences, got {sequences!r}")
-        self._enter()
+        if self._guarded:
+            self._enter()
         if len(sequences) > 1 and len({id(sequence) for sequence in sequences}) < len(sequences):
             raise InputError("a step takes each sequence once")
         for sequence in sequences:
@@ -288,7 +288,8 @@ class Cache(Assembly):
                 raise InputError(f"a step takes sequences, got {sequence!r}")
             if sequence._cache is not self:
                 raise ProtocolError(f"{sequence!r} belongs to another cache")
-            sequence._usable()
+            if sequence._lease._cache is None:
+                sequence._usable()
             if sequence._states and role == "target":
                 sequence._sound()
         return Step(self, sequences, role)
@@ -399,62 +400,14 @@ class Cache(Assembly):
 
     # ------------------------------------------------------------ streams
     def _stream(self, given: Any) -> Stream:
-        stream = self._streams.get(None) if given is None else given
-        if not isinstance(stream, Stream) or stream not in self._streams:
-            stream = stream_for(given, self.composition.device, self._streams)
-            if self._debug is not None:
-                stream.follow()
-        return stream
-
-    def _enqueue(
-        self,
-        stream: Stream,
-        what: str,
-        pool: Pool,
-        work: Callable[[], object],
-        reads: Many[int],
-        writes: Many[int],
-        source: Pool | None = None,
-    ) -> None:
-        """Have ``work`` run on ``stream``; in debug mode the race detector hears of it.
-
-        It writes slots of ``pool``, and reads slots of ``source`` or of the same.
-        """
-        stream.run(work)
+        if given is None:
+            stream = self._streams.get(None)
+            if stream is not None:
+                return stream
+        stream = stream_for(given, self.composition.device, self._streams)
         if self._debug is not None:
-            self._debug.accessed(stream, what, pool, reads, writes, source or pool)
-
-    def _run_apart(self, lease: Hold, lane: CodedLane, kind: str, src: list[int], dst: list[int]) -> bool:
-        """Have an op run now, behind the last step of a sequence; whether it is over."""
-        stream = lease.stream or self._stream(None)
-        work = self._flight.begin()
-        work.stream, work.since = stream, stream.tick
-        try:
-            self._flight.order(stream, min(lease.fence, work.number - 1), lease)
-            source, target = lane.ends(kind)
-            self._enqueue(stream, f"{kind} of {lane.name}", target, lane.work(kind, src, dst), src, dst, source)
-        finally:
-            self._flight.end(work, stream, (lease,), f"{kind} of {lane.name}")
-        return work.over
-
-    def _run_op(self, op: Op, stream: Stream) -> None:
-        """Enqueue one op: the core's own kinds on the pool, any other by its component."""
-        lane = self._lane(op.component)
-        pool = lane.pool
-        if op.kind in ("copy", "track"):
-            if op.selector is not None:
-                reads = [slot for row in op.src for slot in row]
-                self._enqueue(stream, repr(op), pool, lambda: pool.select(op.src, op.selector, op.dst), reads, op.dst)
-            else:
-                self._enqueue(stream, repr(op), pool, lambda: pool.copy(op.src, op.dst), op.src, op.dst)
-        elif op.kind == "clear":
-            self._enqueue(stream, repr(op), pool, lambda: pool.clear(op.dst), (), op.dst)
-        elif lane.hooks.run_forward_op is None:
-            raise PluginError(f"component {op.component!r} has no run_forward_op for {op!r}")
-        else:
-            hook = lane.hooks.run_forward_op
-            run = lambda: self._call(op.component, "run_forward_op", hook, op, stream)  # noqa: E731
-            self._enqueue(stream, repr(op), pool, run, op.src, op.dst)
+            self._debug.race.follow(stream)
+        return stream
 
 
 def _text(namespace: object) -> str:

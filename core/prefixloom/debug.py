@@ -66,20 +66,26 @@ class Debug:
 
     def begin(self, step: Step) -> list[Touched]:
         """The slots that the layers of ``step`` read and write, of every component."""
-        touched = []
-        for lane in self._cache._lanes:
-            reads: list[int] = []
-            writes: list[int] = []
-            for k, sequence in enumerate(step._sequences):
-                if sequence.open:
-                    start = step._starts[k] if step.role == "target" else sequence.committed
-                    holding = sequence._holding(lane.name)[1]
-                    lane.touches(holding, start, step._ends[k], reads, writes)
-            if step.role == "draft" and not lane.part.manifest.lookahead:
-                writes = []  # a draft model reads what the target wrote, and writes its own
-            lane.live.enter(writes, Stage.WRITING)
-            touched.append((lane.live, reads, writes))
-        return touched
+        return [self._touched(step, lane) for lane in self._cache._lanes]
+
+    def looked_up(self, step: Step, lane: Lane) -> None:
+        """The layers were told what is theirs just now: publications since the step began may have changed it."""
+        step._touched[lane.index] = self._touched(step, lane)
+
+    def _touched(self, step: Step, lane: Lane) -> Touched:
+        reads: list[int] = []
+        writes: list[int] = []
+        for k, sequence in enumerate(step._sequences):
+            if sequence.open:
+                start = step._starts[k] if step.role == "target" else sequence.committed
+                holding = sequence._holding(lane.name)[1]
+                lane.touches(holding, start, step._ends[k], reads, writes)
+                if step.role == "draft" and lane.unit == "boundary":
+                    reads.extend(slot for slot in (holding.slot,) if slot >= 0)
+        if step.role == "draft" and not lane.part.manifest.lookahead:
+            writes = []  # a draft model reads what the target wrote, and writes its own
+        lane.live.enter(writes, Stage.WRITING)
+        return lane.live, reads, writes
 
     def layers(self, step: Step, stream: Stream, well: bool) -> None:
         """The layers of ``step`` have been enqueued on ``stream``."""

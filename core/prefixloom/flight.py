@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Lane
     from .lease import Hold
+    from .sequence import Sequence
     from .streams import Event, Stream
     from .tree import Node
 
@@ -40,13 +41,14 @@ class Work:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.name = ""
-        self.holds: list[Hold] = []
-        self.stream: Stream | None = None
-        self.since = 0
-        self.event: Event | None = None
         self.over = False
-        self.published: list[Published] = []
+        self.event: Event | None = None
+        self.stream: Stream | None = None
+        self.published: Many[Published] = ()
+        self.holds: Many[Hold] = ()
+
+    name: str
+    since: int
 
 
 class Published:
@@ -97,19 +99,24 @@ class Flight(Fence):
             if work.stream is not stream:
                 stream.wait(work.event)
 
-    def end(self, work: Work, stream: Stream, holds: Iterable[Hold], who: object) -> None:
-        """All of ``work`` has been enqueued, by ``who`` for the sequences of ``holds``."""
+    def end(self, work: Work, stream: Stream, sequences: Iterable[Sequence], who: object) -> None:
+        """All of ``work`` has been enqueued, by ``who`` for ``sequences``."""
         if stream.inline:
             work.over = True
             self._settle()
             return
         work.event = stream.record()
         work.name = repr(who)
-        for hold in holds:
-            work.holds.append(hold)
+        work.holds = [sequence._lease for sequence in sequences]
+        for hold in work.holds:
             hold.stream = stream
             hold.work = work
             hold.fence = work.number
+
+    @property
+    def running(self) -> bool:
+        """Whether any step was handed to a stream and is not known to be over."""
+        return any(work.event is not None and not work.over for work in self.works)
 
     def poll(self, between_operations: bool = True) -> None:
         """See which steps are over. Never waits.
@@ -173,7 +180,7 @@ class Flight(Fence):
         if not slots:
             return
         published = Published(hold, work.number, run, slots)
-        work.published.append(published)
+        work.published = [*work.published, published]
         for node in run:
             self.nodes.setdefault(node, []).append(published)
 
@@ -205,8 +212,7 @@ class Flight(Fence):
         """Nothing is cached or held any more; what runs still runs."""
         self.nodes = {}
         for work in self.works:
-            work.published = []
-            work.holds = []
+            work.published = work.holds = ()
 
     # ------------------------------------------------------------ failure
     def _fail(self, work: Work, error: BaseException) -> None:

@@ -17,7 +17,7 @@ from .flight import own_slots
 from .lane_coded import encode_states
 from .lane_point import PointLane
 from .lease import advance, ask_receipts, conclude
-from .step import Fill
+from .ops import Fill
 from .values import Claim, NodeView, SplitRule, WalkView
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from .errors import CapacityError
 from .evict import make_room
 from .lane_point import NO_SLOT, PointLane, StateHolding
+from .ops import run_apart
 from .policy import Queue
 from .pool import Pool, Stage
 from .tree import Node
@@ -120,7 +121,7 @@ def encode_states(cache: Cache, sequence: Sequence) -> list[tuple[CodedLane, set
         slot = lane.pool.take_one()
         lease.claim(cache._flight)
         try:
-            over = cache._run_apart(lease, lane, "encode", [source], [slot])
+            over = run_apart(cache, sequence, lane, "encode", [source], [slot])
         except BaseException:
             lane.pool.give_one(slot)
             raise

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane
@@ -306,8 +307,8 @@ class PointLane(Lane):
     def work(self, kind: str, src: list[int], dst: list[int]) -> Callable[[], object]:
         """What an op of this kind does with content."""
         if kind == "clear":
-            return lambda: self.live.clear(dst)
-        return lambda: self.live.copy(src, dst)
+            return partial(self.live.clear, dst)
+        return partial(self.live.copy, src, dst)
 
     def ends(self, kind: str) -> tuple[Pool, Pool]:
         """The pools that an op of this kind reads from and writes into."""

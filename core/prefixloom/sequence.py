@@ -18,8 +18,8 @@ from .insert import publish, publish_end, stops
 from .keys import Named, Tokens, encode
 from .lane_point import NO_SLOT
 from .lease import Hold, let_go, release
+from .ops import Fill
 from .pool import ABSENT
-from .step import Fill
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -324,6 +324,11 @@ class Sequence(Named, Handle):
             )
         states = self._states
         for lane, holding in states:
+            if holding.writing and length < self._planned:
+                raise ProtocolError(
+                    f"{self!r} cannot rewind to {length}: an open step computes up to {self._planned}, and so does the "
+                    f"state of component {lane.name!r}. End the step first"
+                )
             if not lane.can_rewind(holding, length):
                 raise ProtocolError(
                     f"{self!r} cannot rewind to {length}: component {lane.name!r} has the states of single tokens "
@@ -336,7 +341,8 @@ class Sequence(Named, Handle):
             lane.rewind(holding, length)
         for lane, holding in states:
             source = lane.rewind_state(holding, length)
-            if source != NO_SLOT:
+            if source != NO_SLOT:  # instead of what an earlier rewind wanted copied
+                self._fills = [fill for fill in self._fills if fill.holding is not holding]
                 self._fills.append(Fill(lane, holding, source))
         if count and self.named > length:
             self._cut(length)

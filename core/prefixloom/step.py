@@ -14,96 +14,44 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
-from .lease import release_part
+from .ops import Fill, batches, run_batch, run_kind, run_op, run_told
 from .pool import Stage
 from .values import Op, WalkView
 
 if TYPE_CHECKING:
     from .cache import Cache
     from .flight import Work
-    from .lane import Lane
     from .lane_point import PointLane, StateHolding, Track
     from .sequence import Sequence
     from .streams import Stream
-
-CLEAR = -1
-
-
-class Fill:
-    """A state slot of a running sequence that must get its content: a copy of ``source``, or zeros (``CLEAR``).
-
-    ``kind`` is that of the op: what brings a state of the tree may have to decode it.
-    """
-
-    __slots__ = ("holding", "kind", "lane", "source")
-
-    def __init__(self, lane: Lane, holding: Any, source: int, kind: str = "copy") -> None:
-        self.lane = lane
-        self.holding = holding
-        self.source = source
-        self.kind = kind if source != CLEAR else "clear"
-
-
-class Batch:
-    """Fills of one component that run as one op."""
-
-    __slots__ = ("dst", "fills", "kind", "lane", "src")
-
-    def __init__(self, kind: str, lane: Any) -> None:
-        self.kind = kind
-        self.lane = lane
-        self.src: list[int] = []
-        self.dst: list[int] = []
-        self.fills: list[tuple[Sequence, Fill]] = []
-
-    def op(self) -> Op:
-        return Op(self.kind, self.lane.name, dst=tuple(self.dst), src=tuple(self.src))
-
-
-def batches(fills: Many[tuple[Sequence, Fill]]) -> list[Batch]:
-    """The fills that are still due, as few ops as keep the order within each component."""
-    out: list[Batch] = []
-    last: dict[Any, Batch] = {}
-    for sequence, fill in fills:
-        if sequence._lease._cache is None or fill not in sequence._fills:  # aborted, or run by another step
-            continue
-        kind = fill.kind
-        batch = last.get(fill.lane)
-        if batch is None or batch.kind != kind:
-            batch = last[fill.lane] = Batch(kind, fill.lane)
-            out.append(batch)
-        batch.dst.append(fill.holding.slot)
-        if kind != "clear":
-            batch.src.append(fill.source)
-        batch.fills.append((sequence, fill))
-    return out
 
 
 class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
     __slots__ = (
-        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_fills", "_prepared", "_ran", "_rows", "_sequences",
-        "_starts", "_state", "_stream", "_touched", "_tracks", "_work", "role",
+        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_filled", "_ordered", "_prepared", "_ran",
+        "_sequences", "_starts", "_state", "_stream", "_touched", "_tracks", "_work", "role",
     )  # fmt: skip
 
     def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
         self._cache = cache
         self._sequences = tuple(sequences)
-        self._ends = [sequence.reserved for sequence in self._sequences]
+        self._ends: list[int] = []
         self._starts: list[int] = []
         self.role = role
         self._ran = self._prepared = self._accepted = False
         self._state = "new"
         self._stream: Stream | None = None
         self._work: Work | None = None
-        self._rows: Any = None
+        self._ordered = 0  # the fence that the stream has been made to wait for
         self._tracks: list[tuple[Sequence, PointLane, StateHolding, Track, int]] = []
-        self._fills: list[tuple[Sequence, Fill]] = []
-        self._claimed: list[tuple[Sequence, Op]] = []
-        self._deferred: tuple[Op, ...] = ()
+        self._filled = False
+        self._claimed: Many[tuple[Sequence, Op]] = ()
+        self._deferred: Many[Op] = ()
+        for sequence in sequences:
+            self._ends.append(sequence.reserved)
         if role == "target":
-            self._fills = [(sequence, fill) for sequence in self._sequences for fill in sequence._fills]
             if cache._match_hooks:
                 self._claimed = [(sequence, op) for sequence in self._sequences for op in sequence._claimed_ops]
             if cache._step_hooks:
@@ -127,12 +75,17 @@ class Step:
         draft = "draft " if self.role == "draft" else ""
         return f"<{draft}step{number} of {len(self._sequences)} sequences>"
 
+    def _fills(self) -> list[tuple[Sequence, Fill]]:
+        """What must be filled before the layers run; until ``run_ops``, a publication may still add to it."""
+        due = self._sequences if self.role == "target" else ()
+        return [(sequence, fill) for sequence in due for fill in sequence._fills]
+
     @property
     def ops(self) -> tuple[Op, ...]:
         """What runs, in order: the derived fills in one op per component, then the plugins' own, after the layers
         the checkpoints (known once the block is entered) and the plugins' own again.
         """
-        before = [batch.op() for batch in batches(self._fills)]
+        before = [batch.op() for batch in batches(self._fills())]
         claimed = [op for sequence, op in self._claimed if op in sequence._claimed_ops]
         tracks = [Op(lane.kept, lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
         early = [op for op in (*claimed, *self._deferred) if not op.after]
@@ -142,16 +95,30 @@ class Step:
     def __enter__(self) -> Step:
         if self._state != "new":
             raise ProtocolError("a step is used once; ask the cache for a new one")
+        for sequence, end in zip(self._sequences, self._ends, strict=True):
+            if end > sequence.reserved and sequence.open:
+                raise ProtocolError(
+                    f"{sequence!r} was planned up to {end} and has {sequence.reserved} reserved by now: ask the cache "
+                    f"for a new step"
+                )
         self._state = "open"
         self._work = self._cache._flight.begin()
-        if self.role == "target":
-            self._begin()
-        if self._cache._debug is not None:
-            self._touched = self._cache._debug.begin(self)
+        try:
+            if self.role == "target":
+                self._begin()
+            if self._cache._debug is not None:
+                self._touched = self._cache._debug.begin(self)
+        except BaseException:  # a hook or an interrupt, while a checkpoint's slot was sought
+            self._state = "done"
+            self._drop_tracks()
+            self._leave()
+            self._cache._flight.end(self._work, self._take_stream(self._cache._stream(None)), (), repr(self))
+            raise
         return self
 
     def _begin(self) -> None:
         """The layers of this step go on from where the steps before it end, and write the running states."""
+        tracking = []
         for sequence, end in zip(self._sequences, self._ends, strict=True):
             start = sequence._planned
             if start < sequence.committed or not sequence._steps:
@@ -164,7 +131,16 @@ class Step:
                 holding.writing += 1
                 holding.accepted = False
                 if lane.track_every and sequence._lease._cache is not None:
-                    self._plan_track(sequence, lane, holding, start, end)
+                    tracking.append((sequence, lane, holding, start, end))
+        for each in tracking:  # this may evict, and raise
+            self._plan_track(*each)
+
+    def _leave(self) -> None:
+        """No longer does this step write its sequences' states."""
+        for sequence in self._sequences[: len(self._starts)]:
+            sequence._steps -= 1
+            for _, holding in sequence._states:
+                holding.writing -= 1
 
     def _plan_track(self, sequence: Sequence, lane: PointLane, holding: StateHolding, start: int, end: int) -> None:
         """Where a checkpoint is due in this step, have a slot to keep it in."""
@@ -197,16 +173,19 @@ class Step:
             cache._enter()
         stream = self._take_stream(cache._stream(stream))
         self._ran = True
-        cache._flight.order(stream, self._fence(), self)
+        self._order(stream)
         if self.role == "target":
-            for batch in batches(self._fills):
-                run_batch(cache, stream, batch)
+            fills = self._fills()
+            if fills:
+                self._filled = True
+                for batch in batches(fills):
+                    run_batch(cache, stream, batch)
             for sequence, op in self._claimed:
                 if not op.after:
                     self._run_claimed(sequence, op, stream)
             for op in self._deferred:
                 if not op.after:
-                    cache._run_op(op, stream)
+                    run_op(cache, op, stream)
         self._prepared = True
         if cache._debug is not None:
             cache._leave("run_ops")
@@ -214,7 +193,7 @@ class Step:
     def _run_claimed(self, sequence: Sequence, op: Op, stream: Stream) -> None:
         if sequence.open and op in sequence._claimed_ops:  # another step may have run it
             sequence._claimed_ops.remove(op)
-            self._cache._run_op(op, stream)
+            run_op(self._cache, op, stream)
 
     def _take_stream(self, stream: Stream) -> Stream:
         work = self._work
@@ -222,6 +201,13 @@ class Step:
         self._stream = work.stream = stream
         work.since = stream.tick
         return stream
+
+    def _order(self, stream: Stream) -> None:
+        """What is enqueued from now on comes after all that the sequences have come to read or to own."""
+        fence = self._fence()
+        if fence > self._ordered:
+            self._cache._flight.order(stream, fence, self)
+            self._ordered = fence
 
     def _fence(self) -> int:
         """What this step comes after; never itself."""
@@ -236,16 +222,27 @@ class Step:
         """Page numbers of each sequence as an int32 tensor (sequences, longest), -1 where a page is absent.
 
         For a boundary component: the running slots, shape (sequences, 1). It lies on the cache's device, holds true for
-        what is enqueued on the step's stream after this call, and is to be read only.
+        what is enqueued on the step's stream after this call, and is to be read only. Call ``run_ops`` before, which
+        says on which stream that is.
         """
-        table = self._cache._tables.of(self, component)
+        table = self._table(component)
         return table[:, :1] if self._cache._lane(component).unit == "boundary" else table
+
+    def _table(self, component: str) -> Any:
+        stream = self._stream
+        if stream is not None:
+            self._order(stream)  # what was published since ``run_ops`` may have put others' pages into the table
+        elif self._cache._flight.running:
+            raise ProtocolError("call run_ops first: it says on which stream this step's tables are written and read")
+        if self._cache._debug is not None and self._state == "open":
+            self._cache._debug.looked_up(self, self._cache._lane(component))
+        return self._cache._tables.of(self, component)
 
     def rewind_table(self, component: str) -> Any:
         """``rewind_slots`` of each sequence of a boundary component, as ``table``: (sequences, max_rewind + 1)."""
         if self._cache._lane(component).unit != "boundary":
             raise InputError(f"component {component!r} has pages, no states after single tokens")
-        return self._cache._tables.of(self, component)[:, 1:]
+        return self._table(component)[:, 1:]
 
     def accept(self, kept: Any) -> None:
         """How many of this step's tokens each sequence keeps is on the device only: an int tensor, one per sequence.
@@ -287,7 +284,7 @@ class Step:
         def work() -> None:
             lane.live.select(choices, (kept if len(rows) == len(kept) else kept[rows]) - 1, dst)
 
-        cache._enqueue(stream, f"select of {self!r}", lane.live, work, reads, dst)
+        run_told(cache, stream, f"select of {self!r}", lane.live, work, reads, dst)
 
     # ------------------------------------------------------------ after the layers
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -304,7 +301,7 @@ class Step:
                 done = self._close(stream, kind is None)
         finally:
             assert self._work is not None
-            cache._flight.end(self._work, stream, [sequence._lease for sequence in self._sequences], self)
+            cache._flight.end(self._work, stream, self._sequences, self)
         for sequence, upto in done:  # all or none: what was reserved since the step was made is the next one's
             sequence._commit(upto)
         if cache._debug is not None:
@@ -312,10 +309,7 @@ class Step:
 
     def _close(self, stream: Stream, well: bool) -> list[tuple[Sequence, int]]:
         """Enqueue what comes after the layers; the sequences that go on, and up to where. Nothing if it went wrong."""
-        for sequence in self._sequences:
-            sequence._steps -= 1
-            for _, holding in sequence._states:
-                holding.writing -= 1
+        self._leave()
         if not well:
             self._give_up()
             return []
@@ -332,25 +326,27 @@ class Step:
                     self._run_claimed(sequence, op, stream)
             for op in self._deferred:
                 if op.after:
-                    self._cache._run_op(op, stream)
+                    run_op(self._cache, op, stream)
         except BaseException:
             self._give_up()
             raise
         return done
 
     def _done(self) -> list[tuple[Sequence, int]]:
-        if not self._ran and (self._fills or self._claimed or self._deferred or self._fence()):
+        if not self._ran and (self._fills() or self._claimed or self._deferred or self._fence()):
             raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
         done = []
         for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
-            if not sequence.open:
+            if sequence._lease._cache is None:
                 continue
             if sequence.committed < start:
                 raise ProtocolError(
                     f"{sequence!r}: this step computed from {start} on, and the step before it failed or has not ended"
                 )
-            sequence._committable()
-            done.append((sequence, max(sequence.committed, min(end, sequence.reserved))))
+            if sequence._fills or sequence._states:
+                sequence._committable()
+            upto = end if end < sequence.reserved else sequence.reserved
+            done.append((sequence, upto if upto > sequence.committed else sequence.committed))
         return done
 
     def _run_tracks(self, stream: Stream) -> None:
@@ -369,7 +365,7 @@ class Step:
             if self._cache._debug is not None:
                 lane.pool.enter((track.slot,), Stage.SEALED)
         for lane, (src, dst) in by_lane.items():
-            enqueue(self._cache, stream, f"{lane.kept} of {self!r}", lane, lane.kept, src, dst)
+            run_kind(self._cache, stream, lane, lane.kept, src, dst)
 
     def _drop_tracks(self) -> None:
         for _, lane, holding, track, _ in self._tracks:
@@ -379,7 +375,7 @@ class Step:
     def _give_up(self) -> None:
         """The step failed: if its layers may have begun, what they wrote of the running states is nobody's."""
         self._drop_tracks()
-        if not self._prepared and (self._fills or self._claimed or self._deferred):
+        if not self._prepared and (self._filled or self._fills() or self._claimed or self._deferred):
             return
         for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
             if end > start:
@@ -387,21 +383,3 @@ class Step:
                     holding.ready = False
                     holding.lost = True
                     holding.steps_from = -1  # the states of single tokens were written over, too
-
-
-def enqueue(cache: Cache, stream: Stream, what: str, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
-    source, target = lane.ends(kind)
-    cache._enqueue(stream, what, target, lane.work(kind, src, dst), src, dst, source)
-
-
-def run_batch(cache: Cache, stream: Stream, batch: Batch) -> None:
-    """Give state slots their content, and let go of the sources."""
-    lane = batch.lane
-    enqueue(cache, stream, f"{batch.kind} of {lane.name}", lane, batch.kind, batch.src, batch.dst)
-    i = lane.index
-    for sequence, fill in batch.fills:
-        fill.holding.ready = True
-        sequence._fills.remove(fill)
-        lease = sequence._lease
-        if lease._records[i] is not None:
-            release_part(cache, lease, lane)

@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 
-from prefixloom import CapacityError, evict, insert
+from prefixloom import CapacityError, evict, insert, ops, step
 from prefixloom.cache import Cache
+from prefixloom.flight import Flight
 from prefixloom.holding import Holding
 from prefixloom.lane import PageLane
 from prefixloom.lane_path import PathLane
 from prefixloom.lane_point import PointLane
 from prefixloom.lane_span import SpanLane
-from prefixloom.pool import ABSENT
+from prefixloom.lease import Hold
+from prefixloom.pool import ABSENT, Pool
+from prefixloom.step import Step
+from prefixloom.streams import InlineStream
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -195,6 +199,168 @@ def an_evicted_window_is_freed_again_at_the_end(patch: pytest.MonkeyPatch) -> No
 def a_tail_gets_the_slots_of_all(patch: pytest.MonkeyPatch) -> None:
     """Tail grants that are none: slots for every position, whatever was needed."""
     patch.setattr(SpanLane, "needed_pages", PageLane.needed_pages)
+
+
+# ---------------------------------------------------------------- lesson 2
+
+
+def an_open_step_is_taken_for_complete(patch: pytest.MonkeyPatch) -> None:
+    """Publish before complete: the tree gets a state that the layers of an open step are about to write."""
+    patch.setattr(PointLane, "complete", lambda self, holding: holding.ready)
+
+
+def what_is_planned_is_taken_for_computed(patch: pytest.MonkeyPatch) -> None:
+    """Publish before complete: the tree gets pages whose step was not even enqueued."""
+    limit = property(lambda self: max(self.published, min(self.named, self.reserved) // 2 * 2))
+    patch.setattr("prefixloom.sequence.Sequence.publishable", limit)
+
+
+def states_are_copied_by_the_scheduling_thread(patch: pytest.MonkeyPatch) -> None:
+    """At once, when the op is recorded: whatever writes the source may still run, and the reader of the target, too."""
+
+    honest = ops.run_kind
+
+    def at_once(cache: Any, stream: Any, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
+        honest(cache, stream if kind == "clear" else InlineStream("now"), lane, kind, src, dst)
+
+    for module in (ops, step):
+        patch.setattr(module, "run_kind", at_once)
+
+
+def again(self: Step, fills: Any) -> None:
+    """Run what was to fill the sequences' states once more."""
+    for lane, kind, src, dst in fills:
+        ops.run_kind(self._cache, self._stream, lane, kind, [] if kind == "clear" else [src], [dst])  # type: ignore[arg-type]
+
+
+def remembering_fills(patch: pytest.MonkeyPatch, then: Callable[[Step, Any], None]) -> None:
+    """``then`` is called behind every run_ops with what each of the step's sequences had filled last."""
+    honest = Step.run_ops
+    filled: dict[Any, list[Any]] = {}
+
+    def running(self: Step, stream: Any = None) -> None:
+        for sequence in self._sequences if self.role == "target" else ():
+            filled[sequence._lease] = [(f.lane, f.kind, f.source, f.holding.slot) for f in sequence._fills]
+        honest(self, stream)
+        then(self, [fill for sequence in self._sequences for fill in filled.get(sequence._lease, ())])
+
+    patch.setattr(Step, "run_ops", running)
+
+
+def a_draft_runs_the_ops_of_the_step_before(patch: pytest.MonkeyPatch) -> None:
+    remembering_fills(patch, lambda self, fills: again(self, fills) if self.role == "draft" else None)
+
+
+def ops_run_again_with_the_second_half_of_the_layers(patch: pytest.MonkeyPatch) -> None:
+    honest = Step.__exit__
+    late: dict[Step, Any] = {}
+
+    def ending(self: Step, *error: Any) -> None:
+        again(self, late.pop(self, ()))
+        honest(self, *error)
+
+    remembering_fills(patch, late.__setitem__)
+    patch.setattr(Step, "__exit__", ending)
+
+
+def ops_run_after_the_layers(patch: pytest.MonkeyPatch) -> None:
+    """Clear after copy, and both after what reads them: the order of a step's parts is another."""
+    honest, ending = step.run_batch, Step.__exit__
+    late: list[Any] = []
+
+    def exiting(self: Step, *error: Any) -> None:
+        while late:
+            honest(*late.pop(0))
+        ending(self, *error)
+
+    patch.setattr(step, "run_batch", lambda *args: late.append(args))
+    patch.setattr(Step, "__exit__", exiting)
+
+
+def states_are_cleared_after_the_copies(patch: pytest.MonkeyPatch) -> None:
+    """A clear that was meant for the slot's last owner runs behind the copy that fills it for the new one."""
+    honest = step.run_batch
+
+    def batch(cache: Any, stream: Any, which: Any) -> None:
+        honest(cache, stream, which)
+        if which.kind != "clear":
+            ops.run_kind(cache, stream, which.lane, "clear", [], which.dst)
+
+    patch.setattr(step, "run_batch", batch)
+
+
+def tracks_are_taken_before_the_layers(patch: pytest.MonkeyPatch) -> None:
+    honest = Step.run_ops
+
+    def running(self: Step, stream: Any = None) -> None:
+        honest(self, stream)
+        self._run_tracks(self._stream)  # type: ignore[arg-type]
+        self._tracks = []
+
+    patch.setattr(Step, "run_ops", running)
+
+
+def the_accepted_count_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    def select(self: Step, lane: Any, kept: Any, stream: Any) -> None:
+        for sequence in self._sequences:
+            if sequence.open:
+                sequence._holding(lane.name)[1].accepted = True
+
+    patch.setattr(Step, "_select", select)
+
+
+def slots_are_free_while_a_step_still_writes_them(patch: pytest.MonkeyPatch) -> None:
+    """What is given back is anybody's at once, whoever is still writing."""
+    patch.setattr(Pool, "_retire", lambda self, data: self._free.frombytes(data))
+
+
+def slots_are_taken_without_their_fence(patch: pytest.MonkeyPatch) -> None:
+    """grow and open take what retires, and do not come after the steps that it retires from."""
+    patch.setattr(Hold, "claim", lambda self, flight: setattr(flight, "claimed", 0))
+
+
+def no_stream_waits_for_another(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Flight, "order", lambda self, stream, fence, who: None)
+
+
+def readers_do_not_come_after_what_they_read(patch: pytest.MonkeyPatch) -> None:
+    """What is published with its step is read as if that were over."""
+    honest = Flight.read
+
+    def read(self: Flight, hold: Any, node: Any) -> None:
+        fence = hold.fence
+        honest(self, hold, node)
+        hold.fence = fence
+
+    patch.setattr(Flight, "read", read)
+
+
+def what_a_failed_step_published_stays(patch: pytest.MonkeyPatch) -> None:
+    for lane in (PathLane, SpanLane, PointLane):
+        patch.setattr(lane, "retract", lambda self, node, slots: None)
+
+
+def who_read_a_failed_step_runs_on(patch: pytest.MonkeyPatch) -> None:
+    honest = Flight.read
+
+    def read(self: Flight, hold: Any, node: Any) -> None:
+        honest(self, hold, node)
+        for published in (published for all_of_it in self.nodes.values() for published in all_of_it):
+            published.readers.clear()
+
+    patch.setattr(Flight, "read", read)
+
+
+def a_donation_is_a_copy(patch: pytest.MonkeyPatch) -> None:
+    """The tree gets the slot, and the sequence goes on writing it: two owners."""
+    honest = PointLane.adopt
+
+    def adopt(self: PointLane, run: Any, holding: Any) -> None:
+        kept = holding.slot, holding.ready
+        honest(self, run, holding)
+        holding.slot, holding.ready = kept
+
+    patch.setattr(PointLane, "adopt", adopt)
 
 
 # ---------------------------------------------------------------- retention

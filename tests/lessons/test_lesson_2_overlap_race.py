@@ -59,17 +59,19 @@ def results(world: World, runner: Runner, steps: int) -> Steps:
 
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("every", [0, 2])
-@pytest.mark.parametrize("split", [False, True])
-def test_a_chunked_prefill_that_is_published_while_it_runs(kinds: str, every: int, split: bool) -> None:
-    """With and without extra buffer for tracked states; with layers in one piece and layer by layer."""
+@pytest.mark.parametrize("how", ["whole", "split", "inside"])
+def test_a_chunked_prefill_that_is_published_while_it_runs(kinds: str, every: int, how: str) -> None:
+    """With and without extra buffer for tracked states; with layers in one piece, layer by layer, and with others
+    acting while a step is planned and open."""
     ends = (4, 8, 12) if MORE else (4, 8)
 
     def scenario(run: Run) -> None:
         world = World(run, kinds, every=every)
         runner = world.open(PROMPT)
-        run.actor("scheduler", chunks(world, runner, *ends, split=split))
+        run.actor("scheduler", chunks(world, runner, *ends, split=how == "split", inside=how == "inside"))
         run.actor("checkpointer", checkpoints(world, runner, len(ends)))
-        run.actor("results", results(world, runner, len(ends)))
+        if how != "inside" or MORE:
+            run.actor("results", results(world, runner, len(ends)))
 
     explored(scenario)
 
@@ -393,5 +395,31 @@ def test_a_step_that_fails_is_taken_back_while_somebody_reads_it(kinds: str, oth
         run.actor("scheduler", scheduler())
         run.actor("follower", follower())
         run.actor("polling", polling())
+
+    explored(scenario)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_duplicates_are_given_back_inside_of_the_step_that_was_to_read_them(kinds: str) -> None:
+    """Between run_ops and the layers the table comes to name pages that another stream is still writing."""
+
+    def scenario(run: Run) -> None:
+        world = World(run, kinds, "forward", "other", tokens=24)
+        one, two = (world.open(PROMPT, label=name) for name in ("one", "two"))
+        for runner, stream in ((two, world.streams[1]), (one, world.stream)):
+            for _ in world.prefill(stream, runner, 4):
+                pass
+        one.publish()
+
+        def scheduler() -> Steps:
+            yield "plan the step to 8"
+            yield from world.prefill(world.streams[1], two, 4, inside=True)
+
+        def publisher() -> Steps:
+            yield "publish"
+            two.publish(4)
+
+        run.actor("scheduler", scheduler())
+        run.actor("publisher", publisher())
 
     explored(scenario)
