@@ -84,11 +84,11 @@ MUTANTS: tuple[Mutant, ...] = (
      "max(0, length - holding.steps_from - 2)]"),
     ("a track outlives the rewind below it", "lane_point.py", "        self.forget_tracks(holding, -1, length)\n", ""),
     ("a track does not hold its window", "sequence.py", "                floor = lane.floor(holding, floor)\n", "                pass\n"),
-    ("a covered state is thinned out", "lane_point.py", "if victim is None and not cell.locks and", "if victim is None and"),
+    ("a covered state is thinned out", "insert.py", "for number, cell in enumerate(above) if not cell.locks]", "for number, cell in enumerate(above)]"),
     ("the source of a copy is not covered", "insert.py",
      "sequence._lease._records[lane.index] = lane.acquire(node)", "pass"),
-    ("a copy is dropped", "step.py", "        lane.pool.copy((fill.source,), (holding.slot,))", "        pass"),
-    ("a clear is dropped", "step.py", "        lane.pool.clear((holding.slot,))", "        pass"),
+    ("a copy is dropped", "lane_point.py", "return partial(self.live.copy, src, dst)", "return partial(self.live.copy, [], [])"),
+    ("a clear is dropped", "lane_point.py", "return partial(self.live.clear, dst)", "return partial(self.live.clear, [])"),
     ("the window is given back too early", "lease.py", "lane.retain(holding, holding.floor)",
      "lane.retain(holding, holding.floor + cache._page)"),
     ("the rewind depth is not retained", "sequence.py", "else floor) - cache._max_rewind", "else floor)"),
@@ -142,7 +142,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ("tombstones are not refilled", "lane_span.py", "            if not mine:\n                continue\n",
      "            if not mine or node is not run[-1]:\n                continue\n"),
     ("a draft step runs the ops", "step.py", 'if role == "target":', "if True:"),
-    ("a failed step commits", "step.py", "            self._lost()\n            return\n", "            self._lost()\n"),
+    ("a failed step commits", "step.py", "            self._give_up()\n            return []\n", "            self._give_up()\n"),
 )  # fmt: skip
 
 
