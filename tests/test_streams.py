@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+import torch
 
 from prefixloom import InputError, InvariantError
 from prefixloom.streams import Event, InlineStream, Stream, ThreadStream, host_clock, join, stream_for
@@ -391,3 +392,22 @@ def test_streams_and_events_say_who_they_are() -> None:
     stream.run(lambda: None)
     assert repr(stream) == "<SimulatedStream 'a'>" and repr(stream.record()) == "<Event 1 of <SimulatedStream 'a'>>"
     assert SimulatedStream("a").number != stream.number
+
+
+class FakeCuda:
+    """As much of a torch.cuda.Stream as tells where it is."""
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+        self.cuda_stream = 7
+
+
+def test_a_stream_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", FakeCuda)
+    known: dict[object, Stream] = {}
+    assert stream_for(FakeCuda(1), "cuda:1", known) is stream_for(FakeCuda(1), "cuda", known)
+    for device in ("cpu", "meta", "cuda:0"):
+        with pytest.raises(InputError, match=f"the cache lies on '{device}', and .* is a stream of cuda:1"):
+            stream_for(FakeCuda(1), device, {})
+    with pytest.raises(InputError, match="cannot tell when work on 'cuda:0' is over"):
+        stream_for(SimulatedStream("a"), "cuda:0", {})

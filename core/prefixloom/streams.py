@@ -271,9 +271,15 @@ def stream_for(given: Any, device: str, known: dict[Any, Stream]) -> Stream:
 
     ``known`` keeps what stands for a CUDA stream, so that the same one is the same stream to us.
     """
+    on_cuda = device.startswith("cuda")
     if isinstance(given, Stream):
+        if on_cuda and not isinstance(given, CudaStream):
+            raise InputError(
+                f"{given!r} cannot tell when work on {device!r} is over: give a torch.cuda.Stream, or None for the "
+                f"current one"
+            )
         return given
-    if given is None and not device.startswith("cuda"):
+    if given is None and not on_cuda:
         stream = known.get(None)
         if stream is None:
             stream = known[None] = InlineStream("inline")
@@ -284,6 +290,8 @@ def stream_for(given: Any, device: str, known: dict[Any, Stream]) -> Stream:
         given = torch.cuda.current_stream(torch.device(device))
     if not isinstance(given, torch.cuda.Stream):
         raise InputError(f"a stream is a prefixloom Stream, a torch.cuda.Stream or None, got {given!r}")
+    if not on_cuda or torch.device(device).index not in (None, given.device.index):
+        raise InputError(f"the cache lies on {device!r}, and {given!r} is a stream of {given.device}")
     handle = (given.device, given.cuda_stream)
     stream = known.get(handle)
     if stream is None:
