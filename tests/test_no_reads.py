@@ -115,7 +115,7 @@ def drive(cache: Cache, stream: Stream, kept: torch.Tensor) -> None:
         first.close()
         second.abort() if turn % 2 else second.close()
         cache.poll()
-        str(cache.stats())
+        assert f"{cache.stats().in_flight} steps in flight" in str(cache.stats())
     assert cache.stats().components["path"].evicted
     assert cache.stats().hit_tokens
 
@@ -131,6 +131,7 @@ def test_the_scheduling_thread_reads_no_tensor(monkeypatch: pytest.MonkeyPatch) 
         stream.record().synchronize()
         cache.poll()
     stream.close()
+    assert cache.stats().in_flight == 0
     assert "aten.empty.memory_format" in names, "the tables were not seen"
     assert names <= HARMLESS
 

@@ -54,13 +54,14 @@ class CacheStats:
     plugin_errors: int
     recovered: int
     epoch: int
+    in_flight: int = 0
     sizing: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rate = f"{self.hit_tokens / self.asked_tokens:.0%}" if self.asked_tokens else "nothing asked yet"
         return "\n".join(
             (
-                f"{self.sequences} running, {self.opened} opened so far; {self.hit_tokens} of {self.asked_tokens} "
+                f"{self.sequences} running, {self.in_flight} steps in flight, {self.opened} opened so far; {self.hit_tokens} of {self.asked_tokens} "
                 f"tokens hit ({rate}); {self.nodes} nodes in {self.namespaces} namespaces",
                 *(f"{name}: {figures}" for name, figures in self.components.items()),
                 *self.sizing,
@@ -81,6 +82,7 @@ def cache_stats(cache: Cache) -> CacheStats:
         plugin_errors=cache._plugin_errors,
         recovered=cache._recovered,
         epoch=cache._epoch,
+        in_flight=len(cache._flight.works),
         sizing=cache.composition.sizing,
     )
 
