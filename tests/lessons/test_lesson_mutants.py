@@ -123,7 +123,7 @@ RACES: list[tuple[mutants.Mutant, str, str, tuple[Any, ...], str, str, str]] = [
     (mutants.slots_are_taken_without_their_fence, LESSON_2, "retire_together", ("FM",),
      "the layers of <step 2", "the layers of <step 1", "stream 'second' must wait for an event recorded on stream 'fo"),
     (mutants.no_stream_waits_for_another, LESSON_2, "draft_step", ("M", True),
-     "the layers of <draft step", "the layers of <step", "stream 'draft' must wait for an event recorded on stream 'forw"),
+     "the layers of <draft step", "the layers of <step", "stream 'draft' must wait for an event recorded on stream 'fo"),
     (mutants.readers_do_not_come_after_what_they_read, READERS, "does_not_miss_by_a_step", ("M", True),
      "copy of state", "the layers of <step", "stream 'other' must wait for an event recorded on stream 'forward'"),
 ]  # fmt: skip
