@@ -7,20 +7,42 @@ before. So one wrong read spoils everything that follows, and what is published 
 
 from __future__ import annotations
 
+import os
 import zlib
 from array import array
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from helpers import cache_of
-from prefixloom import Buffer, Component, Manifest, Path, Point, Window
+from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, Window
+from prefixloom.compose import Composition
 from prefixloom.lane_span import SpanLane
 from prefixloom.sequence import Sequence
-from prefixloom.testing.explore import ExploredStream, Run, touch
+from prefixloom.testing.explore import ExploredStream, Report, Run, explore, touch
 from prefixloom.testing.watch import Watch
+
+MORE = bool(os.environ.get("PREFIXLOOM_EXPLORE"))
+"""More steps, more choice points and a larger budget, for a machine with time."""
+BUDGET = 500_000 if MORE else 4_000
+KINDS = ("M", "FM", "FSM")
+"""Compositions: a state; with a path; with a window, too."""
+FEW = KINDS if MORE else ("M", "FSM")
+PROMPT = tuple(range(100, 112))
+explorations: list[Report] = []
+"""What this test run has explored; told at its end."""
+
+
+def explored(scenario: Callable[[Run], object], budget: int = BUDGET) -> Report:
+    """All schedules of ``scenario``, or a failure; never some of them."""
+    report = explore(scenario, budget=budget)
+    explorations.append(report)
+    print(f"\n  {report}")
+    assert report.complete, str(report)
+    return report
+
 
 Steps = Generator[Any, None, None]
 PAGE = 2
@@ -80,6 +102,16 @@ class Runner:
             self.sequence.publish(upto)
 
 
+@lru_cache
+def composition(kinds: str, tokens: int, slots: int, every: int, rewind: int) -> Composition:
+    """Composed once: a schedule has a cache of its own, and thousands have the same components."""
+    parts = []
+    for kind in kinds:
+        facts = {"checkpoint_every": every, "max_rewind": rewind} if kind == "M" else {}
+        parts.append(Component(NAMES[kind], Manifest([Buffer("sum", (1,), "int64")], **facts), REACHES[kind]))
+    return cache_of(*parts, page=PAGE, tokens=tokens, slots=slots, max_rewind=rewind or None).composition
+
+
 class World:
     """A cache of the components ``kinds``, its streams, and the sequences that were opened."""
 
@@ -92,16 +124,11 @@ class World:
         slots: int = 8,
         every: int = 0,
         rewind: int = 0,
-        **options: Any,
     ) -> None:
         self.run = run
         self.kinds = kinds
         self.streams = [run.stream(name) for name in streams or ("forward",)]
-        parts = []
-        for kind in kinds:
-            facts = {"checkpoint_every": every, "max_rewind": rewind} if kind == "M" else {}
-            parts.append(Component(NAMES[kind], Manifest([Buffer("sum", (1,), "int64")], **facts), REACHES[kind]))
-        self.cache = cache_of(*parts, page=PAGE, tokens=tokens, slots=slots, max_rewind=rewind or None, **options)
+        self.cache = Cache(composition(kinds, tokens, slots, every, rewind))
         self.watch = Watch(self.cache, run)
         for name in self.names:
             self.cache.pool(name).buffers["sum"].fill_(GARBAGE)
