@@ -8,13 +8,14 @@ the rest of the cell.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .holding import strip, without_absent
 from .lane import Cell, PageLane
 from .policy import Link, ListQueue, Queue
-from .pool import ABSENT_BYTES, ID_BYTES, Pool, present
+from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .reach import Interval
 from .tree import Node
 
@@ -115,6 +116,18 @@ class SlackLane(PageLane):
         gone = without_absent(cell.data[a:b])
         cell.data = strip(cell.data[:a] + ABSENT_BYTES * (last - first) + cell.data[b:])
         return self.lose(cell, gone)
+
+    def retract(self, node: Node, slots: set[int]) -> None:
+        """Of a tombstone that was refilled only the refill goes, also if a lease covers the rest of it."""
+        cell: SpanCell = node.cells[self.index]
+        gone = array("i", [slot for slot in self.slots_of(cell) if slot in slots])
+        if gone:
+            self.drop_slack(cell)
+            left = array("i", [ABSENT if slot in slots else slot for slot in array("i", cell.data)])
+            cell.data = strip(left.tobytes())
+            self.lose(cell, gone.tobytes())
+            if node.cells[self.index] is cell:
+                self.find_slack(cell)
 
     def lose(self, cell: SpanCell, gone: bytes) -> int:
         """``gone`` is no longer part of ``cell``: free it, and the cell if nothing is left of it."""
