@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .errors import InputError
@@ -98,6 +99,10 @@ class Stream:
         self._wait(event)
         if self.clock is not None and event.clock is not None:
             join(self.clock, event.clock)
+
+    def current(self) -> AbstractContextManager[object]:
+        """In its block the caller makes what this stream's work fills: what had that memory before is over then."""
+        return nullcontext()
 
     def failure(self, since: int, upto: int) -> BaseException | None:
         """The first exception of the work of the ticks in (since, upto], if that is over and any of it raised."""
@@ -232,11 +237,14 @@ class CudaStream(Stream):
         self.raw = raw
 
     def run(self, work: Callable[[], object]) -> None:
+        self.tick += 1
+        with self.current():
+            work()
+
+    def current(self) -> AbstractContextManager[object]:
         import torch
 
-        self.tick += 1
-        with torch.cuda.stream(self.raw):
-            work()
+        return torch.cuda.stream(self.raw)
 
     def _record(self) -> Event:
         import torch

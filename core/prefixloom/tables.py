@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from .kernels import index_of
 from .pool import ABSENT, ID_BYTES
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ class Tables:
         hold.row = -1
 
     def row_of(self, hold: Hold) -> int:
-        if hold.row < 0 and hold._cache is not None:
+        if hold._cache is None:  # it has ended, be it by a flush, which makes new tables
+            return -1
+        if hold.row < 0:
             flight = self._cache._flight
             if self._free and (not flight.stamp or self._free[0][0] <= flight.over):
                 hold.row = self._free.popleft()[1]
@@ -56,8 +59,6 @@ class Tables:
 
         A boundary component's row is its running slot, and behind it those of the states after single tokens.
         """
-        import torch
-
         lane = self._cache._lane(component)
         table = self._tables.get(component)
         if table is None:
@@ -68,13 +69,13 @@ class Tables:
         width = table.write(self._cache, stream, holds, rows)
         device = self._cache.composition.device
         if not rows:
-            return torch.empty((0, 0), dtype=torch.int32, device=device)
+            return empty(stream, (0, 0), device)
         whole = table.tensor
         first = rows[0]
         if first >= 0 and rows == list(range(first, first + len(rows))):
             chosen = whole[first : first + len(rows), :width]
         else:
-            chosen = torch.empty((len(rows), width), dtype=torch.int32, device=device)
+            chosen = empty(stream, (len(rows), width), device)
             if width:
                 stream.run(lambda: gather(whole[:, :width], rows, chosen))
         return chosen
@@ -150,15 +151,13 @@ class Table:
             self.filled.extend([0] * missing)
         if have[0] >= rows and have[1] >= columns and tensor is not None:
             return
-        import torch
-
         if tensor is not None:
             self._old.append((cache._flight.stamp, tensor))
         shape = (
             have[0] if have[0] >= rows else max(rows, 2 * have[0], 8),
             have[1] if have[1] >= columns else columns if self.states else max(columns, 2 * have[1], 8),
         )
-        new = torch.empty(shape, dtype=torch.int32, device=cache.composition.device)
+        new = empty(stream, shape, cache.composition.device)
         stream.run(lambda: new.fill_(ABSENT))
         self.tensor = new
         self._made = stream.record()
@@ -167,18 +166,28 @@ class Table:
             self.written[row] = self.filled[row] = 0
 
 
+def empty(stream: Stream, shape: tuple[int, int], device: str) -> Any:
+    """To be filled on ``stream``."""
+    import torch
+
+    with stream.current():
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+
 def put(tensor: Any, at: array[int], values: array[int], runs: list[tuple[int, int, bytes]]) -> None:
     """Small changes all at once, long runs one by one."""
     import torch
 
+    def sent(data: bytes, dtype: torch.dtype) -> torch.Tensor:
+        here = torch.frombuffer(bytearray(data), dtype=dtype)
+        if tensor.device.type != "cuda":
+            return here
+        return here.pin_memory().to(tensor.device, non_blocking=True)  # from any other memory it would wait
+
     if at:
-        where = torch.frombuffer(bytearray(at.tobytes()), dtype=torch.int64)
-        what = torch.frombuffer(bytearray(values.tobytes()), dtype=torch.int32)
-        where, what = (part.to(tensor.device, non_blocking=True) for part in (where, what))
-        tensor.view(-1).index_copy_(0, where, what)
+        tensor.view(-1).index_copy_(0, sent(at.tobytes(), torch.int64), sent(values.tobytes(), torch.int32))
     for row, first, data in runs:
-        run = torch.frombuffer(bytearray(data), dtype=torch.int32)
-        tensor[row, first : first + len(data) // ID_BYTES].copy_(run, non_blocking=True)
+        tensor[row, first : first + len(data) // ID_BYTES].copy_(sent(data, torch.int32))
 
 
 def gather(tensor: Any, rows: list[int], out: Any) -> None:
@@ -186,8 +195,7 @@ def gather(tensor: Any, rows: list[int], out: Any) -> None:
     import torch
 
     if tensor.numel():
-        index = torch.tensor([max(row, 0) for row in rows], device=tensor.device)
-        torch.index_select(tensor, 0, index, out=out)
+        torch.index_select(tensor, 0, index_of([max(row, 0) for row in rows], [tensor]), out=out)
     for i, row in enumerate(rows):
         if row < 0:
             out[i].fill_(ABSENT)
