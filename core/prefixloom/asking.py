@@ -20,15 +20,15 @@ log = logging.getLogger("prefixloom")
 T = TypeVar("T")
 
 
-def _slots(slots: Any) -> tuple[Any, ...]:
-    return slots if isinstance(slots, tuple) else (slots,)
+def _are_slots(slots: Any, capacity: int) -> bool:
+    return isinstance(slots, tuple) and all(slot.__class__ is int and 0 <= slot < capacity for slot in slots)
 
 
-def _sources(op: Op) -> tuple[Any, ...]:
-    """The slots that it may read: with a selector, one of several each."""
+def _are_sources(op: Op, capacity: int) -> bool:
+    """With a selector, of each a tuple to choose from."""
     if op.selector is None:
-        return _slots(op.src)
-    return tuple(slot for choices in _slots(op.src) for slot in _slots(choices))
+        return _are_slots(op.src, capacity)
+    return isinstance(op.src, tuple) and all(choices and _are_slots(choices, capacity) for choices in op.src)
 
 
 def _shown(error: object) -> str:
@@ -107,14 +107,13 @@ class Asking:
             if op.kind not in ("copy", "clear", "track"):
                 if target.hooks.run_forward_op is None:
                     raise self._bad_answer(lane.name, hook, f"ops that {op.component!r} has a run_forward_op for", op)
-            elif not all(
-                slot.__class__ is int and 0 <= slot < target.pool.capacity for slot in (*_sources(op), *_slots(op.dst))
-            ):
-                raise self._bad_answer(lane.name, hook, f"slots from 0 to {target.pool.capacity - 1}", op)
+            elif not _are_slots(op.dst, target.live.capacity) or not _are_sources(op, target.live.capacity):
+                raise self._bad_answer(lane.name, hook, f"slots from 0 to {target.live.capacity - 1}", op)
             elif op.kind != "clear" and len(op.src) != len(op.dst):
                 raise self._bad_answer(lane.name, hook, "copies with as many sources as destinations", op)
             elif op.selector is not None and (
-                len({len(choices) for choices in op.src}) > 1 or tuple(op.selector.shape) != (len(op.dst),)
+                len({len(choices) for choices in op.src}) > 1
+                or tuple(getattr(op.selector, "shape", ())) != (len(op.dst),)
             ):
                 raise self._bad_answer(lane.name, hook, "equally many choices, and a selector for each destination", op)
         return checked

@@ -230,7 +230,7 @@ class Op:
     dst: tuple[int, ...] = ()
     src: tuple[Any, ...] = ()
     data: Any = None
-    selector: Any = attrs.field(default=None, eq=False)
+    selector: Any = attrs.field(default=None, eq=False, repr=False)
     after: bool = attrs.field(default=False)
 
     def __attrs_post_init__(self) -> None:
