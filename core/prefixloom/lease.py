@@ -84,6 +84,8 @@ class Lease(Hold):
         """Uncover everything. A second release is refused."""
         cache = self._cache
         if cache is None:
+            if self.failed is not None:
+                raise ProtocolError(f"{self!r} ended when a step failed that wrote what it covers") from self.failed
             raise ProtocolError("this lease was released already")
         cache._enter()
         release(cache, self)
