@@ -250,13 +250,13 @@ def test_a_table_is_not_written_under_a_step_that_reads_it() -> None:
     with cache.step([sequence]) as step:
         step.run_ops(sim["a"])
         table, pages = step.table("window"), sequence.pages("window")
-    with pytest.raises(ProtocolError, match="inside of the step's with block"):
+    with pytest.raises(ProtocolError, match="into the step's with block"):
         step.table("window")
     sim.drain()
     sequence.grow(8)
     cache.reclaim()
     with cache.step([sequence]) as step:
-        with pytest.raises(ProtocolError, match="call run_ops before table"):
+        with pytest.raises(ProtocolError, match="call run_ops first"):
             step.table("window")
         assert table.tolist() == [pages]
         step.run_ops(sim["a"])

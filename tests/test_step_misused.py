@@ -79,27 +79,11 @@ def test_a_state_is_not_taken_back_while_an_open_step_brings_it_further() -> Non
     sequence.grow(4)
     with cache.step([sequence]) as step:
         step.run_ops()
-        with pytest.raises(ProtocolError, match="End it first"):
+        with pytest.raises(ProtocolError, match="End the step first"):
             sequence.rewind(2)
     sequence.rewind(2)
     assert (sequence.committed, [fill.kind for fill in sequence._fills]) == (6, ["copy"])
     sequence.abort()
-
-
-def test_a_checkpoint_of_tokens_that_were_taken_back_is_not_kept() -> None:
-    """They are taken back before the step that keeps it has ended, since the device chose already."""
-    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=3, checkpoint_every=4), max_rewind=3)
-    sequence = cache.open(TOKENS[:6])
-    run(sequence, 6)
-    sequence.append([6, 7, 8])
-    sequence.grow(3)
-    with cache.step([sequence]) as step:
-        step.run_ops()
-        step.accept(torch.tensor([1]))
-        sequence.rewind(2)
-    assert (sequence.committed, sequence._states[0][1].tracks) == (7, [])
-    sequence.abort()
-    settle(cache)
 
 
 def test_accept_says_what_is_wrong_and_can_be_called_again() -> None:

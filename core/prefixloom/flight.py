@@ -87,13 +87,9 @@ class Flight(Fence):
         self.works.append(work)
         return work
 
-    def order(self, stream: Stream, fence: int, who: object) -> None:
-        """What is enqueued on ``stream`` from now on comes after the steps up to ``fence``."""
-        for work in self.works:
-            if work.number > fence:
-                break
-            if work.over:
-                continue
+    def order(self, own: Work, stream: Stream, fence: int, who: object) -> None:
+        """What is enqueued on ``stream`` from now on, which is ``own``, comes after the steps up to ``fence``."""
+        for work in self.unfinished(fence, own):
             if work.event is None:
                 raise ProtocolError(f"{who!r} uses what step {work.number} may still write: end that one first")
             if work.stream is not stream:
@@ -101,7 +97,7 @@ class Flight(Fence):
 
     def end(self, work: Work, stream: Stream, sequences: Iterable[Sequence], who: object) -> None:
         """All of ``work`` has been enqueued, by ``who`` for ``sequences``."""
-        if stream.inline:
+        if stream.inline and not any(self.unfinished(sequence._lease.fence, work) for sequence in sequences):
             work.over = True
             self._settle()
             return
@@ -111,7 +107,13 @@ class Flight(Fence):
         for hold in work.holds:
             hold.stream = stream
             hold.work = work
-            hold.fence = work.number
+            hold.fence = max(hold.fence, work.number)  # it may have come to use what began after this step
+        if stream.inline:  # it is over as well, but what it came after may yet be told to have failed
+            self.poll(between_operations=False)
+
+    def unfinished(self, fence: int, own: Work | None = None) -> list[Work]:
+        """The steps up to ``fence`` that are not known to be over, but for ``own``."""
+        return [work for work in self.works if work.number <= fence and not work.over and work is not own]
 
     @property
     def running(self) -> bool:
@@ -141,8 +143,8 @@ class Flight(Fence):
         while works and works[0].over:
             work = works.pop(0)
             self.over = work.number
-            if work.published:
-                self._forget(work)
+            self._forget(work.published)
+            work.holds, work.published = [], []  # they know the work, too
         if not works:
             self.stamp = 0
         if self.retiring:
@@ -153,8 +155,8 @@ class Flight(Fence):
                     waiting += pool.retiring
             self.retiring = waiting > 0
 
-    def _forget(self, work: Work) -> None:
-        for published in work.published:
+    def _forget(self, what: Many[Published]) -> None:
+        for published in what:
             for node in published.nodes:
                 left = [other for other in self.nodes.get(node, ()) if other is not published]
                 if left:
@@ -243,6 +245,9 @@ class Flight(Fence):
                         lane.retract(node, slots)
         for node in nodes:
             cache._tree.prune(node)
+        self._forget(doomed)
+        for other in self.works:
+            other.published = [published for published in other.published if published not in doomed]
         cache._epoch += 1
 
 

@@ -141,13 +141,15 @@ def _published(cache: Cache, sequence: Sequence, run: list[Node], own: Owned | N
 
     ``own``: what it owned before, if its last step is not over.
     """
-    if cache._coded_lanes:
-        flying = encode_states(cache, sequence)
-        own = [*(own or ()), *flying] if flying else own
+    flight, lease = cache._flight, sequence._lease
     if own is not None:
-        cache._flight.publishing(sequence._lease, run, own)
-    if cache._flight.nodes:
-        cache._flight.read(sequence._lease, run[-1])
+        flight.publishing(lease, run, own)
+    if flight.nodes:
+        flight.read(lease, run[-1])
+    if cache._coded_lanes:
+        flying = encode_states(cache, sequence, run[-1], pairs)
+        if flying:
+            flight.publishing(lease, run, flying)
     if cache._debug is not None:
         cache._debug.published(run)
     if cache._thins:

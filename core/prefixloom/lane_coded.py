@@ -6,7 +6,8 @@ nothing is donated: a publication *encodes* the running state into a slot of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError
 from .evict import make_room
@@ -43,9 +44,9 @@ class Room:
 
 
 class CodedLane(PointLane):
-    """``handed``: the node and the slot of a running state that a publication is about to encode."""
+    """What is encoded is not adopted: ``encode_states`` sees to it once the publication's lease has moved."""
 
-    __slots__ = ("_room", "coder", "handed")
+    __slots__ = ("_room", "coder")
     taken = "decode"
     kept = "encode"
 
@@ -55,7 +56,6 @@ class CodedLane(PointLane):
         super().__init__(index, part, pool, queue, tree_page)
         self.live = live
         self.coder = coder
-        self.handed: tuple[Node, int] | None = None
         self._room = Room(live)
 
     @property
@@ -73,9 +73,10 @@ class CodedLane(PointLane):
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
         for node in run:
             self.adopt_track(node, holding)
-        node = run[-1]
-        if node.cells[self.index] is None and holding.as_of == node.end and self.complete(holding):
-            self.handed = (node, holding.slot)
+
+    def to_encode(self, node: Node, holding: StateHolding) -> bool:
+        """Whether the running state stands for the end of ``node``, and that has none."""
+        return node.cells[self.index] is None and holding.as_of == node.end and self.complete(holding)
 
     def donates(self, holding: StateHolding, boundary: int) -> bool:
         return False
@@ -102,26 +103,32 @@ class CodedLane(PointLane):
         return (self.pool, self.live) if kind == "decode" else (self.live, self.live)
 
 
-def encode_states(cache: Cache, sequence: Sequence) -> list[tuple[CodedLane, set[int]]]:
-    """Encode what the publication just made has handed over, on the stream of the sequence's last step.
+def encode_states(
+    cache: Cache, sequence: Sequence, node: Node, pairs: Iterable[tuple[Any, Any]]
+) -> list[tuple[CodedLane, set[int]]]:
+    """Encode the running states that a publication down to ``node`` hands over, behind the sequence's last step.
 
-    The slots that the tree took, where the stream has yet to write them. A checkpoint without room is left out.
+    The slots that the tree took, where the stream has yet to write them. A checkpoint without room is left out, and so
+    is one in a slot that a step may still write that is open: nothing can come after that yet.
     """
-    lease = sequence._lease
+    lease, flight = sequence._lease, cache._flight
     flying = []
-    for lane in cache._coded_lanes:
-        if lane.handed is None:
+    for lane, holding in pairs:
+        if not isinstance(lane, CodedLane) or not lane.to_encode(node, holding):
             continue
-        (node, source), lane.handed = lane.handed, None
         try:
             make_room(cache, [(lane, 1, None)], "checkpoint")
         except CapacityError:
             cache._skipped_checkpoints += 1
             continue
         slot = lane.pool.take_one()
-        lease.claim(cache._flight)
+        lease.claim(flight)
+        if any(work.event is None for work in flight.unfinished(lease.fence)):
+            lane.pool.give_one(slot)
+            cache._skipped_checkpoints += 1
+            continue
         try:
-            over = run_apart(cache, sequence, lane, "encode", [source], [slot])
+            over = run_apart(cache, sequence, lane, "encode", [holding.slot], [slot])
         except BaseException:
             lane.pool.give_one(slot)
             raise

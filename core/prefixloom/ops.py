@@ -105,7 +105,7 @@ def run_apart(cache: Cache, sequence: Sequence, lane: Any, kind: str, src: list[
     work = flight.begin()
     work.stream, work.since = stream, stream.tick
     try:
-        flight.order(stream, min(lease.fence, work.number - 1), lease)
+        flight.order(work, stream, lease.fence, lease)
         run_kind(cache, stream, lane, kind, src, dst)
     finally:
         flight.end(work, stream, (sequence,), f"{kind} of {lane.name}")
@@ -129,7 +129,7 @@ def run_op(cache: Cache, op: Op, stream: Stream) -> None:
     else:
         hook = lane.hooks.run_forward_op
         work = lambda: cache._call(op.component, "run_forward_op", hook, op, stream)  # noqa: E731
-    run_told(cache, stream, repr(op), pool, work, reads, op.dst)
+    run_told(cache, stream, f"{op.kind} of {op.component}", pool, work, reads, op.dst)
 
 
 def run_told(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
+from .kernels import index_of
 from .ops import Fill, batches, run_batch, run_kind, run_op, run_told
 from .pool import Stage
 from .values import Op, WalkView
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .lane_point import PointLane, StateHolding, Track
     from .sequence import Sequence
     from .streams import Stream
+
+INTS = ("torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64")
 
 
 class Step:
@@ -206,16 +209,19 @@ class Step:
         """What is enqueued from now on comes after all that the sequences have come to read or to own."""
         fence = self._fence()
         if fence > self._ordered:
-            self._cache._flight.order(stream, fence, self)
+            assert self._work is not None
+            self._cache._flight.order(self._work, stream, fence, self)
             self._ordered = fence
 
     def _fence(self) -> int:
-        """What this step comes after; never itself."""
-        assert self._work is not None
+        """This step comes after all up to this one, but for itself."""
         if len(self._cache._flight.works) < 2:
             return 0
-        fence = max([sequence._lease.fence for sequence in self._sequences], default=0)
-        return min(fence, self._work.number - 1)
+        return max([sequence._lease.fence for sequence in self._sequences], default=0)
+
+    def _comes_after(self) -> bool:
+        fence = self._fence()
+        return fence > 0 and bool(self._cache._flight.unfinished(fence, self._work))
 
     # ------------------------------------------------------------ what the layers read
     def table(self, component: str) -> Any:
@@ -229,6 +235,8 @@ class Step:
         return table[:, :1] if self._cache._lane(component).unit == "boundary" else table
 
     def _table(self, component: str) -> Any:
+        if self._state == "done":
+            raise ProtocolError("tables belong into the step's with block: nobody waits for what is written later")
         stream = self._stream
         if stream is not None:
             self._order(stream)  # what was published since ``run_ops`` may have put others' pages into the table
@@ -255,10 +263,10 @@ class Step:
             raise ProtocolError("accept belongs into a target step's with block, after run_ops and the layers")
         if self._accepted:
             raise ProtocolError("accept was called already")
+        shape, dtype = tuple(getattr(kept, "shape", ())), str(getattr(kept, "dtype", type(kept).__name__))
+        if shape != (len(self._sequences),) or dtype not in INTS:
+            raise InputError(f"accept takes an int tensor with one figure per sequence, got {dtype} of shape {shape}")
         self._accepted = True
-        shape = tuple(getattr(kept, "shape", ()))
-        if shape != (len(self._sequences),):
-            raise InputError(f"accept takes an int tensor with one figure per sequence, got {kept!r}")
         assert self._stream is not None
         for lane in self._cache._point_lanes:
             self._select(lane, kept, self._stream)
@@ -282,7 +290,8 @@ class Step:
         cache = self._cache
 
         def work() -> None:
-            lane.live.select(choices, (kept if len(rows) == len(kept) else kept[rows]) - 1, dst)
+            mine = kept if len(rows) == len(kept) else kept.index_select(0, index_of(rows, [kept]))
+            lane.live.select(choices, mine - 1, dst)
 
         run_told(cache, stream, f"select of {self!r}", lane.live, work, reads, dst)
 
@@ -313,12 +322,8 @@ class Step:
         if not well:
             self._give_up()
             return []
-        try:
+        try:  # the layers of a step that is refused at its end have run all the same
             done = self._done()
-        except ProtocolError:
-            self._drop_tracks()
-            raise
-        try:
             if self._tracks:
                 self._run_tracks(stream)
             for sequence, op in self._claimed:
@@ -333,7 +338,7 @@ class Step:
         return done
 
     def _done(self) -> list[tuple[Sequence, int]]:
-        if not self._ran and (self._fills() or self._claimed or self._deferred or self._fence()):
+        if not self._ran and (self._fills() or self._claimed or self._deferred or self._comes_after()):
             raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
         done = []
         for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
@@ -345,7 +350,7 @@ class Step:
                 )
             if sequence._fills or sequence._states:
                 sequence._committable()
-            upto = end if end < sequence.reserved else sequence.reserved
+            upto = end if end < sequence._planned else sequence._planned  # what was taken back since is not computed
             done.append((sequence, upto if upto > sequence.committed else sequence.committed))
         return done
 
@@ -368,8 +373,8 @@ class Step:
             run_kind(self._cache, stream, lane, lane.kept, src, dst)
 
     def _drop_tracks(self) -> None:
-        for _, lane, holding, track, _ in self._tracks:
-            if track in holding.tracks:
+        for sequence, lane, holding, track, _ in self._tracks:
+            if track in holding.tracks and sequence.open:
                 lane.drop_track(holding, track)
 
     def _give_up(self) -> None:
