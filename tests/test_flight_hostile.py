@@ -12,6 +12,7 @@ from prefixloom import (
     Buffer,
     Codec,
     Component,
+    InputError,
     Manifest,
     Path,
     Point,
@@ -19,6 +20,7 @@ from prefixloom import (
     Window,
 )  # fmt: skip
 from prefixloom.cache import Cache
+from prefixloom.streams import ThreadStream
 from prefixloom.testing.simulated import SimulatedStream, Simulation
 from test_flight_regressions import TOKENS, Broken, enqueue, fail
 
@@ -261,6 +263,28 @@ def test_a_table_is_not_written_under_a_step_that_reads_it() -> None:
         assert table.tolist() == [pages]
         step.run_ops(sim["a"])
         step.table("window")
+
+
+def test_a_row_that_could_not_be_written_is_written_by_the_next_step() -> None:
+    """It counted as written: the next step read what was there before."""
+    cache = cache_of(part("path", Path()))
+    closed = ThreadStream("closed")
+    closed.close()
+    with cache.open([5] * 40) as other:
+        run(other, 16)
+        with cache.step([other]) as step:
+            step.run_ops()
+            step.table("path")
+    sequence = cache.open(TOKENS)
+    sequence.grow(8)
+    with pytest.raises(InputError, match="closed"), cache.step([sequence]) as step:
+        step.run_ops(closed)
+        step.table("path")
+    sequence.grow(1)
+    with cache.step([sequence]) as step:
+        step.run_ops()
+        assert step.table("path").tolist() == [sequence.pages("path")]
+    assert cache._tables._tables["path"].tensor[0].tolist() == [*sequence.pages("path"), *[-1] * 5]
 
 
 # ---------------------------------------------------------------- memory

@@ -121,12 +121,18 @@ class Table:
                 small.extend(data)
             else:
                 runs.append((row, first, data.tobytes()))
-        if stream not in self._known and self._made is not None:  # its rows are written after it was made
-            stream.wait(self._made)
-            self._known.add(stream)
-        if small or runs:
-            tensor = self.tensor
-            stream.run(lambda: put(tensor, small_at, small, runs))
+        try:
+            if stream not in self._known and self._made is not None:  # its rows are written after it was made
+                stream.wait(self._made)
+                self._known.add(stream)
+            if small or runs:
+                tensor = self.tensor
+                stream.run(lambda: put(tensor, small_at, small, runs))
+        except BaseException:  # no memory, or a closed stream: what the rows hold is not known
+            for row in rows:
+                if row >= 0:
+                    self.written[row], self.filled[row] = 0, columns
+            raise
         return width
 
     def _content(self, hold: Hold) -> tuple[array[int], int, int]:
