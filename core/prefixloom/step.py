@@ -298,6 +298,7 @@ class Step:
     # ------------------------------------------------------------ after the layers
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._state = "done"
+        self._leave()
         cache = self._cache
         stream = self._stream
         if stream is None:
@@ -318,7 +319,6 @@ class Step:
 
     def _close(self, stream: Stream, well: bool) -> list[tuple[Sequence, int]]:
         """Enqueue what comes after the layers; the sequences that go on, and up to where. Nothing if it went wrong."""
-        self._leave()
         if not well:
             self._give_up()
             return []
