@@ -61,8 +61,9 @@ class CacheStats:
         rate = f"{self.hit_tokens / self.asked_tokens:.0%}" if self.asked_tokens else "nothing asked yet"
         return "\n".join(
             (
-                f"{self.sequences} running, {self.in_flight} steps in flight, {self.opened} opened so far; {self.hit_tokens} of {self.asked_tokens} "
-                f"tokens hit ({rate}); {self.nodes} nodes in {self.namespaces} namespaces",
+                f"{self.sequences} running, {self.in_flight} steps in flight, {self.opened} opened so far; "
+                f"{self.hit_tokens} of {self.asked_tokens} tokens hit ({rate}); {self.nodes} nodes in "
+                f"{self.namespaces} namespaces",
                 *(f"{name}: {figures}" for name, figures in self.components.items()),
                 *self.sizing,
             )
