@@ -14,7 +14,7 @@ from .assembly import Assembly
 from .debug import Debug
 from .dropped import Dropped
 from .errors import InputError, ProtocolError
-from .evict import evict, make_room, reclaim
+from .evict import evict, make_room
 from .flight import Flight
 from .graves import sweep
 from .insert import split
@@ -25,7 +25,7 @@ from .lease import Hold, Lease, acquire, release
 from .ops import CLEAR, Fill
 from .plan import MatchPlan, make_plan
 from .pool import Pool
-from .reach import Interval
+from .retention import reclaim
 from .sequence import Sequence
 from .stats import CacheStats, cache_stats
 from .step import Step
@@ -121,23 +121,6 @@ class Cache(Assembly):
     ) -> int:
         """How many of ``tokens`` would hit. Pure."""
         return self.match(tokens, namespace=namespace, leave=leave, extra=extra).ready
-
-    def _candidates(self, plan: MatchPlan) -> tuple[Interval, ...]:
-        runs: list[Interval] = []
-        boundary = plan.ready
-        page = self._page
-        while boundary > 0:
-            if runs and runs[-1][0] == boundary + page:
-                runs[-1] = (boundary, runs[-1][1])
-            else:
-                runs.append((boundary, boundary))
-            key = plan._key[: (boundary - page) * self._keys.element_bytes]
-            boundary = make_plan(self, plan.namespace, plan._tokens, key, boundary - page).ready
-        if runs and runs[-1][0] == page:
-            runs[-1] = (0, runs[-1][1])
-        else:
-            runs.append((0, 0))
-        return tuple(reversed(runs))
 
     def lease(self, plan: MatchPlan) -> Lease:
         """Protect what resuming at ``plan.ready`` needs. A stale plan is planned again, so the lease may be shorter."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError, Shortage
-from .lease import let_go
+from .retention import reclaim
 from .values import Claim, NodeView
 
 if TYPE_CHECKING:
@@ -45,15 +45,6 @@ def _refusal(cache: Cache, wanted: Wanted, verb: str, count: int, who: object) -
     short = short or [(lane, pages) for lane, pages, _ in wanted if pages > lane.pool.free]
     what = verb + (f" {count} tokens" if count else "") + (f" for {who!r}" if who else "")
     return CapacityError(tuple(shortage(cache, lane, pages) for lane, pages in short), what)
-
-
-def reclaim(cache: Cache, lane: Lane) -> None:
-    """Running sequences give back what they keep of one component beyond what they may still need."""
-    lane.spares = False
-    for hold in cache._live:
-        for other, holding in hold.pairs:
-            if other is lane:
-                let_go(cache, hold, lane, holding)
 
 
 def shortage(cache: Cache, lane: Lane, count: int) -> Shortage:

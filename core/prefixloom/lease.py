@@ -184,13 +184,6 @@ def release_part(cache: Cache, lease: Hold, lane: Lane) -> None:
         lane.release(record)
 
 
-def let_go(cache: Cache, hold: Hold, lane: Lane, holding: Any) -> None:
-    """A running sequence gives back, and uncovers, what no boundary that it may still come to can need."""
-    lane.retain(holding, holding.floor)
-    if hold._records[lane.index] is not None and lane.passed(holding, hold._node.end):
-        release_part(cache, hold, lane)
-
-
 def _release_touching(cache: Cache, lane: Lane, record: Any, receipt: Receipt | None) -> None:
     hook = lane.hooks.release_component_lock
     touch = None

@@ -104,7 +104,7 @@ class MatchPlan:
         """
         if self.stale:
             raise ProtocolError("this plan is stale: data was evicted since it was made; match again")
-        return self._cache._candidates(self)
+        return candidates(self)
 
     def __repr__(self) -> str:
         limited = f", limited by {self.limited_by}" if self.limited_by else ""
@@ -239,3 +239,22 @@ def ask_claims(cache: Cache, plan: MatchPlan) -> None:
         else:
             plan._claims = tuple(claims)
             return
+
+
+def candidates(plan: MatchPlan) -> tuple[Interval, ...]:
+    """Every boundary from which all components can resume, the deepest first found and then the next below it."""
+    cache, page = plan._cache, plan._cache._page
+    runs: list[Interval] = []
+    boundary = plan.ready
+    while boundary > 0:
+        if runs and runs[-1][0] == boundary + page:
+            runs[-1] = (boundary, runs[-1][1])
+        else:
+            runs.append((boundary, boundary))
+        key = plan._key[: (boundary - page) * cache._keys.element_bytes]
+        boundary = make_plan(cache, plan.namespace, plan._tokens, key, boundary - page).ready
+    if runs and runs[-1][0] == page:
+        runs[-1] = (0, runs[-1][1])
+    else:
+        runs.append((0, 0))
+    return tuple(reversed(runs))

@@ -17,9 +17,10 @@ from .handles import Handle
 from .insert import publish, publish_end, stops
 from .keys import Named, Tokens, encode
 from .lane_point import NO_SLOT
-from .lease import Hold, let_go, release
+from .lease import Hold, release
 from .ops import Fill
 from .pool import ABSENT
+from .retention import retain
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -239,37 +240,7 @@ class Sequence(Named, Handle):
         for lane, holding in self._states:  # the running states stand for it now
             lane.committed(holding, upto)
         if self._cache._retaining:
-            self._retain(upto)
-
-    def _retain(self, committed: int, published: bool = False) -> None:
-        """Keep what any boundary still to be published or rewound to can need.
-
-        The rest is kept while there is room, so that boundaries inside of a long prompt can be resumed at, too; it is
-        given back at once when less than an eighth of the pool is free, and whenever somebody needs it.
-        """
-        cache = self._cache
-        if committed > self._high:
-            self._high = committed
-        floor = self.named - cache._lookahead
-        floor = (committed if committed < floor else floor) - cache._max_rewind
-        floor = floor // cache._page * cache._page
-        if floor < self.published:
-            floor = self.published
-        for lane, holding in self._states:
-            if holding.tracks:
-                floor = lane.floor(holding, floor)
-        for lane, holding in self._paged:
-            if lane.retains:
-                if published:  # what the tree owns now is read no further than the lease covers it
-                    holding.floor = self.published
-                    let_go(cache, self._lease, lane, holding)
-                    lane.read_covered(holding, self._lease._records[lane.index], self.published)
-                holding.floor = floor
-                pool = lane.pool
-                if len(pool._free) << 3 < pool.capacity:
-                    let_go(cache, self._lease, lane, holding)
-                else:
-                    lane.spares = True
+            retain(self, upto)
 
     def publish(self, upto: int | None = None) -> int:
         """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.
@@ -294,7 +265,7 @@ class Sequence(Named, Handle):
             for lane, holding in self._states:
                 lane.forget_tracks(holding, upto, self.reserved)
             if cache._retaining:
-                self._retain(self.committed, published=True)
+                retain(self, self.committed, published=True)
         if cache._debug is not None:
             cache._leave("publish")
         return self.published

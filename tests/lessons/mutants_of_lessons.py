@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import CapacityError, evict, insert, ops, step
+from prefixloom import CapacityError, insert, ops, step
 from prefixloom.cache import Cache
 from prefixloom.flight import Flight
 from prefixloom.holding import Holding
@@ -82,8 +82,7 @@ def a_part_is_released_twice(patch: pytest.MonkeyPatch) -> None:
         if hold._records[lane.index] is not None and lane.passed(holding, hold._node.end):
             release_part(cache, hold, lane)
 
-    patch.setattr(evict, "let_go", let_go)
-    patch.setattr("prefixloom.sequence.let_go", let_go)
+    patch.setattr("prefixloom.retention.let_go", let_go)
 
 
 def a_split_forgets_who_holds_the_upper_half(patch: pytest.MonkeyPatch) -> None:
