@@ -33,6 +33,8 @@ WINDOW = 10
 REWIND = 3
 STATES = ("M", "C")
 RUNNING = 10
+AHEAD = 3
+"""Steps that may be in flight: if the scheduler runs further ahead, all is closed before a failure is seen."""
 SHARED = 12
 """Conversations that are picked up again and again."""
 
@@ -173,6 +175,9 @@ class Traffic:
         batch = [request for request in self.running if rng.random() < 0.6]
         if batch:
             self.step(batch)
+        flying = self.cache._flight.works[:-AHEAD]
+        if flying and flying[-1].event is not None:
+            flying[-1].event.synchronize()
         for request in list(self.running):
             self.after(request)
         if rng.random() < 0.8:
@@ -259,7 +264,15 @@ class Traffic:
         """How many of its tokens a request keeps: of drafted ones some, of its prompt all."""
         return self.rng.randrange(1, request.drafted + 1) if request.drafted else request.sequence.reserved - start
 
+    def publish_some(self) -> None:
+        for request in self.running:
+            if request.sequence.open and self.rng.random() < 0.3:
+                request.sequence.publish()
+                self.counts["publish in a block"] += 1
+
     def enqueue(self, step: Step, batch: list[Request], starts: list[int], stream: Stream) -> None:
+        if self.rng.random() < 0.1:
+            self.publish_some()
         work, rows, live = [], {c: [] for c in self.comps}, []
         tables = {c: [step.table(c), *([step.rewind_table(c)] if c in STATES else ())] for c in self.comps}
         for k, request in enumerate(batch):
