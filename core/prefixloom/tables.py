@@ -186,9 +186,9 @@ def put(tensor: Any, at: array[int], values: array[int], runs: list[tuple[int, i
 
     def sent(data: bytes, dtype: torch.dtype) -> torch.Tensor:
         here = torch.frombuffer(bytearray(data), dtype=dtype)
-        if tensor.device.type != "cuda":
-            return here
-        return here.pin_memory().to(tensor.device, non_blocking=True)  # from any other memory it would wait
+        if tensor.device.type == "cuda":
+            here = here.pin_memory()  # a copy from any other memory would wait for the device
+        return here.to(tensor.device, non_blocking=True)
 
     if at:
         tensor.view(-1).index_copy_(0, sent(at.tobytes(), torch.int64), sent(values.tobytes(), torch.int32))
