@@ -46,7 +46,7 @@ def enqueue(stream: Stream, *sequences: Sequence, work: Callable[[], object] = l
 
 
 def test_slots_that_retired_together_are_claimed_one_owner_at_a_time() -> None:
-    """Two take of what one abort gave back, on two streams: both come after the step that may still write it."""
+    """Two take of what one abort gave back, on two streams: both come after the step that the block of that is open it."""
     cache = cache_of(part("path", Path()), tokens=32)
     sim = Simulation("a", "b", "c")
     first = cache.open(TOKENS)
@@ -358,3 +358,27 @@ def test_the_race_detector_hears_which_state_a_draft_reads(monkeypatch: pytest.M
         cache.step([sequence], "draft") as step,
     ):
         step.run_ops(sim["b"])
+
+
+def test_a_step_that_is_entered_and_lost_does_not_hold_up_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    with cache.open(list(range(40))) as sequence, cache.open([7] * 40) as other:
+        sequence.grow(8)
+        cache.step([sequence]).__enter__().run_ops()  # and nobody keeps it
+        assert cache.stats().in_flight == 1
+        run(other, 8)
+        assert "entered and dropped before its end" in caplog.text
+        assert (cache.stats().in_flight, sequence.committed, other.committed) == (0, 0, 8)
+        with pytest.raises(ProtocolError, match="half a state"):
+            cache.step([sequence])
+    settle(cache)
+
+
+def test_a_stream_that_keeps_failing_does_not_keep_every_failure() -> None:
+    stream = SimulatedStream("a")
+    for _ in range(500):
+        stream.run(lambda: 1 // 0)
+    while stream.ready:
+        stream.advance()
+    assert isinstance(stream.failure(0, 500), ZeroDivisionError)
+    assert len(stream._failures) < 100

@@ -1,4 +1,4 @@
-"""Dropped handles: sequences, leases and spans that went out of use without being released.
+"""Dropped handles: sequences, leases, spans and entered steps that went out of use without being ended.
 
 A finalizer runs at any time and in any thread, so it may only say that it happened; the thread that drives the cache
 takes the slots back before its next operation.
@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any
 from .lease import release
 from .pool import Span
 from .sequence import Sequence
+from .step import Step
 
 if TYPE_CHECKING:
     from .cache import Cache
 
 log = logging.getLogger("prefixloom")
+
+
+class Abandoned(Exception):
+    """How a step ends that was entered and then lost."""
 
 
 class Dropped(list[Any]):
@@ -36,6 +41,10 @@ class Dropped(list[Any]):
         while self:
             item = self.pop()
             cache._recovered += 1
+            if isinstance(item, Step):
+                log.warning("%r was entered and dropped before its end; it counts as failed", item)
+                item.__exit__(Abandoned, None, None)
+                continue
             where = (
                 item._lease if isinstance(item, Sequence) else item
             )._where or "a place that PREFIXLOOM_DEBUG=1 tells"

@@ -210,7 +210,11 @@ class Pool:
     def mint(self, count: int) -> Span:
         """An owned span of ``count`` pages, for whoever is neither a sequence nor the tree."""
         if count.__class__ is not int or not 0 <= count <= len(self._free):
-            raise ProtocolError(f"pool {self.name!r} has {len(self._free)} free pages; {count} were asked for")
+            waiting = f", and {self.retiring} that wait for steps to be over (cache.poll() sees to that)"
+            raise ProtocolError(
+                f"pool {self.name!r} has {len(self._free)} free pages{waiting if self.retiring else ''}; {count} were "
+                f"asked for"
+            )
         self.minted += count
         return Span(self, self.take(count).tobytes() if count else b"")
 

@@ -38,13 +38,13 @@ class Step:
     )  # fmt: skip
 
     def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
+        self._state = "new"  # first: it is looked at when the step goes
         self._cache = cache
         self._sequences = tuple(sequences)
         self._ends: list[int] = []
         self._starts: list[int] = []
         self.role = role
         self._ran = self._prepared = self._accepted = False
-        self._state = "new"
         self._stream: Stream | None = None
         self._work: Work | None = None
         self._ordered = 0  # the fence that the stream has been made to wait for
@@ -316,6 +316,10 @@ class Step:
             sequence._commit(upto)
         if cache._debug is not None:
             cache._leave("step")
+
+    def __del__(self) -> None:
+        if self._state == "open":  # nobody can end it any more, and all that comes after would wait
+            self._cache._dropped.append(self)
 
     def _close(self, stream: Stream, well: bool) -> list[tuple[Sequence, int]]:
         """Enqueue what comes after the layers; the sequences that go on, and up to where. Nothing if it went wrong."""

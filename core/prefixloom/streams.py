@@ -25,6 +25,8 @@ Clock = dict[int, int]
 """Of each stream, by its number, the tick up to which all is known to be over."""
 
 _numbers = itertools.count()
+KEPT_FAILURES = 64
+"""Of each stream: those of steps that were asked about long ago are of no use, and hold whole frames."""
 host_clock: Clock = {}
 """What the scheduling thread has seen to be over: whatever it enqueues from now on comes after that."""
 
@@ -78,7 +80,7 @@ class Stream:
         self.number = next(_numbers)
         self.tick = 0
         self.clock: Clock | None = None
-        self._failures: list[tuple[int, BaseException]] = []
+        self._failures: deque[tuple[int, BaseException]] = deque(maxlen=KEPT_FAILURES)
 
     def run(self, work: Callable[[], object]) -> None:
         """Enqueue: runs after all that was enqueued before. What it raises is kept and told by ``failure``."""
@@ -106,7 +108,7 @@ class Stream:
 
     def failure(self, since: int, upto: int) -> BaseException | None:
         """The first exception of the work of the ticks in (since, upto], if that is over and any of it raised."""
-        for tick, error in self._failures:
+        for tick, error in tuple(self._failures):  # the worker may add to it
             if since < tick <= upto:
                 return error
         return None
