@@ -46,7 +46,7 @@ def enqueue(stream: Stream, *sequences: Sequence, work: Callable[[], object] = l
 
 
 def test_slots_that_retired_together_are_claimed_one_owner_at_a_time() -> None:
-    """Two take of what one abort gave back, on two streams: both come after the step that the block of that is open it."""
+    """Two take of what one abort gave back, on two streams: both come after the step that may still write it."""
     cache = cache_of(part("path", Path()), tokens=32)
     sim = Simulation("a", "b", "c")
     first = cache.open(TOKENS)
