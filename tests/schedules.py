@@ -26,7 +26,7 @@ from prefixloom.testing.watch import Watch
 
 MORE = bool(os.environ.get("PREFIXLOOM_EXPLORE"))
 """More steps, more choice points and a larger budget, for a machine with time."""
-BUDGET = 500_000 if MORE else 4_000
+BUDGET = 100_000 if MORE else 4_000
 KINDS = ("M", "FM", "FSM")
 """Compositions: a state; with a path; with a window, too."""
 FEW = KINDS if MORE else ("M", "FSM")
@@ -96,6 +96,10 @@ class Runner:
         self.out: dict[int, int] = {}
         self.drafts: list[tuple[int, dict[str, list[int]]]] = []
         self.steps: list[Any] = []  # an event for each step that was enqueued
+
+    def result(self, step: int) -> Callable[[], Any]:
+        """The end of that step, as soon as it is enqueued."""
+        return lambda: len(self.steps) > step and self.steps[step]
 
     def publish(self, upto: int | None = None) -> None:
         if self.sequence.open:

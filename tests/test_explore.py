@@ -128,6 +128,29 @@ def test_actions_of_the_scheduling_thread_come_in_every_order_that_their_gates_a
     assert (report.classes, report.cut) == (3, 0)
 
 
+def test_a_gate_may_be_an_event_that_is_not_there_yet() -> None:
+    def scenario(run: Run) -> None:
+        stream, events, seen = run.stream("a"), [], []
+
+        def enqueueing() -> Steps:
+            yield "enqueue"
+            stream.run(piece(writes=["slot"]))
+            events.append(stream.record())
+            yield "and more"
+
+        def waiting() -> Steps:
+            yield "wait", lambda: bool(events) and events[0]
+            seen.append(events[0].done)
+
+        run.actor("enqueueing", enqueueing())
+        run.actor("waiting", waiting())
+        run.at_end(lambda: setattr(run, "outcome", tuple(seen)))
+
+    report = explore(scenario)
+    assert (report.outcomes, report.classes) == ({(True,)}, 2)
+    assert report.orders == explore(scenario, reduce=False).classes == 3
+
+
 # ---------------------------------------------------------------- against no reduction
 
 

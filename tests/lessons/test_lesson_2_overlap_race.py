@@ -36,8 +36,7 @@ def checkpoints(world: World, runner: Runner, steps: int) -> Steps:
 def results(world: World, runner: Runner, steps: int) -> Steps:
     """result N: the scheduler sees that step N is over."""
     for step in range(steps):
-        yield f"wait for step {step} to be there", lambda step=step: len(runner.steps) > step
-        yield f"result {step}", runner.steps[step]
+        yield f"result {step}", runner.result(step)
         world.cache.poll()
 
 
@@ -47,14 +46,14 @@ def results(world: World, runner: Runner, steps: int) -> Steps:
 def test_a_chunked_prefill_that_is_published_while_it_runs(kinds: str, every: int, how: str) -> None:
     """With and without extra buffer for tracked states; with layers in one piece, layer by layer, and with others
     acting while a step is planned and open."""
-    ends = (4, 8, 12) if MORE else (4, 8)
+    ends = (4, 8, 12) if MORE or (kinds, how) == ("M", "whole") else (4, 8)
 
     def scenario(run: Run) -> None:
         world = World(run, kinds, every=every)
         runner = world.open(PROMPT)
         run.actor("scheduler", chunks(world, runner, *ends, split=how == "split", inside=how == "inside"))
         run.actor("checkpointer", checkpoints(world, runner, len(ends)))
-        if how != "inside" or MORE:
+        if how != "inside":
             run.actor("results", results(world, runner, len(ends)))
 
     explored(scenario)
@@ -81,8 +80,7 @@ def test_decoding_one_step_ahead_of_the_tokens(kinds: str, every: int) -> None:
 
         def tokens() -> Steps:
             for step in range(steps):
-                yield f"step {step} is enqueued", lambda step=step: len(runner.steps) > step
-                yield f"result {step}", runner.steps[step]
+                yield f"result {step}", runner.result(step)
                 runner.sequence.append(PROMPT[3 + step : 4 + step])
                 if step % 2:
                     world.cache.poll()

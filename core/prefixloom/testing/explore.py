@@ -39,8 +39,9 @@ from ..streams import Event, host_clock
 from .interleaving import Happening, Search, Thing, orders
 from .simulated import SimulatedStream
 
-Gate = Event | Callable[[], bool]
-"""What an action waits for: an event, or something that the scheduling thread does, which then stays true."""
+Gate = Event | Callable[[], Event | bool]
+"""What an action waits for: an event, or something that the scheduling thread does, which then stays true (or is the
+event that is waited for, once there is one)."""
 Program = Generator[str | tuple[str, Gate], None, None]
 Scenario = Callable[["Run"], object]
 
@@ -118,16 +119,19 @@ class Actor:
     gate: Gate | None
     label: str
 
+    def awaited(self) -> Event | bool:
+        return self.gate() if callable(self.gate) else self.gate or True
+
     def willing(self) -> bool:
-        if self.gate is None or isinstance(self.gate, Event):
-            return True
-        if self._was_willing and not self.gate():
+        willing = bool(self.awaited())
+        if self._was_willing and not willing:
             raise InvariantError(f"{self.name}: {self.label!r} waits for something that became true and then false")
-        self._was_willing = self._was_willing or self.gate()
-        return self._was_willing
+        self._was_willing = willing
+        return willing
 
     def able(self) -> bool:
-        return self.gate.stream.reached(self.gate) if isinstance(self.gate, Event) else self.willing()
+        awaited = self.awaited()
+        return awaited.stream.reached(awaited) if isinstance(awaited, Event) else self.willing()
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # a block that the schedule left open
@@ -194,10 +198,10 @@ class Run:
         return self.trace[-1], [number for number in after if number >= 0]
 
     def _act(self, actor: Actor) -> tuple[str, list[int]]:
-        label, gate = actor.label, actor.gate
+        label, awaited = actor.label, actor.awaited()
         self.lines.append((actor.name, label))
         self.writes.add(HOST)
-        after = [self._over(gate)] if isinstance(gate, Event) else []
+        after = [self._over(awaited)] if isinstance(awaited, Event) else []
         actor.go()
         return label, after
 
