@@ -170,8 +170,8 @@ class Serving(World):
                 continue
             small = upto - before <= f.steps and before >= run.arrived
             run.step_from = before if before < upto and small and not run.spoiled else -1
-            at = upto // f.every * f.every if f.every else before
-            if room is None or at <= before or run.spoiled or (at < upto and not small):
+            at = self.due(f, run, before, upto)
+            if room is None or at is None or run.spoiled:
                 continue
             tracks = run.tracks[f.name]
             if len(tracks) == 2:
@@ -184,6 +184,23 @@ class Serving(World):
             self.count("checkpoint")
             tracks.append(at)
         self.model.retain(run)
+
+    def due(self, f: Facts, run: Running, before: int, upto: int) -> int | None:
+        """Where a step over [before, upto) keeps a checkpoint: the deepest boundary whose state it has."""
+        at = upto // f.every * f.every if f.every else before
+        small = upto - before <= f.steps and before >= run.arrived
+        return at if at > before and (at == upto or small) else None
+
+    def planned_room(self, batch: list[Running]) -> dict[str, int]:
+        """Slots for checkpoints that a step has planned before it failed."""
+        room: dict[str, int] = {}
+        for run in batch:
+            for f in self.model.facts:
+                more = room.get(f.name, 0) + 1
+                fresh = f.boundary and len(run.tracks[f.name]) < 2
+                if fresh and self.due(f, run, run.committed, run.reserved) is not None and self.room({f.name: more}):
+                    room[f.name] = more
+        return room
 
     def do_step(self, mask: int, mode: int) -> None:
         """Modes: 0 to 5 a pass, 6 a draft, 7 and 8 a pass that fails before and after its ops."""
@@ -213,15 +230,16 @@ class Serving(World):
                     for run in batch:
                         self.forward(run, run.reserved)
         except Planned:
+            room = self.planned_room(batch)
             for run in batch:
                 if (mode == 8 or not waiting) and run.reserved > run.committed:
                     run.spoiled = True
                     run.step_from = -1
-            self.settle("step failed")
+            self.settle("step failed", may_lose=room)
             return
         finally:
             del sequences
-        room: dict[str, int] = {}
+        room = {}
         if mode < 6:
             for run in batch:
                 self.committed(run, run.reserved, room)

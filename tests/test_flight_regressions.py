@@ -382,3 +382,25 @@ def test_a_stream_that_keeps_failing_does_not_keep_every_failure() -> None:
         stream.advance()
     assert isinstance(stream.failure(0, 500), ZeroDivisionError)
     assert len(stream._failures) < 100
+
+
+def test_what_a_page_had_before_a_step_that_failed_is_still_published() -> None:
+    cache = cache_of(part("path", Path()))
+    with cache.open(list(range(8))) as sequence:
+        run(sequence, 6)
+        sequence.grow(2)
+        with pytest.raises(ZeroDivisionError), cache.step([sequence]) as step:
+            step.run_ops()
+            raise ZeroDivisionError
+        sequence.rewind(2)
+        sequence.append([6, 7])
+        run(sequence, 2)
+    assert held(cache, list(range(8))) == 8
+    with cache.open([9] * 8) as sequence:
+        run(sequence, 4)
+        sequence.grow(4)
+        with pytest.raises(ZeroDivisionError), cache.step([sequence]):
+            raise ZeroDivisionError
+        sequence.rewind(4)
+    assert held(cache, [9] * 8) == 4
+    settle(cache)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from .errors import InvariantError, ProtocolError
-from .pool import DebugPool, Pool, Stage, present
+from .pool import Pool, Stage, present
 from .race import Race
 from .where import site
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .streams import Stream
     from .tree import Node
 
-    Touched = tuple[Pool, list[int], list[int]]
+    Touched = tuple[Pool, list[int], list[int], set[int]]  # what is read, written, and had content before
 
 
 class Debug:
@@ -70,7 +70,9 @@ class Debug:
 
     def looked_up(self, step: Step, lane: Lane) -> None:
         """The layers were told what is theirs just now: publications since the step began may have changed it."""
-        step._touched[lane.index] = self._touched(step, lane)
+        *_, sealed = step._touched[lane.index]
+        pool, reads, writes, more = self._touched(step, lane)
+        step._touched[lane.index] = pool, reads, writes, sealed | more
 
     def _touched(self, step: Step, lane: Lane) -> Touched:
         reads: list[int] = []
@@ -84,16 +86,17 @@ class Debug:
                     reads.extend(slot for slot in (holding.slot,) if slot >= 0)
         if step.role == "draft" and not lane.part.manifest.lookahead:
             writes = []  # a draft model reads what the target wrote, and writes its own
+        sealed = {slot for slot in writes if lane.live.stage_of(slot) == Stage.SEALED}
         lane.live.enter(writes, Stage.WRITING)
-        return lane.live, reads, writes
+        return lane.live, reads, writes, sealed
 
     def layers(self, step: Step, stream: Stream, well: bool) -> None:
         """The layers of ``step`` have been enqueued on ``stream``."""
         stream.run(_nothing)  # the tick of the layers
-        for pool, reads, writes in step._touched:
-            assert isinstance(pool, DebugPool)
-            mine = [slot for slot in writes if pool.stage[slot] == Stage.WRITING]  # the rest was given back meanwhile
-            pool.enter(mine, Stage.SEALED if well else Stage.RESERVED)
+        for pool, reads, writes, sealed in step._touched:
+            for slot in writes:
+                if pool.stage_of(slot) == Stage.WRITING:  # else it was given back meanwhile
+                    pool.enter((slot,), Stage.SEALED if well or slot in sealed else Stage.RESERVED)
             self.race.access(stream, f"the layers of {step!r}", pool.name, reads=reads, writes=writes)
 
     def arrived(self, sequence: Sequence, start: int, upto: int) -> None:

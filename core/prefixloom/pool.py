@@ -200,6 +200,10 @@ class Pool:
     def enter(self, slots: Iterable[int], stage: Stage) -> None:
         """These slots come to ``stage``. Kept in debug mode only."""
 
+    def stage_of(self, slot: int) -> Stage:
+        """In debug mode."""
+        raise NotImplementedError
+
     def free_ids(self) -> Sequence[int]:
         """The slots that are nobody's."""
         ids = self._free[:]
@@ -278,6 +282,9 @@ class DebugPool(Pool):
             if now not in BEFORE[stage]:
                 raise InvariantError(f"pool {self.name!r}: slot {slot} is {now.name}, and was to become {stage.name}")
             self.stage[slot] = stage
+
+    def stage_of(self, slot: int) -> Stage:
+        return Stage(self.stage[slot])
 
     def take(self, count: int) -> array[int]:
         if not 0 < count <= self.free:
