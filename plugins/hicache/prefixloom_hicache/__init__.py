@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .backend import API_VERSION, Backend, BackendType, Miss, Refused, Status, Stored, accepted, opened
 from .checksum import Checksum
+from .file import FileBackend
 from .fingerprint import Fingerprint
 from .keys import Key, key, links
 from .memory import MemoryBackend
@@ -14,6 +15,7 @@ __all__ = [
     "Backend",
     "BackendType",
     "Checksum",
+    "FileBackend",
     "Fingerprint",
     "Key",
     "MemoryBackend",

@@ -2,26 +2,68 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-from prefixloom_hicache import Key, MemoryBackend, Miss, Record, Refused, Status, Stored, backend, conformance, laws
+from prefixloom_hicache import (
+    FileBackend,
+    Key,
+    MemoryBackend,
+    Miss,
+    Record,
+    Refused,
+    Status,
+    Stored,
+    backend,
+    conformance,
+    laws,
+)
 from prefixloom_hicache.conformance import CHECKS, BackendCase, check_backend, parametrize_with_checks
-from prefixloom_hicache.frame import HEADER_BYTES
+from prefixloom_hicache.frame import HEADER_BYTES, header_of
 
 
 def damage_memory(store: Any, key: Key, at: int, mask: int) -> None:
     store._frames[key.address][HEADER_BYTES + at] ^= mask
 
 
+def open_file(capacity: int) -> FileBackend:
+    return FileBackend(Path(tempfile.mkdtemp(dir=FOLDER.name)) / "store", capacity)
+
+
+def reopen_file(store: Any) -> FileBackend:
+    store.close()
+    return FileBackend(store._shelf.path, store._shelf.capacity)
+
+
+def abandon_file(store: Any) -> FileBackend:
+    """What the kernel does when the process dies: the lock goes, and nobody closes anything."""
+    store._shelf.lock.release()
+    return FileBackend(store._shelf.path, store._shelf.capacity)
+
+
+def damage_file(store: Any, key: Key, at: int, mask: int) -> None:
+    entry = store._index.find(key)
+    with open(store._shelf.path / entry.segment.name, "r+b") as file:
+        file.seek(entry.place.offset + HEADER_BYTES + at)
+        (byte,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ mask]))
+
+
+FOLDER = tempfile.TemporaryDirectory()
+atexit.register(FOLDER.cleanup)
 MEMORY = BackendCase("memory", MemoryBackend, damage=damage_memory)
+FILE = BackendCase("file", open_file, reopen_file, abandon_file, damage_file)
 
 
-@parametrize_with_checks([MEMORY])
+@parametrize_with_checks([MEMORY, FILE])
 def test_conformance(case: BackendCase, check: conformance.Check) -> None:
     check(case)
 
@@ -212,14 +254,8 @@ class ServesDamage(MemoryBackend):
         if frame is not None:
             payload = bytes(frame[HEADER_BYTES:])
             fixed = Record(key, "kv", 0, 16, "layer_first", memoryview(payload))
-            frame[:HEADER_BYTES] = backend_header(fixed)
+            frame[:HEADER_BYTES] = header_of(fixed)
         return super()._read(key, into)
-
-
-def backend_header(record: Record) -> bytes:
-    from prefixloom_hicache.frame import header_of
-
-    return header_of(record)
 
 
 KILLS: dict[str, type[MemoryBackend]] = {
