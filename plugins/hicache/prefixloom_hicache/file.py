@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from prefixloom import hookimpl
+from prefixloom import StorageError, hookimpl
 
 from .backend import BackendType, Miss, Reason, Refused, Status, Stored
 from .disk import NO_ROOM, Disk
@@ -65,9 +65,12 @@ class FileBackend:
         self._closed = False
         self._skipped = 0
         self._clock, self._refresh_seconds, self._refreshed = clock, refresh_seconds, clock()
-        self._discover()
-        if not read_only:
-            self._continue()
+        try:
+            self._discover()
+            if not read_only:
+                self._continue()
+        except OSError as error:
+            raise StorageError(f"{directory} cannot be read: {error.strerror}. Check the disk") from error
 
     # ------------------------------------------------------------ knowing what is there
 

@@ -67,6 +67,8 @@ class Header:
         """The record, if it is the one of this key and its payload is what was written."""
         if self.kind != "record" or self.fingerprint + self.content != key.address:
             return Flaw("corrupt", "the record is another one's")
+        if self.deleted:
+            return Flaw("corrupt", "the record was deleted")
         if len(payload) != self.size:
             return Flaw("corrupt", f"the payload has {len(payload)} of {self.size} bytes")
         if not self.checksum.known:
@@ -140,6 +142,4 @@ def read(data: Any, key: Key, place: Place | None = None) -> Record | Flaw:
     header = read_header(memoryview(data)[:HEADER_BYTES], place)
     if isinstance(header, Flaw):
         return header
-    if header.deleted:
-        return Flaw("corrupt", "the record was deleted")
     return header.record(key, memoryview(data)[HEADER_BYTES:])

@@ -37,7 +37,7 @@ class Shelf:
     """Opens the directory and its segments. ``active`` is the one that is being written."""
 
     def __init__(self, path: str | Path, capacity: int, segment_bytes: int | None, read_only: bool, disk: Disk) -> None:
-        self.segment_bytes = segment_size(capacity, segment_bytes)
+        self.segment_bytes = 0 if read_only else segment_size(capacity, segment_bytes)
         self.path, self.capacity, self.disk = Path(path), capacity, disk
         self.directory = open_directory(path, create=not read_only)
         self.lock: WriterLock | None = None if read_only else lock_directory(disk, self.directory, path)
@@ -112,13 +112,7 @@ class Shelf:
 
     def grow(self) -> Segment:
         """A new file. Raises ``OSError``, and leaves nothing behind."""
-        numbers = [int(NAME.fullmatch(name)[1]) for name in (*self.segments, *self.strange)]  # type: ignore[index]
-        name = f"segment-{max(numbers, default=0) + 1:08}.loom"
-        try:
-            file = OpenFile(self.disk.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, self.directory.number))
-        except FileExistsError:
-            self.strange[name] = f"{name} is somebody else's"
-            raise
+        name, file = self._created()
         segment = Segment(self.disk, name, file, self.segment_bytes)
         try:
             self.disk.allocate(file.number, self.segment_bytes)
@@ -128,6 +122,17 @@ class Shelf:
             raise
         self.segments[name] = segment
         return segment
+
+    def _created(self) -> tuple[str, OpenFile]:
+        """An empty file of a name that nothing has."""
+        while True:
+            numbers = [int(name[8:16]) for name in (*self.segments, *self.strange)]
+            name = f"segment-{max(numbers, default=0) + 1:08}.loom"
+            try:
+                access = os.O_RDWR | os.O_CREAT | os.O_EXCL
+                return name, OpenFile(self.disk.open(name, access, self.directory.number))
+            except FileExistsError:
+                self.strange[name] = f"{name} is somebody else's"
 
     def reuse(self, segment: Segment) -> Segment | None:
         """Begin it anew, or remove a file of another size: then None. Nobody may count on its frames any more."""
