@@ -6,6 +6,7 @@ from .backend import API_VERSION, Backend, BackendType, Miss, Refused, Status, S
 from .checksum import Checksum
 from .file import FileBackend
 from .fingerprint import Fingerprint
+from .guarded import Guarded, GuardLimits
 from .keys import Key, key, links
 from .memory import MemoryBackend
 from .record import Record
@@ -17,6 +18,8 @@ __all__ = [
     "Checksum",
     "FileBackend",
     "Fingerprint",
+    "GuardLimits",
+    "Guarded",
     "Key",
     "MemoryBackend",
     "Miss",

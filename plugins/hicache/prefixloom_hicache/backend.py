@@ -28,10 +28,16 @@ Reason = Literal[
     "io",  # the store failed
     "read_only",  # opened for reading
     "closed",
+    # Said by the guards around a store, never by a store:
+    "deadline",  # no answer in time
+    "breaker",  # not asked, since it failed again and again
+    "backlog",  # not asked, since too much waits for it
+    "rate",  # not asked, since too much was asked in a short time
+    "error",  # it raised, or answered something that is no answer
 ]
 REASONS: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
-FAULTS: frozenset[str] = frozenset({"io", "capacity"})
-"""Reasons that say something of the store's health; the others are its everyday life."""
+FAULTS: frozenset[str] = frozenset({"io"})
+"""What says something of the store's health; the other reasons are its everyday life."""
 
 
 @attrs.frozen

@@ -316,6 +316,6 @@ def test_an_expected_failure_must_name_a_law() -> None:
 
 
 def test_the_reasons_of_the_contract_are_distinct_words() -> None:
-    assert len(set(backend.REASONS)) == len(backend.REASONS) == 9
+    assert len(set(backend.REASONS)) == len(backend.REASONS) == 14
     assert set(backend.REASONS) > backend.FAULTS
     assert not any(a.startswith(b) for a, b in itertools.permutations(backend.REASONS, 2))
