@@ -42,8 +42,8 @@ class Disk:
 
     def read_into(self, file: int, buffers: Sequence[Any], offset: int) -> int:
         """How many bytes were read into the buffers."""
-        wanted = sum(map(len, buffers))
         done = more = os.preadv(file, buffers, offset)
+        wanted = sum(map(len, buffers))
         while more and done < wanted:
             more = os.preadv(file, _behind(buffers, done), offset + done)
             done += more

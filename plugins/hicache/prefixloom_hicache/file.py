@@ -19,7 +19,7 @@ from prefixloom import StorageError, hookimpl
 
 from .backend import BackendType, Miss, Reason, Refused, Status, Stored
 from .disk import NO_ROOM, Disk
-from .frame import HEADER_BYTES, Flaw, Header, Place, read_header
+from .frame import HEADER_BYTES, Flaw, Header, Place, read_header, record_at
 from .index import Index
 from .keys import Key
 from .record import Record, flat
@@ -154,11 +154,13 @@ class FileBackend:
     # ------------------------------------------------------------ reading
 
     def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
-        out: list[Record | Miss] = []
-        for i, key in enumerate(keys):
-            found = self._get(key, None if into is None else flat(into[i]))
-            with self._lock:
-                out.append(self._tally.hit(found) if isinstance(found, Record) else self._tally.miss(found))
+        out = [self._get(key, None if into is None else flat(into[i])) for i, key in enumerate(keys)]
+        with self._lock:
+            for found in out:
+                if isinstance(found, Record):
+                    self._tally.hit(found)
+                else:
+                    self._tally.miss(found)
         return tuple(out)
 
     def _get(self, key: Key, into: memoryview | None) -> Record | Miss:
@@ -189,8 +191,7 @@ class FileBackend:
         done = self._disk.read_into(entry.segment.file.number, (head, target), entry.place.offset)
         if done < HEADER_BYTES + len(target):
             return Flaw("corrupt", f"the file ends {HEADER_BYTES + len(target) - done} bytes too early")
-        header = read_header(head, entry.place)
-        return header if isinstance(header, Flaw) else header.record(key, target)
+        return record_at(bytes(head), entry.place, key, target)
 
     def _disproved(self, key: Key, entry: Entry, flaw: Flaw) -> Miss:
         """What lies there is not the record: it went meanwhile, or it is damaged. Either way it is here no more."""
@@ -223,11 +224,10 @@ class FileBackend:
 
     def _put(self, record: Record) -> Stored | Refused:
         key = record.key
-        unwilling = self._unwilling(record)
-        if unwilling is not None:
-            with self._lock:
-                return self._tally.refuse(key, *unwilling)
         with self._lock:
+            unwilling = self._unwilling(record)
+            if unwilling is not None:
+                return self._tally.refuse(key, *unwilling)
             if self._index.find(key) is not None:
                 return self._tally.stored(key, fresh=False)
         try:

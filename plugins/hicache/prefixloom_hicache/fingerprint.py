@@ -49,15 +49,16 @@ class Fingerprint:
     layers: tuple[int, ...] = attrs.field(default=(), converter=_layers)
     shards: tuple[tuple[str, tuple[int, ...]], ...] = attrs.field(default=(), converter=_shapes)
     format: int = 1
+    text: str = attrs.field(init=False, eq=False, repr=False)
+    """The facts as canonical JSON."""
+    digest: bytes = attrs.field(init=False, eq=False, repr=False)
 
-    @property
-    def text(self) -> str:
-        """The fingerprint as canonical JSON."""
-        return json.dumps(attrs.asdict(self), sort_keys=True, separators=(",", ":"))
-
-    @property
-    def digest(self) -> bytes:
-        return _digest(self)
+    def __attrs_post_init__(self) -> None:
+        facts = {field.name: getattr(self, field.name) for field in _facts()}
+        text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+        object.__setattr__(self, "text", text)
+        told = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES, person=b"loom.fingerprint")
+        object.__setattr__(self, "digest", told.digest())
 
     @classmethod
     def read(cls, text: str | bytes) -> Fingerprint | None:
@@ -72,7 +73,7 @@ class Fingerprint:
     def difference(self, there: Fingerprint) -> str:
         """What is different in the other one, in words."""
         told = []
-        for field in attrs.fields(Fingerprint):
+        for field in _facts():
             mine, other = getattr(self, field.name), getattr(there, field.name)
             if mine != other:
                 told.append(f"{field.name} is {_plain(other)} there and {_plain(mine)} here")
@@ -83,6 +84,6 @@ def _plain(value: object) -> str:
     return repr(dict(value)) if isinstance(value, tuple) and value and isinstance(value[0], tuple) else repr(value)
 
 
-@functools.lru_cache(maxsize=256)
-def _digest(fingerprint: Fingerprint) -> bytes:
-    return hashlib.blake2b(fingerprint.text.encode(), digest_size=DIGEST_BYTES, person=b"loom.fingerprint").digest()
+@functools.cache
+def _facts() -> tuple[attrs.Attribute[Any], ...]:
+    return tuple(field for field in attrs.fields(Fingerprint) if field.init)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import attrs
@@ -27,6 +28,14 @@ def _payload(content: Any) -> memoryview:
     return flat(content).toreadonly()
 
 
+@functools.lru_cache(maxsize=1024)
+def check_names(component: str, layout: str) -> None:
+    """Whether they can be written; ``ValueError`` if not."""
+    for name, text, limit in (("component", component, MAX_COMPONENT), ("layout", layout, MAX_LAYOUT)):
+        if not isinstance(text, str) or not 0 < len(text.encode()) <= limit or "\0" in text:
+            raise ValueError(f"{name} must be a name of 1 to {limit} bytes, got {text!r}")
+
+
 @attrs.frozen
 class Record:
     """What ``component`` has for the tokens [start, end), or its state at ``end`` where the two are equal.
@@ -44,10 +53,7 @@ class Record:
     checksum: Checksum = attrs.field(default=None, eq=False)
 
     def __attrs_post_init__(self) -> None:
-        for name, limit in (("component", MAX_COMPONENT), ("layout", MAX_LAYOUT)):
-            text = getattr(self, name)
-            if not isinstance(text, str) or not 0 < len(text.encode()) <= limit or "\0" in text:
-                raise ValueError(f"{name} must be a name of 1 to {limit} bytes, got {text!r}")
+        check_names(self.component, self.layout)
         if not 0 <= self.start <= self.end <= MAX_POSITION:
             raise ValueError(f"a record's span must be 0 <= start <= end, got [{self.start}, {self.end})")
         if not 0 < len(self.payload) <= MAX_PAYLOAD:
