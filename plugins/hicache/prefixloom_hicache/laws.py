@@ -319,7 +319,7 @@ def check_threads_at_once_get_what_they_asked_for(case: BackendCase) -> None:
 
 def check_what_was_stored_is_there_after_reopening(case: BackendCase) -> None:
     assert case.reopen is not None
-    records = [record_of(i, 1 + 37 * i) for i in range(40)]
+    records = [record_of(i, (1 + 37 * i, 32_767 + i, 70_000)[i % 3]) for i in range(40)]
     backend = case.open(ROOMY)
     stored(backend, *records)
     assert backend.flush()

@@ -20,6 +20,9 @@ HEAD_VERSION = 1
 HEAD_BYTES = 4096
 """Room before the first frame."""
 ALIGN = 256
+PAGE = 4096
+LARGE = 32 << 10
+"""From so many bytes on, a payload begins on a page of the disk: its header stands at the end of the page before."""
 CHUNK = 1 << 20
 _HEAD = struct.Struct("<8sHxxIQQ")
 FIRST_BYTES = _HEAD.size
@@ -60,6 +63,11 @@ def room(payload: int) -> int:
     return -(-(HEADER_BYTES + payload) // ALIGN) * ALIGN
 
 
+def start_of(at: int, payload: int) -> int:
+    """Where the frame begins that is the next to be written, behind ``at``."""
+    return at if payload < LARGE else -(-(at + HEADER_BYTES) // PAGE) * PAGE - HEADER_BYTES
+
+
 @attrs.frozen
 class Found:
     """A good header at ``offset``; ``skipped`` bytes before it were none."""
@@ -79,11 +87,12 @@ def frames(read: Read, life: int, start: int, end: int, resync: bool = True) -> 
     while at + HEADER_BYTES <= end:
         found = _frame(read(HEADER_BYTES, at), life, at, end)
         if found is None:
-            if not resync:
-                return
+            large = start_of(at, LARGE)
+            found = _frame(read(HEADER_BYTES, large), life, large, end)
+        if found is None and resync:
             found = _next(read, life, at, end)
-            if found is None:
-                return
+        if found is None:
+            return
         yield found
         at = found.end
 

@@ -12,7 +12,7 @@ from .disk import Disk, OpenFile
 from .fingerprint import MAX_TEXT, Fingerprint
 from .frame import DELETED, HEADER_BYTES, Flaw, Place, fingerprint_frame, header_of
 from .record import Record
-from .scan import FIRST_BYTES, HEAD_BYTES, Found, Head, frames, read_head, room
+from .scan import FIRST_BYTES, HEAD_BYTES, Found, Head, frames, read_head, room, start_of
 
 
 class Segment:
@@ -75,12 +75,9 @@ class Segment:
 
     def takes(self, record: Record) -> bool:
         """Whether there is room behind the last frame."""
-        return self.head is not None and self.end + self._wanted(record) <= self.size
-
-    def _wanted(self, record: Record) -> int:
-        fingerprint = record.key.fingerprint
-        telling = 0 if fingerprint.digest in self.told else room(len(fingerprint.text.encode()))
-        return telling + room(len(record.payload))
+        fingerprint, size = record.key.fingerprint, len(record.payload)
+        at = self.end if fingerprint.digest in self.told else self.end + room(len(fingerprint.text))
+        return self.head is not None and start_of(at, size) + room(size) <= self.size
 
     def append(self, record: Record) -> int:
         """Write a frame; the offset at which it stands."""
@@ -89,12 +86,13 @@ class Segment:
         fingerprint = record.key.fingerprint
         if fingerprint.digest not in self.told:
             frame = fingerprint_frame(fingerprint, Place(self.head.life, self.end))
-            self._write(frame[:HEADER_BYTES], frame[HEADER_BYTES:])
+            self._write(self.end, frame[:HEADER_BYTES], frame[HEADER_BYTES:])
             self.told.add(fingerprint.digest)
-        return self._write(header_of(record, Place(self.head.life, self.end)), record.payload)
+        at = start_of(self.end, len(record.payload))
+        return self._write(at, header_of(record, Place(self.head.life, at)), record.payload)
 
-    def _write(self, header: bytes, payload: bytes | memoryview) -> int:
-        at, file = self.end, self.file.number
+    def _write(self, at: int, header: bytes, payload: bytes | memoryview) -> int:
+        file = self.file.number
         self.disk.write(file, payload, at + HEADER_BYTES)
         self.end = at + room(len(payload))  # if the header fails, nobody knows how much of it is there
         self.disk.write(file, header, at)
@@ -112,4 +110,4 @@ class Segment:
 
 def fits(size: int, fingerprint: Fingerprint, payload: int) -> bool:
     """Whether a new segment of ``size`` could take such a record."""
-    return HEAD_BYTES + room(len(fingerprint.text.encode())) + room(payload) <= size
+    return start_of(HEAD_BYTES + room(len(fingerprint.text)), payload) + room(payload) <= size

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,14 @@ class Recording(Disk):
         self.log.append((self.files[file], offset, bytes(content)))
 
 
+@pytest.fixture
+def quick() -> Iterator[Path]:
+    """A folder in memory, where there is one: thousands of small stores are opened there."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
 def sized(seed: int) -> Record:
     return record_of(seed, 1 + seed * 97 % 700)
 
@@ -78,13 +87,13 @@ def check(store: Backend, required: set[int]) -> None:
             assert seed not in required, f"{seed} was stored and is lost: {found}"
 
 
-def test_a_writer_may_die_at_any_byte_of_its_log(tmp_path: Path) -> None:
+def test_a_writer_may_die_at_any_byte_of_its_log(quick: Path) -> None:
     disk = Recording()
-    store = FileBackend(tmp_path / "live", 2 * SEGMENT, segment_bytes=SEGMENT, disk=disk)
+    store = FileBackend(quick / "live", 2 * SEGMENT, segment_bytes=SEGMENT, disk=disk)
     images: dict[str, bytearray] = {}
     before: set[int] = set()
     states = lives = 0
-    copy = tmp_path / "copy"
+    copy = quick / "copy"
     copy.mkdir(mode=0o700)
     for act in story(store):
         disk.log.clear()
@@ -139,8 +148,8 @@ def spots(end: int) -> list[int]:
     return [*range(40), *range(40, HEAD_BYTES, 97), *range(HEAD_BYTES, end)]
 
 
-def test_whatever_byte_is_damaged_only_its_own_record_is_lost(tmp_path: Path) -> None:
-    file, whole, keys = small_log(tmp_path / "store")
+def test_whatever_byte_is_damaged_only_its_own_record_is_lost(quick: Path) -> None:
+    file, whole, keys = small_log(quick / "store")
     first = HEAD_BYTES + 512
     missed: set[int] = set()
     for at in spots(first + 2 * 512):
@@ -156,8 +165,8 @@ def test_whatever_byte_is_damaged_only_its_own_record_is_lost(tmp_path: Path) ->
     assert missed == {0, 1}
 
 
-def test_wherever_a_file_is_cut_what_lies_before_is_there(tmp_path: Path) -> None:
-    file, whole, keys = small_log(tmp_path / "store")
+def test_wherever_a_file_is_cut_what_lies_before_is_there(quick: Path) -> None:
+    file, whole, keys = small_log(quick / "store")
     first = HEAD_BYTES + 512
     for at in spots(first + 2 * 512):
         file.write_bytes(whole[:at])
