@@ -14,6 +14,7 @@ from .errors import (
     PrefixloomError,
     ProtocolError,
     RaceError,
+    StorageError,
 )
 from .hookspecs import hookimpl
 from .keys import Tokens, encode
@@ -84,6 +85,7 @@ __all__ = [
     "Sinks",
     "SplitRule",
     "StateView",
+    "StorageError",
     "Tail",
     "Tier",
     "Tokens",

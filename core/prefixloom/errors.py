@@ -30,6 +30,10 @@ class PluginError(PrefixloomError):
     """
 
 
+class StorageError(PrefixloomError):
+    """A store cannot be opened: it says why and what to do. Once open, a store answers and never raises."""
+
+
 class InvariantError(PrefixloomError):
     """Debug mode found the cache's own books wrong. Always a bug in prefixloom or in a plugin."""
 

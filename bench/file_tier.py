@@ -1,0 +1,96 @@
+"""What the file tier costs over a plain loop that reads and writes the same bytes, in one run.
+
+``python bench/file_tier.py [--records 1024] [--pool 256] [--rounds 7] [--directory DIR]``: records of 16 tokens x 32
+layers x 1 KiB, from and into the pages of a pool of so many (``--pool 1`` is one page that never leaves the cache of
+the processor). Both sides write into files that exist already (a store uses its segments again) and take turns every
+64 records, so that what disturbs one disturbs the other. The store's side makes, computes and checks its checksums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from prefixloom_hicache import FileBackend, Fingerprint, Key, Record, Stored
+from prefixloom_hicache.checksum import preferred
+
+SIZE = 16 * 32 * 1024
+HERE = Fingerprint("bench", "bfloat16", 16, "kv", "1")
+
+
+def key_of(number: int) -> Key:
+    return Key(number.to_bytes(32, "little"), HERE)
+
+
+def timed(run: Callable[[], None]) -> float:
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
+
+
+Pool = list[memoryview]
+
+
+def plain_write(file: int, pool: Pool, numbers: range, records: int) -> None:
+    for number in numbers:
+        os.pwrite(file, pool[number % len(pool)], number % records * SIZE)
+
+
+def plain_read(file: int, pool: Pool, numbers: range, records: int) -> None:
+    for number in numbers:
+        assert os.preadv(file, [pool[number % len(pool)]], number % records * SIZE) == SIZE
+
+
+def store_write(store: FileBackend, pool: Pool, numbers: range) -> None:
+    for n in numbers:
+        record = Record(key_of(n), "kv", 0, 16, "layer_first", pool[n % len(pool)])
+        assert isinstance(store.put([record])[0], Stored)
+
+
+def store_read(store: FileBackend, pool: Pool, numbers: range) -> None:
+    found = store.get([key_of(n) for n in numbers], [pool[n % len(pool)] for n in numbers])
+    assert all(isinstance(answer, Record) for answer in found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--records", type=int, default=1024)
+    parser.add_argument("--pool", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--directory", default=None)
+    asked = parser.parse_args()
+    records = asked.records
+    pool = [memoryview(bytearray(os.urandom(SIZE))) for _ in range(asked.pool)]
+    times: dict[str, list[float]] = {name: [] for name in ("plain write", "store write", "plain read", "store read")}
+    with tempfile.TemporaryDirectory(dir=asked.directory) as folder:
+        file = os.open(Path(folder) / "plain", os.O_RDWR | os.O_CREAT, 0o600)
+        os.posix_fallocate(file, 0, records * SIZE)
+        store = FileBackend(Path(folder) / "store", (records + 2 * 127) * (SIZE + 4096))
+        for turn in range(asked.rounds + 2):  # the first two turns fill the files
+            took = dict.fromkeys(times, 0.0)
+            batches = [range(at, at + 64) for at in range(turn * records, (turn + 1) * records, 64)]
+            for numbers in batches:
+                took["plain write"] += timed(partial(plain_write, file, pool, numbers, records))
+                took["store write"] += timed(partial(store_write, store, pool, numbers))
+            for numbers in batches:
+                took["plain read"] += timed(partial(plain_read, file, pool, numbers, records))
+                took["store read"] += timed(partial(store_read, store, pool, numbers))
+            for name, seconds in took.items():
+                times[name] += [seconds] if turn > 1 else []
+        store.close()
+        os.close(file)
+    print(f"{records} records of {SIZE >> 10} KiB, {asked.pool} pages, checksum {preferred()}, {asked.rounds} rounds")
+    for kind in ("write", "read"):
+        plain, stored = (records * SIZE / statistics.median(times[f"{who} {kind}"]) / 1e9 for who in ("plain", "store"))
+        ratio = statistics.median(p / s for p, s in zip(times[f"plain {kind}"], times[f"store {kind}"], strict=True))
+        print(f"{kind:5}  plain {plain:6.2f} GB/s  store {stored:6.2f} GB/s  ratio {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Disk: the system calls that the file backend makes, in one place, so that a test can make each of them fail."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import Any
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Disk:
+    """Calls as the operating system has them; a short write is continued."""
+
+    def open(self, name: str, flags: int, directory: int) -> int:
+        """A file within the directory, never through a link, never waiting for a pipe's other end."""
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=directory)
+
+    def names(self, directory: int) -> list[str]:
+        return os.listdir(directory)
+
+    def stat(self, file: int) -> os.stat_result:
+        return os.fstat(file)
+
+    def allocate(self, file: int, size: int) -> None:
+        """Make the file this long, with room on the disk for all of it."""
+        os.posix_fallocate(file, 0, size)
+        os.ftruncate(file, size)
+
+    def write(self, file: int, content: Any, offset: int) -> None:
+        view = memoryview(content)
+        while view:
+            done = os.pwrite(file, view, offset)
+            if done <= 0:
+                raise OSError(errno.EIO, "nothing was written")
+            view, offset = view[done:], offset + done
+
+    def read(self, file: int, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes: fewer only at the end of the file."""
+        return os.pread(file, size, offset)
+
+    def read_into(self, file: int, buffers: Sequence[Any], offset: int) -> int:
+        """How many bytes were read into the buffers."""
+        done = more = os.preadv(file, buffers, offset)
+        wanted = sum(map(len, buffers))
+        while more and done < wanted:
+            more = os.preadv(file, _behind(buffers, done), offset + done)
+            done += more
+        return done
+
+    def sync(self, file: int) -> None:
+        os.fdatasync(file)
+
+    def remove(self, name: str, directory: int) -> None:
+        os.unlink(name, dir_fd=directory)
+
+
+def _behind(buffers: Sequence[Any], done: int) -> list[memoryview]:
+    """What is left of the buffers behind their first ``done`` bytes."""
+    left = []
+    for buffer in buffers:
+        view = memoryview(buffer)
+        if done < len(view):
+            left.append(view[done:])
+        done = max(0, done - len(view))
+    return left
+
+
+class OpenFile:
+    """A file descriptor that is closed when nobody refers to it any more, so that no read meets another file."""
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)

@@ -1,0 +1,326 @@
+"""The backend ``file``: records in preallocated segments of a directory. One process writes, any number reads.
+
+There is no index on the disk that could be wrong: a store is read from its frames when it is opened, and every read
+checks again that what lies there is what was asked for. A segment is the unit of eviction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from prefixloom import StorageError, hookimpl
+
+from .backend import BackendType, Miss, Reason, Refused, Status, Stored
+from .disk import NO_ROOM, Disk
+from .frame import HEADER_BYTES, Flaw, Header, Place, read_header, record_at
+from .index import Index
+from .keys import Key
+from .record import Record, flat
+from .scan import HEAD_BYTES, Found
+from .segment import Segment, fits
+from .shelf import Shelf
+from .tally import Tally
+
+
+@attrs.frozen(eq=False)
+class Entry:
+    """Where a record's frame stands."""
+
+    segment: Segment
+    place: Place
+    size: int
+
+
+class FileBackend:
+    """Records in ``directory``, in at most ``capacity`` bytes, for nobody but this user.
+
+    ``read_only`` reads what another process writes; it looks for news at a miss, at most every ``refresh_seconds``.
+    ``segment_bytes`` is the size of a file, and the largest record is a little smaller.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        capacity: int = 16 << 30,
+        *,
+        read_only: bool = False,
+        segment_bytes: int | None = None,
+        refresh_seconds: float = 0.05,
+        clock: Callable[[], float] = time.monotonic,
+        disk: Disk | None = None,
+    ) -> None:
+        self._disk = Disk() if disk is None else disk
+        self._shelf = Shelf(directory, capacity, segment_bytes, read_only, self._disk)
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._index: Index[Entry] = Index()
+        self._tally = Tally()
+        self._closed = False
+        self._skipped = 0
+        self._clock, self._refresh_seconds, self._refreshed = clock, refresh_seconds, clock()
+        try:
+            self._discover()
+            if not read_only:
+                self._continue()
+        except OSError as error:
+            raise StorageError(f"{directory} cannot be read: {error.strerror}. Check the disk") from error
+
+    # ------------------------------------------------------------ knowing what is there
+
+    def _discover(self) -> None:
+        for segment in self._shelf.discover():
+            self._learn(segment)
+
+    def _continue(self) -> None:
+        """Write on where the last writer stopped, within the capacity of now."""
+        while self._shelf.used > self._shelf.capacity:
+            victim = self._shelf.victim()
+            assert victim is not None
+            self._tally.evicted += self._forget_all(victim)
+            self._shelf.remove(victim)
+        whole = [s for s in self._shelf.segments.values() if s.head is not None and s.size == self._shelf.segment_bytes]
+        self._shelf.active = max(whole, key=lambda s: s.head.order if s.head else 0, default=None)
+
+    def _learn(self, segment: Segment, resync: bool = True) -> None:
+        """Take the frames of a segment into the index; a later frame of a record stands for an earlier one."""
+        try:
+            found = segment.frames(resync)
+        except OSError as error:
+            segment.head, segment.flaw = None, f"cannot be read: {error.strerror}"
+            return
+        for frame in found:
+            self._skipped += frame.skipped
+            if frame.header.kind == "fingerprint":
+                self._learn_fingerprint(segment, frame)
+            elif not frame.header.deleted:
+                header = frame.header
+                self._place(header.fingerprint, header.content, Entry(segment, header.place, header.size))
+
+    def _learn_fingerprint(self, segment: Segment, frame: Found) -> None:
+        try:
+            told = segment.fingerprint(frame)
+        except OSError:
+            told = None
+        if told is not None:
+            segment.told.add(told.digest)
+            self._index.tell(told)
+
+    def _place(self, digest: bytes, content: bytes, entry: Entry) -> None:
+        self._forget(digest, content)
+        self._index.add(digest, content, entry)
+        entry.segment.keys.add((digest, content))
+
+    def _forget(self, digest: bytes, content: bytes, entry: Entry | None = None) -> bool:
+        found = self._index.at(digest, content)
+        if found is None or not self._index.drop(digest, content, entry):
+            return False
+        found.segment.keys.discard((digest, content))
+        return True
+
+    def _forget_all(self, segment: Segment) -> int:
+        gone = list(segment.keys)
+        for digest, content in gone:
+            self._forget(digest, content)
+        return len(gone)
+
+    def _refresh(self) -> None:
+        """A reader's look at what the writer did meanwhile."""
+        now = self._clock()
+        if self._shelf.lock is not None or self._closed or now - self._refreshed < self._refresh_seconds:
+            return
+        self._refreshed = now
+        try:
+            for segment in list(self._shelf.segments.values()):
+                if self._shelf.is_gone(segment):
+                    self._forget_all(segment)
+                    del self._shelf.segments[segment.name]
+                    continue
+                head = segment.look()
+                if head != segment.head:
+                    self._forget_all(segment)
+                    segment.head, segment.end = head, HEAD_BYTES
+                self._learn(segment, resync=False)
+            self._discover()
+        except OSError:
+            return  # what is known stays known, and is checked when it is read
+
+    # ------------------------------------------------------------ reading
+
+    def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
+        out = [self._get(key, None if into is None else flat(into[i])) for i, key in enumerate(keys)]
+        with self._lock:
+            for found in out:
+                if isinstance(found, Record):
+                    self._tally.hit(found)
+                else:
+                    self._tally.miss(found)
+        return tuple(out)
+
+    def _get(self, key: Key, into: memoryview | None) -> Record | Miss:
+        with self._lock:
+            if self._closed:
+                return Miss(key, "closed")
+            entry = self._find(key)
+            if entry is None:
+                return self._index.missing(key)
+            self._shelf.touch(entry.segment)
+        if into is not None and len(into) < entry.size:
+            return Miss(key, "size", f"the record has {entry.size} bytes, the buffer {len(into)}")
+        try:
+            found = self._read(key, entry, memoryview(bytearray(entry.size)) if into is None else into[: entry.size])
+        except OSError as error:
+            return Miss(key, "io", f"{entry.segment.name}: {error.strerror}")
+        return self._disproved(key, entry, found) if isinstance(found, Flaw) else found
+
+    def _find(self, key: Key) -> Entry | None:
+        entry = self._index.find(key)
+        if entry is None:
+            self._refresh()
+            entry = self._index.find(key)
+        return entry
+
+    def _read(self, key: Key, entry: Entry, target: memoryview) -> Record | Flaw:
+        head = bytearray(HEADER_BYTES)
+        done = self._disk.read_into(entry.segment.file.number, (head, target), entry.place.offset)
+        if done < HEADER_BYTES + len(target):
+            return Flaw("corrupt", f"the file ends {HEADER_BYTES + len(target) - done} bytes too early")
+        return record_at(bytes(head), entry.place, key, target)
+
+    def _disproved(self, key: Key, entry: Entry, flaw: Flaw) -> Miss:
+        """What lies there is not the record: it went meanwhile, or it is damaged. Either way it is here no more."""
+        with self._lock:
+            known = self._forget(key.fingerprint.digest, key.content, entry)
+        if not known or self._went(entry):
+            return Miss(key, "absent", "it was removed meanwhile")
+        return Miss(key, flaw.reason, f"{entry.segment.name} at {entry.place.offset}: {flaw.detail}")
+
+    def _went(self, entry: Entry) -> bool:
+        """Whether the segment has begun another life, or the record was deleted."""
+        try:
+            head = entry.segment.look()
+            header = read_header(
+                self._disk.read(entry.segment.file.number, HEADER_BYTES, entry.place.offset), entry.place
+            )
+        except OSError:
+            return False
+        return (head is not None and head.life != entry.place.life) or (isinstance(header, Header) and header.deleted)
+
+    def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
+        with self._lock:
+            return tuple(not self._closed and self._find(key) is not None for key in keys)
+
+    # ------------------------------------------------------------ writing
+
+    def put(self, records: Sequence[Record]) -> tuple[Stored | Refused, ...]:
+        with self._writing:
+            return tuple(map(self._put, records))
+
+    def _put(self, record: Record) -> Stored | Refused:
+        key = record.key
+        with self._lock:
+            unwilling = self._unwilling(record)
+            if unwilling is not None:
+                return self._tally.refuse(key, *unwilling)
+            if self._index.find(key) is not None:
+                return self._tally.stored(key, fresh=False)
+        try:
+            segment = self._segment_for(record)
+            offset = segment.append(record)
+        except OSError as error:
+            with self._lock:
+                return self._tally.refuse(key, "capacity" if error.errno in NO_ROOM else "io", str(error.strerror))
+        assert segment.head is not None
+        with self._lock:
+            self._shelf.touch(segment)
+            self._index.tell(key.fingerprint)
+            place = Place(segment.head.life, offset)
+            self._place(key.fingerprint.digest, key.content, Entry(segment, place, len(record.payload)))
+            return self._tally.stored(key)
+
+    def _unwilling(self, record: Record) -> tuple[Reason, str] | None:
+        if self._closed:
+            return "closed", "the store was closed"
+        if not self._shelf.writes:
+            return "read_only", "another process may write here, and this one may not"
+        if not fits(self._shelf.segment_bytes, record.key.fingerprint, len(record.payload)):
+            return "size", f"{len(record.payload)} bytes do not fit into a segment of {self._shelf.segment_bytes}"
+        return None
+
+    def _segment_for(self, record: Record) -> Segment:
+        active = self._shelf.active
+        if active is not None and active.takes(record):
+            return active
+        failure: OSError | None = None
+        if self._shelf.can_grow():
+            try:
+                with self._lock:
+                    return self._shelf.grow()
+            except OSError as error:
+                failure = error  # a full disk: what is here already may be used again
+        while True:
+            victim = self._shelf.victim()
+            if victim is None:
+                if failure is not None:
+                    raise failure
+                return self._shelf.grow()
+            with self._lock:
+                self._tally.evicted += self._forget_all(victim)
+                fresh = self._shelf.reuse(victim)
+            if fresh is not None:
+                return fresh
+            if failure is None and self._shelf.can_grow():
+                with self._lock:
+                    return self._shelf.grow()
+
+    def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
+        with self._writing:
+            return tuple(map(self._delete, keys))
+
+    def _delete(self, key: Key) -> bool:
+        with self._lock:
+            entry = None if self._closed or not self._shelf.writes else self._index.find(key)
+            if entry is None:
+                return False
+            self._forget(key.fingerprint.digest, key.content)
+        with contextlib.suppress(OSError):  # it may come back when the store is opened again, and is then what it was
+            entry.segment.mark_deleted(entry.place.offset)
+        return True
+
+    def flush(self) -> bool:
+        with self._writing:
+            if self._closed or not self._shelf.writes:
+                return False
+            try:
+                self._shelf.sync()
+            except OSError:
+                return False
+            return True
+
+    # ------------------------------------------------------------ the rest
+
+    def status(self) -> Status:
+        with self._lock:
+            notes = self._shelf.notes()
+            if self._skipped:
+                notes += (f"{self._skipped} bytes between records were no records",)
+            sizes = len(self._index), self._shelf.used, self._shelf.capacity
+            return self._tally.status(*sizes, foreign=self._index.foreign(), notes=notes)
+
+    def close(self) -> None:
+        with self._writing, self._lock:
+            self._closed = True
+            self._index = Index()
+            self._shelf.close()
+
+
+@hookimpl
+def prefixloom_storage() -> BackendType:
+    """Offer the backend to the registry."""
+    return BackendType("file", FileBackend, "records in files of one machine, several processes, survives a crash")

@@ -1,0 +1,206 @@
+"""Fuzz: readers of records and of the index against bytes that nobody wrote, or that somebody damaged.
+
+``python -m prefixloom_hicache.fuzz --inputs 1000000 [--seed 0]``. Every input must end in a record that was written, or
+in a reason. What is tried is drawn from a seed, so that a failure can be repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from .checksum import NUMBERS
+from .fingerprint import Fingerprint
+from .frame import HEADER_BYTES, Flaw, Place, fingerprint_frame, header_of, read, read_header
+from .keys import Key
+from .laws import ONE, key_of, record_of
+from .record import Record
+from .scan import ALIGN, HEAD_BYTES, Head, frames, read_head, room
+
+LIFE = 0x1234_5678_9ABC_DEF1
+Draw = random.Random
+Mutation = Callable[[Draw, bytearray], None]
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % ALIGN)
+
+
+class Corpus:
+    """Good bytes to start from: whole records, and a segment of them."""
+
+    def __init__(self) -> None:
+        self.records: dict[bytes, Record] = {}
+        self.frames: list[tuple[Key, Place, bytes]] = []
+        segment = bytearray(Head(LIFE, 1).pack().ljust(HEAD_BYTES, b"\0"))
+        segment += _padded(fingerprint_frame(ONE, Place(LIFE, len(segment))))
+        for seed, size in enumerate((1, 40, 255, 256, 300)):
+            record = record_of(seed, size)
+            place = Place(LIFE, len(segment))
+            frame = header_of(record, place) + bytes(record.payload)
+            assert len(_padded(frame)) == room(size)
+            self.records[record.key.address] = record
+            self.frames.append((record.key, place, frame))
+            segment += _padded(frame)
+        self.segment = bytes(segment) + bytes(1024)
+
+
+# ---------------------------------------------------------------- ways to damage
+
+
+def flip(draw: Draw, data: bytearray) -> None:
+    for _ in range(draw.choice((1, 1, 1, 2, 8))):
+        at = draw.randrange(len(data))
+        data[at] ^= 1 << draw.randrange(8)
+
+
+def cut(draw: Draw, data: bytearray) -> None:
+    del data[draw.randrange(len(data)) :]
+
+
+def longer(draw: Draw, data: bytearray) -> None:
+    data += draw.randbytes(draw.choice((1, 255, 256, 1000)))
+
+
+def noise(draw: Draw, data: bytearray) -> None:
+    at = draw.randrange(len(data))
+    size = min(len(data) - at, draw.choice((1, 8, 64, 512)))
+    data[at : at + size] = draw.randbytes(size)
+
+
+def extreme(draw: Draw, data: bytearray) -> None:
+    """A number where numbers are, at its limits."""
+    at = draw.randrange(0, min(len(data), HEADER_BYTES), 4)
+    data[at : at + 8] = draw.choice((b"\0" * 8, b"\xff" * 8, b"\0" * 7 + b"\x80", b"\xff" * 7 + b"\x7f"))
+
+
+def moved(draw: Draw, data: bytearray) -> None:
+    """A part stands where another should: an old frame in a segment that is used again, say."""
+    size = min(len(data), draw.choice((8, ALIGN, 2 * ALIGN)))
+    source, target = (draw.randrange(0, len(data) - size + 1, draw.choice((1, ALIGN))) for _ in range(2))
+    data[target : target + size] = data[source : source + size]
+
+
+def nothing(draw: Draw, data: bytearray) -> None:
+    data[:] = draw.choice((b"", bytes(len(data)), draw.randbytes(len(data))))
+
+
+def resealed(draw: Draw, data: bytearray) -> None:
+    """A header that claims something else, with a checksum that is right: only its meaning can be wrong."""
+    import struct
+    import zlib
+
+    if len(data) < HEADER_BYTES:
+        return
+    at = draw.randrange(8, HEADER_BYTES)
+    data[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+    if draw.random() < 0.5:
+        data[10], data[11] = draw.randrange(3), draw.choice((*NUMBERS.values(), 0, 9))
+    data[12:16] = struct.pack("<I", zlib.crc32(data[16:HEADER_BYTES], zlib.crc32(data[8:12])))
+
+
+MUTATIONS: tuple[Mutation, ...] = (flip, flip, cut, longer, noise, extreme, moved, nothing, resealed, resealed)
+
+
+# ---------------------------------------------------------------- what is tried
+
+
+def try_frame(corpus: Corpus, draw: Draw) -> str:
+    """A record's reader: what comes out is what was put in, or a reason."""
+    key, place, frame = draw.choice(corpus.frames)
+    data = bytearray(frame)
+    _damage(draw, data)
+    asked = key if draw.random() < 0.9 else key_of(draw.randrange(8))
+    found = read(data, asked, draw.choice((None, place, Place(LIFE, 0))))
+    if isinstance(found, Flaw):
+        return found.reason
+    mine = corpus.records[asked.address]
+    assert found.key == asked and found.payload == mine.payload, "a payload that nobody wrote"
+    return "read"
+
+
+def try_segment(corpus: Corpus, draw: Draw) -> str:
+    """The index's reader: it ends, and every frame that it finds is within bounds and in order."""
+    data = bytearray(corpus.segment)
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        _damage(draw, data)
+    head = read_head(bytes(data[:64]))
+    life = head.life if isinstance(head, Head) else LIFE
+    end, found = HEAD_BYTES, 0
+    for frame in frames(_reader(bytes(data)), life, HEAD_BYTES, len(data), resync=draw.random() < 0.9):
+        header, at = frame.header, frame.offset
+        assert at >= end and at % ALIGN == 0 and at + HEADER_BYTES + header.size <= len(data), "out of bounds"
+        end, found = frame.end, found + 1
+        payload = data[at + HEADER_BYTES : at + HEADER_BYTES + header.size]
+        if header.kind == "fingerprint":
+            Fingerprint.read(bytes(payload))
+            continue
+        record = corpus.records.get(header.fingerprint + header.content)
+        if record is not None:
+            answer = header.record(record.key, payload)
+            assert isinstance(answer, Flaw) or answer.payload == record.payload, "a payload that nobody wrote"
+    return f"index of {found}" if isinstance(head, Head) else head.reason
+
+
+def try_fingerprint(corpus: Corpus, draw: Draw) -> str:
+    data = bytearray(ONE.text.encode())
+    _damage(draw, data)
+    found = Fingerprint.read(bytes(data))
+    assert found is None or (found.digest and found.difference(ONE) is not None)
+    return "unknown" if found is None else "a fingerprint"
+
+
+def try_header(corpus: Corpus, draw: Draw) -> str:
+    """Bytes of nobody."""
+    found = read_header(draw.randbytes(draw.choice((0, 1, 255, 256, 300))))
+    assert isinstance(found, Flaw)
+    return found.reason
+
+
+TRIALS = (try_frame, try_frame, try_frame, try_frame, try_frame, try_segment, try_fingerprint, try_header)
+
+
+def _damage(draw: Draw, data: bytearray) -> None:
+    draw.choice(MUTATIONS if data else (longer,))(draw, data)
+
+
+def _reader(data: bytes) -> Callable[[int, int], bytes]:
+    return lambda size, offset: data[offset : offset + size]
+
+
+def fuzz(inputs: int, seed: int = 0) -> Counter[str]:
+    """How the inputs ended. Raises at the first that did not end well, with the number that repeats it."""
+    corpus, ended = Corpus(), Counter[str]()
+    for number in _numbers(seed, inputs):
+        draw = random.Random(number)
+        trial = draw.choice(TRIALS)
+        try:
+            ended[f"{trial.__name__}: {trial(corpus, draw)}"] += 1
+        except Exception as error:
+            raise AssertionError(f"input {number} broke {trial.__name__}: {error!r}") from error
+    return ended
+
+
+def _numbers(seed: int, inputs: int) -> Iterator[int]:
+    return iter(range(seed * 1_000_000_000, seed * 1_000_000_000 + inputs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    begun = time.perf_counter()
+    ended = fuzz(asked.inputs, asked.seed)
+    for what, count in sorted(ended.items()):
+        print(f"{count:9} {what}")
+    print(
+        f"{sum(ended.values())} inputs in {time.perf_counter() - begun:.0f} s: a record that was written, or a reason"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Record: one piece of one component, with what is needed to know it again and to see that it is whole."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import attrs
+
+from .checksum import Checksum
+from .keys import Key
+
+MAX_PAYLOAD = 1 << 31
+MAX_COMPONENT, MAX_LAYOUT = 63, 31
+"""Bytes of a name in UTF-8."""
+MAX_POSITION = 1 << 62
+
+
+def flat(content: Any) -> memoryview:
+    """The bytes of a contiguous buffer."""
+    view = memoryview(content)
+    if not view.c_contiguous:
+        raise ValueError("a payload must be a contiguous buffer")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _payload(content: Any) -> memoryview:
+    return flat(content).toreadonly()
+
+
+@functools.lru_cache(maxsize=1024)
+def check_names(component: str, layout: str) -> None:
+    """Whether they can be written; ``ValueError`` if not."""
+    for name, text, limit in (("component", component, MAX_COMPONENT), ("layout", layout, MAX_LAYOUT)):
+        if not isinstance(text, str) or not 0 < len(text.encode()) <= limit or "\0" in text:
+            raise ValueError(f"{name} must be a name of 1 to {limit} bytes, got {text!r}")
+
+
+@attrs.frozen
+class Record:
+    """What ``component`` has for the tokens [start, end), or its state at ``end`` where the two are equal.
+
+    ``payload`` is read in place: it must not change until whoever got the record is done with it. ``checksum`` goes
+    with the record from here to the next reader, so that damage is seen wherever it was done.
+    """
+
+    key: Key
+    component: str
+    start: int
+    end: int
+    layout: str
+    payload: memoryview = attrs.field(converter=_payload, repr=lambda view: f"<{len(view)} bytes>")
+    checksum: Checksum = attrs.field(default=None, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        check_names(self.component, self.layout)
+        if not 0 <= self.start <= self.end <= MAX_POSITION:
+            raise ValueError(f"a record's span must be 0 <= start <= end, got [{self.start}, {self.end})")
+        if not 0 < len(self.payload) <= MAX_PAYLOAD:
+            raise ValueError(f"a payload has 1 to {MAX_PAYLOAD} bytes, got {len(self.payload)}")
+        if self.checksum is None:
+            object.__setattr__(self, "checksum", Checksum.of(self.payload))

@@ -1,0 +1,40 @@
+"""Tally: what a store counts, in one place, so that every answer is counted once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from .backend import Miss, Reason, Refused, Status, Stored
+from .keys import Key
+from .record import Record
+
+
+class Tally:
+    """Counts by reason since a store was opened. Whoever shares it between threads holds a lock."""
+
+    def __init__(self) -> None:
+        self.hits = self.written = self.evicted = 0
+        self.misses: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+
+    def hit(self, record: Record) -> Record:
+        self.hits += 1
+        return record
+
+    def miss(self, miss: Miss) -> Miss:
+        self.misses[miss.reason] += 1
+        return miss
+
+    def stored(self, key: Key, fresh: bool = True) -> Stored:
+        self.written += fresh
+        return Stored(key, fresh)
+
+    def refuse(self, key: Key, reason: Reason, detail: str) -> Refused:
+        self.refusals[reason] += 1
+        return Refused(key, reason, detail)
+
+    def status(
+        self, records: int, used: int, capacity: int, foreign: tuple[str, ...], notes: tuple[str, ...] = ()
+    ) -> Status:
+        counts = (self.hits, self.written, self.evicted)
+        return Status(records, used, capacity, *counts, dict(self.misses), dict(self.refusals), foreign, notes)

@@ -1,0 +1,321 @@
+"""The conformance suite: the backends pass it, and each of its laws sees a backend that breaks it."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from prefixloom_hicache import (
+    FileBackend,
+    Key,
+    MemoryBackend,
+    Miss,
+    Record,
+    Refused,
+    Status,
+    Stored,
+    backend,
+    conformance,
+    laws,
+)
+from prefixloom_hicache.conformance import CHECKS, BackendCase, check_backend, parametrize_with_checks
+from prefixloom_hicache.frame import HEADER_BYTES, header_of
+
+
+def damage_memory(store: Any, key: Key, at: int, mask: int) -> None:
+    store._frames[key.address][HEADER_BYTES + at] ^= mask
+
+
+def open_file(capacity: int) -> FileBackend:
+    return FileBackend(Path(tempfile.mkdtemp(dir=FOLDER.name)) / "store", capacity)
+
+
+def reopen_file(store: Any) -> FileBackend:
+    store.close()
+    return FileBackend(store._shelf.path, store._shelf.capacity)
+
+
+def abandon_file(store: Any) -> FileBackend:
+    """What the kernel does when the process dies: the lock goes, and nobody closes anything."""
+    store._shelf.lock.release()
+    return FileBackend(store._shelf.path, store._shelf.capacity)
+
+
+def damage_file(store: Any, key: Key, at: int, mask: int) -> None:
+    entry = store._index.find(key)
+    with open(store._shelf.path / entry.segment.name, "r+b") as file:
+        file.seek(entry.place.offset + HEADER_BYTES + at)
+        (byte,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ mask]))
+
+
+FOLDER = tempfile.TemporaryDirectory()
+atexit.register(FOLDER.cleanup)
+MEMORY = BackendCase("memory", MemoryBackend, damage=damage_memory)
+FILE = BackendCase("file", open_file, reopen_file, abandon_file, damage_file)
+
+
+@parametrize_with_checks([MEMORY, FILE])
+def test_conformance(case: BackendCase, check: conformance.Check) -> None:
+    check(case)
+
+
+# ---------------------------------------------------------------- broken backends
+
+
+class Kept(MemoryBackend):
+    """Lasts beyond its closing, as a store on a disk does: what the mutants of reopening start from."""
+
+    def reopened(self) -> MemoryBackend:
+        new = type(self)(self.capacity)
+        new._frames, new._index, new._used = self._frames, self._index, self._used
+        return new
+
+
+class CutsTheEnd(MemoryBackend):
+    def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
+        def cut(found: Record | Miss) -> Record | Miss:
+            if isinstance(found, Miss) or len(found.payload) < 4096:
+                return found
+            return attrs.evolve(found, payload=found.payload[:-1], checksum=None)
+
+        return tuple(map(cut, super().get(keys, into)))
+
+
+class AnswersInOrderOfKeys(MemoryBackend):
+    def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
+        return super().exists(sorted(keys, key=lambda key: key.content))
+
+
+class RaisesOnNothing(MemoryBackend):
+    def put(self, records: Sequence[Record]) -> tuple[Stored | Refused, ...]:
+        assert records
+        return super().put(records)
+
+
+class ComparesHalfTheKey(MemoryBackend):
+    def _read(self, key: Key, into: memoryview | None) -> Record | Miss:
+        near = [a for a in self._frames if a[:32] == key.address[:32]]
+        return super()._read(Key(near[0][16:], key.fingerprint) if near else key, into)
+
+
+class ForgetsTheBuffer(MemoryBackend):
+    def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
+        return super().get(keys, None)
+
+
+class ReadsPastTheBuffer(MemoryBackend):
+    def _read(self, key: Key, into: memoryview | None) -> Record | Miss:
+        if into is not None and into.obj is not None and len(into) == 699:
+            into = memoryview(into.obj)[:700]  # type: ignore[arg-type]
+        return super()._read(key, into)
+
+
+class KeepsTheCallersBuffer(MemoryBackend):
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._records: dict[bytes, Record] = {}
+
+    def put(self, records: Sequence[Record]) -> tuple[Stored | Refused, ...]:
+        self._records.update((record.key.address, record) for record in records)
+        return super().put(records)
+
+    def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
+        found = super().get(keys, into)
+        return found if into else tuple(self._records.get(k.address, f) for k, f in zip(keys, found, strict=True))
+
+
+class LendsItsOwnBuffer(MemoryBackend):
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._buffer = bytearray(1 << 20)
+
+    def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
+        return super().get(keys, [self._buffer] if into is None and len(keys) == 1 else into)
+
+    def put(self, records: Sequence[Record]) -> tuple[Stored | Refused, ...]:
+        self._buffer[:100] = bytes(100)
+        return super().put(records)
+
+
+class TrustsWhatItReads(MemoryBackend):
+    def _write(self, record: Record) -> Stored | Refused:
+        return super()._write(attrs.evolve(record, checksum=None))
+
+
+class WritesAgain(MemoryBackend):
+    def _write(self, record: Record) -> Stored | Refused:
+        self._drop(record.key)
+        return super()._write(record)
+
+
+class SaysThatEverythingExists(MemoryBackend):
+    def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
+        return tuple(True for _ in keys)
+
+
+class DeletesNothing(MemoryBackend):
+    def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
+        return self.exists(keys)
+
+
+class NeverSaysWhy(MemoryBackend):
+    def _read(self, key: Key, into: memoryview | None) -> Record | Miss:
+        found = super()._read(key, into)
+        return Miss(key, "absent") if isinstance(found, Miss) and found.reason == "fingerprint" else found
+
+
+class IgnoresTheFingerprint(MemoryBackend):
+    def _write(self, record: Record) -> Stored | Refused:
+        if any(address[16:] == record.key.content for address in self._frames):
+            return self._tally.stored(record.key, fresh=False)
+        return super()._write(record)
+
+
+class TakesTwiceItsRoom(MemoryBackend):
+    def __init__(self, capacity: int) -> None:
+        super().__init__(2 * capacity)
+
+    def status(self) -> Status:
+        return attrs.evolve(super().status(), capacity=self.capacity // 2)
+
+
+class EvictsForWhatCannotFit(MemoryBackend):
+    def _write(self, record: Record) -> Stored | Refused:
+        if len(record.payload) > self.capacity:
+            for address in list(self._frames):
+                self._index.drop(address[:16], address[16:])
+                self._used -= len(self._frames.pop(address))
+        return super()._write(record)
+
+
+class CountsQuestions(MemoryBackend):
+    def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
+        self.get(keys)
+        return super().exists(keys)
+
+
+class RaisesWhenClosed(MemoryBackend):
+    def flush(self) -> bool:
+        if self._closed:
+            raise ValueError("closed")
+        return True
+
+
+class MixesThreads(MemoryBackend):
+    """A batch is answered from one field, without a lock."""
+
+    def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
+        self._asked = keys
+        for _ in range(200):
+            found = super().get(self._asked, into)
+        return found
+
+
+class LosesTheLast(Kept):
+    def reopened(self) -> MemoryBackend:
+        address, frame = self._frames.popitem()
+        self._index.drop(address[:16], address[16:])
+        self._used -= len(frame)
+        return super().reopened()
+
+
+class ForgetsFingerprints(Kept):
+    def reopened(self) -> MemoryBackend:
+        self._index._told.clear()
+        return super().reopened()
+
+
+class BringsBackTheDeleted(Kept):
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._graves: list[Record] = []
+
+    def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
+        self._graves += [found for found in self.get(keys) if isinstance(found, Record)]
+        return super().delete(keys)
+
+    def reopened(self) -> MemoryBackend:
+        self.put(self._graves)
+        return super().reopened()
+
+
+class ServesDamage(MemoryBackend):
+    def _read(self, key: Key, into: memoryview | None) -> Record | Miss:
+        frame = self._frames.get(key.address)
+        if frame is not None:
+            payload = bytes(frame[HEADER_BYTES:])
+            fixed = Record(key, "kv", 0, 16, "layer_first", memoryview(payload))
+            frame[:HEADER_BYTES] = header_of(fixed)
+        return super()._read(key, into)
+
+
+KILLS: dict[str, type[MemoryBackend]] = {
+    "check_what_was_put_comes_back_bitwise": CutsTheEnd,
+    "check_answers_stand_in_the_order_of_what_was_asked": AnswersInOrderOfKeys,
+    "check_nothing_asked_is_nothing_answered": RaisesOnNothing,
+    "check_an_absent_key_is_a_miss": ComparesHalfTheKey,
+    "check_a_read_into_a_buffer_fills_its_beginning_and_nothing_else": ForgetsTheBuffer,
+    "check_a_buffer_that_is_too_small_is_a_miss_and_stays_within_bounds": ReadsPastTheBuffer,
+    "check_a_payload_is_not_looked_at_after_the_put": KeepsTheCallersBuffer,
+    "check_what_was_read_does_not_change_afterwards": LendsItsOwnBuffer,
+    "check_content_that_changed_before_the_put_never_comes_back": TrustsWhatItReads,
+    "check_a_key_is_written_once": WritesAgain,
+    "check_a_read_exists_if_and_only_if_it_hits": SaysThatEverythingExists,
+    "check_what_was_deleted_is_gone_and_can_come_back": DeletesNothing,
+    "check_another_fingerprint_finds_nothing_and_is_told_why": NeverSaysWhy,
+    "check_two_fingerprints_share_a_store_without_meeting": IgnoresTheFingerprint,
+    "check_a_store_never_takes_more_than_its_capacity": TakesTwiceItsRoom,
+    "check_what_is_larger_than_the_store_is_refused_and_costs_nothing": EvictsForWhatCannotFit,
+    "check_every_answer_is_counted_once": CountsQuestions,
+    "check_a_closed_store_answers": RaisesWhenClosed,
+    "check_threads_at_once_get_what_they_asked_for": MixesThreads,
+    "check_what_was_stored_is_there_after_reopening": LosesTheLast,
+    "check_what_was_stored_is_there_after_the_process_died": LosesTheLast,
+    "check_a_reopened_store_says_that_the_fingerprint_is_another": ForgetsFingerprints,
+    "check_what_was_deleted_stays_deleted_after_reopening": BringsBackTheDeleted,
+    "check_damage_is_a_counted_miss": ServesDamage,
+}
+
+
+def case_of(cls: type[MemoryBackend]) -> BackendCase:
+    reopen: Callable[[Any], Any] | None = (lambda store: store.reopened()) if issubclass(cls, Kept) else None
+    return BackendCase(cls.__name__, cls, reopen=reopen, damage=damage_memory)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[6:])
+def test_a_law_sees_the_backend_that_breaks_it(check: conformance.Check) -> None:
+    with pytest.raises(AssertionError):
+        try:
+            check(case_of(KILLS[check.__name__]))
+        except ValueError as error:  # a backend that raises breaks the law, too
+            raise AssertionError from error
+
+
+def test_the_laws_hold_of_what_the_mutants_started_from() -> None:
+    report = check_backend(case_of(Kept))
+    assert report.skipped == {} and len(report.passed) == len(CHECKS) == len(KILLS)
+
+
+def test_a_case_without_a_way_to_do_it_skips_the_law_and_says_so() -> None:
+    report = check_backend(BackendCase("plain", MemoryBackend), [laws.check_damage_is_a_counted_miss])
+    assert report.skipped == {"check_damage_is_a_counted_miss": "plain has no damage"}
+
+
+def test_an_expected_failure_must_name_a_law() -> None:
+    with pytest.raises(ValueError, match="check_nothing"):
+        parametrize_with_checks([MEMORY], {"check_nothing": "for no reason"})
+
+
+def test_the_reasons_of_the_contract_are_distinct_words() -> None:
+    assert len(set(backend.REASONS)) == len(backend.REASONS) == 14
+    assert set(backend.REASONS) > backend.FAULTS
+    assert not any(a.startswith(b) for a, b in itertools.permutations(backend.REASONS, 2))

@@ -1,0 +1,139 @@
+"""What surrounds the stores: how they are offered and found, fingerprints, keys, records and checksums."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from prefixloom import CompositionError, StorageError, encode
+from prefixloom.registry import Registry
+from prefixloom_hicache import API_VERSION, BackendType, Fingerprint, Key, MemoryBackend, Miss, Record, accepted
+from prefixloom_hicache import checksum as sums
+from prefixloom_hicache.backend import opened
+from prefixloom_hicache.checksum import Checksum
+from prefixloom_hicache.frame import Flaw, header_of, read
+from prefixloom_hicache.keys import key, links, next_link
+from prefixloom_hicache.laws import ONE, key_of, record_of
+
+POINTS = {name: f"prefixloom_hicache.{name}" for name in ("memory", "file")}
+REGISTRY = Registry([EntryPoint(f"storage:{name}", value, "prefixloom") for name, value in POINTS.items()])
+
+
+@pytest.mark.parametrize(("name", "options"), [("memory", {}), ("file", {"directory": "store"})])
+def test_the_stores_are_found_by_name_and_opened(name: str, options: dict[str, str], tmp_path: Path) -> None:
+    kind = accepted(REGISTRY.storage(name), name)
+    store = opened(kind, **{option: tmp_path / value for option, value in options.items()})
+    store.put([record_of(1)])
+    assert store.get([key_of(1)]) == (record_of(1),)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (dict, "must return one BackendType"),
+        (BackendType("other", MemoryBackend), "must agree"),
+        (BackendType("mine", MemoryBackend, api=API_VERSION + 1), "Upgrade prefixloom"),
+        (BackendType("mine", MemoryBackend, api=0), "Upgrade the package that offers it"),
+    ],
+)
+def test_an_offer_that_cannot_be_used_is_refused(answer: Any, told: str) -> None:
+    with pytest.raises(CompositionError, match=told):
+        accepted(answer, "mine")
+
+
+def test_what_is_opened_must_be_a_store() -> None:
+    with pytest.raises(CompositionError, match="opened a dict without put, exists, delete"):
+        opened(BackendType("mine", dict))
+    with pytest.raises(StorageError, match="capacity must be more"):
+        MemoryBackend(10)
+
+
+# ---------------------------------------------------------------- keys and fingerprints
+
+
+def test_a_link_depends_on_the_namespace_all_tokens_before_it_and_extra_keys() -> None:
+    whole = list(links("a", encode(range(40)), 64))
+    assert len(whole) == 2
+    assert whole == list(links("a", encode(range(32)), 64))
+    others = [list(links("b", encode(range(40)), 64)), list(links("a", encode([7, *range(1, 40)]), 64))]
+    assert all(mine != theirs for other in others for mine, theirs in zip(whole, other, strict=True))
+    assert next_link(whole[0], b"page") != next_link(whole[0], b"page", b"image")
+    assert next_link(whole[0], b"page", b"x") != next_link(whole[0], b"pagex")
+
+
+def test_a_key_depends_on_component_and_span() -> None:
+    (link,) = links("", encode(range(16)), 64)
+    made = {key(link, *about, ONE).content for about in (("kv", 0, 16), ("kv2", 0, 16), ("kv", 1, 16), ("kv", 16, 16))}
+    assert len(made) == 4
+    with pytest.raises(ValueError, match="a digest of 32 bytes"):
+        Key(b"short", ONE)
+
+
+def test_every_fact_of_a_fingerprint_counts_and_comes_back() -> None:
+    changes: dict[str, Any] = {"model": "m", "shapes": {"kv": (3,)}, "shards": {"context": (1, 4)}, "layers": [3, 4]}
+    for fact, value in changes.items():
+        other = attrs.evolve(ONE, **{fact: value})
+        assert other.digest != ONE.digest and Fingerprint.read(other.text) == other
+        assert ONE.difference(other).startswith(f"{fact} is ")
+    same = attrs.evolve(ONE, shapes=[["kv", [2, 64]]])
+    assert same.digest == ONE.digest and ONE.difference(same) == ""
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"model": 1}', b"\xff", "[" * 100_000, ONE.text[:-1]])
+def test_a_text_that_is_no_fingerprint_is_none(text: str | bytes) -> None:
+    assert Fingerprint.read(text) is None
+
+
+# ---------------------------------------------------------------- records and checksums
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"component": ""}, {"component": "x" * 64}, {"component": "a\0b"}, {"layout": "x" * 32}, {"start": 40},
+        {"start": -1}, {"payload": b""}, {"payload": memoryview(bytes(16))[::2]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_record_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+    facts = {"key": key_of(1), "component": "kv", "start": 0, "end": 16, "layout": "l", "payload": b"1"} | change
+    with pytest.raises(ValueError):
+        Record(**facts)
+
+
+def test_a_payload_of_another_format_is_read_as_bytes() -> None:
+    record = attrs.evolve(record_of(1), payload=memoryview(bytes(range(16))).cast("I"), checksum=Checksum.of(b"x"))
+    assert len(record.payload) == 16 and record.payload.readonly
+
+
+def test_the_checksum_goes_by_what_is_installed_and_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    sums.function.cache_clear()
+    sums.preferred.cache_clear()
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "xxhash", None)
+        assert sums.preferred() == "crc32"
+        record = record_of(1)
+        frame = header_of(record) + bytes(record.payload)
+        assert read(frame, record.key) == record
+        other = attrs.evolve(record, checksum=Checksum("xxh3", 7))
+        found = read(header_of(other) + bytes(other.payload), other.key)
+        assert isinstance(found, Flaw) and found.reason == "format" and "install xxhash" in found.detail
+        with pytest.raises(ValueError, match="install xxhash"):
+            Checksum.of(b"", "xxh3")
+    sums.function.cache_clear()
+    sums.preferred.cache_clear()
+    assert read(frame, record.key) == record, "crc32 is read everywhere"
+
+
+def test_a_store_of_another_checksum_is_a_miss_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryBackend()
+    store.put([attrs.evolve(record_of(1), checksum=Checksum("xxh3", 7))])
+    monkeypatch.setattr(Checksum, "known", False)
+    (miss,) = store.get([key_of(1)])
+    assert isinstance(miss, Miss) and miss.reason == "format"

@@ -1,0 +1,37 @@
+"""Twenty thousand damaged inputs for the readers; a million with ``python -m prefixloom_hicache.fuzz``."""
+
+from __future__ import annotations
+
+import pytest
+
+from prefixloom_hicache import checksum, frame, fuzz
+from prefixloom_hicache.scan import Found
+
+
+def test_no_input_breaks_a_reader_or_is_taken_for_what_it_is_not() -> None:
+    ended = fuzz.fuzz(20_000)
+    assert sum(ended.values()) == 20_000
+    for what in ("try_frame: read", "try_frame: corrupt", "try_frame: format", "try_segment: index of 5"):
+        assert ended[what] > 20, f"hardly any input ended as {what!r}: {ended}"
+
+
+def test_the_fuzz_sees_a_reader_that_trusts_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksum.Checksum, "fits", lambda self, content: True)
+    with pytest.raises(AssertionError, match="a payload that nobody wrote"):
+        fuzz.fuzz(2000)
+
+
+def test_the_fuzz_sees_a_scan_that_leaves_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trusting(data: bytes, life: int, at: int, end: int, since: int | None = None) -> Found | None:
+        header = frame.read_header(data)
+        return None if isinstance(header, frame.Flaw) else Found(at, header)
+
+    monkeypatch.setattr("prefixloom_hicache.scan._frame", trusting)
+    with pytest.raises(AssertionError, match="out of bounds"):
+        fuzz.fuzz(5000)
+
+
+def test_the_fuzz_sees_a_reader_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "_name", lambda padded: padded.rstrip(b"\0").decode())
+    with pytest.raises(AssertionError, match=r"input \d+ broke try_\w+: (UnicodeDecode|Value)Error"):
+        fuzz.fuzz(20_000)

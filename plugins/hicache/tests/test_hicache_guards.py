@@ -1,0 +1,371 @@
+"""The guards around a store, with a clock that the tests advance: nothing here sleeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import pytest
+
+from prefixloom_hicache import Key, MemoryBackend, Miss, Record, Refused, Stored
+from prefixloom_hicache.breaker import Breaker, BreakerLimits
+from prefixloom_hicache.clock import ManualClock, SystemClock
+from prefixloom_hicache.guarded import Guarded, GuardLimits
+from prefixloom_hicache.laws import key_of, record_of, same
+from prefixloom_hicache.limits import Backlog, Rate
+
+MIB = 1 << 20
+
+
+class Moody(MemoryBackend):
+    """A store whose reads and writes do what the test says: hang until told, raise, fail, or answer."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(64 * MIB)
+        self.clock = clock
+        self.mood: Callable[[], object] = lambda: None
+        self.asked = 0
+        self.let_go = threading.Event()
+
+    def hang(self) -> None:
+        """Never come back, while as much time passes as anybody would wait."""
+        self.clock.advance(10)
+        assert self.let_go.wait(30)
+
+    def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
+        self.asked += 1
+        answer = self.mood()
+        return answer if isinstance(answer, tuple) else super().get(keys, into)
+
+    def put(self, records: Sequence[Record]) -> tuple[Stored | Refused, ...]:
+        self.asked += 1
+        answer = self.mood()
+        return answer if isinstance(answer, tuple) else super().put(records)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> Iterator[Moody]:
+    made = Moody(clock)
+    yield made
+    made.let_go.set()
+
+
+def broken() -> None:
+    raise OSError("the wire is cut")
+
+
+# ---------------------------------------------------------------- deadline
+
+
+def test_what_goes_well_is_what_the_store_answers(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, clock=clock)
+    assert guarded.put([record_of(1), record_of(1)]).wait() == (Stored(key_of(1)), Stored(key_of(1), fresh=False))
+    buffer = bytearray(800)
+    (found,) = guarded.get([key_of(1)], [buffer]).wait()
+    same(found, record_of(1))
+    assert guarded.exists([key_of(1), key_of(2)]).wait() == (True, False)
+    assert guarded.delete([key_of(1)]).wait() == guarded.flush().wait() == (True,)
+    status = guarded.status()
+    assert status.calls == {"put": 1, "get": 1, "exists": 1, "delete": 1, "flush": 1}
+    assert status.ended == {"done": 5} and status.refused == {}
+    assert status.reads_waiting == status.writes_waiting == (0, 0)
+
+
+def test_a_call_that_never_comes_back_holds_up_nobody(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, GuardLimits(deadline=2), clock)
+    guarded.put([record_of(1)]).wait()
+    store.mood = store.hang
+    call = guarded.get([key_of(1), key_of(2)])
+    assert call.wait() == (Miss(key_of(1), "deadline"), Miss(key_of(2), "deadline"))
+    assert guarded.status().stuck == 1 and guarded.status().ended == {"done": 1, "lapsed": 1}
+    store.mood = lambda: None
+    same(guarded.get([key_of(1)]).wait()[0], record_of(1))
+    assert guarded.status().stuck == 1, "the one before still hangs, and this one went by"
+
+
+def test_writes_go_on_while_a_read_hangs(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, clock=clock)
+    entered = threading.Event()
+    store.mood = lambda: (entered.set(), store.let_go.wait(30))[0]
+    hanging = guarded.get([key_of(1)])
+    assert entered.wait(30)
+    store.mood = lambda: None
+    assert guarded.put([record_of(1)]).wait() == (Stored(key_of(1)),)
+    assert not hanging.over and hanging.answers is None
+
+
+def test_buffers_are_the_stores_until_a_late_call_comes_back(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, clock=clock)
+    guarded.put([record_of(1)]).wait()
+    back = threading.Event()
+    told: list[str] = []
+    buffer = bytearray(700)
+    store.mood = store.hang
+    call = guarded.get([key_of(1)], [buffer], released=lambda: (told.append("released"), back.set())[0])
+    assert call.wait()[0] == Miss(key_of(1), "deadline")
+    assert told == [] and not any(buffer)
+    store.let_go.set()
+    assert back.wait(30)
+    assert any(buffer), "it did write into the buffer, after the deadline"
+    assert call.answers == (Miss(key_of(1), "deadline"),), "and its answer is dropped"
+    assert told == ["released"] and guarded.status().late == 1 and guarded.status().stuck == 0
+
+
+def test_buffers_are_released_once_however_a_call_ends(store: Moody, clock: ManualClock) -> None:
+    limits = GuardLimits(backlog_calls=1, breaker=BreakerLimits(failures=1, pause=100))
+    guarded = Guarded(store, limits, clock)
+    told: list[str] = []
+    guarded.get([key_of(1)], released=lambda: told.append("answered")).wait()
+    store.mood = broken
+    guarded.get([key_of(1)], released=lambda: told.append("raised")).wait()
+    guarded.get([key_of(1)], released=lambda: told.append("breaker")).wait()
+    assert told == ["answered", "raised", "breaker"]
+    guarded.close()
+    guarded.get([key_of(1)], released=lambda: told.append("closed")).wait()
+    assert told[3:] == ["closed"]
+
+
+def test_with_too_many_calls_stuck_nothing_is_asked_until_one_returns(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, GuardLimits(stuck=1, breaker=BreakerLimits(failures=99)), clock)
+    store.mood = store.hang
+    for _ in range(2):
+        assert guarded.get([key_of(1)]).wait()[0] == Miss(key_of(1), "deadline")
+    assert guarded.get([key_of(1)]).wait()[0] == Miss(key_of(1), "backlog")
+    assert store.asked == 2 and guarded.status().stuck == 2
+    store.mood = lambda: None
+    store.let_go.set()
+    while guarded.status().stuck:
+        threading.Event().wait(0.001)
+    assert guarded.get([key_of(1)]).wait()[0] == Miss(key_of(1), "absent")
+
+
+def test_what_waits_too_long_behind_another_lapses_without_being_asked(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, GuardLimits(breaker=BreakerLimits(failures=2)), clock)
+    entered = threading.Event()
+    store.mood = lambda: (entered.set(), store.let_go.wait(30))[0]
+    calls = [guarded.get([key_of(1)]) for _ in range(3)]
+    assert entered.wait(30)
+    clock.advance(2)
+    guarded.poll()
+    assert [call.answers for call in calls] == [(Miss(key_of(1), "deadline"),)] * 3
+    assert store.asked == 1 and guarded.breaker.state == "closed", "only one of them says something of the store"
+    assert guarded.status().refused == {"deadline": 2}
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_what_a_store_raises_is_an_answer(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, clock=clock)
+    store.mood = broken
+    assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "error", "OSError: the wire is cut"),)
+    assert guarded.put([record_of(1)]).wait() == (Refused(key_of(1), "error", "OSError: the wire is cut"),)
+    assert guarded.status().ended == {"failed": 2}
+
+
+@pytest.mark.parametrize("answer", [(), (None,), (record_of(2),), (record_of(1), record_of(1))])
+def test_an_answer_that_is_none_never_gets_through(store: Moody, clock: ManualClock, answer: tuple[Any, ...]) -> None:
+    guarded = Guarded(store, clock=clock)
+    store.mood = lambda: answer
+    (found,) = guarded.get([key_of(1)]).wait()
+    assert isinstance(found, Miss) and found.reason == "error" and "Moody.get answered" in found.detail
+
+
+def test_a_store_that_hangs_in_closing_holds_up_nobody(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, clock=clock)
+    store.close = lambda: store.let_go.wait(30)  # type: ignore[method-assign,assignment]
+    guarded.close()
+    guarded.close()
+    assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "closed"),)
+    assert guarded.exists([key_of(1)]).wait() == guarded.flush().wait() == (False,)
+
+
+def test_closing_drops_what_waits(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, clock=clock)
+    entered = threading.Event()
+    store.mood = lambda: (entered.set(), store.let_go.wait(30))[0]
+    first = guarded.put([record_of(1)])
+    assert entered.wait(30)
+    second = guarded.put([record_of(2)])
+    guarded.close()
+    assert second.answers == (Refused(key_of(2), "closed"),)
+    store.let_go.set()
+    assert first.wait() is not None
+
+
+# ---------------------------------------------------------------- breaker
+
+
+def test_the_breaker_opens_after_failures_in_a_row_and_probes_with_one_call(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, GuardLimits(breaker=BreakerLimits(failures=3, pause=5)), clock)
+    store.mood = broken
+    for _ in range(3):
+        assert guarded.breaker.state == "closed"
+        guarded.get([key_of(1)]).wait()
+    assert guarded.breaker.state == "open" and store.asked == 3
+    assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "breaker"),)
+    assert guarded.put([record_of(1)]).wait() == (Refused(key_of(1), "breaker"),)
+    assert store.asked == 3 and guarded.status().refused == {"breaker": 2}
+    clock.advance(5)
+    assert guarded.breaker.state == "half_open"
+    store.mood = lambda: None
+    assert guarded.put([record_of(1)]).wait() == (Stored(key_of(1)),)
+    assert guarded.breaker.state == "closed" and guarded.status().trips == 1
+
+
+def test_a_store_that_says_io_is_failing_and_one_that_misses_is_not(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, GuardLimits(breaker=BreakerLimits(failures=2)), clock)
+    for reason, state in (("absent", "closed"), ("corrupt", "closed"), ("io", "open")):
+        store.mood = lambda reason=reason: (Miss(key_of(1), reason),)  # type: ignore[misc]
+        for _ in range(2):
+            guarded.get([key_of(1)]).wait()
+        assert guarded.breaker.state == state, reason
+
+
+@pytest.fixture
+def breaker(clock: ManualClock) -> Breaker:
+    made = Breaker(BreakerLimits(failures=2, pause=1, longest=3), clock)
+    for _ in range(2):
+        made.failed(made.allow() or object())
+    return made
+
+
+def test_only_one_call_probes(breaker: Breaker, clock: ManualClock) -> None:
+    assert breaker.allow() is None
+    clock.advance(1)
+    probe = breaker.allow()
+    assert probe is not None and breaker.allow() is None
+    breaker.withdrawn(probe)
+    assert breaker.state == "half_open"
+    probe = breaker.allow()
+    assert probe is not None
+    breaker.succeeded(probe)
+    assert breaker.state == "closed" and breaker.allow() is not None
+
+
+def test_a_failed_probe_doubles_the_pause_up_to_the_longest(breaker: Breaker, clock: ManualClock) -> None:
+    for pause in (1, 2, 3, 3):
+        clock.advance(pause - 0.01)
+        assert breaker.allow() is None
+        clock.advance(0.02)
+        breaker.failed(breaker.allow() or object())
+    assert breaker.trips == 5
+    clock.advance(3.1)
+    breaker.succeeded(breaker.allow() or object())
+    for _ in range(2):
+        breaker.failed(breaker.allow() or object())
+    clock.advance(1.01)
+    assert breaker.state == "half_open", "after a success the pause is the first one again"
+
+
+def test_calls_from_before_it_opened_say_nothing(clock: ManualClock) -> None:
+    breaker = Breaker(BreakerLimits(failures=2, pause=1), clock)
+    early = breaker.allow()
+    assert early is not None
+    for _ in range(2):
+        breaker.failed(breaker.allow() or object())
+    breaker.succeeded(early)
+    breaker.failed(early)
+    assert breaker.state == "open" and breaker.trips == 1
+
+
+def test_a_success_forgets_the_failures_before_it(clock: ManualClock) -> None:
+    breaker = Breaker(BreakerLimits(failures=2), clock)
+    for _ in range(5):
+        breaker.failed(breaker.allow() or object())
+        breaker.succeeded(breaker.allow() or object())
+    assert breaker.state == "closed"
+
+
+# ---------------------------------------------------------------- rate and backlog
+
+
+def test_a_rate_passes_so_much_per_second_and_a_burst(clock: ManualClock) -> None:
+    rate = Rate(10, 20, clock)
+    assert [rate.take(10), rate.take(10), rate.take(1)] == [True, True, False]
+    clock.advance(0.5)
+    assert [rate.take(6), rate.take(5)] == [False, True]
+    clock.advance(1000)
+    assert [rate.take(20), rate.take(1)] == [True, False], "no more than a burst is saved up"
+
+
+def test_what_is_larger_than_the_burst_passes_once_and_is_paid_for(clock: ManualClock) -> None:
+    rate = Rate(10, 20, clock)
+    assert rate.take(50)
+    clock.advance(4.75)
+    assert not rate.take(20)
+    clock.advance(0.25)
+    assert rate.take(20)
+    with pytest.raises(ValueError, match="more than 0"):
+        Rate(0, 1, clock)
+
+
+def test_writes_above_the_rate_are_dropped_and_counted_and_reads_go_on(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, GuardLimits(write_rate=1000, write_burst=1000), clock)
+    assert guarded.put([record_of(1, 900)]).wait() == (Stored(key_of(1)),)
+    assert guarded.put([record_of(2, 90), record_of(3, 90)]).wait()[1] == Refused(key_of(3), "rate")
+    assert guarded.status().refused == {"rate": 2}
+    same(guarded.get([key_of(1)]).wait()[0], record_of(1, 900))
+    clock.advance(0.1)
+    assert guarded.put([record_of(2, 90)]).wait() == (Stored(key_of(2)),)
+
+
+def test_writes_above_the_backlog_are_dropped_and_counted(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, GuardLimits(backlog_calls=3, backlog_bytes=2000), clock)
+    entered = threading.Event()
+    store.mood = lambda: (entered.set(), store.let_go.wait(30))[0]
+    calls = [guarded.put([record_of(1, 900)])]
+    assert entered.wait(30)
+    calls += [guarded.put([record_of(seed, 900)]) for seed in (2, 3, 4)]
+    assert [call.over for call in calls] == [False, False, True, True]
+    assert calls[3].answers == (Refused(key_of(4), "backlog"),)
+    assert guarded.status().writes_waiting == (2, 1800) and guarded.status().refused == {"backlog": 2}
+    store.let_go.set()
+    assert [call.wait()[0] for call in calls[:2]] == [Stored(key_of(1)), Stored(key_of(2))]
+    assert guarded.status().writes_waiting == (0, 0)
+    assert guarded.put([record_of(5, 5000)]).wait() == (Stored(key_of(5)),), "alone, it may be larger"
+
+
+def test_a_backlog_counts_calls_and_bytes() -> None:
+    backlog = Backlog(2, 100)
+    assert [backlog.enter(60), backlog.enter(50), backlog.enter(40), backlog.enter(0)] == [True, False, True, False]
+    backlog.leave(60)
+    assert backlog.waiting == (1, 40) and backlog.enter(60)
+
+
+def test_a_dropped_write_takes_nothing_of_the_rate(store: Moody, clock: ManualClock) -> None:
+    guarded = Guarded(store, GuardLimits(write_rate=1, write_burst=700, backlog_calls=0), clock)
+    assert guarded.put([record_of(1)]).wait()[0] == Refused(key_of(1), "backlog")
+    assert guarded._rate is not None and guarded._rate.take(700)
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_the_systems_clock_goes_forward_and_gives_up_waiting() -> None:
+    clock = SystemClock()
+    before = clock.now()
+    guarded = Guarded(Moody(ManualClock()), GuardLimits(deadline=0.05), clock)
+    assert isinstance(guarded.backend, Moody)
+    guarded.backend.mood = lambda: guarded.backend.let_go.wait(30)  # type: ignore[attr-defined]
+    assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "deadline"),)
+    guarded.backend.let_go.set()
+    assert 0.05 <= clock.now() - before < 20
+
+
+def test_a_manual_clock_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ManualClock, "PATIENCE", 0.01)
+    condition = threading.Condition()
+    with condition, pytest.raises(TimeoutError, match="nobody advances the clock"):
+        ManualClock().wait(condition, 1)
+
+
+def test_limits_are_plain_values() -> None:
+    assert attrs.evolve(GuardLimits(), deadline=1).breaker == BreakerLimits()
