@@ -385,7 +385,7 @@ def test_a_stream_that_keeps_failing_does_not_keep_every_failure() -> None:
 
 
 def test_a_state_is_what_it_was_if_a_step_failed_before_its_ops() -> None:
-    """Nothing of the layers can have run, since a copy or clear that they need had not: the state is still published."""
+    """The layers cannot have run, since the copies that they need had not: the state is still published."""
     cache = cache_of(part("path", Path()), part("state", Point()))
     first, second = cache.open(list(range(16))), cache.open([9] * 16)
     run(first, 8)
