@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -396,4 +398,28 @@ def test_a_state_is_what_it_was_if_a_step_failed_before_its_ops() -> None:
     first.close()
     assert held(cache, list(range(16))) == 8
     second.abort()
+    settle(cache)
+
+
+def test_a_flush_keeps_the_tables_that_a_running_step_reads() -> None:
+    cache, simulation = cache_of(part("path", Path())), Simulation("a")
+    first = cache.open(list(range(16)))
+    first.grow(8)
+    with cache.step([first]) as step:
+        step.run_ops(simulation["a"])
+        step.table("path")
+    old = weakref.ref(cache._tables)
+    cache.flush()
+    with cache.open([9] * 16) as second:
+        second.grow(4)
+        for expected in (True, False):
+            with cache.step([second]) as step:
+                step.run_ops(simulation["a"])
+                step.table("path")
+            gc.collect()
+            assert (old() is not None) == expected
+            simulation.drain()
+            cache.poll()
+    cache.poll()
+    simulation.drain()
     settle(cache)

@@ -348,7 +348,7 @@ class Cache(Assembly):
         for root in (*self._tree.roots.values(), *self._graves, self._empty_root):
             unlink(root)
         self._flight.flushed()
-        self._tables = Tables(self)
+        self._tables = Tables(self, self._tables if self._flight.works else None)
         self._keys.forget()
         self._fresh_tree()
         if self._debug is not None:

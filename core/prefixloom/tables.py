@@ -28,8 +28,10 @@ LONG = 64
 class Tables:
     """The tables of one cache, and who has which row."""
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, flushed: Tables | None = None) -> None:
         self._cache = cache
+        self._flushed = flushed  # steps in flight may still read its tensors
+        self._until = cache._flight.stamp
         self._free: deque[tuple[int, int]] = deque()  # (fence, row): a row is written anew when nobody reads it
         self._rows = 0
         self._tables: dict[str, Table] = {}
@@ -59,6 +61,8 @@ class Tables:
 
         A boundary component's row is its running slot, and behind it those of the states after single tokens.
         """
+        if self._flushed is not None and self._until <= self._cache._flight.over:
+            self._flushed = None
         lane = self._cache._lane(component)
         table = self._tables.get(component)
         if table is None:
