@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -140,30 +140,38 @@ def maker_of(name: str, options: dict[str, Any]) -> Callable[[], Any]:
                 f"component {name!r} ({origin}) cannot be made with the options {given!r}: {_flat(error)}"
             ) from error
 
-    if not options:
-        try:
-            make({})
-        except CompositionError:
-            options = small_options(component_type)
-            if not options:
-                raise
+    try:
+        make(options)
+    except CompositionError as error:
+        options = _completed(make, component_type, options, error)
     return lambda: make(options)
+
+
+def _completed(make: Any, component_type: Any, options: dict[str, Any], error: CompositionError) -> dict[str, Any]:
+    """What is given, and what it lacks from the options of a small model; ``error`` says what was wrong without."""
+    for small in small_options(component_type):
+        try:
+            make(small | options)
+        except CompositionError as told:
+            if set(options) <= set(small):
+                error = told
+        else:
+            return small | options
+    raise error
 
 
 def _flat(error: object) -> str:
     return " ".join(str(error).split())
 
 
-def small_options(component_type: Any) -> dict[str, Any]:
-    """The options that a component type takes from the config of a toy model; empty if it serves none of its layers."""
+def small_options(component_type: Any) -> Iterator[dict[str, Any]]:
+    """The options that a component type takes from the configs of toy models, one for each kind of its layers."""
     from ..facts import read_facts
     from .toy import NUMBERS, toy_config
 
     for kind in sorted(component_type.layer_kinds):
-        if kind not in NUMBERS and kind != "full_attention":
-            continue
-        facts = read_facts(toy_config([kind, kind]))
-        layers = tuple(layer for layer in facts.layers if layer.kind in component_type.layer_kinds)
-        found = component_type.from_layers(facts, layers)
-        return dict(found) if hasattr(found, "keys") else dict(found[0][1])
-    return {}
+        if kind in NUMBERS or kind == "full_attention":
+            facts = read_facts(toy_config([kind, kind]))
+            layers = tuple(layer for layer in facts.layers if layer.kind in component_type.layer_kinds)
+            found = component_type.from_layers(facts, layers)
+            yield dict(found) if hasattr(found, "keys") else dict(found[0][1])

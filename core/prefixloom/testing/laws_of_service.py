@@ -8,7 +8,7 @@ from typing import Any
 from ..reach import Reach
 from .bench import Bench, Running, hold, text_of
 from .case import ComponentCase, NotApplicable
-from .outcomes import beside, branches, in_threads, judge, off_the_grid, random_scripts
+from .outcomes import SERVING, beside, branches, in_threads, judge, off_the_grid, random_scripts
 
 
 def law_what_is_restored_is_what_was_live(case: ComponentCase) -> None:
@@ -238,7 +238,7 @@ def law_it_serves_beside_every_other_kind(case: ComponentCase) -> None:
 
     Clauses: C6, C7, M4, V3.
     """
-    judge(case, beside(case))
+    judge(case, beside(case), *SERVING)
 
 
 def law_a_step_on_another_thread_races_with_nothing(case: ComponentCase) -> None:
@@ -246,7 +246,7 @@ def law_a_step_on_another_thread_races_with_nothing(case: ComponentCase) -> None
 
     Clauses: X1, X2, H4.
     """
-    judge(case, in_threads(case))
+    judge(case, in_threads(case), *SERVING)
 
 
 def law_what_is_not_shareable_stays_with_its_sequence(case: ComponentCase) -> None:

@@ -16,6 +16,8 @@ LENGTH = 110
 ALONE = (Setting(), Setting(units=40), Setting(page=1, units=56))
 PAIRS = (Setting(("path",)), Setting(("window",)), Setting(("state",)))
 TRIPLES = (Setting(("path", "window")), Setting(("path", "state")), Setting(("window", "state")))
+SERVING = ("content", "absent", "books", "lock", "race")
+"""Topics of what goes wrong in serving, whatever hooks there are."""
 THREADS = (Setting(threads=True), Setting(("state",), threads=True), Setting(("path", "window"), threads=True))
 
 

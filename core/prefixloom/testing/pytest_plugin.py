@@ -5,7 +5,7 @@ It is loaded wherever prefixloom is installed, so it imports nothing heavy befor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .case import ComponentCase
 
 SUITE = Path(__file__).with_name("suite.py")
+CASES = pytest.StashKey["list[ComponentCase]"]()
 
 
 def parametrize_with_laws(*cases: ComponentCase) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -22,11 +23,15 @@ def parametrize_with_laws(*cases: ComponentCase) -> Callable[[Callable[..., None
 
     A law that has nothing to say of a component is skipped, with the reason.
     """
+    names, pairs, ids = _pairs(cases)
+    return pytest.mark.parametrize(names, pairs, ids=ids)
+
+
+def _pairs(cases: Iterable[ComponentCase]) -> tuple[tuple[str, str], list[tuple[Any, Any]], list[str]]:
     from .conformance import LAWS, name_of
 
     pairs = [(case, _Judged(law)) for case in cases for law in LAWS]
-    names = [f"{case}-{name_of(law)}" for case in cases for law in LAWS]
-    return pytest.mark.parametrize(("case", "law"), pairs, ids=names)
+    return ("case", "law"), pairs, [f"{case}-{name_of(law._law)}" for case, law in pairs]
 
 
 class _Judged:
@@ -61,23 +66,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Where a component is named and no test is, the kit's own suite is what runs."""
-    if config.getoption("component") and config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args = [str(SUITE)]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__.rpartition(".")[2] != "suite" or metafunc.function.__name__ != "test_law":
+    names = config.getoption("component")
+    if not names:
         return
     from ..errors import PrefixloomError
     from .case import ComponentCase
 
     try:
-        cases = [ComponentCase.installed(name) for name in metafunc.config.getoption("component")]
+        cases = [ComponentCase.installed(name) for name in names]
         for case in cases:
             case.component()
     except PrefixloomError as error:
         raise pytest.UsageError(" ".join(str(error).split())) from error
-    parametrize_with_laws(*cases)(lambda case, law: None)
-    mark = parametrize_with_laws(*cases)
-    names, pairs = mark.args  # type: ignore[attr-defined]
-    metafunc.parametrize(names, pairs, ids=mark.kwargs["ids"])  # type: ignore[attr-defined]
+    config.stash[CASES] = cases
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [str(SUITE)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if Path(str(metafunc.module.__file__)) == SUITE:
+        cases: list[ComponentCase] = metafunc.config.stash.get(CASES, [])
+        names, pairs, ids = _pairs(cases)
+        metafunc.parametrize(names, pairs, ids=ids)
