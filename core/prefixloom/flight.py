@@ -91,7 +91,9 @@ class Flight(Fence):
         """What is enqueued on ``stream`` from now on, which is ``own``, comes after the steps up to ``fence``."""
         for work in self.unfinished(fence, own):
             if work.event is None:
-                raise ProtocolError(f"{who!r} comes after step {work.number}, and the block of that is open: end it first")
+                raise ProtocolError(
+                    f"{who!r} comes after step {work.number}, and the block of that is open: end it first"
+                )
             if work.stream is not stream:
                 stream.wait(work.event)
 

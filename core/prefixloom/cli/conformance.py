@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="OPTION=VALUE",
         dest="options",
-        help="an option to make the component with; the value as Python writes it. May be given again. Without any: its "
-        "defaults, or those of a small model that has its layers",
+        help="an option to make the component with, its value as Python writes it; may be given again. Without it:"
+        " its default, or what a small model with its layers has",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random scripts (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")

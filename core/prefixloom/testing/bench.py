@@ -88,11 +88,12 @@ class Bench:
         page: int | None = None,
         rewind: int | None = None,
         raising: str = "",
+        listening: bool = False,
         plain: bool = False,
         stream: Any = None,
     ) -> None:
         component = made(case)
-        self.spy = Spy(component, raising)
+        self.spy = Spy(component, raising, listening)
         subject = Component(component.name, component.manifest, component.reach) if plain else self.spy
         others = [companions()[name] for name in beside]
         manifest = component.manifest

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
+from typing import Any
 
 from ..errors import PluginError
 from .bench import Bench, hold, text_of
 from .case import ComponentCase, LawBroken, NotApplicable
 from .outcomes import branches, in_threads, judge, off_the_grid, random_scripts
 from .scripts import Player, written
+from .spy import Spy
 
 FAIL = (
     "the validator", "finalize_match_result", "acquire_component_lock", "deferred_forward_ops", "run_forward_op",
@@ -35,6 +37,53 @@ def law_hooks_fit_their_specifications(case: ComponentCase) -> None:
     for name in component.spy.overridden:
         if getattr(component.parts[0].hooks, name) is None:
             raise LawBroken(f"{name} is defined and was not bound")
+
+
+def law_hooks_are_called_when_the_contract_says(case: ComponentCase) -> None:
+    """Each hook is called once per operation that it belongs to, with the figures of that moment.
+
+    Clauses: H4, H5, F1, I1, I2, L1, U1, U2, S1, W1, W2.
+    """
+    bench = Bench(case, units=40, listening=True)
+    unit, spy, cache = bench.unit, bench.spy, bench.cache
+    tokens = text_of(0)[: 4 * unit + 1 + cache.composition.lookahead]
+
+    def heard(hook: str) -> list[tuple[Any, ...]]:
+        return [args for name, args in spy.heard if name == hook]
+
+    run = bench.open(tokens)
+    _called("open", spy, finalize_match_result=1, acquire_component_lock=1)
+    bench.run(run, 3 * unit)
+    batches = heard("deferred_forward_ops")
+    hold(len(batches) == 1, "calls", "one step asks deferred_forward_ops %s times", len(batches))
+    (view,) = batches[0][0]
+    figures = (view.boundary, view.walked, view.key_tokens, view.start)
+    told = "a step of %s tokens shows %s as what is committed, reserved, named and published"
+    hold(figures == (0, 3 * unit, len(tokens), 0), "calls", told, 3 * unit, figures)
+    spy.heard.clear()
+    run.sequence.publish()
+    published = int(case.manifest.shareable)
+    if not case.manifest.checkpoint_every:
+        _called("publish", spy, commit_insert=published, acquire_component_lock=1)
+        for (walk,) in heard("commit_insert"):
+            span = (walk.start, walk.boundary, walk.last)
+            hold(span == (0, 3 * unit, False), "calls", "a publication of [0, %s) is shown as %s", 3 * unit, span)
+    run.sequence.close()
+    spy.heard.clear()
+    with cache.lease(cache.match(tokens[: 2 * unit + cache.composition.lookahead])) as lease:
+        held = cache.stats().components[case.name].leased
+        _called("lease", spy, acquire_component_lock=1, release_component_lock=0)
+        hold(len(heard("redistribute_on_node_split")) <= 1, "calls", "one lease splits one node at most")
+        hold(lease.boundary % unit == 0, "calls", "a lease stands at %s, which is no boundary", lease.boundary)
+    if lease.boundary:
+        _called("release", spy, release_component_lock=int(held > 0))
+
+
+def _called(what: str, spy: Spy, **wanted: int) -> None:
+    names = [name for name, _ in spy.heard]
+    for hook, count in wanted.items():
+        got = names.count(hook)
+        hold(got == count, "calls", "%s calls %s %s times, not %s", what, hook, got, count)
 
 
 def law_no_hook_raises(case: ComponentCase) -> None:

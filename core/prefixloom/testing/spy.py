@@ -1,7 +1,7 @@
 """A component in another's place, which calls its hooks and watches them: what they are shown, answer and touch.
 
 It has the name, the manifest and the reach of the original, and overrides what the original overrides. It can be told
-to raise in one hook.
+to raise in one hook, or to listen in all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Planned(Exception):
 class Spy:
     """Watches one component. ``found`` is what it did wrong, as (topic, sentence); ``trace`` all calls and answers."""
 
-    def __init__(self, component: Any, raising: str = "") -> None:
+    def __init__(self, component: Any, raising: str = "", listening: bool = False) -> None:
         self._component = component
         self.name, self.manifest, self.reach = component.name, component.manifest, component.reach
         self._hooks: Hooks = bind(make_manager({component.name: component}), component.name)
@@ -49,12 +49,13 @@ class Spy:
         self.raised = 0
         self.found: list[tuple[str, str]] = []
         self.trace: list[str] = []
+        self.heard: list[tuple[str, tuple[Any, ...]]] = []
         self._inside = ""
         self.memory: Any = None
         self._pool: Any = None
         for name in HOT_HOOKS:
             forced = name == raising or name == HELPERS.get(raising)
-            if getattr(self._hooks, name) is None and not forced:
+            if getattr(self._hooks, name) is None and not (forced or listening):
                 setattr(self, name, None)
 
     @property
@@ -143,6 +144,7 @@ class Spy:
             self.found.append((topic, sentence))
 
     def _call(self, hook: str, *args: Any) -> Any:
+        self.heard.append((hook, args))
         if self._raising == hook:
             self.raised += 1
             raise Planned(hook)
