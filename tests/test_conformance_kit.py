@@ -85,6 +85,17 @@ def test_what_is_broken_comes_with_a_short_script_that_can_be_pasted() -> None:
     exec(code, {"case": sound})
 
 
+def test_a_law_that_serves_nothing_gives_a_line_to_run_it_again() -> None:
+    case = broken("until is one too early")
+    with pytest.raises(LawBroken) as told:
+        check_component(case)
+    assert told.value.script.endswith("\nlaw_until_is_never_too_early(case)")
+    with pytest.raises(LawBroken, match=r"until\(0\) is 5, and needs\(6\) names position 0: it would be given back"):
+        exec(told.value.script, {"case": case})
+    with pytest.raises(AttributeError, match="law_of_nobody"):
+        exec("prefixloom.testing.law_of_nobody", {"prefixloom": __import__("prefixloom.testing")})
+
+
 def test_a_script_is_shrunk_to_what_matters() -> None:
     case = broken("an op clears all states")
     script = written("shrink", 120, 4)

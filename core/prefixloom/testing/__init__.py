@@ -1,7 +1,7 @@
 """What plugin authors test with: the laws of the conformance kit, a toy model that runs through a cache, and a witness.
 
 Only this package of the core may import pytest, and its modules import torch when they are themselves imported. The
-names of the kit are found here, and imported when they are asked for.
+names of the kit are found here, every law by its own among them, and imported when they are asked for.
 """
 
 from __future__ import annotations
@@ -42,4 +42,8 @@ def __getattr__(name: str) -> Any:
     for home, names in HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    if name.startswith("law_"):
+        for law in importlib.import_module(f"{__name__}.conformance").LAWS:
+            if law.__name__ == name:
+                return law
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -45,16 +45,20 @@ def name_of(law: Law) -> str:
 
 def check_law(law: Law, case: ComponentCase) -> None:
     """Hold a component against one law. LawBroken names it, its clauses, and a script; NotApplicable says why not."""
+    name, script = name_of(law), ""
     try:
         law(case)
+        return
     except NotApplicable:
         raise
     except LawBroken as error:
-        raise LawBroken(error.sentence, error.script, name_of(law), clauses(law)) from None
+        sentence, script = error.sentence, error.script
     except Failure as error:
-        raise LawBroken(error.sentence, "", name_of(law), clauses(law)) from None
+        sentence = error.sentence
     except PrefixloomError as error:
-        raise LawBroken(" ".join(str(error).split()), "", name_of(law), clauses(law)) from error
+        sentence = " ".join(str(error).split())
+    again = f"from prefixloom.testing import {name}\n\n# case: the ComponentCase of your test ({case})\n{name}(case)"
+    raise LawBroken(sentence, script or again, name, clauses(law))
 
 
 @attrs.frozen
