@@ -32,13 +32,14 @@ def test_its_toml_names_the_entry_point_group() -> None:
     assert toml.startswith(f"[project.entry-points.{GROUP}]\n")
 
 
-def test_there_are_two_commands_of_one_line_each() -> None:
-    assert list(COMMANDS) == ["run", "test"]
+def test_there_are_three_commands_of_one_line_each() -> None:
+    assert list(COMMANDS) == ["run", "test", "example"]
     for body in COMMANDS.values():
         assert body.count("\n") == 1
         assert "-c constraints.txt" in body
     assert COMMANDS["run"].rstrip().endswith(".venv/bin/prefixloom demo")
     assert "demo" in cli.COMMANDS
+    assert COMMANDS["example"].rstrip().endswith(".venv/bin/prefixloom conformance sink")
     assert COMMANDS["test"].rstrip().endswith(".venv/bin/pytest")
 
 
@@ -54,7 +55,7 @@ def test_its_links_lead_somewhere(target: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a bash script")
-@pytest.mark.parametrize("mark", ["run", "test"])
+@pytest.mark.parametrize("mark", ["run", "test", "example"])
 def test_the_ci_script_finds_the_commands_as_they_stand(mark: str) -> None:
     """The script's own way of reading them, without running anything."""
     call = [str(ROOT / ".ci" / "run"), "--print", mark]

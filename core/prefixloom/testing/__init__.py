@@ -1,4 +1,49 @@
-"""What plugin authors test with: a toy model that runs through a cache, and a witness of what it computed.
+"""What plugin authors test with: the laws of the conformance kit, a toy model that runs through a cache, and a witness.
 
-Only this package of the core may import pytest, and its modules import torch when they are themselves imported.
+Only this package of the core may import pytest, and its modules import torch when they are themselves imported. The
+names of the kit are found here, every law by its own among them, and imported when they are asked for.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .case import ComponentCase, LawBroken, NotApplicable, Truth
+    from .conformance import LAWS, Report, Verdict, check_component, check_law, report_on
+    from .pytest_plugin import parametrize_with_laws
+    from .scripts import Setting, play
+
+__all__ = [
+    "LAWS",
+    "ComponentCase",
+    "LawBroken",
+    "NotApplicable",
+    "Report",
+    "Setting",
+    "Truth",
+    "Verdict",
+    "check_component",
+    "check_law",
+    "parametrize_with_laws",
+    "play",
+    "report_on",
+]
+HOMES = {
+    "case": ("ComponentCase", "LawBroken", "NotApplicable", "Truth"),
+    "conformance": ("LAWS", "Report", "Verdict", "check_component", "check_law", "report_on"),
+    "pytest_plugin": ("parametrize_with_laws",),
+    "scripts": ("Setting", "play"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    if name.startswith("law_"):
+        for law in importlib.import_module(f"{__name__}.conformance").LAWS:
+            if law.__name__ == name:
+                return law
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

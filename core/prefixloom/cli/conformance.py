@@ -1,0 +1,78 @@
+"""``prefixloom conformance NAME``: an installed component held against every law of the conformance kit."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import textwrap
+from typing import Any
+
+import attrs
+
+from ..errors import CompositionError
+from . import version
+
+MARKS = {"holds": "ok", "broken": "BROKEN", "not applicable": "-"}
+WIDTH = 110
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the component's name, as `prefixloom components` lists it")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        dest="options",
+        help="an option to make the component with, its value as Python writes it; may be given again. Without it:"
+        " its default, or what a small model with its layers has",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random scripts (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what came of every law. 1 if one is broken."""
+    from ..testing.case import ComponentCase
+
+    options = dict(_option(text) for text in args.options)
+    case = ComponentCase.installed(args.name, **options)
+    case.seed = args.seed
+    case.component()  # what cannot be made is refused before torch is imported
+    from ..testing.conformance import report_on
+
+    report = report_on(case)
+    if args.json:
+        print(json.dumps({"prefixloom": version(), "broken": len(report.broken), **attrs.asdict(report)}, indent=2))
+        return 1 if report.broken else 0
+    print(f"{case.component()!r}\n")
+    for verdict in report.verdicts:
+        note = f"   {verdict.told}" if verdict.status == "not applicable" else ""
+        print(f"{MARKS[verdict.status]:>6}  {verdict.law}{note}")
+    for verdict in report.broken:
+        print(f"\n{verdict.law} ({', '.join(verdict.clauses)})")
+        print(_wrapped(f"The law: {verdict.statement}"))
+        print(_wrapped(f"Broken:  {verdict.told}"))
+        if verdict.script:
+            print(textwrap.indent(f"\n{verdict.script}", "    "))
+    print("\nNot tested:")
+    for what in report.untested:
+        print(_wrapped(f"- {what}"))
+    applied = sum(verdict.status != "not applicable" for verdict in report.verdicts)
+    print(f"\n{applied - len(report.broken)} of {applied} laws hold, {len(report.broken)} are broken.")
+    return 1 if report.broken else 0
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise CompositionError(f"--set takes OPTION=VALUE, such as --set window=8; got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value  # a bare word is a text

@@ -1,0 +1,300 @@
+"""Laws of what happens to a component's memory while requests are served, by random and by systematic scripts."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ..reach import Reach
+from .bench import Bench, Running, hold, text_of
+from .case import ComponentCase, NotApplicable
+from .outcomes import SERVING, beside, branches, in_threads, judge, off_the_grid, random_scripts
+
+
+def law_what_is_restored_is_what_was_live(case: ComponentCase) -> None:
+    """Whatever a sequence reads through its page tables is bitwise what the tokens before it had written.
+
+    Clauses: M1, M2, M8, M13, M17, P2, P4, P5, R14.
+    """
+    judge(case, random_scripts(case), "content")
+
+
+def law_content_depends_on_no_later_token(case: ComponentCase) -> None:
+    """What is cached up to b depends on the tokens up to b + lookahead: prompts that part later share it rightly.
+
+    Clauses: M5, M17.
+    """
+    judge(case, branches(case), "content")
+
+
+def law_content_is_exact_on_the_grid(case: ComponentCase) -> None:
+    """What is cached at a boundary is the same however the tokens before it were cut into steps.
+
+    Clauses: M4, M17.
+    """
+    judge(case, off_the_grid(case), "content")
+
+
+def law_content_is_that_of_a_namespace_and_its_extra_keys(case: ComponentCase) -> None:
+    """The same tokens in another namespace, or with other extra keys, find nothing of these.
+
+    Clauses: M17.
+    """
+    bench = Bench(case, units=60)
+    unit, tokens = bench.unit, text_of(0)[: 5 * bench.unit + 1]
+    image = [(2 * unit, 2 * unit + 1, "one image")]
+    for namespace, extra in (("a", []), ("b", image)):
+        run = bench.open(tokens, namespace=namespace, extra=extra)
+        hold(run.restored == 0 or _needs_nothing(case), "content", "namespace %r finds what another has", namespace)
+        _finish(bench, run)
+        run.sequence.close()
+    others: list[list[tuple[int, int, str]]] = [[], [(2 * unit, 2 * unit + 1, "another")], image]
+    for extra in others:
+        run = bench.open(tokens, leave=1, namespace="b", extra=extra)
+        said = "with the extra key %s, a prompt finds %s tokens, and the key stands at %s"
+        hold(extra == image or run.restored <= 2 * unit, "content", said, extra, run.restored, 2 * unit)
+        _finish(bench, run)
+        run.sequence.abort()
+
+
+def _needs_nothing(case: ComponentCase) -> bool:
+    return not case.has_states and not any(low < high for low, high in case.reach.needs(64))
+
+
+def _finish(bench: Bench, run: Running, chunk: int = 1 << 30) -> None:
+    """Compute all that is named."""
+    s = run.sequence
+    while s.reserved < s.named:
+        bench.run(run, min(chunk, s.named - s.reserved))
+        bench.told()
+    bench.verify(run)
+
+
+def law_a_running_sequence_keeps_what_it_still_needs(case: ComponentCase) -> None:
+    """What a boundary still to be published or rewound to needs is never given back, however little room there is.
+
+    Clauses: P3, I3, M8, M9, C4.
+    """
+    judge(case, [*random_scripts(case), *off_the_grid(case)], "absent")
+    if not case.manifest.shareable or case.manifest.replay:
+        return
+    hooks = Bench(case).spy.overridden
+    if {"create_match_validator", "finalize_match_result"} & set(hooks) or case.manifest.admission is not None:
+        return
+    for length in (1, 2, 3, 5, 8):
+        bench = Bench(case, units=40)
+        unit = bench.unit
+        tokens = text_of(0)[: length * unit + bench.cache.composition.lookahead]
+        run = bench.open(tokens)
+        while run.sequence.reserved < length * unit:
+            bench.run(run, unit)
+            bench.cache.reclaim()  # gives back all that it need not keep
+        _finish(bench, run)
+        run.sequence.close()
+        got = bench.cache.peek((*tokens, 0))
+        said = "a sequence of %s tokens gave back early what it could, was computed and closed: %s of them hit, not all"
+        hold(got >= length * unit, "absent", said, length * unit, got)
+
+
+def law_a_lease_covers_exactly_what_resuming_needs(case: ComponentCase) -> None:
+    """A lease covers what its boundary needs, in whole pages, and no more; covered, it outlives any eviction.
+
+    Clauses: L2, L3, R1, R2, R3, R14, E1.
+    """
+    if not case.manifest.shareable or case.manifest.replay:
+        raise NotApplicable("nothing of it is ever in the tree, or it is rebuilt by replay")
+    for pages in (1, 2, 4, 6):
+        bench = Bench(case, units=40)
+        part, unit = bench.parts[0], bench.unit
+        tokens = text_of(0)[: 6 * unit + bench.cache.composition.lookahead]
+        run = bench.open(tokens)
+        while run.sequence.reserved < 6 * unit:  # an edge for every page of the tree
+            bench.run(run, unit)
+            run.sequence.publish()
+        _finish(bench, run)
+        run.sequence.close()
+        plan = bench.cache.match(tokens[: pages * unit + bench.cache.composition.lookahead])
+        lease = bench.cache.lease(plan)
+        leased, wanted = bench.cache.stats().components[part.name].leased, _covered(part, lease.boundary, unit)
+        said = "a lease at %s covers %s slots; resuming there needs %s, rounded outward to pages"
+        widened, kept = "acquire_component_lock" in bench.spy.overridden, "commit_insert" in bench.spy.overridden
+        if not widened and not (kept and leased < wanted):
+            hold(leased == wanted, "lock", said, lease.boundary, leased, wanted)
+        bench.cache.evict({part.name: part.capacity})
+        bench.poison()
+        again = bench.open(tokens[: lease.boundary + bench.cache.composition.lookahead])
+        hold(again.restored == lease.boundary, "lock", "of the leased %s, %s were left", lease.boundary, again.restored)
+        bench.verify(again)
+        again.sequence.abort()
+        lease.release()
+        left = bench.cache.stats().components[part.name].leased
+        hold(not left, "lock", "after its release, %s slots are covered still", left)
+
+
+def _covered(part: Any, boundary: int, unit: int) -> int:
+    """Slots of the edges, one page of the tree each, of which a lease at ``boundary`` covers something."""
+    if not part.page_tokens:
+        return 1 if boundary else 0
+    reach: Reach = part.reach
+    touched = {p // unit for low, high in reach.needs(boundary) for p in range(low, high)}
+    if not reach.convex:
+        if type(reach).until is Reach.until:
+            touched = set(range(boundary // unit))
+        else:
+            touched |= {p // unit for p in range(boundary) if reach.until(p) >= boundary}
+    pages: int = unit // part.page_tokens
+    return len(touched) * pages
+
+
+def law_a_release_undoes_its_own_acquire(case: ComponentCase) -> None:
+    """Leases of many boundaries, released in any order, leave every count as it was.
+
+    Clauses: L3, U1, U3.
+    """
+    bench = Bench(case, units=40)
+    unit, tokens = bench.unit, text_of(0)[: 6 * bench.unit + 1]
+    for stop in (3 * unit, 6 * unit + 1):
+        run = bench.open(tokens[:stop])
+        _finish(bench, run)
+        run.sequence.close()
+    lengths = [unit, 3 * unit, 5 * unit, 6 * unit + 1, 2 * unit, 3 * unit]
+    for length in lengths:  # the splits stay
+        bench.cache.lease(bench.cache.match(tokens[:length])).release()
+    before = _counts(bench)
+    leases = [bench.cache.lease(bench.cache.match(tokens[:length])) for length in lengths]
+    random.Random(case.seed).shuffle(leases)
+    for lease in leases:
+        lease.release()
+    after = _counts(bench)
+    changed = {place: (before.get(place), count) for place, count in after.items() if before.get(place) != count}
+    hold(not changed, "lock", "leases were taken and released, and these counts are not as before: %s", changed)
+
+
+def _counts(bench: Bench) -> dict[tuple[str, int, int], int]:
+    """Lock counts by (component, start, end) of the edge."""
+    out: dict[tuple[str, int, int], int] = {}
+    stack: list[Any] = list(bench.cache._tree.roots.values())
+    while stack:
+        node = stack.pop()
+        stack += list((node.kids or {}).values())
+        for lane in bench.cache._lanes:
+            cell = node.cells[lane.index]
+            if cell is not None and node.end:
+                out[lane.name, node.start, node.end] = cell.locks
+    return out
+
+
+def law_what_is_leased_is_not_evicted(case: ComponentCase) -> None:
+    """While a lease lives, its boundary can be resumed at, whatever else is evicted, split or published.
+
+    Clauses: L2, L5, E1, E3, F1.
+    """
+    judge(case, random_scripts(case), "lock")
+
+
+def law_a_split_changes_nothing_that_a_reader_sees(case: ComponentCase) -> None:
+    """Where another prompt parts inside of an edge, both halves keep their content, and leases keep their cover.
+
+    Clauses: S1, S2, L3.
+    """
+    for cut in (1, 2, 4, 5):
+        bench = Bench(case, units=40)
+        unit, ahead = bench.unit, bench.cache.composition.lookahead
+        base = text_of(0)[: 6 * unit + ahead]
+        first = bench.open(base)
+        _finish(bench, first)
+        first.sequence.close()
+        reader = bench.open((*base, 1))
+        lease = bench.cache.lease(bench.cache.match(base))
+        other = bench.open((*base[: cut * unit], 1 - base[cut * unit], *text_of(2)[: 2 * unit]))
+        _finish(bench, other)
+        other.sequence.close()
+        bench.verify(reader)
+        said = "after a split at %s, a lease at %s finds only %s"
+        got = bench.cache.peek(base)
+        hold(got >= lease.boundary or _narrows(bench), "split", said, cut * unit, lease.boundary, got)
+        _finish(bench, reader)
+        reader.sequence.abort()
+        lease.release()
+        for part in bench.parts:
+            left = bench.cache.stats().components[part.name].leased
+            hold(not left, "split", "after a split at %s and all releases, %s slots are covered", cut * unit, left)
+
+
+def _narrows(bench: Bench) -> bool:
+    return bool({"create_match_validator", "finalize_match_result"} & set(bench.spy.overridden))
+
+
+def law_no_slot_is_lost_or_owned_twice(case: ComponentCase) -> None:
+    """After every operation, every slot has one owner; when all is closed and evicted, every slot is free.
+
+    Clauses: P6, E2, E3, H10.
+    """
+    judge(case, random_scripts(case), "books")
+
+
+def law_it_serves_beside_every_other_kind(case: ComponentCase) -> None:
+    """In pairs and triples with a path, a window and a state, whatever it may be that goes wrong, nothing does.
+
+    Clauses: C6, C7, M4, V3.
+    """
+    judge(case, beside(case), *SERVING)
+
+
+def law_a_step_on_another_thread_races_with_nothing(case: ComponentCase) -> None:
+    """Steps that run behind the scheduling thread touch no slot before its producer, or after its next owner.
+
+    Clauses: X1, X2, H4.
+    """
+    judge(case, in_threads(case), *SERVING)
+
+
+def law_what_is_not_shareable_stays_with_its_sequence(case: ComponentCase) -> None:
+    """Of a component that is not shareable the tree never holds anything.
+
+    Clauses: M6, P5.
+    """
+    if case.manifest.shareable:
+        raise NotApplicable("it is shareable")
+    bench = Bench(case, units=40)
+    run = bench.open(text_of(0)[: 5 * bench.unit])
+    _finish(bench, run)
+    run.sequence.publish()
+    run.sequence.close()
+    cached = bench.cache.stats().components[case.name].cached
+    hold(not cached, "books", "it is not shareable, and the tree holds %s slots of it", cached)
+
+
+def law_a_path_has_no_more_states_than_allowed(case: ComponentCase) -> None:
+    """Of a path from the root, at most ``states_per_path`` states are cached.
+
+    Clauses: M9, M10.
+    """
+    allowed = case.manifest.states_per_path
+    if allowed is None:
+        raise NotApplicable("it says no states_per_path")
+    bench = Bench(case, units=40)
+    run = bench.open(text_of(0)[: 8 * bench.unit])
+    for _ in range(8):
+        bench.run(run, bench.unit)
+        run.sequence.publish()
+    run.sequence.close()
+    cached = bench.cache.stats().components[case.name].cached
+    hold(cached <= allowed, "books", "one path has %s cached states, and %s are allowed", cached, allowed)
+
+
+def law_page_tables_say_where_a_sequence_lies(case: ComponentCase) -> None:
+    """A step's table has the numbers of ``sequence.pages`` by position, and -1 where a page is absent.
+
+    Clauses: P2, P3.
+    """
+    bench = Bench(case, units=40)
+    run = bench.open(text_of(0)[: 5 * bench.unit])
+    _finish(bench, run, bench.unit)
+    bench.cache.reclaim()
+    name = bench.parts[0].name
+    with bench.cache.step([run.sequence]) as step:
+        step.run_ops()
+        table, pages = step.table(name)[0].tolist(), run.sequence.pages(name)
+    hold(table == pages, "absent", "a step's table says %s, and the sequence's pages are %s", table, pages)
+    run.sequence.abort()

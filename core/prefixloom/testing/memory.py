@@ -1,0 +1,104 @@
+"""The content of one pool as numbers of prefixes, read and written behind the cache's back, byte by byte.
+
+What stands for a number differs in every element of every buffer and layer, so that what is mixed up is seen, and is
+finite in every dtype. Zeros are the number 0; what was given back is overwritten with ``POISON``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..manifest import Buffer, Manifest
+
+POISON = -7
+STRANGE = -8
+"""Read where nothing is found that anybody wrote."""
+
+
+class Memory:
+    """The slots of one pool. ``entries``: tokens' entries of a page, 1 for states."""
+
+    def __init__(self, pool: Any, manifest: Manifest, entries: int) -> None:
+        self._tensors = [pool.buffers[buffer.name] for buffer in manifest.buffers]  # keeps the memory
+        self._buffers = manifest.buffers
+        self.entries = entries
+        self.capacity = int(pool.capacity)
+        self._blocks: list[tuple[memoryview, int, int]] = []
+        for tensor, buffer in zip(self._tensors, manifest.buffers, strict=True):
+            size = tensor.numel() * tensor.element_size()
+            raw = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+            entry = math.prod(buffer.shape) * tensor.element_size()
+            layer = size // len(buffer.layers)
+            view = memoryview(raw).cast("B")
+            self._blocks += [(view, number * layer, entry) for number in range(len(buffer.layers))]
+        self._known: dict[bytes, int] = {}
+        self._patterns: dict[int, list[bytes]] = {}
+        for number in (0, POISON):
+            self._pattern(number)
+        self._free: set[int] = set()
+
+    def read(self, slot: int, entry: int) -> int:
+        """The number that an entry of a slot stands for."""
+        at = slot * self.entries + entry
+        content = b"".join(view[base + at * size : base + (at + 1) * size] for view, base, size in self._blocks)
+        return self._known.get(content, STRANGE)
+
+    def write(self, slot: int, entry: int, number: int) -> None:
+        at = slot * self.entries + entry
+        for (view, base, size), part in zip(self._blocks, self._pattern(number), strict=True):
+            view[base + at * size : base + (at + 1) * size] = part
+
+    def same(self, number: int, other: int) -> bool:
+        """Whether two numbers look alike, which small entries cannot always help."""
+        return number == other or (other != STRANGE and self._pattern(number) == self._pattern(other))
+
+    def poison(self, free: Iterable[int]) -> None:
+        """What was given back must not be read again before it is written."""
+        now = set(free)
+        for slot in now - self._free:
+            for entry in range(self.entries):
+                self.write(slot, entry, POISON)
+        self._free = now
+
+    def digest(self, but: Iterable[int] = ()) -> bytes:
+        """The content of all slots but some, to see whether anything changes."""
+        left_out = set(but)
+        out = hashlib.blake2b(digest_size=16)
+        for slot in range(self.capacity):
+            if slot not in left_out:
+                for view, base, size in self._blocks:
+                    step = size * self.entries
+                    out.update(view[base + slot * step : base + (slot + 1) * step])
+        return out.digest()
+
+    def _pattern(self, number: int) -> list[bytes]:
+        known = self._patterns.get(number)
+        if known is None:
+            generator = torch.Generator().manual_seed(number + 1000)
+            known = [_some(buffer, number, generator) for buffer in self._buffers for _ in buffer.layers]
+            self._patterns[number] = known
+            self._known.setdefault(b"".join(known), number)
+        return known
+
+
+def _some(buffer: Buffer, number: int, generator: torch.Generator) -> bytes:
+    """One entry of one layer: exact in the dtype, and of moderate size."""
+    dtype: torch.dtype = getattr(torch, buffer.dtype)
+    if number == 0:
+        return _bytes(torch.zeros(buffer.shape, dtype=dtype))
+    wide = dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
+    bound = 1 << (22 if wide else 7)
+    values = torch.randint(1 - bound, bound, buffer.shape, generator=generator)
+    if dtype.is_floating_point:
+        return _bytes((values.double() / 64).to(dtype))
+    return _bytes((values % 2 if dtype is torch.bool else values).to(dtype))
+
+
+def _bytes(tensor: Any) -> bytes:
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())

@@ -1,0 +1,90 @@
+"""The pytest plugin: ``pytest --component NAME`` holds an installed component against every law, one test for each.
+
+It is loaded wherever prefixloom is installed, so it imports nothing heavy before it is asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .case import ComponentCase
+
+SUITE = Path(__file__).with_name("suite.py")
+CASES = pytest.StashKey["list[ComponentCase]"]()
+
+
+def parametrize_with_laws(*cases: ComponentCase) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test of ``(case, law)`` that runs once for every law; it calls ``law(case)``.
+
+    A law that has nothing to say of a component is skipped, with the reason.
+    """
+    names, pairs, ids = _pairs(cases)
+    return pytest.mark.parametrize(names, pairs, ids=ids)
+
+
+def _pairs(cases: Iterable[ComponentCase]) -> tuple[tuple[str, str], list[tuple[Any, Any]], list[str]]:
+    from .conformance import LAWS, name_of
+
+    pairs = [(case, _Judged(law)) for case in cases for law in LAWS]
+    return ("case", "law"), pairs, [f"{case}-{name_of(law._law)}" for case, law in pairs]
+
+
+class _Judged:
+    """A law as a test calls it."""
+
+    def __init__(self, law: Any) -> None:
+        self._law = law
+
+    def __call__(self, case: ComponentCase) -> None:
+        __tracebackhide__ = True
+        from .case import LawBroken, NotApplicable
+        from .conformance import check_law
+
+        try:
+            check_law(self._law, case)
+        except NotApplicable as reason:
+            pytest.skip(str(reason))
+        except LawBroken as error:
+            pytest.fail(str(error), pytrace=False)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("prefixloom")
+    group.addoption(
+        "--component",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="hold this installed prefixloom component against the laws of the conformance kit; may be given again",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where a component is named and no test is, the kit's own suite is what runs."""
+    names = config.getoption("component")
+    if not names:
+        return
+    from ..errors import PrefixloomError
+    from .case import ComponentCase
+
+    try:
+        cases = [ComponentCase.installed(name) for name in names]
+        for case in cases:
+            case.component()
+    except PrefixloomError as error:
+        raise pytest.UsageError(" ".join(str(error).split())) from error
+    config.stash[CASES] = cases
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [str(SUITE)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if Path(str(metafunc.module.__file__)) == SUITE:
+        cases: list[ComponentCase] = metafunc.config.stash.get(CASES, [])
+        names, pairs, ids = _pairs(cases)
+        metafunc.parametrize(names, pairs, ids=ids)

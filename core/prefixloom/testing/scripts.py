@@ -1,0 +1,344 @@
+"""Scripts: what is done to a bench, as plain data, made by a seed; played, watched, and shrunk where they fail.
+
+An operation is a tuple of a name and numbers or tokens. What it applies to is found from its numbers modulo what there
+is, so that any part of a script is a script.
+"""
+
+from __future__ import annotations
+
+import pprint
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from ..errors import CapacityError, CompositionError, InputError, InvariantError, PluginError, ProtocolError, RaceError
+from ..streams import ThreadStream
+from .bench import Bench, Failure, Running, hold, text_of
+from .case import ComponentCase
+
+Op = tuple[Any, ...]
+WEIGHTS = {
+    "turn": 16, "open": 7, "run": 20, "publish": 5, "align": 7, "rewind": 5, "close": 8, "abort": 2, "evict": 4,
+    "lease": 4, "release": 4, "reclaim": 3, "peek": 3,
+}  # fmt: skip
+OPEN = 4
+"""Sequences open at once, at most."""
+
+
+@attrs.frozen
+class Setting:
+    """In what surroundings a script is played."""
+
+    beside: tuple[str, ...] = ()
+    units: int = 14
+    page: int | None = None
+    threads: bool = False
+
+    def __str__(self) -> str:
+        plain = Setting()
+        names = ("beside", "units", "page", "threads")
+        changed = [name for name in names if getattr(self, name) != getattr(plain, name)]
+        return f"Setting({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
+
+
+# ---------------------------------------------------------------- making
+
+
+def written(seed: str, length: int, unit: int) -> list[Op]:
+    """A random script; ``unit``: tokens of a page of the tree."""
+    chance = random.Random(seed)
+    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    ops: list[Op] = []
+    while len(ops) < length:
+        (kind,) = chance.choices(kinds, weights)
+        ops += _some(kind, chance, unit)
+    return ops[:length]
+
+
+def _prompt(chance: random.Random, unit: int) -> tuple[int, ...]:
+    length = chance.randrange(1, 9 * unit) if chance.randrange(2) else chance.randrange(1, 9) * unit + 1
+    tokens = text_of(chance.randrange(4))[:length]
+    if chance.randrange(4) == 0:
+        kept = chance.randrange(length + 1)
+        tokens = tokens[:kept] + tuple(chance.randrange(2) for _ in range(length - kept))
+    return tokens
+
+
+def _some(kind: str, chance: random.Random, unit: int) -> list[Op]:
+    number = chance.randrange(5)
+    if kind == "turn":  # a request from its start to its end, in order
+        chunks = [("run", -1, chance.choice((unit, 2 * unit))) for _ in range(chance.randrange(3))]
+        end = [("close", -1)] if chance.randrange(4) else [("publish", -1)]
+        return [*_some("open", chance, unit), *chunks, ("align", -1), ("run", -1, 20 * unit), *end]
+    if kind in ("open", "lease", "peek"):
+        return [(kind, _prompt(chance, unit), chance.choice(("", "", "", "b")), chance.randrange(8))]
+    if kind == "run":
+        if chance.randrange(3) == 0:  # some small steps, as in decoding
+            return [("run", number, 1 + chance.randrange(3)) for _ in range(1 + chance.randrange(3))]
+        return [("run", number, chance.choice((1, 2, unit, unit + 1, 3 * unit, 20 * unit)))]
+    if kind == "rewind":
+        return [("run", number, 1 + chance.randrange(3)), ("rewind", number, 1 + chance.randrange(3))]
+    if kind == "evict":
+        return [("evict", chance.choice((1, unit, unit, 4 * unit, 4 * unit, 50 * unit)))]
+    return [(kind,)] if kind == "reclaim" else [(kind, number)]
+
+
+# ---------------------------------------------------------------- playing
+
+
+@attrs.define(eq=False)
+class Leased:
+    lease: Any
+    tokens: tuple[int, ...]
+    namespace: str
+    boundary: int
+
+
+class Player:
+    """Does operations to a bench, and looks at everything after each."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.running: list[Running] = []
+        self.leases: list[Leased] = []
+        self.counts: dict[str, int] = {}
+        self.errors = bench.cache.stats().plugin_errors
+        self.narrows = bool({"create_match_validator", "finalize_match_result"} & set(bench.spy.overridden))
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def apply(self, op: Op) -> None:
+        try:
+            getattr(self, f"do_{op[0]}")(*op[1:])
+        except (CapacityError, InputError):  # no room, or longer than the pool
+            self.count("refused")
+        self.check()
+
+    def check(self) -> None:
+        bench = self.bench
+        bench.told()
+        errors = bench.cache.stats().plugin_errors - self.errors
+        hold(not errors, "raise", "%s hooks raised, or answered what no hook may answer", errors)
+        bench.poison()
+        if bench.stream is None:
+            for run in self.running:
+                bench.verify(run)
+        for leased in self.leases if not self.narrows else ():
+            got = bench.cache.peek(leased.tokens, namespace=leased.namespace)
+            said = "a lease holds the boundary %s, and after something else was done only %s can be resumed at"
+            hold(got >= leased.boundary, "lock", said, leased.boundary, got)
+
+    def pick(self, number: int) -> Running | None:
+        return self.running[number % len(self.running)] if self.running else None
+
+    # ------------------------------------------------------------ operations
+    def do_open(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
+        if len(self.running) < OPEN:
+            run = self.bench.open(tokens, leave=salt % 2, namespace=namespace, salt=salt)
+            self.count("hit" if run.restored else "miss")
+            self.running.append(run)
+
+    def do_run(self, number: int, count: int) -> None:
+        """Compute what is named and not computed, at most ``count`` tokens; where all is, decode one."""
+        run = self.pick(number)
+        if run is None:
+            return
+        s = run.sequence
+        if s.named == s.reserved:
+            token = run.future[s.named]
+            if isinstance(token, tuple) or s.reserved > 14 * self.bench.unit:
+                return
+            s.append([token])
+            self.bench.extend(run, s.named)
+        self.bench.run(run, min(count, s.named - s.reserved))
+        self.count("step")
+
+    def do_align(self, number: int) -> None:
+        """Compute up to the last boundary that can be published, and publish: where a state can be kept."""
+        run = self.pick(number)
+        if run is not None:
+            s, cache = run.sequence, self.bench.cache
+            count = (s.named - cache.composition.lookahead) // self.bench.unit * self.bench.unit - s.reserved
+            if count > 0:
+                self.bench.run(run, count)
+            s.publish()
+
+    def do_publish(self, number: int) -> None:
+        run = self.pick(number)
+        if run is not None:
+            run.sequence.publish()
+
+    def do_rewind(self, number: int, count: int) -> None:
+        """Take back up to ``count`` tokens, and have the model say something else."""
+        run = self.pick(number)
+        bench = self.bench
+        if run is None or bench.rewind == 0 or run.sequence.reserved < count:
+            return
+        s = run.sequence
+        try:
+            s.rewind(count)
+        except ProtocolError:
+            return
+        self.count("rewind")
+        del run.future[s.named :]
+        del run.ids[len(run.future) + 1 :]
+        run.salt += 3
+        bench.extend(run, s.named)
+        for part in bench.parts:
+            name = part.name
+            if part.page_tokens:
+                group = part.manifest.tokens_per_slot
+                known = (s.named - bench.ahead(part)) if bench.ahead(part) else s.committed
+                run.written[name] = min(run.written[name], s.committed, max(0, known)) // group * group
+                odd = run.odd.get(name, {})
+                for entry in [e for e in odd if e * group >= run.written[name]]:
+                    del odd[entry]
+            elif s.committed in run.singles.get(name, {}):
+                run.states[name] = run.singles[name][s.committed]
+
+    def do_close(self, number: int) -> None:
+        run = self.pick(number)
+        if run is not None:
+            self.running.remove(run)
+            run.sequence.close()
+
+    def do_abort(self, number: int) -> None:
+        run = self.pick(number)
+        if run is not None:
+            self.running.remove(run)
+            run.sequence.abort()
+
+    def do_evict(self, tokens: int) -> None:
+        freed = self.bench.cache.evict(
+            {part.name: -(-tokens // (part.page_tokens or self.bench.unit)) for part in self.bench.parts}
+        )
+        self.counts["evicted"] = self.counts.get("evicted", 0) + sum(freed.values())
+
+    def do_lease(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
+        plan = self.bench.cache.match(tokens, namespace=namespace)
+        lease = self.bench.cache.lease(plan)
+        self.leases.append(Leased(lease, tokens, namespace, lease.boundary))
+
+    def do_release(self, number: int) -> None:
+        if self.leases:
+            self.leases.pop(number % len(self.leases)).lease.release()
+
+    def do_reclaim(self) -> None:
+        self.bench.cache.reclaim()
+
+    def do_peek(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
+        self.bench.cache.peek(tokens, namespace=namespace)
+
+    def finish(self) -> None:
+        """Everything closed and evicted: every slot is free, and nothing is covered."""
+        while self.running:
+            self.do_close(0)
+        while self.leases:
+            self.do_release(0)
+        cache = self.bench.cache
+        if self.bench.stream is not None:
+            self.bench.stream.record().synchronize()
+            cache.poll()
+            self.bench.told()
+        for part in self.bench.parts:
+            figures = cache.stats().components[part.name]
+            hold(
+                not figures.leased,
+                "books",
+                "%s slots of %s are covered by no lease in the end",
+                figures.leased,
+                part.name,
+            )
+            hold(not figures.running, "books", "%s slots of %s are nobody's in the end", figures.running, part.name)
+            cache.evict({part.name: part.capacity})
+            left = cache.stats().components[part.name].cached
+            hold(
+                not left,
+                "books",
+                "%s slots of %s cannot be evicted in the end, and no lease covers them",
+                left,
+                part.name,
+            )
+
+
+def play(case: ComponentCase, script: Sequence[Op], setting: Setting | None = None) -> Player:
+    """Play a script to its end. ``Failure`` says what the cache or the component got wrong."""
+    setting = setting or Setting()
+    stream = ThreadStream("bench") if setting.threads else None
+    try:
+        bench = Bench(case, setting.beside, units=setting.units, page=setting.page, stream=stream)
+        player = Player(bench)
+        with bench.spy.clocks_watched():
+            try:
+                for op in script:
+                    player.apply(op)
+                player.finish()
+            finally:
+                for topic, sentence in bench.spy.found:
+                    raise Failure(topic, sentence)
+        return player
+    except (Failure, CompositionError):
+        raise
+    except RaceError as error:
+        raise Failure("race", str(error)) from error
+    except InvariantError as error:
+        raise Failure("books", str(error)) from error
+    except PluginError as error:
+        raise Failure("raise", str(error)) from error
+    except Exception as error:
+        raise Failure("books", f"{type(error).__name__}: {error}") from error
+    finally:
+        if stream is not None:
+            stream.close()
+
+
+def failure(case: ComponentCase, script: Sequence[Op], setting: Setting | None = None) -> Failure | None:
+    try:
+        play(case, script, setting)
+    except Failure as error:
+        return Failure(error.topic, error.sentence)
+    return None
+
+
+# ---------------------------------------------------------------- shrinking
+
+
+def shrunk(case: ComponentCase, script: Sequence[Op], setting: Setting, topic: str, limit: float = 4.0) -> list[Op]:
+    """A shorter script that fails for the same topic, by leaving out ever smaller parts and tokens."""
+    best, end = list(script), time.monotonic() + limit
+
+    def fails(ops: Sequence[Op]) -> bool:
+        found = failure(case, ops, setting)
+        return found is not None and found.topic == topic
+
+    size = len(best) // 2
+    while size and time.monotonic() < end:
+        at = 0
+        while at < len(best) and time.monotonic() < end:
+            shorter = best[:at] + best[at + size :]
+            if fails(shorter):
+                best = shorter
+            else:
+                at += size
+        size //= 2
+    for at, op in enumerate(best):
+        if op[0] == "open":
+            while len(op[1]) > 1 and time.monotonic() < end:
+                less = (op[0], op[1][: len(op[1]) * 3 // 4], *op[2:])
+                if not fails([*best[:at], less, *best[at + 1 :]]):
+                    break
+                best[at] = op = less
+    return best
+
+
+def pasted(case: ComponentCase, script: Sequence[Op], setting: Setting) -> str:
+    """A script as code that can be pasted into a test."""
+    body = pprint.pformat(list(script), width=110, compact=True)
+    return (
+        f"from prefixloom.testing import Setting, play\n\n"
+        f"# case: the ComponentCase of your test ({case.label})\nplay(case, {body}, {setting})"
+    )

@@ -1,0 +1,282 @@
+"""Reaches and components that are broken on purpose, one mistake each; ``broken.py`` has the laws that kill them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from prefixloom import (
+    Buffer,
+    Claim,
+    Component,
+    Manifest,
+    Op,
+    Reach,
+    SplitRule,
+    Window,
+    hookimpl,
+)
+from prefixloom.reach import Interval
+from prefixloom.testing import Truth
+
+K, V = Buffer("k", (2,), "float32", range(2)), Buffer("v", (3,), "bfloat16", range(2))
+KV = Manifest([K, V])
+W = 7
+
+
+def window_reads(q: int) -> range:
+    return range(max(0, q - W + 1), q)
+
+
+WINDOW = Truth(reads=window_reads, ahead=0, grid=1, buffers=("k", "v"), layers=(0, 1), tokens_per_entry=1)
+PATH = attrs.evolve(WINDOW, reads=range)
+SINKS = attrs.evolve(WINDOW, reads=lambda q: {*range(min(q, 2)), *window_reads(q)})
+STATE = Truth(ahead=0, grid=1, buffers=("k", "v"), layers=(0, 1))
+
+
+# ---------------------------------------------------------------- reaches
+
+
+class Plain(Reach):
+    """A window in plain Python: correct."""
+
+    back, early, late = W - 1, 0, 0
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        low = max(0, n - self.back)
+        return ((low, n),) if low < n else ()
+
+    def until(self, p: int) -> float:
+        return p + self.back - self.early + self.late
+
+
+class EarlyByOne(Plain):
+    early = 1
+
+
+class EarlyByAPage(Plain):
+    early = 4
+
+
+class ForEver(Plain):
+    late = 10**9
+
+
+class PastTheBoundary(Plain):
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        return ((max(0, n - self.back), n + 1),)
+
+
+class ClosedUpward(Plain):
+    closed_upward = True
+
+
+class ConvexAndNot(Reach):
+    """Every second group of four: a position is needed, then is not, then is again."""
+
+    convex = True
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        return tuple((low, min(low + 4, n)) for low in range(n // 4 % 2 * 4, n, 8))
+
+
+class StateWithPositions(Reach):
+    unit = "boundary"
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        return ((n - 1, n),) if n else ()
+
+
+class Tiring(Plain):
+    """Its answer depends on how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        self.asked += 1
+        return ((max(0, n - self.back - self.asked % 2), n),) if n else ()
+
+
+# ---------------------------------------------------------------- components
+
+
+class ByTheClock(Component):
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Claim:
+        return Claim(reject=time.monotonic() < 0)
+
+
+class ByChance(Component):
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim | None:
+        return Claim(keep=()) if random.random() < 0.5 else None
+
+
+class ByAddress(Component):
+    """Counts over all instances of the process: two ranks would not agree."""
+
+    calls = itertools.count()
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim | None:
+        return Claim(keep=()) if next(self.calls) % 2 else None
+
+
+class Fickle(Component):
+    calls = 0
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Claim:
+        self.calls += 1
+        return Claim(reject=self.calls % 2 == 0)
+
+
+class Widening(Component):
+    @hookimpl
+    def create_match_validator(self, tiers: Any) -> Callable[[Any], int]:
+        return lambda walk: int(walk.walked) + 4
+
+
+class NoNumber(Component):
+    @hookimpl
+    def create_match_validator(self, tiers: Any) -> Callable[[Any], Any]:
+        return lambda walk: True
+
+
+class MutatesTheWalk(Component):
+    @hookimpl
+    def commit_insert(self, walk: Any) -> None:
+        object.__setattr__(walk, "boundary", 0)
+
+
+class MutatesTheSplit(Component):
+    @hookimpl
+    def redistribute_on_node_split(self, parent: Any, child: Any) -> None:
+        object.__setattr__(child, "pages", 0)
+
+
+class WritesInAHook(Component):
+    pool: Any = None
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> None:
+        self.pool.buffers["k"][:, 0] = 1.0
+
+
+class TakesASlot(Component):
+    pool: Any = None
+
+    @hookimpl
+    def release_component_lock(self, receipt: Any) -> None:
+        if self.pool.free:
+            self.pool.take(1)
+
+
+class ClearsAnothersSlot(Component):
+    """Its op wipes a slot that may be anybody's."""
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        return (Op("clear", self.name, dst=(0,)),)
+
+
+class ClearsAll(Component):
+    pool: Any = None
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        return (Op("clear", self.name, dst=tuple(range(self.pool.capacity))),)
+
+
+class OpWritesElsewhere(Component):
+    pool: Any = None
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        return (Op("stamp", self.name),)
+
+    @hookimpl
+    def run_forward_op(self, op: Any) -> None:
+        self.pool.buffers["k"][:, 1] = 2.0
+
+
+class KeepsNothing(Component):
+    """States that are never handed to the tree, where one is asked to keep them."""
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim:
+        return Claim(keep=())
+
+
+class DropsOnSplit(Component):
+    """Wants a word that the core has not: the wrong half."""
+
+    @hookimpl
+    def redistribute_on_node_split(self, parent: Any, child: Any) -> SplitRule:
+        return SplitRule(keep="parent")  # type: ignore[arg-type]
+
+
+class AnswersTrue(Component):
+    @hookimpl
+    def acquire_component_lock(self, anchor: Any) -> Any:
+        return True
+
+
+class Renamed(Component):
+    """Each instance under another name."""
+
+    numbers = itertools.count()
+
+    def __init__(self, manifest: Manifest, reach: Reach) -> None:
+        super().__init__(f"window{next(self.numbers)}", manifest, reach)
+
+
+class ByValue(Component):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByValue)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Growing(Component):
+    """Its manifest is made anew, and wider, each time it is looked at."""
+
+    def __init__(self, name: str, reach: Reach) -> None:
+        self.looked = 0
+        super().__init__(name, KV, reach)
+
+    @property  # type: ignore[override]
+    def manifest(self) -> Manifest:
+        self.looked += 1
+        return Manifest([Buffer("k", (1 + self.looked,), "float32")])
+
+    @manifest.setter
+    def manifest(self, value: Manifest) -> None:
+        pass
+
+
+def raising(hook: str) -> type[Component]:
+    """A component whose hook raises."""
+    from prefixloom.hookspecs import ComponentSpecs
+
+    def method(self: Any) -> Any:
+        raise ValueError(f"{hook} is broken")
+
+    members: dict[str, Any] = {hook: hookimpl(method)}
+    if hook == "run_forward_op":
+        members["deferred_forward_ops"] = hookimpl(lambda self: (Op("stamp", self.name),))
+    assert hasattr(ComponentSpecs, hook)
+    return type("Raising", (Component,), members)
+
+
+RAISING = (
+    "create_match_validator", "finalize_match_result", "commit_insert", "redistribute_on_node_split",
+    "acquire_component_lock", "release_component_lock", "evict_component", "deferred_forward_ops", "run_forward_op",
+)  # fmt: skip
+SHARED = Component("window", KV, Window(W))
