@@ -114,6 +114,20 @@ def test_a_reader_sees_news_removals_and_segments_used_again(tmp_path: Path) -> 
     assert reader.status().misses == {"absent": 2}, "what went is absent, not corrupt"
 
 
+def test_large_payloads_begin_on_pages_and_are_found_by_readers_and_later_writers(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", ROOMY)
+    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0)
+    sizes = (70_000, 100, 40_000, 40_000, 32_767, 32_768)
+    for seed, size in enumerate(sizes):
+        stored(store, record_of(seed, size))
+        same(reader.get([key_of(seed)])[0], record_of(seed, size))
+        entry = store._index.find(key_of(seed))
+        assert entry is not None and (size < 32_768 or (entry.place.offset + 256) % 4096 == 0)
+    store.close()
+    store = FileBackend(tmp_path / "s", ROOMY)
+    assert store.status().notes == () and store.status().records == len(sizes)
+
+
 def test_a_segment_that_was_removed_under_a_reader_is_forgotten(tmp_path: Path) -> None:
     store = FileBackend(tmp_path / "s", ROOMY)
     stored(store, record_of(1))
@@ -212,6 +226,8 @@ def test_what_is_no_file_in_a_segments_place_is_left_alone(tmp_path: Path, what:
     same(store.get([key_of(1)])[0], record_of(1))
     stored(store, record_of(5, 5 << 20), record_of(6, 5 << 20))
     assert goal.stat().st_size == ROOMY // 8 and os.path.lexists(place)
+    reader = FileBackend(tmp_path / "s", read_only=True)
+    same(reader.get([key_of(1)])[0], record_of(1))
 
 
 # ---------------------------------------------------------------- full and failing disks
@@ -322,6 +338,30 @@ def test_a_full_disk_is_a_counted_refusal_then_a_smaller_store(tmp_path: Path) -
         stored(store, record_of(seed, 3000))
         same(store.get([key_of(seed)])[0], record_of(seed, 3000))
     assert len(files(tmp_path / "s")) == 2
+
+
+def test_segments_of_another_size_go_one_by_one_when_the_disk_is_full(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
+    stored(store, *(record_of(seed, 3000) for seed in range(15)))
+    store.close()
+    assert len(files(tmp_path / "s")) == 5
+
+    class Full(Disk):
+        freed = 0
+
+        def remove(self, name: str, directory: int) -> None:
+            super().remove(name, directory)
+            self.freed += SEGMENT
+
+        def allocate(self, file: int, size: int) -> None:
+            if self.freed < size:
+                self.freed -= SEGMENT  # the new file is removed, too
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().allocate(file, size)
+
+    store = FileBackend(tmp_path / "s", 16 * SEGMENT, segment_bytes=2 * SEGMENT, disk=Full())
+    stored(store, record_of(99, 3000))
+    assert store.status().records == 1 + 3 * 3, "two made room for one"
 
 
 def test_a_limit_of_the_system_on_files_is_a_counted_refusal(tmp_path: Path) -> None:
