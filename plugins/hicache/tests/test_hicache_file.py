@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from prefixloom import StorageError
 from prefixloom_hicache import FileBackend, Miss, Record, Refused, Stored
 from prefixloom_hicache.disk import Disk
-from prefixloom_hicache.laws import ROOMY, key_of, missed, record_of, same, stored
+from prefixloom_hicache.laws import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache.scan import HEAD_BYTES
 
 SEGMENT = 16 << 10
@@ -415,3 +416,12 @@ def test_what_is_read_stays_and_what_is_not_goes(tmp_path: Path) -> None:
         stored(store, record_of(seed, 3000))
         same(store.get([key_of(0)])[0], record_of(0, 3000))
     assert store.exists([key_of(0), key_of(10)]) == (True, False)
+
+
+def test_a_segment_that_is_used_again_tells_its_fingerprints_again(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
+    stored(store, *(record_of(seed, 3000) for seed in range(30)))
+    store.close()
+    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
+    (miss,) = store.get([key_of(29, attrs.evolve(ONE, dtype="float16"))])
+    assert isinstance(miss, Miss) and miss.detail == "dtype is 'bfloat16' there and 'float16' here"
