@@ -7,6 +7,7 @@ checks again that what lies there is what was asked for. A segment is the unit o
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -257,27 +258,22 @@ class FileBackend:
         active = self._shelf.active
         if active is not None and active.takes(record):
             return active
-        failure: OSError | None = None
-        if self._shelf.can_grow():
-            try:
-                with self._lock:
-                    return self._shelf.grow()
-            except OSError as error:
-                failure = error  # a full disk: what is here already may be used again
+        failure = OSError(errno.ENOSPC, "the capacity is less than a segment")
         while True:
+            if self._shelf.can_grow():
+                try:
+                    with self._lock:
+                        return self._shelf.grow()
+                except OSError as error:
+                    failure = error  # a full disk: what is here already may be used again
             victim = self._shelf.victim()
             if victim is None:
-                if failure is not None:
-                    raise failure
-                return self._shelf.grow()
+                raise failure
             with self._lock:
                 self._tally.evicted += self._forget_all(victim)
                 fresh = self._shelf.reuse(victim)
             if fresh is not None:
                 return fresh
-            if failure is None and self._shelf.can_grow():
-                with self._lock:
-                    return self._shelf.grow()
 
     def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
         with self._writing:

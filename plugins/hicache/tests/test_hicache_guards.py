@@ -311,7 +311,7 @@ def test_writes_above_the_rate_are_dropped_and_counted_and_reads_go_on(store: Mo
     guarded = Guarded(store, GuardLimits(write_rate=1000, write_burst=1000), clock)
     assert guarded.put([record_of(1, 900)]).wait() == (Stored(key_of(1)),)
     assert guarded.put([record_of(2, 90), record_of(3, 90)]).wait()[1] == Refused(key_of(3), "rate")
-    assert guarded.status().refused == {"rate": 2}
+    assert guarded.status().refused == {"rate": 2} and guarded.status().writes_waiting == (0, 0)
     same(guarded.get([key_of(1)]).wait()[0], record_of(1, 900))
     clock.advance(0.1)
     assert guarded.put([record_of(2, 90)]).wait() == (Stored(key_of(2)),)

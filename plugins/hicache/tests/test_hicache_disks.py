@@ -1,0 +1,173 @@
+"""The file backend on disks that are full or fail: every call of the system in turn."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixloom import StorageError
+from prefixloom_hicache import FileBackend, Miss, Record, Refused, Stored
+from prefixloom_hicache.disk import Disk
+from prefixloom_hicache.laws import key_of, record_of, same, stored
+
+SEGMENT = 16 << 10
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("segment-*"))
+
+
+def python(source: str, *arguments: object) -> str:
+    command = [sys.executable, "-c", source, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class Failing(Disk):
+    """Fails the n-th call, or all from there on."""
+
+    def __init__(self, at: int, lasting: bool = False, code: int = errno.EIO) -> None:
+        self.left, self.lasting, self.code = at, lasting, code
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left == -1 or (self.lasting and self.left < 0):
+            raise OSError(self.code, os.strerror(self.code))
+
+
+def counted(name: str) -> Callable[..., Any]:
+    def call(self: Failing, *arguments: Any) -> Any:
+        self._count()
+        return getattr(Disk, name)(self, *arguments)
+
+    return call
+
+
+for _name in ("open", "names", "stat", "allocate", "write", "read", "read_into", "sync", "remove"):
+    setattr(Failing, _name, counted(_name))
+
+
+def scenario(store: FileBackend) -> None:
+    """Some of everything; answers are checked for being right or a miss."""
+    for seed in range(14):
+        (answer,) = store.put([record_of(seed, 3000)])
+        assert isinstance(answer, Stored) or answer.reason in ("io", "capacity", "closed")
+        (found,) = store.get([key_of(seed)])
+        if isinstance(found, Record):
+            same(found, record_of(seed, 3000))
+        if seed % 5 == 4:
+            store.delete([key_of(seed - 1)])
+            store.flush()
+            store.status()
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_every_call_of_the_system_may_fail(tmp_path: Path, lasting: bool) -> None:
+    reached = 0
+    for at in range(400):
+        disk = Failing(at, lasting)
+        folder = tmp_path / str(at)
+        try:
+            store = FileBackend(folder, 2 * SEGMENT, segment_bytes=SEGMENT, disk=disk)
+        except StorageError:
+            assert at < 4
+            continue
+        scenario(store)
+        assert store.status().used <= 2 * SEGMENT
+        store.close()
+        reached += disk.left < 0
+        with_no_fault = FileBackend(folder, 2 * SEGMENT, segment_bytes=SEGMENT)
+        keys = [key_of(seed) for seed in range(14)]
+        for seed, found in enumerate(with_no_fault.get(keys)):
+            if isinstance(found, Record):
+                same(found, record_of(seed, 3000))
+        scenario(with_no_fault)
+        assert with_no_fault.status().refused == {}
+        with_no_fault.close()
+        if disk.left >= 0:
+            break
+    assert reached > 50
+
+
+def test_opening_again_over_a_failing_disk_is_a_refusal_or_an_emptier_store(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
+    stored(store, *(record_of(seed, 3000) for seed in range(8)))
+    store.close()
+    for at in range(60):
+        disk = Failing(at)
+        try:
+            store = FileBackend(tmp_path / "s", 8 * SEGMENT, disk=disk)
+        except StorageError as error:
+            assert "cannot be" in str(error)
+            continue
+        for seed, found in enumerate(store.get([key_of(seed) for seed in range(8)])):
+            assert isinstance(found, Miss) or found == record_of(seed, 3000)
+        store.close()
+        if disk.left >= 0:
+            return
+    raise AssertionError("the scan has no end")
+
+
+def test_a_full_disk_is_a_counted_refusal_then_a_smaller_store(tmp_path: Path) -> None:
+    class Full(Disk):
+        room = 0
+
+        def allocate(self, file: int, size: int) -> None:
+            if self.room < size:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.room -= size
+            super().allocate(file, size)
+
+    disk = Full()
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT, disk=disk)
+    (answer,) = store.put([record_of(1)])
+    assert answer == Refused(key_of(1), "capacity", "No space left on device")
+    assert store.status().refused == {"capacity": 1} and files(tmp_path / "s") == []
+    disk.room = 2 * SEGMENT
+    for seed in range(40):
+        stored(store, record_of(seed, 3000))
+        same(store.get([key_of(seed)])[0], record_of(seed, 3000))
+    assert len(files(tmp_path / "s")) == 2
+
+
+def test_segments_of_another_size_go_one_by_one_when_the_disk_is_full(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
+    stored(store, *(record_of(seed, 3000) for seed in range(15)))
+    store.close()
+    assert len(files(tmp_path / "s")) == 5
+
+    class Full(Disk):
+        freed = 0
+
+        def remove(self, name: str, directory: int) -> None:
+            super().remove(name, directory)
+            self.freed += SEGMENT
+
+        def allocate(self, file: int, size: int) -> None:
+            if self.freed < size:
+                self.freed -= SEGMENT  # the new file is removed, too
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().allocate(file, size)
+
+    store = FileBackend(tmp_path / "s", 16 * SEGMENT, segment_bytes=2 * SEGMENT, disk=Full())
+    stored(store, record_of(99, 3000))
+    assert store.status().records == 1 + 3 * 3, "two made room for one"
+
+
+def test_a_limit_of_the_system_on_files_is_a_counted_refusal(tmp_path: Path) -> None:
+    told = python(
+        "import sys, resource\nfrom prefixloom_hicache import *\nfrom prefixloom_hicache.laws import *\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))\n"
+        "store = FileBackend(sys.argv[1], 1 << 20)\n"
+        "print(store.put([record_of(1)])[0].reason, store.get([key_of(1)])[0].reason, store.status().refused)",
+        tmp_path / "s",
+    )
+    assert told == "capacity absent {'capacity': 1}\n"
