@@ -18,11 +18,13 @@ from ..errors import CapacityError, CompositionError, InputError, InvariantError
 from ..streams import ThreadStream
 from .bench import Bench, Failure, Running, hold, text_of
 from .case import ComponentCase
+from .memory import POISON
+from .spy import Planned
 
 Op = tuple[Any, ...]
 WEIGHTS = {
     "turn": 16, "open": 7, "run": 20, "publish": 5, "align": 7, "rewind": 5, "close": 8, "abort": 2, "evict": 4,
-    "lease": 4, "release": 4, "reclaim": 3, "peek": 3,
+    "lease": 4, "release": 4, "reclaim": 3, "peek": 3, "fail": 2, "draft": 2,
 }  # fmt: skip
 OPEN = 4
 """Sequences open at once, at most."""
@@ -166,6 +168,35 @@ class Player:
             if count > 0:
                 self.bench.run(run, count)
             s.publish()
+
+    def do_fail(self, number: int) -> None:
+        """A step whose layers fail half way, after which the sequence is closed: only what was complete stays."""
+        run = self.pick(number)
+        if run is None or self.bench.stream is not None:
+            return
+        s, bench = run.sequence, self.bench
+        s.grow(2)
+        try:
+            with bench.cache.step([s]) as step:
+                step.run_ops()
+                for part in bench.parts:
+                    for slot in () if part.page_tokens else (*s.pages(part.name), *s.rewind_slots(part.name)):
+                        bench.memories[part.name].write(slot, 0, POISON)
+                raise Planned
+        except Planned:
+            self.running.remove(run)
+            s.close()
+
+    def do_draft(self, number: int) -> None:
+        """A draft model's step: it reads what there is, runs no ops, and commits nothing."""
+        run = self.pick(number)
+        if run is not None:
+            before = run.sequence.committed
+            with self.bench.cache.step([run.sequence], role="draft") as step:
+                step.run_ops(self.bench.stream)
+                for part in self.bench.parts:
+                    step.table(part.name)
+            hold(run.sequence.committed == before, "books", "a draft step commits")
 
     def do_publish(self, number: int) -> None:
         run = self.pick(number)
