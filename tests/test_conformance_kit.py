@@ -125,7 +125,7 @@ def test_the_scripts_meet_what_they_are_meant_to_meet(reach: Any) -> None:
 
 def test_the_steps_of_a_thread_really_run_behind() -> None:
     case = ComponentCase(window, WINDOW)
-    assert play(case, written("threads", 40, 4), THREADS[0]).bench.stream.tick > 20
+    assert play(case, written("threads", 90, 4), THREADS[0]).bench.stream.tick > 20
 
 
 # ---------------------------------------------------------------- content

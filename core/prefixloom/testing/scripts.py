@@ -23,7 +23,7 @@ from .spy import Planned
 
 Op = tuple[Any, ...]
 WEIGHTS = {
-    "turn": 16, "open": 7, "run": 20, "publish": 5, "align": 7, "rewind": 5, "close": 8, "abort": 2, "evict": 4,
+    "turn": 16, "open": 7, "run": 20, "publish": 5, "align": 7, "rewind": 7, "close": 8, "abort": 2, "evict": 3,
     "lease": 4, "release": 4, "reclaim": 3, "peek": 3, "fail": 2, "draft": 2,
 }  # fmt: skip
 OPEN = 4
@@ -62,8 +62,8 @@ def written(seed: str, length: int, unit: int) -> list[Op]:
 
 def _prompt(chance: random.Random, unit: int) -> tuple[int, ...]:
     length = chance.randrange(1, 9 * unit) if chance.randrange(2) else chance.randrange(1, 9) * unit + 1
-    tokens = text_of(chance.randrange(4))[:length]
-    if chance.randrange(4) == 0:
+    tokens = text_of(chance.randrange(2))[:length]
+    if chance.randrange(5) == 0:
         kept = chance.randrange(length + 1)
         tokens = tokens[:kept] + tuple(chance.randrange(2) for _ in range(length - kept))
     return tokens
@@ -82,9 +82,10 @@ def _some(kind: str, chance: random.Random, unit: int) -> list[Op]:
             return [("run", number, 1 + chance.randrange(3)) for _ in range(1 + chance.randrange(3))]
         return [("run", number, chance.choice((1, 2, unit, unit + 1, 3 * unit, 20 * unit)))]
     if kind == "rewind":
-        return [("run", number, 1 + chance.randrange(3)), ("rewind", number, 1 + chance.randrange(3))]
+        count = 2 + chance.randrange(3)  # of a small step a part is taken back, and others come in its place
+        return [("run", number, count), ("rewind", number, 1 + chance.randrange(count - 1)), ("run", number, 2)]
     if kind == "evict":
-        return [("evict", chance.choice((1, unit, unit, 4 * unit, 4 * unit, 50 * unit)))]
+        return [("evict", chance.choice((1, 1, unit, unit, 2 * unit, 6 * unit)))]
     return [(kind,)] if kind == "reclaim" else [(kind, number)]
 
 
@@ -145,16 +146,16 @@ class Player:
             self.running.append(run)
 
     def do_run(self, number: int, count: int) -> None:
-        """Compute what is named and not computed, at most ``count`` tokens; where all is, decode one."""
+        """Compute what is named and not computed, at most ``count`` tokens; where all is, decode some, at most 4."""
         run = self.pick(number)
         if run is None:
             return
         s = run.sequence
         if s.named == s.reserved:
-            token = run.future[s.named]
-            if isinstance(token, tuple) or s.reserved > 14 * self.bench.unit:
+            tokens = run.future[s.named : s.named + min(count, 4)]
+            if any(isinstance(token, tuple) for token in tokens) or s.reserved > 14 * self.bench.unit:
                 return
-            s.append([token])
+            s.append(tokens)
             self.bench.extend(run, s.named)
         self.bench.run(run, min(count, s.named - s.reserved))
         self.count("step")
