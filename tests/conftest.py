@@ -1,4 +1,4 @@
-"""Fixtures shared by the tests: distributions made on disk, as real as pip leaves them."""
+"""Fixtures shared by the tests: distributions made on disk, as real as pip leaves them, and worker threads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from prefixloom.registry import default_registry
+from prefixloom.streams import ThreadStream
 
 Distribution = Callable[..., Path]
 
@@ -55,3 +56,17 @@ def installed(distribution: Distribution) -> Iterator[None]:
     default_registry.cache_clear()
     yield
     default_registry.cache_clear()
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[..., ThreadStream]]:
+    """Makes streams that end with the test."""
+    made: list[ThreadStream] = []
+
+    def make(name: str = "worker", before: Callable[[], object] | None = None) -> ThreadStream:
+        made.append(ThreadStream(name, before))
+        return made[-1]
+
+    yield make
+    for stream in made:
+        stream.close()

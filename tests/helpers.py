@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from prefixloom import Buffer, Chunk, Component, Manifest, Path, Point, Reach, Sinks, Tail, Window, compose
@@ -11,6 +11,7 @@ from prefixloom.cache import Cache
 from prefixloom.pool import ABSENT
 from prefixloom.reach import Interval
 from prefixloom.sequence import Sequence as Running
+from prefixloom.streams import Stream
 from prefixloom.tree import Node
 
 PAGE = 4
@@ -188,3 +189,10 @@ def edges(cache: Cache, namespace: str = "") -> list[tuple[int, int]]:
 def held(cache: Cache, tokens: Sequence[int] | Iterable[int], **options: Any) -> int:
     """What a prompt one longer than ``tokens`` would hit."""
     return cache.peek([*tokens, 999_999], **options)
+
+
+def enqueue(stream: Stream, *sequences: Running, work: Callable[[], object] = lambda: None) -> None:
+    """One step whose layers are ``work``."""
+    with sequences[0]._cache.step(sequences) as step:
+        step.run_ops(stream)
+        stream.run(work)

@@ -8,7 +8,6 @@ and is read nevertheless is seen.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -36,13 +35,7 @@ TAILS = pytest.mark.parametrize("tail", [0, 1, W])
 EACH = pytest.mark.parametrize("name", COMPOSITIONS)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small matrices: a second thread only waits, and where the machine is busy it waits long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @attrs.frozen

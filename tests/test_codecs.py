@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,13 +22,7 @@ CODED = [("int8", live) for live in FLOATS] + [
 PAIRS = pytest.mark.parametrize(("rests", "live"), CODED, ids=lambda name: name)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small tensors: a second thread only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def there_and_back(it: Coder, values: Tensor) -> tuple[dict[str, Tensor], Tensor]:

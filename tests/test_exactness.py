@@ -8,7 +8,6 @@ that one wrong page, one wrong window page and one wrong state of any layer move
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,13 +28,7 @@ EACH = pytest.mark.parametrize("name", COMPOSITIONS)
 STEPS = 200
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small matrices: a second thread only waits, and where the machine is busy it waits long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def settled(traffic: Traffic) -> None:

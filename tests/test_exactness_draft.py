@@ -7,7 +7,6 @@ model's own logits is asked of the draft's guesses too: restored equals live, bi
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from functools import cache as once
 from typing import Any
 
@@ -30,13 +29,7 @@ PAGES = pytest.mark.parametrize("page", [1, 4, 16])
 EACH = pytest.mark.parametrize("name", ["F", "FS", "FM", "FSM"])
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small matrices: a second thread only waits, and where the machine is busy it waits long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @once

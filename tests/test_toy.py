@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,13 +30,7 @@ MODEL = ToyModel(toy_config())
 TOKENS = list(range(40))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small matrices: a second thread only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def keys_and_values(name: str = "kv", layers: tuple[int, ...] = (0, 1), reach: Reach | None = None) -> Component:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 import pluggy
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .cache import Cache
 
 log = logging.getLogger("prefixloom")
+P = TypeVar("P")
 
 Attach = Literal["share", "copy"]
 Capacity = int | Mapping[str, int]
@@ -181,15 +182,11 @@ def negotiate(
     page = tree_page(candidates, pages, asked_page)
     rewind = rewind_depth(candidates, profile.max_rewind if max_rewind is None else max_rewind)
     device_name = _device(device)
-    eviction = _checked(_policy(policy, registry))
-    common = _admission(admission, registry, "admission")
-    admissions = {
-        c.name: common if c.manifest.admission is None else _admission(c.manifest.admission, registry, str(c))
-        for c in candidates
-        if c.unit == "boundary"
-    }
+    eviction = _checked(_chosen(policy, EvictionPolicy, BUILT_IN, registry.policy, "policy"))
+    admissions = _admissions(candidates, admission, registry)
     mix = _traffic(traffic, max_running)
-    sizes, sizing = _sizes(candidates, pages, page, capacity, memory, mix, rewind)
+    demands = {c.name: _demand(c, pages[c.name], mix, rewind) for c in candidates}
+    sizes, sizing = _sizes(tuple(demands.values()), page, capacity, memory, mix, rewind)
     warnings = (*profile.warnings, *certain_misses(candidates))
     for warning in warnings:
         log.warning("%s", warning)
@@ -197,13 +194,7 @@ def negotiate(
     return Composition(
         name=profile.name,
         parts=tuple(
-            _part(
-                c,
-                _demand(c, pages[c.name], mix, rewind),
-                sizes[c.name],
-                bind(manager, c.name, tracing=tracing),
-                admissions.get(c.name),
-            )
+            _part(c, demands[c.name], sizes[c.name], bind(manager, c.name, tracing=tracing), admissions.get(c.name))
             for c in candidates
         ),
         page=page,
@@ -266,32 +257,33 @@ def _device(device: object) -> str:
     return name
 
 
-def _policy(policy: object, registry: Registry) -> EvictionPolicy:
-    if isinstance(policy, EvictionPolicy):
-        return policy
-    if not isinstance(policy, str):
-        raise CompositionError(f"policy must be a name or an EvictionPolicy, got {policy!r}")
-    if policy in BUILT_IN:
-        return BUILT_IN[policy]
+def _chosen(given: object, kind: type[P], built_in: Mapping[str, P], installed: Callable[[str], P], what: str) -> P:
+    """The policy that ``what`` asks for: itself, or by its name, built in or installed."""
+    if isinstance(given, kind):
+        return given
+    if not isinstance(given, str):
+        raise CompositionError(f"{what} must be a name or an {kind.__name__}, got {given!r}")
+    if given in built_in:
+        return built_in[given]
     try:
-        return registry.policy(policy)
+        return installed(given)
     except CompositionError as error:
-        raise CompositionError(f"{error}. Built in: {', '.join(BUILT_IN)}") from error
+        by = "" if what in ("policy", "admission") else f"{what}: "
+        raise CompositionError(f"{by}{error}. Built in: {', '.join(built_in)}") from error
 
 
-def _admission(policy: object, registry: Registry, what: str) -> AdmissionPolicy:
-    """The admission policy of this name, or itself; ``what`` asks for it."""
-    if isinstance(policy, AdmissionPolicy):
-        return policy
-    if not isinstance(policy, str):
-        raise CompositionError(f"{what} must be a name or an AdmissionPolicy, got {policy!r}")
-    if policy in ADMISSIONS:
-        return ADMISSIONS[policy]
-    try:
-        return registry.admission(policy)
-    except CompositionError as error:
-        by = "" if what == "admission" else f"{what}: "
-        raise CompositionError(f"{by}{error}. Built in: {', '.join(ADMISSIONS)}") from error
+def _admissions(candidates: Sequence[Candidate], common: object, registry: Registry) -> dict[str, AdmissionPolicy]:
+    """The admission policy of each boundary component: its own, or the composition's."""
+
+    def chosen(given: object, what: str) -> AdmissionPolicy:
+        return _chosen(given, AdmissionPolicy, ADMISSIONS, registry.admission, what)
+
+    shared = chosen(common, "admission")
+    return {
+        c.name: shared if c.manifest.admission is None else chosen(c.manifest.admission, str(c))
+        for c in candidates
+        if c.unit == "boundary"
+    }
 
 
 def _checked(policy: EvictionPolicy) -> EvictionPolicy:
@@ -320,8 +312,7 @@ def _traffic(traffic: object, max_running: object) -> Traffic | None:
 
 
 def _sizes(
-    candidates: Sequence[Candidate],
-    pages: Mapping[str, int],
+    demands: Sequence[Demand],
     page: int,
     capacity: Capacity | None,
     memory: int | str | None,
@@ -329,7 +320,6 @@ def _sizes(
     rewind: int,
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Pool pages or state slots by component, and why."""
-    demands = [_demand(c, pages[c.name], traffic, rewind) for c in candidates]
     if capacity is not None and memory is not None:
         raise CompositionError(
             "say how large the cache is by capacity or by memory, not by both: memory is shared out as tokens"

@@ -94,21 +94,17 @@ class DraftedModel(ToyModel):
         self._catch_up(cache, sequence)
         return super().compute(cache, sequence, chunk=chunk, upto=upto)
 
-    def _pass(
+    def _passed(
         self,
         cache: Cache,
         sequence: CachedSequence,
         tables: Mapping[str, Tensor],
         tokens: Sequence[int],
-        start: int,
-        end: int,
-    ) -> Tensor:
-        stores = {block.number: self._store(cache, sequence, tables, block) for block in self.blocks}
-        hidden = self.hidden(tokens[start:end], start, stores)
+        hidden: Tensor,
+    ) -> None:
         made = self._drafted(sequence)
         made.hidden = torch.cat((made.hidden, hidden))
         self._draft(cache, sequence, tables, tokens)
-        return self.logits(hidden)
 
     def _catch_up(self, cache: Cache, sequence: CachedSequence) -> None:
         tokens = sequence.tokens.tolist()

@@ -169,7 +169,19 @@ class ToyModel:
     ) -> Tensor:
         """The layers of one step over the positions [start, end); the logits."""
         stores = {block.number: self._store(cache, sequence, tables, block) for block in self.blocks}
-        return self.forward(tokens[start:end], start, stores)
+        hidden = self.hidden(tokens[start:end], start, stores)
+        self._passed(cache, sequence, tables, tokens, hidden)
+        return self.logits(hidden)
+
+    def _passed(
+        self,
+        cache: Cache,
+        sequence: CachedSequence,
+        tables: Mapping[str, Tensor],
+        tokens: Sequence[int],
+        hidden: Tensor,
+    ) -> None:
+        """The layers of a step have left ``hidden``: for models that have something beside them."""
 
     def decode(self, cache: Cache, sequence: CachedSequence, logits: Tensor, count: int) -> tuple[list[int], Tensor]:
         """``count`` tokens, each the likeliest, from the last row of ``logits`` on; what was computed for them.

@@ -8,7 +8,6 @@ show that a single wrong page moves the logits by far more.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -31,13 +30,7 @@ MODEL = ToyModel(toy_config(v_head_dim=4))
 VOCABULARY = MODEL.vocabulary
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small matrices: a second thread only waits, and where the machine is busy it waits long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def composed(page: int, capacity: int = 512) -> Cache:

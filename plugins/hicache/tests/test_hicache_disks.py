@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,19 +14,13 @@ from prefixloom import StorageError
 from prefixloom_hicache import FileBackend, Miss, Record, Refused, Stored
 from prefixloom_hicache.disk import Disk
 from prefixloom_hicache.laws import key_of, record_of, same, stored
+from processes import python
 
 SEGMENT = 16 << 10
 
 
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("segment-*"))
-
-
-def python(source: str, *arguments: object) -> str:
-    command = [sys.executable, "-c", source, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 class Failing(Disk):

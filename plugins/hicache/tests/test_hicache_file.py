@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,13 @@ from prefixloom import StorageError
 from prefixloom_hicache import FileBackend, Miss
 from prefixloom_hicache.laws import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache.scan import HEAD_BYTES
+from processes import python
 
 SEGMENT = 16 << 10
 
 
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("segment-*"))
-
-
-def python(source: str, *arguments: object) -> str:
-    command = [sys.executable, "-c", source, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 # ---------------------------------------------------------------- processes

@@ -7,7 +7,6 @@ is exact at multiples of its kernel's chunk.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,12 +20,7 @@ SCAN = toy_config(["linear_attention", "linear_attention"])
 DELTA = toy_config(["linear_attention", "full_attention"], **DELTA_RULE)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_buffers_of_two_dtypes_are_restored_bitwise_on_the_grid() -> None:

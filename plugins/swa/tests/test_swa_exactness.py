@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,12 +15,7 @@ WINDOWS = pytest.mark.parametrize("window", [1, 2, 5, 9, 16, 17, 500])
 PAGES = pytest.mark.parametrize("page", [1, 4, 16])
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @PAGES
