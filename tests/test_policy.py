@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Callable
@@ -358,7 +359,10 @@ def test_a_priority_that_is_no_whole_number_is_refused(priority: Any) -> None:
 
 
 def lines_run(action: Callable[[], object]) -> int:
-    """Lines of the core that ``action`` executes: a cost without a clock."""
+    """Lines of the core that ``action`` executes: a cost without a clock.
+
+    A collection in the midst of it would count the finalizers of what earlier tests dropped.
+    """
     count = 0
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -368,12 +372,15 @@ def lines_run(action: Callable[[], object]) -> int:
         count += event == "line"
         return trace
 
+    gc.collect()
+    gc.disable()
     old = sys.gettrace()
     sys.settrace(trace)
     try:
         action()
     finally:
         sys.settrace(old)
+        gc.enable()
     return count
 
 
