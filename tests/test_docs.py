@@ -28,6 +28,8 @@ from prefixloom import (
     Sequence,
     Sinks,
     Tail,
+    TierManifest,
+    TierStats,
     Window,
     reach,
 )
@@ -214,7 +216,7 @@ def test_every_public_name_that_an_engine_calls_is_in_its_table(cls: type) -> No
     assert told(cls.__name__) == names
 
 
-@pytest.mark.parametrize("cls", [CacheStats, ComponentStats, LayerFacts, ModelFacts])
+@pytest.mark.parametrize("cls", [CacheStats, ComponentStats, TierStats, TierManifest, LayerFacts, ModelFacts])
 def test_every_figure_and_fact_is_in_its_table(cls: type) -> None:
     assert told(cls.__name__) == {field.name for field in attrs.fields(cls)}
 

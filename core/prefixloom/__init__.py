@@ -19,13 +19,14 @@ from .errors import (
 from .hookspecs import hookimpl
 from .keys import Tokens, encode
 from .lease import Lease
-from .manifest import Buffer, Codec, Manifest
+from .manifest import Buffer, Codec, Manifest, TierManifest
 from .plan import MatchPlan
 from .policy import EvictionPolicy, Use
 from .reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
+from .restore import Restored
 from .sequence import Sequence
 from .sizing import Traffic
-from .stats import CacheStats, ComponentStats
+from .stats import CacheStats, ComponentStats, TierStats
 from .values import (
     AnchorView,
     Claim,
@@ -81,6 +82,7 @@ __all__ = [
     "RaceError",
     "Reach",
     "Receipt",
+    "Restored",
     "Sequence",
     "Sinks",
     "SplitRule",
@@ -88,6 +90,8 @@ __all__ = [
     "StorageError",
     "Tail",
     "Tier",
+    "TierManifest",
+    "TierStats",
     "Tokens",
     "Touch",
     "Traffic",

@@ -13,6 +13,7 @@ from .holding import Holding
 from .lane import Cell, PageLane
 from .policy import ListQueue
 from .pool import ID_BYTES
+from .reach import Interval
 from .tree import Node
 
 
@@ -84,6 +85,15 @@ class PathLane(PageLane):
                 locks = above.locks - 1
                 above.locks = locks
             self.leased -= (record.node.end - above.node.end) // self.page
+
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        return ((0, boundary),)
+
+    def pin(self, cell: PathCell) -> None:
+        self.acquire(cell.node)
+
+    def unpin(self, cell: PathCell) -> None:
+        self.release(cell)
 
     def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
         self.adopt(run, holding)

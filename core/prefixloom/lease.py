@@ -176,6 +176,15 @@ def release(cache: Cache, lease: Hold) -> None:
         sweep(cache)
 
 
+def swap(cache: Cache, lease: Hold, other: Hold) -> None:
+    """``lease`` covers from now on what ``other`` covered; what it covered before is released."""
+    lease._node, other._node = other._node, lease._node
+    lease._records, other._records = other._records, lease._records
+    lease._receipts, other._receipts = other._receipts, lease._receipts
+    lease.fence = max(lease.fence, other.fence)
+    release(cache, other)
+
+
 def release_part(cache: Cache, lease: Hold, lane: Lane) -> None:
     """Uncover what one component has; the rest of the lease stays."""
     record = lease._records[lane.index]

@@ -20,6 +20,7 @@ from .lane_point import NO_SLOT
 from .lease import Hold, release
 from .ops import Fill
 from .pool import ABSENT
+from .restore import Restored, restore
 from .retention import retain
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ class Sequence(Named, Handle):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (
-        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_paged", "_pairs", "_planned", "_shared",
-        "_states", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
+        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_paged", "_pairs", "_plan", "_planned",
+        "_shared", "_states", "_steps", "branch", "committed", "namespace", "priority", "published", "ready",
+        "reserved",
     )  # fmt: skip
 
     _pairs: Pairs  # (lane, holding) of every component, those with page cells first
@@ -46,6 +48,7 @@ class Sequence(Named, Handle):
     _states: Many[tuple[PointLane, StateHolding]]  # those with boundary cells
     _fills: list[Fill]
     _claimed_ops: list[Op]
+    _plan: MatchPlan  # where the cache has a tier below the device
 
     def __init__(self, cache: Cache, lease: Hold, plan: MatchPlan) -> None:
         ready = plan.ready
@@ -138,6 +141,21 @@ class Sequence(Named, Handle):
         raise InputError(f"no component {component!r} here; there are {', '.join(p[0].name for p in self._pairs)}")
 
     # ------------------------------------------------------------ running
+    def restore(self) -> Restored:
+        """Bring back to the device what the tiers below have of this sequence, as deep as all components have it.
+
+        It comes before anything else that is done with the sequence, and holds true at once: a step that reads what is
+        copied comes after the copies. Where nothing is to be had, nothing happens.
+        """
+        cache = self._usable()
+        if self.reserved != self.ready or self._steps:
+            raise ProtocolError(f"{self!r} has been used already: restore comes first")
+        if cache._tier is None:
+            return Restored(self.ready, self.ready)
+        restored = restore(cache, self)
+        cache._leave("restore")
+        return restored
+
     def grow(self, count: int, *, arriving: bool = False) -> None:
         """Reserve slots for ``count`` more tokens in every component, evicting if need be.
 

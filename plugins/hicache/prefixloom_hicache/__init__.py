@@ -7,6 +7,7 @@ from .checksum import Checksum
 from .file import FileBackend
 from .fingerprint import Fingerprint
 from .guarded import Guarded, GuardLimits
+from .host import HostTier
 from .keys import Key, key, links
 from .memory import MemoryBackend
 from .record import Record
@@ -20,6 +21,7 @@ __all__ = [
     "Fingerprint",
     "GuardLimits",
     "Guarded",
+    "HostTier",
     "Key",
     "MemoryBackend",
     "Miss",
