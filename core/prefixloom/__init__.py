@@ -37,6 +37,7 @@ from .values import (
     ModelFacts,
     NodeView,
     Op,
+    Outcome,
     Phase,
     Profile,
     Receipt,
@@ -44,6 +45,7 @@ from .values import (
     Tier,
     Touch,
     Transfer,
+    TransferPlan,
     WalkView,
 )
 
@@ -72,6 +74,7 @@ __all__ = [
     "ModelFacts",
     "NodeView",
     "Op",
+    "Outcome",
     "Path",
     "Phase",
     "PluginError",
@@ -96,6 +99,7 @@ __all__ = [
     "Touch",
     "Traffic",
     "Transfer",
+    "TransferPlan",
     "Use",
     "WalkView",
     "Window",

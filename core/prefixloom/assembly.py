@@ -102,6 +102,8 @@ class Assembly(Asking):
         self._lock_hooks = any(h.acquire_component_lock or h.release_component_lock for h in hooks)
         self._match_hooks = any(h.finalize_match_result for h in hooks)
         self._step_hooks = any(h.deferred_forward_ops for h in hooks)
+        tier = [] if self.composition.tier is None else [self.composition.tier.hooks]
+        self._transfer_hooks = any(h.build_hicache_transfers or h.commit_hicache_transfer for h in (*hooks, *tier))
         self._insert_hooks = any(h.commit_insert for h in hooks)
         self._admitting = any(isinstance(lane, PointLane) and lane.admit is not None for lane in self._lanes)
 

@@ -48,6 +48,17 @@ class HostLane(Lane):
         """What the device has at ``node`` and the host does not: (places in the edge, the device's slots)."""
         raise NotImplementedError
 
+    def lacks(self, node: Node) -> bool:
+        """Whether the device may have something at ``node`` that the host has not."""
+        cell: HostCell | None = node.cells[self.index]
+        if node.cells[self.device.index] is None:
+            return False
+        return cell is None or not self.whole(cell)
+
+    def whole(self, cell: HostCell) -> bool:
+        """Whether nothing can be added to it."""
+        return True
+
     def add(self, node: Node, places: list[int], slots: array[int]) -> None:
         """The host has these places of the edge of ``node`` now."""
         raise NotImplementedError
@@ -132,12 +143,14 @@ class HostPages(HostLane):
         super().__init__(index, part, pool, queue, tree_page, device)
         self.page = part.page_tokens
 
+    def whole(self, cell: HostCell) -> bool:
+        return cell.pages * ID_BYTES == len(cell.data)
+
     def missing(self, node: Node) -> tuple[list[int], list[int]]:
-        data = self.device.edge(node)
         cell: HostCell | None = node.cells[self.index]
-        if cell is not None and cell.pages * ID_BYTES == len(data):
+        if cell is not None and self.whole(cell):
             return [], []
-        theirs = array("i", data)
+        theirs = array("i", self.device.edge(node))
         if cell is None:
             places = [place for place, slot in enumerate(theirs) if slot != ABSENT]
         else:

@@ -173,6 +173,7 @@ def restorable(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tupl
     """
     tier = cache._tier
     assert tier is not None
+    hook = tier.part.hooks.finalize_match_result
     worth = tier.manifest.load_at_least
     while boundary - plan.ready >= worth:
         before = boundary
@@ -183,7 +184,14 @@ def restorable(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tupl
             boundary = valid(cache, name, validator, view)
             node = climb(node, boundary)
         if boundary == before:
-            if boundary <= plan.ready or not cache._match_hooks or claims_at(cache, plan, boundary)[1] is None:
+            claim = None
+            if hook is not None and boundary > plan.ready:
+                view = WalkView(plan.namespace, boundary, plan.key_tokens, plan.walked, plan.ready)
+                claim = cache._ask(tier.part, "finalize_match_result", Claim, hook, view)
+            rejected = claim is not None and claim.reject
+            if not rejected and cache._match_hooks and boundary > plan.ready:
+                rejected = claims_at(cache, plan, boundary)[1] is not None
+            if not rejected:
                 break
             boundary -= cache._page
             node = climb(node, boundary)

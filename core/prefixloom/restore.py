@@ -20,17 +20,21 @@ from .evict import make_room
 from .holding import Holding
 from .insert import split
 from .lane import PageLane
+from .lane_coded import CodedLane
 from .lane_point import PointLane
-from .lease import Hold, acquire, swap
+from .lease import Hold, acquire, release_part, swap
 from .ops import CLEAR, Fill
 from .plan import MatchPlan, claims_at, make_plan, restorable
 from .pool import ABSENT, ABSENT_BYTES
+from .reach import Interval, merged
 from .tier import Moves, inert
+from .transfers import plan_of, proposed
 from .tree import climb
-from .values import Claim
+from .values import Claim, TransferPlan
 
 if TYPE_CHECKING:
     from .cache import Cache
+    from .flight import Work
     from .lane import Lane
     from .lane_host import HostLane
     from .sequence import Sequence
@@ -83,8 +87,8 @@ class Pins:
             lane.unpin(cell)
 
 
-def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins) -> Part:
-    """What a resume at the end of ``node`` needs and the device has not; both tiers' part of it is pinned."""
+def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins, more: Many[Interval] = ()) -> Part:
+    """What a resume at the end of ``node`` needs, and ``more``, that the device has not; what is there is pinned."""
     part = Part(lane, host)
     if not isinstance(lane, PageLane):
         theirs, ours = node.cells[lane.index], node.cells[host.index]
@@ -94,7 +98,7 @@ def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins) -> Part:
             pins.add(host, ours)
             part.run, part.src = [node], [ours.data]
         return part
-    spans = lane.needs(node.end)
+    spans = merged((*lane.needs(node.end), *more)) if more else lane.needs(node.end)
     low = spans[0][0] if spans else node.end
     path: list[Node] = []
     while node.end > low:
@@ -178,44 +182,69 @@ def _load(cache: Cache, sequence: Sequence, anchor: Node, claims: tuple[Claim | 
     anchor.leases += 1  # it may hold nothing on the device yet
     try:
         with Pins() as pins:
-            both = [(lane, tier.by_component[lane.index]) for lane in cache._lanes]
-            parts = [lacking(lane, host, anchor, pins) for lane, host in both if host is not None]
-            parts = [part for part in parts if part.src]
+            parts, plan = _parts(cache, anchor, pins)
             wanted: list[tuple[Any, int, object]] = [(part.lane, len(part.src), None) for part in parts]
             wanted += [(lane, lane.replayed_pages(anchor.end), None) for lane in cache._page_lanes if lane.replay]
             make_room(cache, wanted, "restore", anchor.end, sequence)
-            _copy_up(cache, sequence, parts)
+            work, filled = _copy_up(cache, sequence, parts)
             hold = acquire(cache, anchor, sequence.namespace, Hold)
     finally:
         anchor.leases -= 1
         if not anchor.leases and cache._tree.prune(anchor):
             cache._epoch += 1
-    _resume_at(cache, sequence, anchor, hold, claims)
+    _resume_at(cache, sequence, anchor, hold, filled)
+    sequence._claimed_ops = [op for claim in claims if claim is not None for op in claim.ops]
+    tier.loading.append((work, parts))
+    if plan is not None:
+        tier.watch(work, plan)
 
 
-def _copy_up(cache: Cache, sequence: Sequence, parts: list[Part]) -> None:
-    """Record the copies, and let the tree have what they bring."""
+def _parts(cache: Cache, anchor: Node, pins: Pins) -> tuple[list[Part], TransferPlan | None]:
+    """What is to be loaded, with what plugins want besides, pinned; and the plan of it, if anybody wants to see it."""
+    tier = cache._tier
+    assert tier is not None
+    both = [(lane, tier.by_component[lane.index]) for lane in cache._lanes]
+    parts = [lacking(lane, host, anchor, pins) for lane, host in both if host is not None]
+    plan = None
+    if cache._transfer_hooks:
+        plan = plan_of("load", anchor, [(part.host, node) for part in parts for node in part.run])
+        more = proposed(cache, plan)
+        if more:
+            parts = [lacking(part.lane, part.host, anchor, pins, more.get(part.lane.name, ())) for part in parts]
+    return [part for part in parts if part.src], plan
+
+
+def _copy_up(cache: Cache, sequence: Sequence, parts: list[Part]) -> tuple[Work, set[Lane]]:
+    """Record the copies, and let the tree have what they bring.
+
+    A state is copied into the sequence's slot as well: nothing has to be copied from the tree after that. Those lanes
+    are returned.
+    """
     tier, flight = cache._tier, cache._flight
     assert tier is not None
     hold = inert(cache)
-    moves = []
-    for part in parts:
-        part.slots = part.lane.pool.take(len(part.src))
-        mine = Moves(part.host)
-        mine.src, mine.dst = list(part.src), part.slots.tolist()
-        moves.append(mine)
-        for node in part.run:
-            flight.copies(hold, node)
-    hold.claim(flight)
-    nodes = list(dict.fromkeys(node for part in parts for node in part.run))
+    running = {lane: state.slot for lane, state in sequence._states if not isinstance(lane, CodedLane)}
+    moves: list[Moves] = []
     try:
+        for part in parts:
+            part.slots = part.lane.pool.take(len(part.src))
+            mine = Moves(part.host)
+            mine.src, mine.dst = list(part.src), part.slots.tolist()
+            if part.lane in running:
+                mine.src += part.src
+                mine.dst.append(running[part.lane])
+            moves.append(mine)
+            for node in part.run:
+                flight.copies(hold, node)
+        hold.claim(flight)
         if tier.blocked(hold.fence):
             raise LoadFailed("a step is open that it would have to come after", ())
-        tier.loading.append((tier.run(moves, nodes, hold, "up"), parts))
-    except Exception as error:
+        nodes = list(dict.fromkeys(node for part in parts for node in part.run))
+        work = tier.run(moves, nodes, hold, "up")
+    except BaseException as error:
         for part in parts:
             part.lane.pool.give(part.slots.tobytes())
-        if isinstance(error, LoadFailed):
+        if isinstance(error, LoadFailed) or not isinstance(error, Exception):
             raise
         tier.failed += 1
         raise LoadFailed(repr(error), parts) from error
@@ -223,6 +252,7 @@ def _copy_up(cache: Cache, sequence: Sequence, parts: list[Part]) -> None:
         _place(part)
     if cache._debug is not None:
         cache._debug.published(nodes)
+    return work, {part.lane for part in parts if part.lane in running}
 
 
 def _place(part: Part) -> None:
@@ -242,28 +272,32 @@ def _place(part: Part) -> None:
     lane.adopt(part.run, holding)
 
 
-def _resume_at(cache: Cache, sequence: Sequence, anchor: Node, hold: Hold, claims: tuple[Claim | None, ...]) -> None:
-    """The sequence goes on from ``anchor`` as if it had been opened there; ``hold`` covers that."""
+def _resume_at(cache: Cache, sequence: Sequence, anchor: Node, hold: Hold, filled: set[Lane]) -> None:
+    """The sequence goes on from ``anchor`` as if it had been opened there; ``hold`` covers that.
+
+    ``filled``: lanes whose running state the load itself brings.
+    """
     lease = sequence._lease
     swap(cache, lease, hold)
     cache._flight.read(lease, anchor)
     for lane, holding in sequence._paged:
         lane.close(holding)
-    paged: list[tuple[Any, Any]] = [(lane, lane.open(anchor)) for lane in cache._page_lanes]
-    for lane, holding in paged:
+    sequence._paged = [(lane, lane.open(anchor)) for lane in cache._page_lanes]
+    for lane, holding in sequence._paged:
         if lane.replay:
             lane.make_replayed(holding)
     sequence._fills = []
     for lane, state in sequence._states:
         state.as_of = anchor.end
-        state.ready = False
-        cell = anchor.cells[lane.index]
-        sequence._fills.append(Fill(lane, state, CLEAR if cell is None else cell.data, lane.taken))
-    sequence._paged = paged
-    sequence._pairs = sequence._shared = lease.pairs = [*paged, *sequence._states]
+        state.ready = lane in filled
+        if state.ready:
+            release_part(cache, lease, lane)
+        else:
+            cell = anchor.cells[lane.index]
+            sequence._fills.append(Fill(lane, state, CLEAR if cell is None else cell.data, lane.taken))
+    sequence._pairs = sequence._shared = lease.pairs = [*sequence._paged, *sequence._states]
     if cache._unshared:
         sequence._shared = [pair for pair in sequence._pairs if pair[0].shared]
-    sequence._claimed_ops = [op for claim in claims if claim is not None for op in claim.ops]
     sequence.ready = sequence.reserved = sequence.committed = sequence.published = sequence._high = anchor.end
     if sequence.branch is not None and sequence.branch <= anchor.end:
         sequence.branch = None

@@ -24,7 +24,9 @@ from .pool import Pool, Stage
 from .pool_host import DebugHostPool, HostPool
 from .stats import TierStats
 from .streams import Stream, ThreadStream
+from .transfers import on_path, plan_of, proposed, tell
 from .tree import Node
+from .values import Outcome, TransferPlan
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -92,6 +94,7 @@ class LowerTier:
         self.by_component = tuple(by_name.get(lane.name) for lane in cache._lanes)
         self.pending: list[Node] = []
         self.loading: list[tuple[Work, list[Part]]] = []
+        self.watched: list[tuple[Work, TransferPlan]] = []
         self.streams: dict[str, Stream] = {}
         self.backed_up = self.dropped = self.evicted = self.failed = 0
         self.restored_tokens = self.restores = self.fallbacks = 0
@@ -161,12 +164,15 @@ class LowerTier:
             elif work.failed:
                 self.failed += 1
                 self.forsake(parts)
+        watched, self.watched = self.watched, []
+        for work, plan in watched:
+            self.watch(work, plan)
         if self.pending:
             nodes, self.pending = self.pending, []
             self.backup([node for node in nodes if node.cells and (node.parent is not None)])
 
     def flushed(self) -> None:
-        self.pending, self.loading = [], []
+        self.pending, self.loading, self.watched = [], [], []
 
     # ------------------------------------------------------------ down
     def backup(self, nodes: Sequence[Node], lanes: Iterable[HostLane] | None = None, defer: bool = True) -> None:
@@ -184,39 +190,67 @@ class LowerTier:
             else:
                 self.dropped += len(nodes)
             return
-        moves: list[Moves] = []
-        pinned: list[tuple[HostLane, Any]] = []
-        taken: dict[Node, None] = {}
-        for lane in self.lanes if lanes is None else lanes:
-            mine = Moves(lane)
-            for node in nodes:
-                if self._reserve(mine, node, pinned):
-                    taken[node] = None
-            if mine.src:
-                moves.append(mine)
-        for host, cell in pinned:
-            host.unpin(cell)
-        if moves:
-            hold.claim(flight)
-            try:
-                self.run(moves, list(taken), hold, "down")
-            except Exception as error:  # serving goes on without the copy
-                log.warning("a copy to the host failed with %r; it is left out", error)
-                self.failed += 1
-                for mine in moves:
-                    for node in taken:
-                        mine.lane.retract(node, set(mine.dst))
-                for node in taken:
-                    cache._tree.prune(node)
-                return
-            self.backed_up += sum(len(mine.src) for mine in moves)
+        pieces = [(lane, node) for lane in (self.lanes if lanes is None else lanes) for node in nodes]
+        pieces = [(lane, node) for lane, node in pieces if lane.lacks(node)]
+        if not pieces:
+            return
+        plan = None
+        if cache._transfer_hooks:
+            deepest = max((node for _, node in pieces), key=lambda node: node.end)
+            plan = plan_of("backup", deepest, pieces)
+            for name, spans in proposed(cache, plan).items():
+                host = self.by_component[cache._lane(name).index]
+                if host is not None:
+                    pieces += [(host, node) for node in on_path(deepest, spans)]
+        self._copy_down(list(dict.fromkeys(pieces)), hold, plan)
 
-    def _reserve(self, moves: Moves, node: Node, pinned: list[tuple[HostLane, Any]]) -> bool:
+    def _copy_down(self, pieces: Sequence[tuple[HostLane, Node]], hold: Hold, plan: TransferPlan | None) -> None:
+        """Reserve, and record the copies. Whatever happens, the tree has nothing that is not going to be written."""
+        moves: dict[HostLane, Moves] = {}
+        nodes = list(dict.fromkeys(node for _, node in pieces))
+        pinned: list[tuple[HostLane, Any]] = []
+        work = None
+        try:
+            try:
+                for lane, node in pieces:
+                    self._reserve(moves.setdefault(lane, Moves(lane)), node, pinned)
+            finally:
+                for host, cell in pinned:
+                    host.unpin(cell)
+            hold.claim(self.cache._flight)
+            moving = [mine for mine in moves.values() if mine.src]
+            if moving:
+                work = self.run(moving, nodes, hold, "down")
+                self.backed_up += sum(len(mine.src) for mine in moving)
+        except BaseException as error:
+            for mine in moves.values():
+                for node in nodes:
+                    mine.lane.retract(node, set(mine.dst))
+            for node in nodes:
+                self.cache._tree.prune(node)
+            if not isinstance(error, Exception):
+                raise
+            log.warning("a copy to the host failed with %r; it is left out", error)  # and serving goes on
+            self.failed += 1
+            if plan is not None:
+                tell(self.cache, plan, Outcome(False, repr(error)))
+            return
+        if plan is not None and work is not None:
+            self.watch(work, plan)
+
+    def watch(self, work: Work, plan: TransferPlan) -> None:
+        """Tell plugins when it has ended."""
+        if work.over:
+            tell(self.cache, plan, Outcome(not work.failed))
+        else:
+            self.watched.append((work, plan))
+
+    def _reserve(self, moves: Moves, node: Node, pinned: list[tuple[HostLane, Any]]) -> None:
         """Host slots for what the device has of ``node`` and the host has not; all of it or nothing."""
         lane = moves.lane
         places, sources = lane.missing(node)
         if not places:
-            return False
+            return
         cell = node.cells[lane.index]
         if cell is not None:
             lane.pin(cell)
@@ -225,14 +259,13 @@ class LowerTier:
             lane.unpin(cell)
         if slots is None:
             self.dropped += 1
-            return False
+            return
         lane.add(node, places, slots)
         cell = node.cells[lane.index]
         lane.pin(cell)
         pinned.append((lane, cell))
         moves.src += sources
         moves.dst += slots.tolist()
-        return True
 
     def take(self, lane: HostLane, count: int) -> array[int] | None:
         """Host slots, making room for them if need be; None if there are not so many, or an open step holds them."""
@@ -249,6 +282,7 @@ class LowerTier:
                 return None
         slots = pool.take(count)
         if self.blocked(cache._flight.claimed):
+            cache._flight.claimed = 0
             pool.give(slots.tobytes())
             return None
         return slots
