@@ -63,7 +63,7 @@ def test_what_is_restorable_is_what_sets_say_and_comes_back_as_it_was(
             cache.evict({requests.rng.choice(names): 3})
     settle(cache)
     assert content_is_there(cache)
-    assert write == "selective" or (told > 3 and restored > 3)
+    assert write == "selective" or (told and restored)
 
 
 @pytest.mark.parametrize("names", SETS.values(), ids=SETS)
