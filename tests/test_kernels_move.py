@@ -17,7 +17,7 @@ from torch import Tensor
 
 from content import Made, bits, noise
 from prefixloom import InputError, kernels, kernels_move
-from prefixloom.kernels_move import move_slots
+from prefixloom.kernels_move import Move, move_slots
 
 DTYPES = [
     torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.float16, torch.bool, torch.complex64, torch.uint8,
@@ -29,18 +29,18 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def with_triton(pairs: list[Any], src: Sequence[int], dst: Sequence[int]) -> None:
+def with_triton(move: Move, pairs: list[Any]) -> None:
     from prefixloom import kernels_triton
 
-    kernels_triton.move(pairs, torch.tensor(src), torch.tensor(dst))
+    kernels_triton.move(pairs, *move._indices(pairs[0][0]))
 
 
 def each(move: Callable[..., None]) -> Callable[..., None]:
     """As it is called for every pair of tensors."""
 
-    def all_of_them(pairs: list[Any], src: Sequence[int], dst: Sequence[int]) -> None:
+    def all_of_them(whole: Move, pairs: list[Any]) -> None:
         for source, target in pairs:
-            move(source, target, src, dst)
+            move(source, target, whole._src, whole._dst)
 
     return all_of_them
 
@@ -65,7 +65,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """The ways across to a device are the same on a CPU, but for the waiting."""
     move, settings = PATHS[request.param]
     if move is not None:
-        monkeypatch.setattr(kernels_move, "_move_here", move)
+        monkeypatch.setattr(Move, "_here", move)
     for name, value in settings.items():
         if name == "BLOCK":
             from prefixloom import kernels_triton as module
@@ -155,6 +155,20 @@ def test_runs_are_where_both_sides_go_on_by_one() -> None:
         (1, 4, 3), (5, 7, 1), (6, 9, 1), (8, 10, 1),
     ]  # fmt: skip
     assert kernels_move._runs([2, 1, 0], [2, 1, 0]) == [(2, 2, 1), (1, 1, 1), (0, 0, 1)]
+
+
+def test_a_move_has_numbers_of_its_own_and_its_layers_go_one_by_one(path: str) -> None:
+    source, target = [noise((3, 30, 5), torch.bfloat16, 1)], [noise((3, 40, 5), torch.bfloat16, 2)]
+    src, dst = list(range(20)), list(range(39, 19, -1))
+    wanted = target[0].clone()
+    wanted[:, dst] = source[0][:, src]
+    move = Move(source, src, target, dst)
+    src.reverse()
+    dst[:] = [0] * 20
+    for layer in (2, 0, 1):
+        assert not torch.equal(bits(target[0]), bits(wanted))
+        move.run(slice(layer, layer + 1))
+    assert torch.equal(bits(target[0]), bits(wanted))
 
 
 # ---------------------------------------------------------------- what is refused, before anything changes

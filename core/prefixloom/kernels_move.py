@@ -38,26 +38,80 @@ def move_slots(
 
     ``layers`` counts the tensors' own layers; all of them by default.
     """
-    if len(source) != len(target) or len(src) != len(dst):
-        raise InputError(
-            f"what is moved and where to differ in number: {len(source)} and {len(target)} tensors, {len(src)} and "
-            f"{len(dst)} slots"
-        )
-    pairs = [
-        pair for pair in zip(source, target, strict=True) if "meta" not in (pair[0].device.type, pair[1].device.type)
-    ]
-    if not pairs or not len(src):
-        return
-    for pair in pairs:
-        _check(*pair)
-    kernels.check_slots([s for s, _ in pairs], src)
-    kernels.check_slots([t for _, t in pairs], dst)
-    if len(set(dst)) != len(dst):
-        raise InputError("a slot is to be written twice in one move: which of the two would stay is not said")
-    if layers is not None:
-        pairs = [(s[layers], t[layers]) for s, t in pairs if len(s[layers])]
-    here = all(tensor.device.type == "cpu" for pair in pairs for tensor in pair)
-    (_move_here if here else _move_across)([_words(*pair) for pair in pairs], src, dst)
+    Move(source, src, target, dst).run(layers)
+
+
+class Move:
+    """A move that has been checked, once for all its parts, with its slots' numbers where the copies want them.
+
+    It has numbers of its own: what becomes of those that it was made of changes nothing.
+    """
+
+    __slots__ = ("_dst", "_index", "_pairs", "_runs", "_src")
+
+    def __init__(
+        self, source: Sequence[Tensor], src: Sequence[int], target: Sequence[Tensor], dst: Sequence[int]
+    ) -> None:
+        self._src, self._dst = tuple(src), tuple(dst)
+        if len(source) != len(target) or len(src) != len(dst):
+            raise InputError(
+                f"what is moved and where to differ in number: {len(source)} and {len(target)} tensors, {len(src)} "
+                f"and {len(dst)} slots"
+            )
+        pairs = [(s, t) for s, t in zip(source, target, strict=True) if not (s.is_meta or t.is_meta)]
+        self._pairs: list[Pair] = []
+        if not pairs or not self._src:
+            return
+        for pair in pairs:
+            _check(*pair)
+        kernels.check_slots([s for s, _ in pairs], self._src)
+        kernels.check_slots([t for _, t in pairs], self._dst)
+        if len(set(self._dst)) != len(self._dst):
+            raise InputError("a slot is to be written twice in one move: which of the two would stay is not said")
+        self._pairs = [_words(*pair) for pair in pairs]
+        self._runs = _runs(self._src, self._dst)
+        self._index: Pair | None = None  # of both sides' slots: made when it is first wanted
+
+    def run(self, layers: slice | None = None) -> None:
+        """Move these layers, on the current stream of the device if there is one."""
+        pairs = self._pairs if layers is None else [(s[layers], t[layers]) for s, t in self._pairs]
+        pairs = [pair for pair in pairs if len(pair[0])]
+        if not pairs:
+            return
+        devices = [tensor for tensor in pairs[0] if tensor.device.type != "cpu"]
+        if devices:
+            self._across(pairs, devices[0])
+        else:
+            self._here(pairs)
+
+    def _indices(self, device: Tensor) -> Pair:
+        if self._index is None:
+            self._index = kernels.index_of(self._src, [device]), kernels.index_of(self._dst, [device])
+        return self._index
+
+    def _here(self, pairs: list[Pair]) -> None:
+        """On a CPU: a call for each run where runs are long, else by index."""
+        slots, runs = len(self._src), len(self._runs)
+        for source, target in pairs:
+            if runs < kernels.FEW or _slot_bytes(source) * slots >= kernels.DIRECT * runs:
+                for s, d, count in self._runs:
+                    target.narrow(1, d, count).copy_(source.narrow(1, s, count))
+                continue
+            for part in _pieces(source, target):
+                _move_by_index(*part, *self._indices(source))
+
+    def _across(self, pairs: list[Pair], device: Tensor) -> None:
+        """One launch for all pairs of a shape where Triton is there: it reads and writes pinned memory in place."""
+        triton: Any = kernels._triton([device])
+        if triton is not None:
+            triton.move(pairs, *self._indices(device))
+            return
+        for source, target in pairs:
+            host = source if source.device.type == "cpu" else target
+            if host.stride(0) == host.shape[2] and len(host) > 1:
+                _move_staged(source, target, self._src, self._dst)
+            else:
+                _move_in_place(source, target, self._src, self._dst)
 
 
 # ---------------------------------------------------------------- what is to be done
@@ -121,21 +175,6 @@ def _runs(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int, int]]:
 # ---------------------------------------------------------------- on a CPU
 
 
-def _move_here(pairs: list[Pair], src: Sequence[int], dst: Sequence[int]) -> None:
-    """A call for each run where runs are long, else by index."""
-    runs = _runs(src, dst)
-    index: Pair | None = None
-    for source, target in pairs:
-        if len(runs) < kernels.FEW or _slot_bytes(source) * len(src) >= kernels.DIRECT * len(runs):
-            for s, d, count in runs:
-                target.narrow(1, d, count).copy_(source.narrow(1, s, count))
-            continue
-        if index is None:
-            index = kernels.index_of(src, [source]), kernels.index_of(dst, [target])
-        for part in _pieces(source, target):
-            _move_by_index(*part, *index)
-
-
 def _slot_bytes(tensor: Tensor) -> int:
     """Of all layers together."""
     return tensor.shape[0] * tensor.shape[2] * tensor.element_size()
@@ -161,21 +200,6 @@ def _move_by_index(source: Tensor, target: Tensor, src: Tensor, dst: Tensor) -> 
 
 
 # ---------------------------------------------------------------- between CUDA and the host
-
-
-def _move_across(pairs: list[Pair], src: Sequence[int], dst: Sequence[int]) -> None:
-    """One launch for all pairs of a shape where Triton is there: it reads and writes pinned memory in place."""
-    device = next(tensor for tensor in pairs[0] if tensor.device.type == "cuda")
-    triton: Any = kernels._triton([device])
-    if triton is not None:
-        triton.move(pairs, kernels.index_of(src, [device]), kernels.index_of(dst, [device]))
-        return
-    for source, target in pairs:
-        host = source if source.device.type == "cpu" else target
-        if host.stride(0) == host.shape[2] and len(host) > 1:
-            _move_staged(source, target, src, dst)
-        else:
-            _move_in_place(source, target, src, dst)
 
 
 def _move_in_place(source: Tensor, target: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
