@@ -266,6 +266,7 @@ class Cache(Assembly):
             self._enter()
         if len(sequences) > 1 and len({id(sequence) for sequence in sequences}) < len(sequences):
             raise InputError("a step takes each sequence once")
+        ends = []
         for sequence in sequences:
             if sequence.__class__ is not Sequence:
                 raise InputError(f"a step takes sequences, got {sequence!r}")
@@ -273,9 +274,10 @@ class Cache(Assembly):
                 raise ProtocolError(f"{sequence!r} belongs to another cache")
             if sequence._lease._cache is None:
                 sequence._usable()
-            if sequence._states and role == "target":
-                sequence._sound()
-        return Step(self, sequences, role)
+            if sequence._lost and role == "target":
+                sequence._committable()
+            ends.append(sequence.reserved)
+        return Step(self, sequences, ends, role)
 
     # ------------------------------------------------------------ room
     def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:

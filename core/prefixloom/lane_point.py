@@ -46,26 +46,24 @@ class StateHolding:
     """``slot`` is the running state's, ``as_of`` the boundary that its content stands for.
 
     ``ready`` is False until the op that fills the slot has run: until then the content is not the sequence's. It is
-    False for good after a step that failed, whose layers may have written half a state (``lost``). ``writing`` counts
-    open steps whose layers write the slot: meanwhile it stands for nothing.
+    False for good after a step that failed, whose layers may have written half a state. ``writing`` counts open steps
+    whose layers write the slot: meanwhile it stands for nothing.
     ``steps[i]`` is the state after i + 1 tokens of the last small step, which began at ``steps_from`` (-1: none).
     Of what arrived, which ends at ``arrived``, there is no state but that of its end.
     ``accepted``: the device has put the state after the kept tokens of that step into ``slot``, and how many these are
     is not known here yet.
     """
 
-    __slots__ = ("accepted", "arrived", "as_of", "lost", "ready", "slot", "steps", "steps_from", "tracks", "writing")
+    __slots__ = ("accepted", "arrived", "as_of", "ready", "slot", "steps", "steps_from", "tracks", "writing")
 
     def __init__(self, slot: int, as_of: int, steps: tuple[int, ...]) -> None:
         self.slot = slot
         self.as_of = as_of
         self.ready = self.accepted = False
-        self.writing = 0
-        self.lost = False
+        self.writing = self.arrived = 0
         self.tracks: list[Track] = []
         self.steps = steps
         self.steps_from = -1
-        self.arrived = 0
 
     def slots(self) -> list[int]:
         """All slots that the sequence owns."""
@@ -149,6 +147,8 @@ class PointLane(Lane):
         """A step has brought the running state to ``upto``."""
         before = holding.as_of
         holding.as_of = upto
+        if not holding.steps:
+            return
         known = holding.ready and holding.arrived <= before < upto <= before + len(holding.steps)
         holding.steps_from = before if known else -1
 

@@ -283,19 +283,20 @@ class SpanLane(SlackLane):
 
     def forget(self, holding: Holding, page: int) -> None:
         """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
-        base, table = holding.base, holding.table
+        base, table, owned = holding.base, holding.table, holding.owned
         count = page - base
         if count <= 0:
             return
         if count > len(table):
             count = len(table)
             page = base + count
-        if page > holding.owned:
-            data = table[holding.owned - base : count].tobytes()
+        if page > owned:
+            data = table[owned - base : count].tobytes()
             self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
             holding.owned = page
         del table[:count]
-        holding.change(base)
+        if base < holding.changed:
+            holding.changed = base
         holding.base = page
 
     def needed_pages(self, first: int, length: int) -> list[bool]:

@@ -36,8 +36,8 @@ class Sequence(Named, Handle):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (
-        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_paged", "_pairs", "_planned", "_shared",
-        "_states", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
+        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_lost", "_paged", "_pairs", "_planned",
+        "_shared", "_states", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
     )  # fmt: skip
 
     _pairs: Pairs  # (lane, holding) of every component, those with page cells first
@@ -60,6 +60,7 @@ class Sequence(Named, Handle):
         self._fills = []
         self._pairs = self._states = ()
         self._planned = self._steps = 0  # where open steps end, and how many there are
+        self._lost = False  # a step that failed may have written half of its running states
         self._claimed_ops = []
         self.namespace = plan.namespace
         self.priority = 0
@@ -210,7 +211,7 @@ class Sequence(Named, Handle):
                 f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved "
                 f"(grow reserves)"
             )
-        if self._fills or self._states:
+        if self._fills or self._lost:
             self._committable()
         if cache._debug is not None:
             cache._debug.arrived(self, self.committed, upto)
@@ -223,17 +224,13 @@ class Sequence(Named, Handle):
 
     def _committable(self) -> None:
         """Refuse to build on a running state that is not there."""
+        if self._lost:
+            raise ProtocolError(
+                f"{self!r}: a step that failed may have written half a state of component {self._states[0][0].name!r}. "
+                f"Abort the sequence and open it again; what it published is still there"
+            )
         if self._fills:
             raise ProtocolError(f"{self!r} has ops that have not run: commit through cache.step(...)")
-        self._sound()
-
-    def _sound(self) -> None:
-        for lane, holding in self._states:
-            if holding.lost:
-                raise ProtocolError(
-                    f"{self!r}: a step that failed may have written half a state of component {lane.name!r}. Abort the "
-                    f"sequence and open it again; what it published is still there"
-                )
 
     def _commit(self, upto: int) -> None:
         self.committed = upto
