@@ -37,7 +37,8 @@ class Sequence(Named, Handle):
 
     __slots__ = (
         "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_lost", "_paged", "_pairs", "_planned",
-        "_shared", "_states", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
+        "_shared", "_states", "_steps", "branch", "committed", "namespace", "priority", "published", "ready",
+        "reserved",
     )  # fmt: skip
 
     _pairs: Pairs  # (lane, holding) of every component, those with page cells first
