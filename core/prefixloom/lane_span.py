@@ -193,15 +193,21 @@ class SpanLane(SlackLane):
     def adopt(self, run: list[Node], holding: Holding) -> None:
         i = self.index
         page, base, table, queue = self.page, holding.base, holding.table, self.queue
-        last = holding.owned
+        first = holding.owned - base
+        if not first:  # what lies before all that is held is neither brought nor used
+            low, before = base * page, 0
+            for node in run:
+                if node.end > low:
+                    break
+                before += 1
+            run = run[before:]
+        last = first
         for node in run:
-            first, last = last, node.end // page
+            first, last = last, node.end // page - base
             cell: SpanCell = node.cells[i]
             if cell is not None and cell.next is not None:  # used just now, even if we bring nothing new
                 queue.touch(cell)
-            if last <= base:
-                continue
-            mine = table[first - base if first > base else 0 : last - base].tobytes()
+            mine = table[first:last].tobytes()
             if mine.startswith(ABSENT_BYTES):
                 mine = strip(mine)
             if not mine:
@@ -214,7 +220,7 @@ class SpanLane(SlackLane):
             self.in_tree += pages
             queue.add(cell)
             self.find_slack(cell)
-        holding.owned = last if last > base else base
+        holding.owned = base + last
 
     def merge(self, cell: SpanCell, mine: bytes, holding: Holding) -> None:
         """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has.
