@@ -42,11 +42,13 @@ class Work:
     def __init__(self, number: int) -> None:
         self.number = number
         self.over = False
-        self.event: Event | None = None
-        self.stream: Stream | None = None
-        self.published: Many[Published] = ()
-        self.holds: Many[Hold] = ()
+        self.event = self.stream = None
+        self.published = self.holds = ()
 
+    event: Event | None
+    stream: Stream | None
+    published: Many[Published]
+    holds: Many[Hold]
     name: str
     since: int
 
@@ -145,9 +147,9 @@ class Flight(Fence):
         while works and works[0].over:
             work = works.pop(0)
             self.over = work.number
-            if work.published:
+            if work.event is not None:
                 self._forget(work.published)
-            work.holds = work.published = ()  # they know the work, too
+                work.holds = work.published = ()  # they know the work, too
         if not works:
             self.stamp = 0
         if self.retiring:

@@ -148,6 +148,11 @@ class Lane:
         """A holding that reads what a lease at ``node`` covers."""
         raise NotImplementedError
 
+    def begin(self, node: Node) -> tuple[Any, Any]:
+        """``acquire`` and ``open``: (record, holding). If the reach raises, nothing is covered."""
+        holding = self.open(node)
+        return self.acquire(node), holding
+
     def adopt(self, run: list[Node], holding: Any) -> None:
         """Move what ``holding`` owns of the positions of ``run`` into cells; a duplicate of what is there is freed.
 

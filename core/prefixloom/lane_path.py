@@ -125,10 +125,10 @@ class PathLane(PageLane):
         self.queue.inherit(new, cell, linked=False)
 
     def open(self, node: Node) -> Holding:
-        cell: PathCell = node.cells[self.index]
-        if cell.up is None or cell.up.up is None:
-            return Holding(cell.data)
         return Holding(self.row(node, node.end))
+
+    def begin(self, node: Node) -> tuple[PathCell, Holding]:
+        return self.acquire(node), Holding(self.row(node, node.end))
 
     def close(self, holding: Holding) -> None:
         table = holding.table

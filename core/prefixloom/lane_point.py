@@ -56,13 +56,13 @@ class StateHolding:
 
     __slots__ = ("accepted", "arrived", "as_of", "ready", "slot", "steps", "steps_from", "tracks", "writing")
 
-    def __init__(self, slot: int, as_of: int, steps: tuple[int, ...]) -> None:
-        self.slot = slot
+    def __init__(self, as_of: int) -> None:
+        self.slot = NO_SLOT
         self.as_of = as_of
         self.ready = self.accepted = False
         self.writing = self.arrived = 0
         self.tracks: list[Track] = []
-        self.steps = steps
+        self.steps: tuple[int, ...] = ()
         self.steps_from = -1
 
     def slots(self) -> list[int]:
@@ -138,10 +138,15 @@ class PointLane(Lane):
 
     # ------------------------------------------------------------ sequences
     def open(self, node: Node) -> StateHolding:
+        return StateHolding(node.end)
+
+    def start(self, holding: StateHolding) -> None:
+        """Its slots; the caller has made sure that they are free."""
         if self.per_sequence == 1:
-            return StateHolding(self.live.take_one(), node.end, ())
-        slots = self.live.take(self.per_sequence)
-        return StateHolding(slots[0], node.end, tuple(slots[1:]))
+            holding.slot = self.live.take_one()
+        else:
+            holding.slot, *steps = self.live.take(self.per_sequence)
+            holding.steps = tuple(steps)
 
     def committed(self, holding: StateHolding, upto: int) -> None:
         """A step has brought the running state to ``upto``."""

@@ -104,6 +104,30 @@ class SpanLane(SlackLane):
         covered = end - above.end
         return (node, covered) if covered else None
 
+    def begin(self, node: Node) -> tuple[Any, Holding]:
+        """In one walk: a sequence opens where all that resuming there needs is held."""
+        i = self.index
+        end = node.end
+        low = self.tail(end)
+        above = node
+        parts = []
+        while above.end > low:
+            cell = above.cells[i]
+            parts.append(cell.data)
+            locks = cell.locks
+            cell.locks = locks + 1
+            if not locks:
+                self.leased += cell.pages
+                if cell.next is not None:
+                    self.queue.remove(cell)
+            above = above.parent
+        if not parts:
+            return None, Holding(b"", end // self.page)
+        parts.reverse()
+        first = low // self.page
+        data = b"".join(parts)
+        return (node, end - above.end), Holding(data[(first - end // self.page) * ID_BYTES :], first)
+
     def release(self, record: tuple[Node, int], recent: bool = True) -> None:
         node, covered = record
         i = self.index

@@ -11,7 +11,6 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
 from .errors import PluginError
-from .lease import release_part
 from .values import Op
 
 if TYPE_CHECKING:
@@ -58,15 +57,18 @@ class Batch:
 def batches(sequences: Many[Sequence]) -> list[Batch]:
     """The fills that are still due, as few ops as keep the order within each component."""
     out: list[Batch] = []
-    last: dict[Any, Batch] = {}
     for sequence in sequences:
         if sequence._lease._cache is None:
             continue
         for fill in sequence._fills:
             lane, kind = fill.lane, fill.kind
-            batch = last.get(lane)
+            for batch in reversed(out):
+                if batch.lane is lane:
+                    break
+            else:
+                batch = None
             if batch is None or batch.kind != kind:
-                batch = last[lane] = Batch(kind, lane)
+                batch = Batch(kind, lane)
                 out.append(batch)
             batch.dst.append(fill.holding.slot)
             if fill.source != CLEAR:
@@ -94,8 +96,10 @@ def run_batch(cache: Cache, stream: Stream, batch: Batch) -> None:
     for sequence, fill in batch.fills:
         fill.holding.ready = True
         sequence._fills.remove(fill)
-        if sequence._lease._records[i] is not None:
-            release_part(cache, sequence._lease, lane)
+        records = sequence._lease._records
+        if records[i] is not None:
+            record, records[i] = records[i], None
+            lane.release(record)
 
 
 def run_apart(cache: Cache, sequence: Sequence, lane: Any, kind: str, src: list[int], dst: list[int]) -> bool:

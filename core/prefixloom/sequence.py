@@ -47,24 +47,37 @@ class Sequence(Named, Handle):
     _states: Many[tuple[PointLane, StateHolding]]  # those with boundary cells
     _fills: list[Fill]
     _claimed_ops: list[Op]
+    priority: int
 
-    def __init__(self, cache: Cache, lease: Hold, plan: MatchPlan) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        lease: Hold,
+        plan: MatchPlan,
+        paged: list[tuple[Any, Any]],
+        states: list[tuple[PointLane, StateHolding]],
+    ) -> None:
         ready = plan.ready
         self._cache = cache
         self._lease = lease
         self._maker = cache._keys
         self._head = tokens = plan._tokens
         self._more = b""
-        self._single = None if plan._single is None else bytearray(plan._single)
-        self._wide = None if plan._key is tokens else bytearray(plan._key)
+        self._single = self._wide = None
+        if plan._key is not tokens:
+            self._wide = bytearray(plan._key)
+            self._single = None if plan._single is None else bytearray(plan._single)
         self.named = plan.key_tokens
         self._fills = []
-        self._pairs = self._states = ()
+        self._paged = paged
+        self._states = states
+        self._pairs = self._shared = paged + states if states else paged
+        if cache._unshared:
+            self._shared = [pair for pair in self._pairs if pair[0].shared]
         self._planned = self._steps = 0  # where open steps end, and how many there are
         self._lost = False  # a step that failed may have written half of its running states
         self._claimed_ops = []
         self.namespace = plan.namespace
-        self.priority = 0
         self.branch = plan.branch
         self.ready = self.reserved = self.committed = self.published = self._high = ready
 

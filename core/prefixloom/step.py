@@ -102,31 +102,33 @@ class Step:
         if self._state != NEW:
             raise ProtocolError("a step is used once; ask the cache for a new one")
         cache = self._cache
-        for sequence, end in zip(self._sequences, self._ends, strict=True):
-            if end > sequence.reserved and sequence.open:
-                raise ProtocolError(
-                    f"{sequence!r} was planned up to {end} and has {sequence.reserved} reserved by now: ask the cache "
-                    f"for a new step"
-                )
-        self._state = OPEN
         self._work = cache._flight.begin()
+        self._state = OPEN
         try:
-            if self.role == "target":
-                self._begin()
+            self._begin(self.role == "target")
             if cache._debug is not None:
                 self._touched = cache._debug.begin(self)
         except BaseException:  # a hook or an interrupt, while a checkpoint's slot was sought
             self._state = DONE
             self._drop_tracks()
             self._leave()
-            self._cache._flight.end(self._work, self._take_stream(self._cache._stream(None)), (), repr(self))
+            cache._flight.end(self._work, self._take_stream(cache._stream(None)), (), repr(self))
             raise
         return self
 
-    def _begin(self) -> None:
+    def _begin(self, target: bool) -> None:
         """The layers of this step go on from where the steps before it end, and write the running states."""
-        self._starts = starts = []
+        starts: list[int] = []
+        if target:
+            self._starts = starts
         for sequence, end in zip(self._sequences, self._ends, strict=True):
+            if end > sequence.reserved and sequence.open:
+                raise ProtocolError(
+                    f"{sequence!r} was planned up to {end} and has {sequence.reserved} reserved by now: ask the cache "
+                    f"for a new step"
+                )
+            if not target:
+                continue
             start = sequence.committed
             if sequence._steps and sequence._planned > start:
                 start = sequence._planned
@@ -137,19 +139,23 @@ class Step:
             for _, holding in sequence._states:
                 holding.writing += 1
                 holding.accepted = False
-        if self._cache._tracking:  # this may evict, and raise
+        if target and self._cache._tracking:  # this may evict, and raise
             self._tracks = []
             for sequence, start, end in zip(self._sequences, starts, self._ends, strict=True):
                 for lane, holding in sequence._states:
                     if lane.track_every and sequence._lease._cache is not None:
                         self._plan_track(sequence, lane, holding, start, end)
 
-    def _leave(self) -> None:
-        """No longer does this step write its sequences' states."""
-        for sequence in self._sequences[: len(self._starts)]:
+    def _leave(self) -> bool:
+        """No longer does this step write its sequences' states. Whether all of them can go on from it."""
+        well = True
+        for sequence, start in zip(self._sequences, self._starts, strict=False):  # fewer, if it never began
             sequence._steps -= 1
             for _, holding in sequence._states:
                 holding.writing -= 1
+            if sequence.committed < start or sequence._fills or sequence._lost:
+                well = False
+        return well
 
     def _plan_track(self, sequence: Sequence, lane: PointLane, holding: StateHolding, start: int, end: int) -> None:
         """Where a checkpoint is due in this step, have a slot to keep it in."""
@@ -307,14 +313,14 @@ class Step:
         before, self._state = self._state, DONE
         cache, stream, work = self._cache, self._stream, self._work
         assert work is not None
-        self._leave()
+        goes_on = self._leave()
         if stream is None:
             stream = self._take_stream(cache._stream(None))
         try:
             if cache._debug is not None:
                 cache._debug.layers(self, stream, kind is None)
             if self.role == "target":
-                self._close(stream, kind is None, before)
+                self._close(stream, kind is None, before, goes_on)
         finally:
             cache._flight.end(work, stream, self._sequences, self)
         if kind is None:
@@ -330,7 +336,7 @@ class Step:
         if NEW < self._state < DONE:  # nobody can end it any more, and all that comes after would wait
             self._cache._dropped.append(self)
 
-    def _close(self, stream: Stream, well: bool, before: int) -> None:
+    def _close(self, stream: Stream, well: bool, before: int, goes_on: bool) -> None:
         """Enqueue what comes after the layers, if the step went well and all of its sequences go on: all or none."""
         if not well:
             self._give_up(before)
@@ -338,9 +344,8 @@ class Step:
         try:  # the layers of a step that is refused at its end have run all the same
             if before == OPEN and (self._fills() or self._claimed or self._deferred or self._comes_after()):
                 raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
-            for sequence, start in zip(self._sequences, self._starts, strict=True):
-                if sequence.committed < start or sequence._fills or sequence._lost:
-                    self._go_on(sequence, start)
+            if not goes_on:
+                self._look_back()
             if self._tracks:
                 self._run_tracks(stream)
             if self._claimed or self._deferred:
@@ -349,15 +354,17 @@ class Step:
             self._give_up(before)
             raise
 
-    def _go_on(self, sequence: Sequence, start: int) -> None:
-        """Refuse to commit what this step computed from a place that the sequence has not come to."""
-        if sequence._lease._cache is None:
-            return
-        if sequence.committed < start:
-            raise ProtocolError(
-                f"{sequence!r}: this step computed from {start} on, and the step before it failed or has not ended"
-            )
-        sequence._committable()
+    def _look_back(self) -> None:
+        """Refuse to commit what was computed from where a sequence has not come to, unless it has ended."""
+        for sequence, start in zip(self._sequences, self._starts, strict=True):
+            if sequence._lease._cache is not None:
+                if sequence.committed < start:
+                    raise ProtocolError(
+                        f"{sequence!r}: this step computed from {start} on, and the step before it failed or has not "
+                        f"ended"
+                    )
+                if sequence._fills or sequence._lost:
+                    sequence._committable()
 
     def _run_tracks(self, stream: Stream) -> None:
         """Keep the checkpoints that are due, each in its slot; but not of a running state that is a device's choice."""
