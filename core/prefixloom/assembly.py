@@ -50,9 +50,11 @@ class Assembly(Asking):
         self._near_lanes = tuple(lane for lane in self._page_lanes if not lane.part.reach.closed_upward)
         self._all_closed = len(self._closed_lanes) == len(self._lanes) and not self._validators
         self._several_near = len(self._near_lanes) > 1
+        self._tracking = any(lane.track_every for lane in self._point_lanes)
         self._thins = any(lane.part.manifest.states_per_path is not None for lane in self._point_lanes)
         self._unshared = any(not lane.shared for lane in self._lanes)
-        self._retaining = bool(self._point_lanes) or any(lane.retains for lane in self._lanes)
+        self._sparing = any(lane.retains for lane in self._lanes)
+        self._retaining = bool(self._point_lanes) or self._sparing
         self._longest = min(
             (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains),
             default=1 << 62,

@@ -26,16 +26,17 @@ def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: obje
     """Evict until each (lane, pages, holding) can have its pages; CapacityError, nothing evicted, if one cannot."""
     if cache._flight.works:
         cache._flight.poll(between_operations=False)
+    short = []
     for lane, pages, _ in wanted:
         missing = pages - len(lane.pool._free)
         if missing > 0:
             if lane.spares:
                 reclaim(cache, lane)
                 missing = pages - len(lane.pool._free)
+            short.append((lane, missing - lane.pool.retiring))
             if missing > lane.in_tree - lane.leased and missing > lane.pool.retiring + lane.evictable:
                 raise _refusal(cache, wanted, verb, count, who)
-    for lane, pages, _ in wanted:
-        missing = pages - len(lane.pool._free) - lane.pool.retiring
+    for lane, missing in short:
         if missing > 0 and evict(cache, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
             raise _refusal(cache, wanted, verb, count, who)
 
@@ -84,7 +85,10 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
     if emptied:
         cache._tree.prune_all(emptied)
     for other in lane.feeds:
-        other.useless += freed
+        i, useless = other.index, other.useless
+        for node in freed:
+            if node.cells[i] is not None:
+                useless[node] = None
         if len(other.useless) > other.most_useless:
             other.sift_useless()
     cache._tree.prune_all(freed)

@@ -42,11 +42,13 @@ class Work:
     def __init__(self, number: int) -> None:
         self.number = number
         self.over = self.failed = False
-        self.event: Event | None = None
-        self.stream: Stream | None = None
-        self.published: Many[Published] = ()
-        self.holds: Many[Hold] = ()
+        self.event = self.stream = None
+        self.published = self.holds = ()
 
+    event: Event | None
+    stream: Stream | None
+    published: Many[Published]
+    holds: Many[Hold]
     name: str
     since: int
 
@@ -97,7 +99,9 @@ class Flight(Fence):
 
     def end(self, work: Work, stream: Stream, sequences: Iterable[Sequence], who: object) -> None:
         """All of ``work`` has been enqueued, by ``who`` for ``sequences``."""
-        if stream.inline and not any(self.unfinished(sequence._lease.fence, work) for sequence in sequences):
+        if stream.inline and (
+            len(self.works) == 1 or not any(self.unfinished(sequence._lease.fence, work) for sequence in sequences)
+        ):
             work.over = True
             self._settle()
             return
@@ -143,8 +147,9 @@ class Flight(Fence):
         while works and works[0].over:
             work = works.pop(0)
             self.over = work.number
-            self._forget(work.published)
-            work.holds, work.published = [], []  # they know the work, too
+            if work.event is not None:
+                self._forget(work.published)
+                work.holds = work.published = ()  # they know the work, too
         if not works:
             self.stamp = 0
         if self.retiring:

@@ -178,13 +178,13 @@ def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) ->
             node = split(cache, child, node.end + agreed // tree.element_bytes)
             at += agreed
         run.append(node)
-        if priority > node.priority:
-            node.priority = priority
         kids = node.kids
     if at < len(key):
-        node = tree.attach(node, key[at:], upto)
-        node.priority = priority
-        run.append(node)
+        run.append(tree.attach(node, key[at:] if at else key, upto))
+    if priority:
+        for node in run:
+            if priority > node.priority:
+                node.priority = priority
     return run
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .holding import Holding, without_absent
+from .lane import PageLane
 from .lane_slack import SpanCell
 from .lane_span import SpanLane
 from .policy import Queue
@@ -116,6 +117,9 @@ class ScatterLane(SpanLane):
                 covered.append((start, end))
             above = above.parent
         return (node, merged(covered)) if covered else None
+
+    def begin(self, node: Node) -> tuple[Any, Holding]:
+        return PageLane.begin(self, node)
 
     def release(self, record: Any, recent: bool = True) -> None:
         node, covered = record
