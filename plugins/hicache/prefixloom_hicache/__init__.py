@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from .backend import API_VERSION, Backend, BackendType, Miss, Refused, Status, Stored, accepted, opened
-from .checksum import Checksum
+from prefixloom.storage import (
+    API_VERSION,
+    Backend,
+    BackendType,
+    Checksum,
+    Fingerprint,
+    Key,
+    Miss,
+    Record,
+    Refused,
+    Status,
+    Stored,
+    accepted,
+    key,
+    links,
+    opened,
+)
+
 from .file import FileBackend
-from .fingerprint import Fingerprint
 from .guarded import Guarded, GuardLimits
-from .keys import Key, key, links
 from .memory import MemoryBackend
-from .record import Record
 
 __all__ = [
     "API_VERSION",

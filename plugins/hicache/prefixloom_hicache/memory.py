@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefixloom import StorageError, hookimpl
+from prefixloom.storage import DIGEST_BYTES, BackendType, Key, Miss, Record, Refused, Status, Stored, flat
 
-from .backend import BackendType, Miss, Refused, Status, Stored
-from .fingerprint import DIGEST_BYTES
 from .frame import HEADER_BYTES, Flaw, header_of, read_header
 from .index import Index
-from .keys import Key
-from .record import Record, flat
 from .tally import Tally
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from prefixloom import CompositionError, StorageError, encode
 from prefixloom.registry import Registry
+from prefixloom.storage import checksum as sums
+from prefixloom.storage.checksum import Checksum
+from prefixloom.storage.contract import opened
+from prefixloom.storage.keys import key, links, next_link
+from prefixloom.testing.laws_of_storage import ONE, key_of, record_of
 from prefixloom_hicache import API_VERSION, BackendType, Fingerprint, Key, MemoryBackend, Miss, Record, accepted
-from prefixloom_hicache import checksum as sums
-from prefixloom_hicache.backend import opened
-from prefixloom_hicache.checksum import Checksum
 from prefixloom_hicache.frame import Flaw, header_of, read
-from prefixloom_hicache.keys import key, links, next_link
-from prefixloom_hicache.laws import ONE, key_of, record_of
 
 POINTS = {name: f"prefixloom_hicache.{name}" for name in ("memory", "file")}
 REGISTRY = Registry([EntryPoint(f"storage:{name}", value, "prefixloom") for name, value in POINTS.items()])

@@ -11,8 +11,7 @@ from typing import Any, Literal, Protocol
 
 import attrs
 
-from prefixloom import CompositionError
-
+from ..errors import CompositionError
 from .keys import Key
 from .record import Record
 
