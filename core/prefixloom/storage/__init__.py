@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from .checksum import ALGORITHMS, NUMBERS, Algorithm, Checksum, function, preferred
 from .contract import (
-    API_VERSION,
     FAULTS,
     REASONS,
     Backend,
@@ -18,7 +17,6 @@ from .contract import (
     Refused,
     Status,
     Stored,
-    accepted,
     opened,
 )
 from .fingerprint import DIGEST_BYTES, MAX_TEXT, Fingerprint
@@ -27,7 +25,6 @@ from .record import MAX_PAYLOAD, MAX_POSITION, Record, flat
 
 __all__ = [
     "ALGORITHMS",
-    "API_VERSION",
     "DIGEST_BYTES",
     "FAULTS",
     "MAX_PAYLOAD",
@@ -47,7 +44,6 @@ __all__ = [
     "Refused",
     "Status",
     "Stored",
-    "accepted",
     "flat",
     "function",
     "key",

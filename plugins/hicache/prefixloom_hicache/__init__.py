@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from prefixloom.storage import (
-    API_VERSION,
     Backend,
     BackendType,
     Checksum,
@@ -14,7 +13,6 @@ from prefixloom.storage import (
     Refused,
     Status,
     Stored,
-    accepted,
     key,
     links,
     opened,
@@ -25,7 +23,6 @@ from .guarded import Guarded, GuardLimits
 from .memory import MemoryBackend
 
 __all__ = [
-    "API_VERSION",
     "Backend",
     "BackendType",
     "Checksum",
@@ -40,7 +37,6 @@ __all__ = [
     "Refused",
     "Status",
     "Stored",
-    "accepted",
     "key",
     "links",
     "opened",

@@ -314,6 +314,9 @@ class FileBackend:
             self._shelf.close()
 
 
+prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
+
+
 @hookimpl
 def prefixloom_storage() -> BackendType:
     """Offer the backend to the registry."""

@@ -113,6 +113,9 @@ class MemoryBackend:
             self._used = 0
 
 
+prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
+
+
 @hookimpl
 def prefixloom_storage() -> BackendType:
     """Offer the backend to the registry."""
