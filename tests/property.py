@@ -15,9 +15,8 @@ import time
 from collections.abc import Sequence
 
 import setups as compositions
-from prefixloom.testing.oracle.machine import SCRIPT, fails, replay, shrink
+from prefixloom.testing.oracle.machine import SCRIPT, fails, replay, shrink, written
 from prefixloom.testing.oracle.operations import Op
-from prefixloom.testing.oracle.writer import Writer
 from setups import setups
 
 
@@ -36,7 +35,7 @@ def run(name: str, seed: object, count: int, patience: float = 60.0) -> dict[str
     counts: dict[str, int] = {}
     done = script = 0
     while done < count:
-        ops = Writer(f"{seed} {name} {script}", setup.longest).script(min(SCRIPT, count - done))
+        ops = written(f"{seed} {name} {script}", setup, min(SCRIPT, count - done))
         try:
             world = replay(setup, ops)
         except Exception as error:

@@ -18,6 +18,7 @@ from ...errors import InvariantError, PluginError, PrefixloomError
 from ..bench import Bench, Failure
 from ..case import ComponentCase
 from .operations import Op, Operations
+from .writer import Writer
 
 SCRIPT = 250
 """Operations of one script: then everything is closed, and a new cache begins."""
@@ -28,6 +29,10 @@ FAILURES = (
 
 class Arena(Protocol):
     """Where scripts are played."""
+
+    @property
+    def unit(self) -> int:
+        """Tokens of a page of the tree."""
 
     @property
     def longest(self) -> int:
@@ -53,14 +58,24 @@ class Pit:
         return Bench(self.case, self.beside, units=self.units, page=self.page, coded=False)
 
     @property
+    def unit(self) -> int:
+        """Tokens of a page of the tree."""
+        return self.bench().unit
+
+    @property
     def longest(self) -> int:
-        return self.bench().unit * self.units * 5 // 8
+        return self.unit * self.units * 5 // 8
 
     def compose(self) -> Any:
         return self.bench().cache
 
     def __str__(self) -> str:
         return f"Pit(case, {self.beside!r}, units={self.units}, page={self.page})"
+
+
+def written(seed: str, arena: Arena, length: int = SCRIPT) -> list[Op]:
+    """A random script for this arena."""
+    return Writer(seed, arena.longest, arena.unit).script(length)
 
 
 def replay(arena: Arena, ops: Sequence[Op]) -> Operations:

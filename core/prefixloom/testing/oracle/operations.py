@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...errors import CapacityError, InputError, ProtocolError
+from ...errors import CapacityError, InputError, PluginError, ProtocolError
 from .backdoor import anchor, hold, sequence_anchor
 from .serving import Pieces, Serving
 from .sets import Leased, Running, with_extra
@@ -185,7 +185,14 @@ class Operations(Serving):
         sequence, run.sequence = run.sequence, None
         self.running.remove(run)
         if how < 2:
-            sequence.close()
+            try:
+                sequence.close()
+            except PluginError:  # it is closed all the same; what of it was published before that, stays
+                hold(not sequence.open, "%s is still open", sequence)
+                del sequence
+                may = {name: added.get(name, set()) | optional.get(name, set()) for name in {*added, *optional}}
+                self.settle("close failed", may_lose, optional=may)
+                return
             sequence.close()
         elif how == 2 or (how == 3 and run.gone):
             sequence.abort()
@@ -244,6 +251,20 @@ class Operations(Serving):
             can_all = self.open_to.widens or got >= min(want, can[name])
             hold(can_all, "%s: %s freed of %s, %s could go", name, got, want, can[name])
 
+    def do_dry(self, number: int, left: int) -> None:
+        """Take all free slots of a component but so many away."""
+        self.do_flood()
+        f = self.model.facts[number % len(self.model.facts)]
+        pool = self.cache.pool(f.name)
+        self.minted[f.name] = pool.mint(max(0, pool.free - left))
+        self.settle("dry")
+
+    def do_flood(self) -> None:
+        """Give them back."""
+        while self.minted:
+            self.minted.popitem()[1].free()
+        self.settle("flood")
+
     def do_drop_namespace(self, namespace: str) -> None:
         for run in self.running:
             run.detached |= run.namespace == namespace
@@ -258,6 +279,7 @@ class Operations(Serving):
             run.gone = True
         for leased in self.leases:
             leased.gone = True
+        self.minted = {}
         self.settle("flush", wipe="*")
         for plan, _, _ in self.plans:
             self.refused("plan from before a flush", ProtocolError, self.cache.open, plan)
@@ -289,6 +311,7 @@ class Operations(Serving):
     # ------------------------------------------------------------ the end
     def finish(self) -> None:
         """Everything closed and evicted: every slot is free and nothing is locked."""
+        self.do_flood()
         while self.running:
             self.do_close(0, len(self.running) % 3)
         while self.leases:

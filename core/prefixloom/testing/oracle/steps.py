@@ -7,9 +7,9 @@ from functools import cache as memoised
 from functools import partial
 from typing import Any
 
-from ...errors import CapacityError, InputError, ProtocolError
+from ...errors import CapacityError, InputError, PluginError, ProtocolError
 from ..memory import POISON
-from .backdoor import hold
+from .backdoor import hold, unfilled
 from .sets import Facts, Running
 from .world import World
 
@@ -216,6 +216,7 @@ class Steps(World):
         waiting = any(run.pending for run in batch)
         try:
             with self.cache.step(sequences, role="draft" if mode == 6 else "target") as step:
+                waiting = waiting or bool(step.ops)
                 if mode == 6:
                     step.table(self.model.facts[0].name)
                 if mode == 7:
@@ -230,6 +231,12 @@ class Steps(World):
                 if mode < 6:
                     for run in batch:
                         self.forward(run, run.reserved)
+        except PluginError:  # in a hook: before the layers
+            for run in batch:
+                run.pending = unfilled(run.sequence)
+                run.sourced &= run.pending
+            self.settle("step failed", may_lose=self.planned_room(batch))
+            raise
         except Planned:
             room = self.planned_room(batch)
             for run in batch:

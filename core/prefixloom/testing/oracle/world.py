@@ -30,7 +30,7 @@ Lost = dict[str, int]
 class World:
     """State shared by all operations, and the checks after each."""
 
-    def __init__(self, cache: Any) -> None:
+    def __init__(self, cache: Any, open_to: Liberties | None = None) -> None:
         self.cache = cache
         composition = cache.composition
         facts = [
@@ -52,7 +52,7 @@ class World:
         ]
         self.facts = {f.name: f for f in facts}
         self.model = Model(facts, composition.page, composition.lookahead, composition.max_rewind)
-        self.open_to = Liberties.of(composition.parts, bool(cache._admitting))
+        self.open_to = open_to or Liberties.of(composition.parts, bool(cache._admitting))
         self.slots: dict[str, Contents] = {
             part.name: contents_of(cache.pool(part.name), part.manifest, f.page // f.group if f.page else 1)
             for part, f in zip(composition.parts, facts, strict=True)

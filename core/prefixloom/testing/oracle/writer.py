@@ -9,18 +9,22 @@ from .steps import DOCUMENTS, document
 
 NAMESPACES = ("", "b")
 WEIGHTS = {
-    "turn": 12, "open": 9, "grow": 12, "append": 7, "step": 14, "commit": 6, "publish": 12, "rewind": 6, "close": 10,
-    "evict": 3, "match": 8, "plan": 4, "open_plan": 4, "lease": 4, "release": 5, "drop_namespace": 0.5, "flush": 0.3,
+    "turn": 24, "open": 9, "grow": 12, "append": 7, "step": 14, "commit": 6, "publish": 12, "rewind": 6, "close": 10,
+    "evict": 3, "match": 8, "plan": 4, "open_plan": 4, "lease": 4, "release": 5, "drop_namespace": 1, "flush": 0.6,
     "poll": 1, "arrive": 2, "decode": 6, "illegal": 2,
 }  # fmt: skip
 
 
 class Writer:
-    """Makes scripts from a seed, knowing nothing of what they will meet. ``longest``: tokens of a prompt, at most."""
+    """Makes scripts from a seed, knowing nothing of what they will meet.
 
-    def __init__(self, seed: str, longest: int) -> None:
+    ``longest``: tokens of a prompt, at most. ``unit``: tokens of a page of the tree, where states can be kept.
+    """
+
+    def __init__(self, seed: str, longest: int, unit: int) -> None:
         self.chance = random.Random(seed)
         self.longest = longest
+        self.unit = unit
         self.ops: list[Op] = []
 
     def script(self, length: int) -> list[Op]:
@@ -39,7 +43,9 @@ class Writer:
     def prompt(self) -> tuple[int, ...]:
         """The beginning of a document, sometimes changed near its end; at times empty or one token."""
         length = self.below(3) if self.below(20) == 0 else self.below(self.longest + 1)
-        tokens = document(self.below(DOCUMENTS))[:length]
+        if self.below(2):
+            length = min(self.longest, length // self.unit * self.unit + self.below(2))
+        tokens = document(self.chance.choice((0, 0, 0, 1, 1, *range(2, DOCUMENTS))))[:length]
         if tokens and self.below(4) == 0:
             kept = self.below(length + 1)
             tokens = tokens[:kept] + tuple(self.below(2) for _ in range(length - kept))
@@ -65,7 +71,9 @@ class Writer:
         self.open()
         chunks = 1 + self.below(3)
         for chunk in range(chunks):
-            if chunk < chunks - 1:
+            if self.below(3) == 0:
+                self.say("grow", -1, (1 + self.below(4)) * self.unit)
+            elif chunk < chunks - 1:
                 self.say("grow", -1, 1 + self.below(self.longest // 2))
             else:
                 self.say("grow", -1, -1 - self.below(2) * self.below(3))
