@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from .storage import BackendType
     from .values import (
         AnchorView,
         Claim,
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 PROJECT = "prefixloom"
 API_VERSION = 1
+"""The major version of the contract: of the specifications here, and of what docs/hooks.md says."""
+FIRST_API = 1
+"""What a plugin was built for that says nothing. It stays 1, whatever comes."""
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
@@ -65,12 +69,12 @@ class RegistrySpecs:
         """
 
     @hookspec
-    def prefixloom_storage(self) -> Any:
-        """Offer a storage backend for the lowest tier.
+    def prefixloom_storage(self) -> BackendType:  # type: ignore[empty-body]
+        """Offer a kind of store for the lowest tier.
 
-        When: once per process, when the backend is first selected. Entry point name: ``storage:NAME``.
+        When: once per process, when it is first selected. Entry point name: ``storage:NAME``.
         Mutates: nothing. Folded: not. Raises: whoever selected it gets a CompositionError.
-        Example: ``return MyBackend``
+        Example: ``return BackendType("shelf", ShelfBackend)``
         """
 
     @hookspec

@@ -153,7 +153,6 @@ class ComponentType:
     layer_kinds: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
     from_layers: Callable[[ModelFacts, tuple[LayerFacts, ...]], FromLayers] | None = None
     caveats: Callable[[ModelFacts, tuple[LayerFacts, ...]], Iterable[str]] | None = None
-    api: int = 1
 
     def __attrs_post_init__(self) -> None:
         if self.layer_kinds and self.from_layers is None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import attrs
 
 from ..errors import PrefixloomError
-from . import laws_of_facts, laws_of_hooks, laws_of_service
+from . import laws_of_facts, laws_of_hooks, laws_of_machine, laws_of_service
 from .bench import Failure
 from .case import ComponentCase, LawBroken, NotApplicable, Truth
 
@@ -24,7 +24,8 @@ def _laws(module: ModuleType) -> list[Law]:
     return [value for name, value in vars(module).items() if name.startswith("law_")]
 
 
-LAWS: tuple[Law, ...] = (*_laws(laws_of_facts), *_laws(laws_of_hooks), *_laws(laws_of_service))
+MODULES = (laws_of_facts, laws_of_hooks, laws_of_service, laws_of_machine)
+LAWS: tuple[Law, ...] = tuple(law for module in MODULES for law in _laws(module))
 """Every law, those first that are proved without traffic."""
 
 

@@ -6,6 +6,8 @@ from prefixloom import ComponentType, hookimpl
 
 from .host import HostTier
 
+prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
+
 
 @hookimpl
 def prefixloom_component() -> ComponentType:
