@@ -67,7 +67,7 @@ def hanging(rank: int, ranks: int) -> None:
     consensus = GroupConsensus(timeout=1)
     say(lambda: list(consensus.agree({0: 1})))
     if rank == 1:
-        time.sleep(4)
+        time.sleep(8)
         os._exit(0)
     say(lambda: consensus.agree({1: 1}))
 
