@@ -14,6 +14,7 @@ from .errors import (
     PrefixloomError,
     ProtocolError,
     RaceError,
+    RankError,
     StorageError,
 )
 from .hookspecs import hookimpl
@@ -83,6 +84,7 @@ __all__ = [
     "Profile",
     "ProtocolError",
     "RaceError",
+    "RankError",
     "Reach",
     "Receipt",
     "Restored",
