@@ -3,8 +3,8 @@
 The state of a head is a matrix S from keys to values. A token with key k, value v, decay a and rate b does
 ``S = a * S``, then ``S = S + k (b * (v - k S))``, and reads ``q S``. Over a chunk of C tokens the same is a triangular
 system of C unknowns, which is what many tokens at once are solved by (Yang et al., Gated Delta Networks).
-Shapes: q, k (rows, heads, tokens, key width), v (rows, heads, tokens, value width), decay and rate (rows, heads, tokens);
-decay is given as its logarithm.
+Shapes: q, k (rows, heads, tokens, key width), v (rows, heads, tokens, value width), decay and rate (rows, heads,
+tokens); decay is given as its logarithm.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ def by_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, stat
     tokens = q.shape[2]
     out = torch.empty_like(v)
     whole = tokens // CHUNK * CHUNK
-    if whole:
-        parts = [_cut(each[:, :, :whole], CHUNK) for each in (q, k, v, decay, rate)]
-        state = _chunks(*parts, state, _cut(out[:, :, :whole], CHUNK))
-    if tokens > whole:
-        rest = [_cut(each[:, :, whole:], tokens - whole) for each in (q, k, v, decay, rate)]
-        state = _chunks(*rest, state, _cut(out[:, :, whole:], tokens - whole))
+    for first, last, size in ((0, whole, CHUNK), (whole, tokens, tokens - whole)):
+        if last > first:
+            cut = [each[:, :, first:last].unfold(2, size, size) for each in (decay, rate)]
+            wide = [each[:, :, first:last].unfold(2, size, size).transpose(-1, -2) for each in (q, k, v, out)]
+            state = _chunks(wide[0], wide[1], wide[2], cut[0], cut[1], state, wide[3])
     return out, state
-
-
-def _cut(x: Tensor, size: int) -> Tensor:
-    return x.unflatten(2, (-1, size))
 
 
 def _chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state: Tensor, out: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Block:
         else:
             raise CompositionError(f"ThreeWay has layers of {FULL}, {SLIDING} and {LINEAR}, not {kind!r}")
         self.up = weights(sizes.hidden, 2 * sizes.inner)
-        self.down = weights(sizes.inner, sizes.hidden)
+        self.down = weights(sizes.inner, sizes.hidden, gain=sizes.mixing)
 
     def forward(self, x: Tensor, batch: Batch, memory: LayerMemory) -> Tensor:
         x = x + self.mixer.forward(normed(x), batch, memory)

@@ -6,6 +6,8 @@ pools, and where in it the rows of a batch have theirs.
 
 from __future__ import annotations
 
+import itertools
+
 import attrs
 import torch
 from torch import Tensor
@@ -35,6 +37,8 @@ class Sizes:
     """Of keys and values of the delta rule, both."""
     kernel: int = 4
     """Tokens that the short convolution sees, its own included."""
+    mixing: float = 1.0
+    """How much a layer adds to what came before. Little of it, and an answer soon repeats itself."""
 
     @property
     def channels(self) -> int:
@@ -51,9 +55,9 @@ class Weights:
         self.count = 0
 
     def __call__(self, *shape: int, gain: float = 1.0) -> Tensor:
-        made = torch.randn(shape, generator=self._generator, dtype=torch.float32) * (gain / shape[0] ** 0.5)
+        made = torch.randn(shape, generator=self._generator, dtype=torch.float32)
         self.count += made.numel()
-        return made.to(self._dtype).to(self._device)
+        return made.mul(float(gain / shape[0] ** 0.5)).to(self._dtype).to(self._device)
 
 
 def normed(x: Tensor) -> Tensor:
@@ -78,14 +82,14 @@ class Attention:
     def __init__(self, sizes: Sizes, window: int, weights: Weights) -> None:
         self.sizes, self.window = sizes, window
         self.to_qkv = weights(sizes.hidden, (sizes.heads + 2 * sizes.kv_heads) * sizes.width, gain=1.5)
-        self.to_x = weights(sizes.heads * sizes.width, sizes.hidden)
+        self.to_x = weights(sizes.heads * sizes.width, sizes.hidden, gain=sizes.mixing)
 
     def forward(self, x: Tensor, batch: Batch, memory: LayerMemory) -> Tensor:
         sizes, (rows, count, _) = self.sizes, x.shape
         starts = torch.tensor([span.start for span in batch.spans], device=x.device)
         positions = starts[:, None] + torch.arange(count, device=x.device)
-        mixed = (x @ self.to_qkv).unflatten(-1, (-1, sizes.width))
-        q, k, v = mixed.split((sizes.heads, sizes.kv_heads, sizes.kv_heads), dim=2)
+        mixed = (x @ self.to_qkv).view(rows, count, -1, sizes.width)
+        q, k, v = torch.split(mixed, [sizes.heads, sizes.kv_heads, sizes.kv_heads], dim=2)
         q, k = rotary(q, positions), rotary(k, positions)
         table = batch.tables[memory.component]
         pages = table.gather(1, positions // memory.page_tokens).long()
@@ -112,10 +116,11 @@ class Attention:
         k, v = (memory.rows[name][pages].flatten(1, 2).permute(0, 2, 1, 3) for name in ("k", "v"))
         if len(ends) > 1 or self.window:  # behind a shorter row's end lies anything, and 0 times that need not be 0
             v = v.masked_fill(hidden.all(1)[:, None, :, None], 0)
-        grouped = q.unflatten(2, (self.sizes.kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        scores = (grouped @ k.transpose(-1, -2)).unflatten(2, (-1, count)) * self.sizes.width**-0.5
-        weights = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1)
-        mixed = (weights.flatten(2, 3) @ v).unflatten(2, (-1, count))
+        kv_heads, width, rows = self.sizes.kv_heads, self.sizes.width, len(q)
+        grouped = q.reshape(rows, count, kv_heads, -1, width).permute(0, 2, 3, 1, 4)
+        scores = (grouped.flatten(2, 3) @ k.transpose(-1, -2)).view(rows, kv_heads, -1, count, k.shape[2])
+        weights = (scores * float(width**-0.5)).masked_fill(hidden[:, None, None], float("-inf")).softmax(-1)
+        mixed = (weights.flatten(2, 3) @ v).view(rows, kv_heads, -1, count, width)
         return mixed.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
@@ -126,8 +131,7 @@ def _tiles(batch: Batch) -> list[tuple[int, int]]:
         return [(0, count)]
     if any((span.start - start) % CHUNK for span in batch.spans):
         return [(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
-    cuts = [0, *range(CHUNK - start % CHUNK, count, CHUNK), count]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(itertools.pairwise((0, *range(CHUNK - start % CHUNK, count, CHUNK), count)))
 
 
 class Delta:
@@ -140,7 +144,7 @@ class Delta:
         self.to_channels = weights(sizes.hidden, sizes.channels)
         self.to_gates = weights(sizes.hidden, 2 * sizes.delta_heads)
         self.kernel = weights(sizes.kernel, sizes.channels)
-        self.to_x = weights(sizes.delta_heads * sizes.delta_width, sizes.hidden)
+        self.to_x = weights(sizes.delta_heads * sizes.delta_width, sizes.hidden, gain=sizes.mixing)
 
     def forward(self, x: Tensor, batch: Batch, memory: LayerMemory) -> Tensor:
         slots = batch.tables[memory.component][:, 0].long()
@@ -148,7 +152,8 @@ class Delta:
         if singles is not None and not batch.count <= singles.shape[1]:
             singles = None
         mixed = functional.silu(self._convolve(x @ self.to_channels, slots, singles, memory.rows["conv"]))
-        heads = mixed.unflatten(-1, (3, self.sizes.delta_heads, self.sizes.delta_width)).permute(2, 0, 3, 1, 4)
+        shape = (len(x), batch.count, 3, self.sizes.delta_heads, self.sizes.delta_width)
+        heads = mixed.reshape(shape).permute(2, 0, 3, 1, 4)
         q, k = (functional.normalize(part, dim=-1) for part in (heads[0], heads[1]))
         rate, slow = (x @ self.to_gates).transpose(1, 2).chunk(2, dim=1)
         decay = functional.logsigmoid(slow) * 0.2  # so slow that a state tells of its whole prefix
