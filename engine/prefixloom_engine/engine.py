@@ -17,7 +17,7 @@ from prefixloom import Cache, InputError, PrefixloomError, ProtocolError, Sequen
 from .forward import Flight, Forward, Row
 from .guessing import Guesser, PromptLookup
 from .model import Model
-from .requests import Answer, Job, Reason, Request
+from .requests import Answer, Job, Request
 from .scheduler import Counts, Scheduler
 
 log = logging.getLogger("prefixloom.engine")
@@ -60,7 +60,6 @@ class Engine:
         runner = model.bind(cache)
         self._forward = Forward(runner, cache, max_running, overlap)
         self._flying: deque[Flight] = deque()
-        self._jobs: dict[Answer, Job] = {}
         self._numbers = 0
         self._closed = False
         self.forward_seconds = 0.0
@@ -81,8 +80,7 @@ class Engine:
         job = Job(answer, self._numbers, list(request.tokens), encode(request.tokens), stops, asked)
         self._scheduler.room.check(job.longest, name)
         self._numbers += 1
-        self._jobs[answer] = job
-        self._scheduler.waiting.append(job)
+        self._scheduler.add(job)
         return answer
 
     def _depth(self, tokens: int, name: str) -> int:
@@ -95,7 +93,7 @@ class Engine:
 
     def abort(self, answer: Answer) -> None:
         """At any time. What it has so far stays in ``answer.tokens``; nothing of it is published any more."""
-        job = self._jobs.pop(answer, None)
+        job = self._scheduler.jobs.get(answer)
         if job is not None:
             self._scheduler.end(job, "aborted")
 
@@ -114,7 +112,7 @@ class Engine:
             if self._flying and (len(self._flying) > self.overlap or not rows):
                 self._collect(self._flying.popleft())
         except BaseException:
-            for job in list(self._jobs.values()):
+            for job in list(self._scheduler.jobs.values()):
                 self._scheduler.restart(job)
             raise
         return True
@@ -138,7 +136,7 @@ class Engine:
         """Nothing runs and nothing can be launched: whoever still waits can never be admitted."""
         for job in self._scheduler.waiting[:1]:
             told = f"{job.request.label or 'a request'} cannot be admitted: others than this engine hold the pools"
-            self._end(job, "error", PrefixloomError(f"{told}. {self.cache.stats()}"))
+            self._scheduler.end(job, "error", PrefixloomError(f"{told}. {self.cache.stats()}"))
         return bool(self._scheduler.waiting)
 
     def _collect(self, flight: Flight) -> None:
@@ -173,9 +171,9 @@ class Engine:
         if here:
             row.sequence.append(job.tokens[row.sequence.named :])
         if answer.tokens[-1] in job.stops:
-            self._end(job, "stop")
+            self._scheduler.end(job, "stop")
         elif len(answer.tokens) == request.max_tokens:
-            self._end(job, "length")
+            self._scheduler.end(job, "length")
         elif here and self._scheduler.publishes:
             self._checkpoint(row.sequence)
 
@@ -194,10 +192,6 @@ class Engine:
         row.job.answer.accepted += kept
         return row.chosen[: kept + 1]
 
-    def _end(self, job: Job, reason: Reason, error: BaseException | None = None) -> None:
-        self._jobs.pop(job.answer, None)
-        self._scheduler.end(job, reason, error)
-
     def _failed(self, flight: Flight) -> None:
         """A step failed: who was in it starts over, and so does who had read what it published; a few times."""
         error = flight.error
@@ -208,7 +202,7 @@ class Engine:
             self._scheduler.counts.failed += 1
             job.failures += 1
             if job.failures > RETRIES:
-                self._end(job, "error", error)
+                self._scheduler.end(job, "error", error)
             else:
                 self._scheduler.restart(job)
 
@@ -221,7 +215,8 @@ class Engine:
         asked = [p if isinstance(p, Request) else Request(p, max_tokens) for p in prompts]
         answers: list[Answer] = []
         try:
-            answers += [self.add(request) for request in asked]
+            for request in asked:
+                answers.append(self.add(request))
             while not all(answer.done for answer in answers):
                 self.step()
         finally:
@@ -247,7 +242,7 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        for answer in list(self._jobs):
+        for answer in list(self._scheduler.jobs):
             self.abort(answer)
         self._forward.close()
         self._flying.clear()

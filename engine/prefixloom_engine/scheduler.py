@@ -23,7 +23,7 @@ from .forward import Row
 from .guessing import Guesser
 from .model import Span
 from .policies import POLICIES, cached
-from .requests import Job, Reason
+from .requests import Answer, Job, Reason
 from .room import Room
 
 
@@ -57,12 +57,18 @@ class Scheduler:
         self.by_priority = policy == "priority"
         self.room = Room(cache, self.chunk)
         self.counts = Counts()
+        self.jobs: dict[Answer, Job] = {}
+        """All that have not ended: waiting or running."""
         self.waiting: list[Job] = []
         self.running: list[Job] = []
         parts = cache.composition.parts
         self.stateful = any(not part.page_tokens for part in parts)
         tracked = all(part.manifest.checkpoint_every for part in parts if not part.page_tokens)
         self.publishes = self.stateful and not tracked  # or else the cache keeps checkpoints of a decode by itself
+
+    def add(self, job: Job) -> None:
+        self.jobs[job.answer] = job
+        self.waiting.append(job)
 
     # ------------------------------------------------------------ planning
     def plan(self) -> list[Row]:
@@ -254,11 +260,11 @@ class Scheduler:
 
     def end(self, job: Job, reason: Reason, error: BaseException | None = None) -> None:
         """The answer is complete, or never will be. Only what ended well is published."""
+        del self.jobs[job.answer]
         job.answer.reason, job.answer.error = reason, error
         job.life += 1
         if job.sequence is None:
-            if job in self.waiting:
-                self.waiting.remove(job)
+            self.waiting.remove(job)
             return
         if reason in ("length", "stop"):
             job.sequence.close()

@@ -114,7 +114,10 @@ class Attention:
         if self.window:
             hidden |= seen <= positions[:, :, None] - self.window
         k, v = (memory.rows[name][pages].flatten(1, 2).permute(0, 2, 1, 3) for name in ("k", "v"))
-        if len(ends) > 1 or self.window:  # behind a shorter row's end lies anything, and 0 times that need not be 0
+        if len(ends) == 1:  # behind a row's end lies anything, and 0 times that need not be 0
+            written = ends[0] - lows[0] * size
+            k, v, hidden = k[:, :, :written], v[:, :, :written], hidden[:, :, :written]
+        else:
             v = v.masked_fill(hidden.all(1)[:, None, :, None], 0)
         kv_heads, width, rows = self.sizes.kv_heads, self.sizes.width, len(q)
         grouped = q.reshape(rows, count, kv_heads, -1, width).permute(0, 2, 3, 1, 4)
