@@ -22,7 +22,7 @@ from .scheduler import Counts, Scheduler
 
 log = logging.getLogger("prefixloom.engine")
 RETRIES = 2
-"""How often a request starts over because a step failed that it was in, or had read from."""
+"""How often in a row a request starts over because a step failed that it was in, or had read from."""
 
 
 class Engine:
@@ -163,6 +163,7 @@ class Engine:
             row.sequence.rewind(wrong)
             job.end -= wrong
         job.due += len(fresh) - 1
+        job.failures = 0
         for token in fresh:
             answer.tokens.append(token)
             job.tokens.append(token)
