@@ -128,11 +128,15 @@ def text(told: dict[str, Any]) -> str:
         f"({told['prefill']['warm_s']:.3f} s against {told['prefill']['cold_s']:.3f} s)",
     ]
     for rows, each in told["decode"].items():
-        lines.append(f"outside of a decode step's forward, {rows} rows: {each['outside']:.2%} of {each['step_ms']:.1f} ms")
+        lines.append(
+            f"outside of a decode step's forward, {rows} rows: {each['outside']:.2%} of {each['step_ms']:.1f} ms"
+        )
     each = told["chunk"]
     lines.append(f"outside of a {CHUNK}-token chunk's forward: {each['outside']:.2%} of {each['step_ms']:.1f} ms")
     each = told["overlap"]
-    lines.append(f"overlap on against off: {each['faster']:.3f} times as fast ({each['on_s']:.2f} s, {each['off_s']:.2f} s)")
+    lines.append(
+        f"overlap on against off: {each['faster']:.3f} times as fast ({each['on_s']:.2f} s, {each['off_s']:.2f} s)"
+    )
     return "\n".join(lines)
 
 

@@ -66,6 +66,7 @@ def test_a_model_that_always_fails_is_told_to_the_client_and_nothing_is_left(fai
         assert all(isinstance(answer.error, Broken) for answer in answers)
         with pytest.raises(Broken):
             next(engine.stream(prompt(1, 20)))
+        engine.drain()
         nothing_left(cache)
     nothing_left(cache)
 
