@@ -35,7 +35,7 @@ class Engine:
     ``overlap``      plan a step while the one before runs
     ``speculate``    tokens guessed ahead for requests that do not say; the cache must be composed with at least as
                      much ``max_rewind``
-    ``guesser``      where guesses come from
+    ``guesser``      where guesses come from (default: the model's draft, if it has one, else ``PromptLookup``)
     """
 
     def __init__(
@@ -56,8 +56,10 @@ class Engine:
         self.model, self.cache = model, cache
         self.overlap = overlap
         self._speculate = self._depth(speculate, "the engine")
-        self._scheduler = Scheduler(cache, policy, chunk, max_running, guesser or PromptLookup())
         runner = model.bind(cache)
+        if guesser is None and getattr(runner, "drafter", None) is None:
+            guesser = PromptLookup()
+        self._scheduler = Scheduler(cache, policy, chunk, max_running, guesser)
         self._forward = Forward(runner, cache, max_running, overlap)
         self._flying: deque[Flight] = deque()
         self._numbers = 0
@@ -161,6 +163,7 @@ class Engine:
             row.sequence.rewind(wrong)
             job.end -= wrong
         job.due += len(fresh) - 1
+        job.kept = len(fresh) - 1
         job.failures = 0
         for token in fresh:
             answer.tokens.append(token)
@@ -184,8 +187,7 @@ class Engine:
     def _accepted(self, row: Row) -> list[int]:
         """The guesses that were right, and the token behind them."""
         kept = 0
-        guesses = row.known[len(row.known) - row.drafted :] if row.drafted else []
-        while kept < row.drafted and row.chosen[kept] == guesses[kept]:
+        while kept < row.drafted and row.chosen[kept] == row.guesses[kept]:
             kept += 1
         self._scheduler.counts.accepted += kept
         row.job.answer.accepted += kept
