@@ -30,6 +30,7 @@ from .restore import Restored
 from .sequence import Sequence
 from .sizing import Traffic
 from .stats import CacheStats, ComponentStats, TierStats
+from .streams import Stream, ThreadStream, stream_for
 from .values import (
     AnchorView,
     Claim,
@@ -98,7 +99,9 @@ __all__ = [
     "SplitRule",
     "StateView",
     "StorageError",
+    "Stream",
     "Tail",
+    "ThreadStream",
     "Tier",
     "TierManifest",
     "TierStats",
@@ -113,4 +116,5 @@ __all__ = [
     "compose",
     "encode",
     "hookimpl",
+    "stream_for",
 ]
