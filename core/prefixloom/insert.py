@@ -131,7 +131,8 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
         for lane, holding in donors:
             _renew(sequence, lane, holding, node)
     sequence.published = upto
-    _published(cache, sequence, run, own, pairs)
+    if own is not None or cache._flight.nodes or cache._follows:
+        _published(cache, sequence, run, own, pairs)
 
 
 def _published(cache: Cache, sequence: Sequence, run: list[Node], own: Owned | None, pairs: Pairs) -> None:

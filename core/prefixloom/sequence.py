@@ -347,7 +347,8 @@ class Sequence(Named, Handle):
         try:
             publish_end(cache, self)
         finally:
-            self._give_back(cache)
+            if self._pairs:
+                self._give_back(cache)
         if cache._debug is not None:
             cache._leave("close")
 
