@@ -26,7 +26,6 @@ LATER = "this version has no tier below the device"
 UNPROVED: dict[str, str] = {
     **dict.fromkeys(("M7", "M14", "M15", "M18", "R15", "R16"), COMPOSE),
     "M11": "told to the engine; nothing is derived from it yet",
-    "M12": "lossy: tests/test_codecs.py, tests/test_stored_as.py; the kit does not compare such content",
     "M16": POLICY,
     **dict.fromkeys(("R4", "R5", "R6", "R7", "R8"), ROWS),
     **dict.fromkeys(("O1", "O2", "O4", "O5", "O7", "O8", "O9", "O10", "O11", "O12", "O13"), REGISTRY),

@@ -271,13 +271,13 @@ class Bench:
         if end > start:
             run.states[part.name] = number_at(end)
             run.singles[part.name] = kept
-        failures, lossy = self.late, part.manifest.stored_as is not None
+        failures, codec = self.late, part.manifest.stored_as
         touched = self._things(part, {slot, *(at for at, _ in puts)})
 
         def work() -> None:
             touch(touched, touched if puts else ())
             found = memory.read(slot, 0)
-            if not lossy and not memory.same(found, wanted):
+            if not (memory.same(found, wanted) or (codec and memory.near(slot, 0, wanted, codec.tolerance))):
                 said = f"the state of {part.name} at {start}, from which the next tokens are computed, "
                 failures.append(Failure("content", said + self._is(run, found, wanted)))
             for at, number in puts:

@@ -114,8 +114,6 @@ def untested(case: ComponentCase) -> list[str]:
         out.append(
             f"what the layers do is believed as the component says it: {', '.join(believed)} (say them in a Truth)"
         )
-    if case.manifest.stored_as is not None:
-        out.append("content of states that rest in another form: a round trip changes it within the codec's tolerance")
     out += [f"some orders of steps ({told})" for told in case.memo.get("orders", ())]
     out.append("the arithmetic of the layers: run the toy model of prefixloom.testing.toy through a cache for that")
     out.append("transfers to tiers below the device, which this version has not (T1, D1)")
