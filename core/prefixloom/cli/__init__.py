@@ -19,7 +19,7 @@ from ..errors import PrefixloomError
 
 COMMANDS = {
     "components": "what is installed, from which distribution, and what is broken",
-    "conformance": "hold an installed component against every law of the conformance kit",
+    "conformance": "hold an installed component, store or policy against every law of the conformance kit",
     "demo": "synthetic conversations through a composed cache",
 }
 ERROR = 2
