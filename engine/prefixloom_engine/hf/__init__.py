@@ -14,6 +14,8 @@ except ImportError as error:
         f"prefixloom_engine.hf needs transformers 5.23 or newer: {error}. Install it with: pip install 'prefixloom[hf]'"
     ) from error
 
+from .folder import load
 from .model import HFModel
+from .session import Session, session
 
-__all__ = ["HFModel"]
+__all__ = ["HFModel", "Session", "load", "session"]

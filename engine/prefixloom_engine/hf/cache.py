@@ -51,10 +51,25 @@ class PooledCache(TransformersCache):
     def end(self) -> None:
         """The model has returned, or raised."""
         for pages in self._pages:
-            self._length = max(self._length, pages.seen)
             pages.end()
         for states in self._states.values():
             states.end()
+
+    def check(self, rows: Rows) -> None:
+        """Called before ``end`` where the model returned: it has left everything with the cache that it remembers.
+
+        One that ignores the cache it is given, as encoders do, would be taken at its word and answer nonsense.
+        """
+        length = rows.past_count + rows.count
+        left_out = [pages.layer for pages in self._pages if pages.seen != length]
+        left_out += [at for at, states in self._states.items() if not states.entered]
+        if left_out:
+            told = ", ".join(map(str, sorted(set(left_out))))
+            raise CompositionError(
+                f"layers {told} ran without the cache that the model was given, so what they remember is kept nowhere. "
+                f"Is it a causal language model?"
+            )
+        self._length = length
 
     def rest(self, length: int) -> None:
         """Between passes: how many tokens the next one continues from."""

@@ -24,14 +24,14 @@ class HFRunner:
     def __init__(self, model: Any, cache: Cache) -> None:
         self._model = model
         self._cache = cache
-        self._pooled = PooledCache(cache, model.config.get_text_config(decoder=True))
+        self.pooled = PooledCache(cache, model.config.get_text_config(decoder=True))
         takes = inspect.signature(model.forward).parameters
         names = [name for name in CACHE_NAMES if name in takes]
         if not names:
             raise CompositionError(
                 f"{type(model).__name__} takes none of {', '.join(CACHE_NAMES)}, so it cannot be given what is cached"
             )
-        self._cache_name = names[0]
+        self.cache_name = names[0]
         self._takes_positions = "position_ids" in takes
         self._takes_wanted = "logits_to_keep" in takes
 
@@ -51,19 +51,25 @@ class HFRunner:
             return self._one_by_one(batch, stepwise) if stepwise else self._through(batch)
 
     def _through(self, batch: Batch) -> Tensor:
-        rows = self._pooled.begin(batch)
-        inputs = {"input_ids": batch.tokens, "use_cache": True, self._cache_name: self._pooled}
+        rows = self.pooled.begin(batch)
+        try:
+            logits = self.call(batch.tokens, rows.positions(), rows.mask(), max(batch.wanted, 1))
+            self.pooled.check(rows)
+        finally:
+            self.pooled.end()
+        return logits[:, logits.shape[1] - batch.wanted :]
+
+    def call(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, wanted: int) -> Tensor:
+        """The model's own forward over ``pooled``; the logits of the last ``wanted`` tokens, or of all."""
+        inputs = {"input_ids": tokens, "use_cache": True, self.cache_name: self.pooled}
         if self._takes_positions:
-            inputs["position_ids"] = rows.positions()
-        if (mask := rows.mask()) is not None:
+            inputs["position_ids"] = positions
+        if mask is not None:
             inputs["attention_mask"] = mask
         if self._takes_wanted:
-            inputs["logits_to_keep"] = max(batch.wanted, 1)
-        try:
-            logits: Tensor = self._model(**inputs).logits
-        finally:
-            self._pooled.end()
-        return logits[:, logits.shape[1] - batch.wanted :]
+            inputs["logits_to_keep"] = wanted
+        logits: Tensor = self._model(**inputs).logits
+        return logits
 
     def _one_by_one(self, batch: Batch, components: Sequence[str]) -> Tensor:
         """Token by token, since transformers' kernels hand over no state from within a run; each is kept."""

@@ -30,7 +30,7 @@ class States:
         self._owner = owner
         self._rows: Rows | None = None
         self._copied: Tensor | None = None
-        self._entered = False
+        self.entered = False
         owner.is_conv_states_initialized[0] = CONV in memory.rows
         owner.is_recurrent_states_initialized[0] = RECURRENT in memory.rows
         if CONV in memory.rows:
@@ -43,13 +43,13 @@ class States:
 
     def enter(self) -> None:
         """The layer is reached, and asks for its states or writes them; the first time in a pass they are fetched."""
-        if self._entered:
+        if self.entered:
             return
         rows = self._rows
         if rows is None:
             raise outside(self.layer)
         rows.batch.gate(self.layer)
-        self._entered = True
+        self.entered = True
         slots = rows.batch.tables[self.memory.component][:, 0]
         in_place = len(rows) == 1 and slots.device.type == "cpu"
         index = slots.long()
@@ -69,7 +69,7 @@ class States:
                 pool.index_copy_(0, self._copied, held)
             self._held[name][0] = None
         self._copied = self._rows = None
-        self._entered = False
+        self.entered = False
 
     def check(self, name: str, new: Tensor) -> None:
         """The first state of a sequence has the dtype in which the model's code keeps it from then on."""
