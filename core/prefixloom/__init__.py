@@ -26,6 +26,7 @@ from .reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
 from .sequence import Sequence
 from .sizing import Traffic
 from .stats import CacheStats, ComponentStats
+from .streams import Stream, ThreadStream, stream_for
 from .values import (
     AnchorView,
     Claim,
@@ -86,7 +87,9 @@ __all__ = [
     "SplitRule",
     "StateView",
     "StorageError",
+    "Stream",
     "Tail",
+    "ThreadStream",
     "Tier",
     "Tokens",
     "Touch",
@@ -98,4 +101,5 @@ __all__ = [
     "compose",
     "encode",
     "hookimpl",
+    "stream_for",
 ]
