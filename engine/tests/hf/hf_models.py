@@ -1,4 +1,4 @@
-"""Tiny models of transformers with strong random weights, and a driver that runs them through a cache as an engine would.
+"""Tiny models of transformers with strong random weights, and a driver that runs them through a cache as engines do.
 
 Every architecture is transformers' own code. Float64, and weights of ``normal_(0, 0.2)``: with the usual tiny ones a
 wrong state moves nothing that a test could see.
@@ -101,8 +101,8 @@ ROUNDING = 1e-10
 OWN = {"qwen3_5_text": 1e-4, "qwen3_next": 1e-4, "olmo_hybrid": 1e-5}
 OWN |= dict.fromkeys(("granitemoehybrid", "bamba", "falcon_h1", "mamba2", "kimi_linear", "deepseek_v3"), 1e-6)
 OWN |= {"deepseek_v32": 1e-6}
-"""Of models with a recurrence, a router or an indexer in float32. Measured at cuts off the kernels' grid: qwen 8e-6, the
-others up to 1.5e-7. On it all are exact to the bit on the machine where this was written.
+"""Of models with a recurrence, a router or an indexer in float32. Measured at cuts off the kernels' grid: qwen 8e-6,
+the others up to 1.5e-7. On it all are exact to the bit on the machine where this was written.
 """
 
 
@@ -182,8 +182,7 @@ class Served:
             depth = self.cache.composition.max_rewind
             singles = {name: step.rewind_table(name) for name in self.states} if depth else {}
             batch = Batch(torch.tensor(tokens), spans, tables, singles, wanted=len(tokens[0]))
-            logits = self.runner.forward(batch)
-        return logits
+            return self.runner.forward(batch)
 
     def published(self, tokens: Sequence[int], cuts: Iterable[int]) -> None:
         """Compute up to the last of ``cuts`` and publish at each."""

@@ -1,7 +1,8 @@
 """The models of the matrix are exact over a cache: what is restored is what was live, and the cache changes no logit.
 
 Float64 throughout. Restored against live, and cached against uncached with the same passes, are compared bitwise.
-Against the whole prompt in one pass, in which other rows go together, it is what ``hf_models.figure`` says. Negative controls show what one zeroed page or state of one layer moves.
+Against the whole prompt in one pass, in which other rows go together, the figure is ``hf_models.figure``. Negative
+controls show what one zeroed page or state of one layer moves.
 """
 
 from __future__ import annotations

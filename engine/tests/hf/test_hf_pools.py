@@ -20,6 +20,7 @@ import prefixloom
 from prefixloom import CompositionError
 from prefixloom_engine import Batch, Model, Runner, Span
 from prefixloom_engine.hf import HFModel
+from prefixloom_engine.hf.layers import pooled
 
 EVERY = pytest.mark.parametrize("name", CONFIGS)
 OTHER = pytest.mark.parametrize("name", OTHERS)
@@ -39,7 +40,6 @@ def test_pools_hand_over_what_transformers_own_cache_would_to_the_bit(name: str)
 def test_layers_are_those_of_transformers_with_another_memory(name: str) -> None:
     served = Served(name)
     own = DynamicCache(config=served.model.config).layers
-    assert [type(layer).__mro__[1:] for layer in served.runner.pooled.layers]
     for layer, template in zip(served.runner.pooled.layers, own, strict=True):
         assert isinstance(layer, type(template))
         assert type(layer) is not type(template)
@@ -243,11 +243,8 @@ def test_a_layer_that_keeps_its_memory_in_another_way_is_refused_by_its_name() -
     class Strange(DynamicSlidingWindowLayer):
         pass
 
-    served = Served("mistral")
-    from prefixloom_engine.hf.layers import pooled
-
-    with pytest.raises(CompositionError, match="layer 3 remembers in transformers' Strange, .* Known: DynamicLayer, "):
-        pooled(Strange(WINDOW), served.cache, 3)
+    with pytest.raises(CompositionError, match=r"layer 3 remembers in transformers' Strange, .* Known: DynamicLayer, "):
+        pooled(Strange(WINDOW), Served("mistral").cache, 3)
     with pytest.raises(CompositionError, match="layer 0 has 2 conv states, and there is a place for one"):
         pooled(LinearAttentionLayer(number_of_states=2), Served("lfm2").cache, 0)
 
@@ -261,7 +258,7 @@ def test_a_model_that_ignores_its_cache_is_found_out() -> None:
     )
     try:
         with (
-            pytest.raises(CompositionError, match="layers 1 ran without the cache .* Is it a causal language model"),
+            pytest.raises(CompositionError, match=r"layers 1 ran without the cache .* Is it a causal language model"),
             served.cache.open(tokens) as sequence,
         ):
             served.step([sequence], [tokens])
@@ -273,7 +270,7 @@ def test_a_model_that_ignores_its_cache_is_found_out() -> None:
 def test_a_model_that_looks_ahead_is_refused() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     model = AutoModelForCausalLM.from_config(BertConfig(vocab_size=97, **sizes)).eval()
-    with pytest.raises(CompositionError, match="'bert' attends to later tokens too.*Use a causal model"):
+    with pytest.raises(CompositionError, match=r"'bert' attends to later tokens too.*Use a causal model"):
         HFModel(model)
 
 
@@ -281,7 +278,7 @@ def test_a_model_in_training_or_no_model_is_refused() -> None:
     model = AutoModelForCausalLM.from_config(config_of("llama"))
     with pytest.raises(CompositionError, match=r"training mode.*model.eval\(\)"):
         HFModel(model.train())
-    with pytest.raises(CompositionError, match="takes a causal language model of transformers .*, got LlamaModel"):
+    with pytest.raises(CompositionError, match=r"takes a causal language model of transformers .*, got LlamaModel"):
         HFModel(model.model.eval())
     with pytest.raises(CompositionError, match="got dict"):
         HFModel({})
