@@ -77,7 +77,7 @@ def check(name: str, answers: list[Answer], served: Served) -> None:
 @EACH
 @pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
 def test_answers_are_those_of_plain_decoding(name: str, overlap: bool) -> None:
-    served = Served(name, capacity=640, max_running=5)
+    served = Served(name, capacity=320, max_running=5)
     with Engine(served.hf, served.cache, overlap=overlap, chunk=128, max_running=5) as engine:
         answers = engine.generate(requests(10))
     check(name, answers, served)
