@@ -9,7 +9,6 @@ the model sees each of its forward passes over ``s.cache``, and takes slots and 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -47,6 +46,7 @@ class Session:
         self._ids = _tokens(ids)
         if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
             raise InputError(f"chunk takes a number of tokens from 1 up, got {chunk!r}")
+        self._prompt = len(self._ids)
         self._chunk = chunk
         self._namespace, self._label = namespace, label
         self._page = cache.composition.page
@@ -71,25 +71,25 @@ class Session:
             module = self._hf.model
             self._hooks = [
                 module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
-                module.register_forward_hook(self._after, with_kwargs=True),
+                module.register_forward_hook(self._after, with_kwargs=True, always_call=True),
             ]
             self._prefill()
         except BaseException:
-            self._end(*sys.exc_info())
+            self._end(well=False)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._end(kind, error, tb)
+        self._end(well=kind is None)
 
-    def _end(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def _end(self, well: bool) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         try:
-            self._abandon(kind, error, tb)
+            self._abandon()
         finally:
-            if kind is None:
+            if well:
                 self.sequence.close()
             else:
                 self.sequence.abort()
@@ -111,7 +111,6 @@ class Session:
         """The model's forward is about to run."""
         if kwargs.get(self._runner.cache_name) is not self.cache:
             return
-        self._abandon(None, None, None)
         given = dict(kwargs)
         if args:
             given["input_ids"] = args[0]
@@ -127,30 +126,39 @@ class Session:
         self._rows = self.cache.begin(Batch(given["input_ids"], [Span(start, start + count)], tables))
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """It has run: what it computed is committed, and published where a state is had."""
+        """It has run: what it computed is committed, and published where a state is had. Or it raised: then not."""
         if kwargs.get(self._runner.cache_name) is not self.cache or self._step is None:
             return
-        assert self._rows is not None
-        self.cache.check(self._rows)  # if it raises, the pass did not end well
+        if output is None:
+            self._abandon()
+            return
+        try:
+            assert self._rows is not None
+            self.cache.check(self._rows)
+        except BaseException:
+            self._abandon()
+            raise
         step, self._step = self._step, None
         self.cache.end()
         step.__exit__(None, None, None)
         at = self.sequence.committed
-        if self._stated and at % self._page == 0 and (self._every_boundary or at <= len(self._ids)):
+        if self._stated and at % self._page == 0 and (self._every_boundary or at <= self._prompt):
             self.sequence.publish()
 
-    def _abandon(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """A pass that raised did not reach its end: nothing of it counts."""
+    def _abandon(self) -> None:
+        """A pass that raised, or was interrupted, did not reach its end: nothing of it counts.
+
+        Where nothing recurs it may be repeated. A state may be half written, and the sequence says so when asked again.
+        """
         if self._step is None:
             return
-        if kind is None:
-            error = ProtocolError("the model's forward pass did not end")
-            kind = type(error)
         step, self._step = self._step, None
         self.cache.end()
-        step.__exit__(kind, error, tb)
+        step.__exit__(ProtocolError, ProtocolError("the model's forward pass did not end"), None)
         self.cache.rest(self.sequence.committed)
-        self.sequence.rewind(self.sequence.reserved - self.sequence.committed)
+        if not self._stated:
+            self.sequence.rewind(self.sequence.reserved - self.sequence.committed)
+            del self._ids[max(self._prompt, self.sequence.committed) :]
 
     def _named(self, given: Mapping[str, Any]) -> tuple[int, int]:
         """Where this pass starts, and how many tokens it has; what is new among them gets its name here."""
