@@ -7,7 +7,7 @@ from typing import Any
 
 from prefixloom import Cache, CompositionError
 
-from .refusals import refuse
+from .refusals import refuse, refuse_loaded
 from .runner import HFRunner
 
 
@@ -26,7 +26,7 @@ class HFModel:
                 f"{type(model).__name__}"
             )
         refuse(config)
-        _refuse_looking_ahead(model)
+        refuse_loaded(model)
         if model.training:
             raise CompositionError(
                 f"{type(model).__name__} is in training mode, in which what it computes depends on chance: call "
@@ -62,13 +62,3 @@ class HFModel:
                 f"device={device!r}"
             )
         return HFRunner(self.model, cache)
-
-
-def _refuse_looking_ahead(model: Any) -> None:
-    """An encoder with a head for language takes a cache as well."""
-    decoder = model.get_decoder() if callable(getattr(model, "get_decoder", None)) else model
-    if any(getattr(module, "is_causal", None) is False for module in decoder.modules()):
-        raise CompositionError(
-            f"model type {model.config.model_type!r} attends to later tokens too, so what it remembers of a prefix "
-            f"depends on what follows. Use a causal model"
-        )

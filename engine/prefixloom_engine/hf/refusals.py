@@ -2,10 +2,13 @@
 
 Each was measured with transformers 5.23 in float64: a prompt in two parts against the same prompt at once. A test holds
 the list against the installed release, so that an entry goes when its reason does.
+
+Two more reasons are seen at the modules of whatever architecture has them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from prefixloom import CompositionError
@@ -37,6 +40,9 @@ REFUSED = {
 """Model type -> why it is not served."""
 
 
+REMEDY = "Use another architecture, or an engine with kernels of its own for it"
+
+
 def refuse(config: Any) -> None:
     """Raise for a model config whose outputs could not be trusted."""
     if getattr(config, "is_encoder_decoder", False):
@@ -47,7 +53,21 @@ def refuse(config: Any) -> None:
     for model_type in (config.model_type, config.get_text_config(decoder=True).model_type):
         reason = REFUSED.get(model_type)
         if reason is not None:
+            raise CompositionError(f"model type {model_type!r} cannot be served: {reason}. {REMEDY}")
+
+
+def refuse_loaded(model: Any) -> None:
+    """Raise for what only a model's modules tell."""
+    model_type = model.config.model_type
+    decoder = model.get_decoder() if callable(getattr(model, "get_decoder", None)) else model
+    for module in decoder.modules():
+        if getattr(module, "is_causal", None) is False:  # an encoder with a head for language takes a cache as well
             raise CompositionError(
-                f"model type {model_type!r} cannot be served: {reason}. Use another architecture, or an engine with "
-                f"kernels of its own for it"
+                f"model type {model_type!r} attends to later tokens too, so what it remembers of a prefix depends on "
+                f"what follows. Use a causal model"
+            )
+        low, high = getattr(module, "time_step_limit", None) or (0.0, math.inf)
+        if low > 0.0 or high < math.inf:
+            raise CompositionError(
+                f"model type {model_type!r} cannot be served with time steps from {low} to {high}: {NO_CLAMP}. {REMEDY}"
             )
