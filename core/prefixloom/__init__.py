@@ -19,13 +19,14 @@ from .errors import (
 from .hookspecs import hookimpl
 from .keys import Tokens, encode
 from .lease import Lease
-from .manifest import Buffer, Codec, Manifest
+from .manifest import Buffer, Codec, Manifest, TierManifest
 from .plan import MatchPlan
 from .policy import EvictionPolicy, Use
 from .reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
+from .restore import Restored
 from .sequence import Sequence
 from .sizing import Traffic
-from .stats import CacheStats, ComponentStats
+from .stats import CacheStats, ComponentStats, TierStats
 from .streams import Stream, ThreadStream, stream_for
 from .values import (
     AnchorView,
@@ -37,6 +38,7 @@ from .values import (
     ModelFacts,
     NodeView,
     Op,
+    Outcome,
     Phase,
     Profile,
     Receipt,
@@ -44,6 +46,7 @@ from .values import (
     Tier,
     Touch,
     Transfer,
+    TransferPlan,
     WalkView,
 )
 
@@ -72,6 +75,7 @@ __all__ = [
     "ModelFacts",
     "NodeView",
     "Op",
+    "Outcome",
     "Path",
     "Phase",
     "PluginError",
@@ -82,6 +86,7 @@ __all__ = [
     "RaceError",
     "Reach",
     "Receipt",
+    "Restored",
     "Sequence",
     "Sinks",
     "SplitRule",
@@ -91,10 +96,13 @@ __all__ = [
     "Tail",
     "ThreadStream",
     "Tier",
+    "TierManifest",
+    "TierStats",
     "Tokens",
     "Touch",
     "Traffic",
     "Transfer",
+    "TransferPlan",
     "Use",
     "WalkView",
     "Window",

@@ -13,13 +13,12 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from .backend import FAULTS, Backend, Miss, Reason, Refused, Stored
+from prefixloom.storage import FAULTS, Backend, Key, Miss, Reason, Record, Refused, Stored
+
 from .breaker import Breaker, BreakerLimits
 from .breaker import State as BreakerState
 from .clock import Clock, SystemClock
-from .keys import Key
 from .limits import Backlog, Rate
-from .record import Record
 from .worker import State, Ticket, Worker
 
 T = TypeVar("T")
