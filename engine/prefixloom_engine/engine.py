@@ -22,7 +22,7 @@ from .scheduler import Counts, Scheduler
 
 log = logging.getLogger("prefixloom.engine")
 RETRIES = 2
-"""How often a request starts over because a step failed that it was in, or had read from."""
+"""How often in a row a request starts over because a step failed that it was in, or had read from."""
 
 
 class Engine:
@@ -35,7 +35,7 @@ class Engine:
     ``overlap``      plan a step while the one before runs
     ``speculate``    tokens guessed ahead for requests that do not say; the cache must be composed with at least as
                      much ``max_rewind``
-    ``guesser``      where guesses come from
+    ``guesser``      where guesses come from (default: the model's draft, if it has one, else ``PromptLookup``)
     """
 
     def __init__(
@@ -56,8 +56,10 @@ class Engine:
         self.model, self.cache = model, cache
         self.overlap = overlap
         self._speculate = self._depth(speculate, "the engine")
-        self._scheduler = Scheduler(cache, policy, chunk, max_running, guesser or PromptLookup())
         runner = model.bind(cache)
+        if guesser is None and getattr(runner, "drafter", None) is None:
+            guesser = PromptLookup()
+        self._scheduler = Scheduler(cache, policy, chunk, max_running, guesser)
         self._forward = Forward(runner, cache, max_running, overlap)
         self._flying: deque[Flight] = deque()
         self._numbers = 0
@@ -144,25 +146,25 @@ class Engine:
         flight.wait()
         self.cache.poll()
         self.forward_seconds += flight.seconds
-        if flight.error is not None:
-            self._failed(flight)
-            return
-        for row in flight.rows:
+        for row in flight.rows if flight.error is None else ():
             job = row.job
             if row.samples and row.life == job.life:
                 job.pending -= 1
                 self._sampled(row, job)
+        self._start_over(flight)
 
     def _sampled(self, row: Row, job: Job) -> None:
         """The tokens of a row are known: name them, take back what was guessed wrong, and see whether it ends."""
         fresh = self._accepted(row)
         request, answer = job.request, job.answer
-        here = job.sequence is row.sequence
+        here = row.sequence.open and job.sequence is row.sequence
         if row.drafted and here:
             wrong = row.drafted + 1 - len(fresh)
             row.sequence.rewind(wrong)
             job.end -= wrong
         job.due += len(fresh) - 1
+        job.kept = len(fresh) - 1
+        job.failures = 0
         for token in fresh:
             answer.tokens.append(token)
             job.tokens.append(token)
@@ -185,23 +187,26 @@ class Engine:
     def _accepted(self, row: Row) -> list[int]:
         """The guesses that were right, and the token behind them."""
         kept = 0
-        guesses = row.known[len(row.known) - row.drafted :] if row.drafted else []
-        while kept < row.drafted and row.chosen[kept] == guesses[kept]:
+        while kept < row.drafted and row.chosen[kept] == row.guesses[kept]:
             kept += 1
         self._scheduler.counts.accepted += kept
         row.job.answer.accepted += kept
         return row.chosen[: kept + 1]
 
-    def _failed(self, flight: Flight) -> None:
-        """A step failed: who was in it starts over, and so does who had read what it published; a few times."""
-        error = flight.error
-        log.warning("a forward pass of %d requests failed: %r", len(flight.rows), error)
-        hit = {row.job.number: row.job for row in flight.rows if row.life == row.job.life}
-        hit |= {job.number: job for job in self._scheduler.running if job.sequence and not job.sequence.open}
-        for job in hit.values():
+    def _start_over(self, flight: Flight) -> None:
+        """Whoever was in a step that failed, or had read what it published, starts over; a few times.
+
+        The cache may know of a later step that failed before its turn comes here.
+        """
+        lost = {job.number: job for job in self._scheduler.running if job.sequence and not job.sequence.open}
+        if flight.error is not None:
+            log.warning("a forward pass of %d requests failed: %r", len(flight.rows), flight.error)
+            lost |= {row.job.number: row.job for row in flight.rows if row.life == row.job.life}
+        for job in lost.values():
             self._scheduler.counts.failed += 1
             job.failures += 1
             if job.failures > RETRIES:
+                error = next((each.error for each in (flight, *self._flying) if each.error is not None), None)
                 self._scheduler.end(job, "error", error)
             else:
                 self._scheduler.restart(job)

@@ -82,7 +82,10 @@ class Batch:
 
 @runtime_checkable
 class Runner(Protocol):
-    """A model whose layers are bound to the buffers of one cache. It has no state of its own between two batches."""
+    """A model whose layers are bound to the buffers of one cache. It has no state of its own between two batches.
+
+    A runner with an attribute ``drafter`` that is not None has a draft beside it (``drafting.Drafter``).
+    """
 
     def groups(self, spans: Sequence[Span]) -> list[list[int]]:
         """The rows (their indices into ``spans``) that may go through one forward pass together, pass by pass.

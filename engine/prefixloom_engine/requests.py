@@ -94,7 +94,8 @@ class Job:
     includes what was answered before. ``due``: tokens of the answer that were sampled or are being sampled.
     ``pending``: launched passes whose tokens are not known here yet. ``cuts``: boundaries where prefill should stop, to
     leave a checkpoint. ``life`` grows when all that is in flight for it is void. ``row``: where the device keeps its
-    newest token. ``failures``: steps that failed under it. ``waited``: it has waited for another one's checkpoint.
+    newest token. ``kept``: how many guesses of its last pass were right. ``failures``: steps that failed under it in a
+    row. ``waited``: it has waited for another one's checkpoint.
     """
 
     answer: Answer
@@ -111,6 +112,7 @@ class Job:
     cuts: set[int] = attrs.field(factory=set)
     life: int = 0
     row: int = -1
+    kept: int = 0
     failures: int = 0
     admitted: bool = False
     waited: bool = False

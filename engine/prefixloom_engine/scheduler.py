@@ -44,15 +44,16 @@ class Counts:
 
 
 class Scheduler:
-    def __init__(self, cache: Cache, policy: str, chunk: int, running: int, guesser: Guesser) -> None:
+    def __init__(self, cache: Cache, policy: str, chunk: int, running: int, guesser: Guesser | None) -> None:
         if policy not in POLICIES:
             raise InputError(f"a policy is one of {', '.join(POLICIES)}, got {policy!r}")
         self.cache = cache
-        self.page = cache.composition.page
+        self.page, self.lookahead = cache.composition.page, cache.composition.lookahead
         self.chunk = max(chunk // self.page * self.page, self.page)
         self.rows = list(range(running))[::-1]
         """Where the device may keep a newest token: one for each request that runs."""
         self.guesser = guesser
+        """None: a draft guesses, on the device."""
         self.order = POLICIES[policy]
         self.by_priority = policy == "priority"
         self.room = Room(cache, self.chunk)
@@ -94,15 +95,20 @@ class Scheduler:
     def _decode(self, job: Job, planned: dict[int, Row]) -> None:
         if job.left <= 0 or (job.speculate and job.pending):
             return
+        if job.pending and self.publishes and self.lookahead and job.end % self.page == 0:
+            return  # the state stands on a boundary, and can be published once the token behind it is known
         known = job.tokens[job.end :]
-        guesses: list[int] = []
-        if job.speculate and job.left > 1:
-            guesses = self.guesser.guess(job.tokens, min(self._guessable(job), job.left - 1))
+        most = min(self._guessable(job), job.left - 1) if job.speculate else 0
+        guesses = [0] * most if self.guesser is None else self.guesser.guess(job.tokens, most) if most else []
         count = 1 + len(guesses)
         if not self._grow(job, count, planned):
             return
         span = Span(job.end, job.end + count)
-        planned[job.number] = Row(job, job.sequence, span, known + guesses, True, len(guesses), job.life)
+        kept = job.kept if self.guesser is None and guesses else -1
+        planned[job.number] = Row(
+            job, job.sequence, span, known + guesses, job.life, True,
+            guesses=guesses, drafted=len(guesses), kept=kept,
+        )  # fmt: skip
         job.due += 1
         job.pending += 1
         job.end = span.end
@@ -122,7 +128,9 @@ class Scheduler:
             return 0
         samples = end == job.total
         span = Span(job.end, end)
-        planned[job.number] = Row(job, job.sequence, span, job.tokens[span.start : end], samples, 0, job.life, True)
+        behind = 0 if samples else job.tokens[end]
+        known = job.tokens[span.start : end]
+        planned[job.number] = Row(job, job.sequence, span, known, job.life, samples, prefill=True, behind=behind)
         job.end = end
         if samples:
             job.due += 1

@@ -51,11 +51,31 @@ class Block:
         return x + functional.silu(gate) * up @ self.down
 
 
+class Draft:
+    """One layer of attention beside the model: what it left at a position, and the token behind that, guess the next.
+
+    Mostly the token itself goes through it, as in the model: the less ``mixing`` there is, the better it guesses.
+    """
+
+    def __init__(self, sizes: Sizes, weights: Weights) -> None:
+        self.block = Block(FULL, sizes, weights)
+        self.to_x = weights(sizes.hidden, sizes.hidden, gain=sizes.mixing)
+
+
 class ThreeWay:
-    """A model of the engine (``model.Model``). ``size`` is a name in ``SIZES`` or ``Sizes`` of one's own."""
+    """A model of the engine (``model.Model``). ``size`` is a name in ``SIZES`` or ``Sizes`` of one's own.
+
+    ``draft``: with a small model beside it that guesses tokens (``drafting.Drafter``), and one component more.
+    """
 
     def __init__(
-        self, size: str | Sizes = "small", *, dtype: str = "float32", seed: int = 0, device: str = "cpu"
+        self,
+        size: str | Sizes = "small",
+        *,
+        dtype: str = "float32",
+        seed: int = 0,
+        device: str = "cpu",
+        draft: bool = False,
     ) -> None:
         if dtype not in ("float32", "float64"):
             raise InputError(f"ThreeWay computes in float32 or float64, got {dtype!r}")
@@ -67,6 +87,7 @@ class ThreeWay:
         self.embedding = weights(self.sizes.vocabulary, self.sizes.hidden, gain=self.sizes.vocabulary**0.5)
         self.blocks = [Block(kind, self.sizes, weights) for kind in self.sizes.layers]
         self.to_logits = weights(self.sizes.hidden, self.sizes.vocabulary, gain=2.0)
+        self.draft = Draft(self.sizes, weights) if draft else None
         self.parameters = weights.count
 
     @property
@@ -99,20 +120,24 @@ class ThreeWay:
             for layer, (kind, more) in options.items()
             if numbers[layer]
         ]
+        if self.draft is not None:
+            number = len(sizes.layers)
+            specs.append(ComponentSpec("full", "draft", {"layers": [number], "lookahead": 1, **heads}))
         return Profile(specs, page_size=16, name="ThreeWay")
 
     def bind(self, cache: Cache) -> BoundThreeWay:
-        memories = []
-        for number, block in enumerate(self.blocks):
-            memory = memory_with(cache, number, *block.mixer.buffers)
-            for name, rows in memory.rows.items():
-                if rows.dtype != self.embedding.dtype or rows.device != self.embedding.device:
-                    raise CompositionError(
-                        f"layer {number} writes {name!r} in {self.dtype} on {self.device}, and component "
-                        f"{memory.component!r} keeps it in {rows.dtype} on {rows.device}"
-                    )
-            memories.append(memory)
-        return BoundThreeWay(self, memories)
+        blocks = [*self.blocks, self.draft.block] if self.draft is not None else self.blocks
+        return BoundThreeWay(self, [self._memory(cache, number, block) for number, block in enumerate(blocks)])
+
+    def _memory(self, cache: Cache, number: int, block: Block) -> LayerMemory:
+        memory = memory_with(cache, number, *block.mixer.buffers)
+        for name, rows in memory.rows.items():
+            if rows.dtype != self.embedding.dtype or rows.device != self.embedding.device:
+                raise CompositionError(
+                    f"layer {number} writes {name!r} in {self.dtype} on {self.device}, and component "
+                    f"{memory.component!r} keeps it in {rows.dtype} on {rows.device}"
+                )
+        return memory
 
 
 @attrs.frozen(eq=False)
@@ -131,10 +156,35 @@ class BoundThreeWay:
     def hidden(self, batch: Batch) -> Tensor:
         """What the last layer leaves of each token."""
         x = self.model.embedding[batch.tokens]
-        for number, (block, memory) in enumerate(zip(self.model.blocks, self.memories, strict=True)):
+        for number, (block, memory) in enumerate(zip(self.model.blocks, self.memories, strict=False)):
             batch.gate(number)
             x = block.forward(x, batch, memory)
         return x
 
     def logits(self, hidden: Tensor, batch: Batch) -> Tensor:
         return normed(hidden[:, batch.count - batch.wanted :]) @ self.model.to_logits
+
+    @property
+    def drafter(self) -> BoundDraft | None:
+        return None if self.model.draft is None else BoundDraft(self, self.model.draft)
+
+
+@attrs.frozen(eq=False)
+class BoundDraft:
+    """The draft of a bound ``ThreeWay`` (``drafting.Drafter``)."""
+
+    bound: BoundThreeWay
+    draft_model: Draft
+
+    @property
+    def width(self) -> int:
+        return self.bound.model.sizes.hidden
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        hidden = self.bound.hidden(batch)
+        return self.bound.logits(hidden, batch), hidden
+
+    def draft(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.bound.model.embedding[batch.tokens] + normed(hidden) @ self.draft_model.to_x
+        out = self.draft_model.block.forward(x, batch, self.bound.memories[-1])
+        return self.bound.logits(out, batch), out
