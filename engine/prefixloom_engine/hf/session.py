@@ -3,8 +3,9 @@
     with session(cache, model, ids) as s:
         out = model.generate(ids, past_key_values=s.cache)
 
-What hit is not computed again; what was computed is published at the end. While the session is open, a pair of hooks on
-the model sees each of its forward passes over ``s.cache``, and takes slots and commits for it.
+What hit, on the device or on a tier below, is not computed again; what was computed is published at the end. While the
+session is open, a pair of hooks on the model sees each of its forward passes over ``s.cache``, and takes slots and
+commits for it.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ class Session:
             raise ProtocolError("a session is used once: open another one")
         self._used = True
         self.sequence = self._pool.open(self._ids, leave=1, namespace=self._namespace, label=self._label)
-        self.ready = self.sequence.ready
-        self.cache.rest(self.ready)
         try:
+            self.sequence.restore()
+            self.ready = self.sequence.ready
+            self.cache.rest(self.ready)
             module = self._hf.model
             self._hooks = [
                 module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),

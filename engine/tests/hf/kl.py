@@ -25,7 +25,7 @@ TOGETHER = 3
 ABORTED = 7
 """Every so many requests one is given up when it has been computed."""
 LIMIT = 1e-8
-"""Of the divergence at any token, in nats; measured over 200 requests: MEASURED."""
+"""Of the divergence at any token, in nats; measured over 200 requests: 1.5e-10 (qwen3_5), 1.7e-12 elsewhere."""
 CONTROL = 100
 """So many times what was measured, at least, is what one zeroed page or state of one layer does."""
 

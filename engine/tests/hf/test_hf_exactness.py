@@ -16,7 +16,9 @@ pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is n
 import torch
 from hf_models import MATRIX, Served, distance, figure, model_of, prompt
 
+from prefixloom import TierManifest
 from prefixloom.testing.witness import Witness
+from prefixloom_hicache import HostTier
 
 MOVED = 1e-4
 """What a zeroed piece moves at least; measured: 3.5e-4 and more."""
@@ -27,7 +29,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # ---------------------------------------------------------------- restored equals live
-# A way back over a lower tier belongs here: the same witness, after the pieces have left the device and come back.
 
 
 @EACH
@@ -63,6 +64,37 @@ def test_the_witness_sees_a_page_or_a_state_that_changed(name: str) -> None:
             content[0, slot] += 1e-15
     with served.cache.open(tokens, leave=1) as restored:
         assert witness.restored(restored) >= len(served.components)
+
+
+def hosted(name: str) -> Served:
+    return Served(name, plugins=[HostTier(TierManifest(memory="8MiB", write="through"))])
+
+
+@EACH
+def test_what_comes_back_from_the_host_is_what_was_live_bit_for_bit(name: str) -> None:
+    """All of it, and each component alone while the others are still on the device."""
+    tokens = prompt(1, TOKENS)
+    expected = Served(name).plain(tokens, (64, 128, TOKENS))[128:]
+    everything = Served(name).components
+    for lost in (everything, *([component] for component in everything)):
+        served = hosted(name)
+        witness = Witness(served.cache)
+        with served.cache.open(tokens) as live:
+            for cut in (64, 128):
+                served.compute(live, tokens, (cut,))
+                witness.live(live)
+                live.publish()
+            live.abort()
+        served.cache.poll()
+        served.cache.evict(dict.fromkeys(lost, 10_000))
+        with served.cache.open(tokens, leave=1) as restored:
+            assert restored.ready == 0
+            assert restored.restore().ready == restored.ready == 128
+            assert witness.restored(restored) == 0
+            assert torch.equal(served.compute(restored, tokens, (TOKENS,)), expected)
+        assert witness.compared >= 8 and (witness.states or not served.states)
+        assert served.cache.stats().tier.restored_tokens == 128
+        served.settled()
 
 
 # ---------------------------------------------------------------- cached equals uncached

@@ -12,8 +12,9 @@ import torch
 from hf_models import MATRIX, Served, distance, figure, model_of, prompt
 from transformers import DynamicCache
 
-from prefixloom import CapacityError, InputError, ProtocolError
+from prefixloom import CapacityError, InputError, ProtocolError, TierManifest
 from prefixloom_engine.hf import HFModel, session
+from prefixloom_hicache import HostTier
 
 EACH = pytest.mark.parametrize("name", MATRIX)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -90,6 +91,21 @@ def test_a_prompt_may_be_computed_in_chunks(name: str, chunk: int) -> None:
         out = generated(served.model, ids, 4, s.cache)
     assert out == generated(served.model, ids, 4)
     assert served.cache.peek([*out, 5]) >= 128
+
+
+@EACH
+def test_a_conversation_that_left_the_device_comes_back_from_the_host(name: str) -> None:
+    served = Served(name, plugins=[HostTier(TierManifest(memory="8MiB", write="through"))])
+    ids = ids_of(prompt(3, 150))
+    for expected in (0, 149 // served.page * served.page):
+        with session(served.cache, served.model, ids) as s:
+            assert s.ready == expected
+            out = generated(served.model, ids, 4, s.cache)
+        assert out == generated(served.model, ids, 4)
+        served.cache.poll()
+        served.cache.evict(dict.fromkeys(served.components, 10_000))
+        assert served.cache.peek(prompt(3, 150)) == 0
+    assert served.cache.stats().tier.restored_tokens == expected
 
 
 def test_a_whole_hit_leaves_a_token_to_compute(served: Served) -> None:
