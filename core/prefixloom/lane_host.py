@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 class HostCell(Cell):
     """``pages``: how many are present. ``below``: children with a cell, counted where the reach is closed upward.
 
-    ``data`` of pages stands for the whole edge, *absent* where nothing is held; a state's is its slot.
+    ``data`` of pages stands for the whole edge, *absent* where nothing is held; a state's is its slot. ``stored``:
+    whether all of it was handed to a store.
     """
 
-    __slots__ = ("below", "pages")
+    __slots__ = ("below", "pages", "stored")
 
     def __init__(self, node: Node, data: Any, pages: int) -> None:
         super().__init__(node, data)
         self.pages = pages
         self.below = 0
+        self.stored = False
 
 
 class HostLane(Lane):
@@ -168,6 +170,7 @@ class HostPages(HostLane):
             self.place(node, data.tobytes(), len(slots))
             return
         cell.data = data.tobytes()
+        cell.stored = False
         cell.pages += len(slots)
         self.in_tree += len(slots)
         if cell.locks:
@@ -183,6 +186,7 @@ class HostPages(HostLane):
         cell.data = cell.data[cut:]
         cell.pages -= new.pages
         new.locks = cell.locks
+        new.stored = cell.stored
         linked = cell.next is not None
         if new.pages or new.locks:
             upper.cells[i] = new

@@ -167,6 +167,8 @@ class Sequence(Named, Handle):
         if cache._tier is None:
             return Restored(self.ready, self.ready)
         restored = restore(cache, self)
+        if cache._tier.shelf is not None:
+            cache._tier.shelf.fetch(self, restored)
         cache._leave("restore")
         return restored
 

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .kernels_move import move_slots
 from .lane_host import HostLane, HostPages, HostStates
-from .lease import Hold
+from .lease import Hold, inert
 from .pool import Pool, Stage
 from .pool_host import DebugHostPool, HostPool
+from .shelf import Shelf
 from .stats import TierStats
 from .streams import Stream, ThreadStream
 from .transfers import on_path, plan_of, proposed, tell
@@ -39,31 +40,43 @@ log = logging.getLogger("prefixloom")
 
 
 class CountedNode(Node):
-    """A node of a tree with a tier: ``hits`` counts how often it was matched, where that decides about its copy."""
+    """A node of a tree with a tier: ``hits`` counts how often it was matched, where that decides about its copy;
+    ``links`` says where the pages of its edge lie in a store, once that was asked.
+    """
 
-    __slots__ = ("hits",)
+    __slots__ = ("hits", "links")
 
     def __init__(self, parent: Node | None, key: bytes, first: bytes, end: int, width: int) -> None:
         super().__init__(parent, key, first, end, width)
         self.hits = 0
+        self.links: list[bytes | None] | None = None
 
-    def above(self, key: bytes, end: int) -> Node:
+    def above(self, key: bytes, end: int) -> CountedNode:
         upper = super().above(key, end)
-        upper.hits = self.hits  # type: ignore[attr-defined]
+        assert isinstance(upper, CountedNode)
+        upper.hits = self.hits
+        if self.links is not None:
+            pages = len(self.links) * len(key) // len(self.key)
+            upper.links, self.links = self.links[:pages], self.links[pages:]
         return upper
 
 
 class Copying:
     """What a copy is called where somebody is told of it."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, what: str) -> None:
+        self.what = what
 
     def __repr__(self) -> str:
-        return f"a copy to the {self.where}"
+        return self.what
 
 
-COPY = {"down": Copying("host"), "up": Copying("device")}
+COPY = {"down": Copying("a copy to the host"), "up": Copying("a copy to the device")}
+FETCH = Copying("what a store brought")
+
+
+Job = tuple[HostLane, list[int], Callable[[], object]]
+"""(where, which slots, what writes them)"""
 
 
 class Moves:
@@ -84,7 +97,7 @@ class LowerTier:
         self.cache = cache
         self.part = part
         self.manifest = part.manifest
-        self.node_kind = CountedNode if self.manifest.write == "selective" else Node
+        self.node_kind = CountedNode
         count = len(cache._lanes)
         self.lanes = tuple(
             self._make_lane(count + number, lane)
@@ -97,7 +110,8 @@ class LowerTier:
         self.watched: list[tuple[Work, TransferPlan]] = []
         self.streams: dict[str, Stream] = {}
         self.backed_up = self.dropped = self.evicted = self.failed = 0
-        self.restored_tokens = self.restores = self.fallbacks = 0
+        self.restored_tokens = self.restores = self.fallbacks = self.fetched = 0
+        self.shelf = Shelf(cache, self, part.component) if hasattr(part.component, "store") else None
 
     def _make_lane(self, index: int, lane: Lane) -> HostLane:
         composition = self.cache.composition
@@ -167,12 +181,16 @@ class LowerTier:
         watched, self.watched = self.watched, []
         for work, plan in watched:
             self.watch(work, plan)
+        if self.shelf is not None:
+            self.shelf.poll()
         if self.pending:
             nodes, self.pending = self.pending, []
             self.backup([node for node in nodes if node.cells and (node.parent is not None)])
 
     def flushed(self) -> None:
         self.pending, self.loading, self.watched = [], [], []
+        if self.shelf is not None:
+            self.shelf.flushed()
 
     # ------------------------------------------------------------ down
     def backup(self, nodes: Sequence[Node], lanes: Iterable[HostLane] | None = None, defer: bool = True) -> None:
@@ -221,6 +239,9 @@ class LowerTier:
             moving = [mine for mine in moves.values() if mine.src]
             if moving:
                 work = self.run(moving, nodes, hold, "down")
+                if self.shelf is not None:
+                    for lane, node in pieces:
+                        self.shelf.copied(lane, node)
                 self.backed_up += sum(len(mine.src) for mine in moving)
         except BaseException as error:
             for mine in moves.values():
@@ -309,6 +330,27 @@ class LowerTier:
         known = self.streams[way] = cache._stream(ThreadStream(f"host tier, {way}"))
         return known
 
+    def bring(self, jobs: Sequence[Job], nodes: list[Node], hold: Hold) -> None:
+        """Have what a store brought written into host slots, as work behind all that ``hold`` comes after."""
+        flight, debug = self.cache._flight, self.cache._debug
+        work = flight.begin()
+        stream = self.stream("down", hold.fence)
+        work.stream, work.since = stream, stream.tick
+        try:
+            flight.order(work, stream, hold.fence, hold)
+            for lane, slots, write in jobs:
+                lane.pool.enter(slots, Stage.WRITING)
+                stream.run(write)
+                if debug is not None:
+                    debug.accessed(stream, f"fetch of {lane.device.name}", lane.pool, (), slots, lane.pool)
+                lane.pool.enter(slots, Stage.SEALED)
+                lane.pool.enter(slots, Stage.PUBLISHED)
+        finally:
+            flight.end(work, stream, (), FETCH)
+        if not work.over:
+            work.holds = [hold]
+            flight.carry(work, hold, nodes, [(lane, set(slots)) for lane, slots, _ in jobs])
+
     def run(self, moves: Sequence[Moves], nodes: list[Node], hold: Hold, way: str) -> Work:
         """Enqueue copies ``way`` as one piece of work, behind all that ``hold`` comes after; what they write lies at
         ``nodes``.
@@ -340,13 +382,6 @@ class LowerTier:
             ]
             flight.carry(work, hold, nodes, written)
         return work
-
-
-def inert(cache: Cache) -> Hold:
-    """Stands for work that is nobody's: it has a fence, and covers nothing."""
-    hold = Hold(cache, cache._empty_root, [], None)
-    hold._cache = None
-    return hold
 
 
 def copy_between(source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int]) -> None:

@@ -165,8 +165,9 @@ class Engine:
         job.due += len(fresh) - 1
         job.kept = len(fresh) - 1
         job.failures = 0
-        for token in fresh:
+        for at, token in enumerate(fresh):
             answer.tokens.append(token)
+            answer.logprobs += row.logprobs[at : at + 1]
             job.tokens.append(token)
             if token in job.stops or len(answer.tokens) == request.max_tokens:
                 break

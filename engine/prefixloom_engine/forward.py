@@ -43,6 +43,7 @@ class Row:
     kept: int = -1
     behind: int = 0
     chosen: list[int] = attrs.field(factory=list)
+    logprobs: list[float] = attrs.field(factory=list)
 
 
 @attrs.define(eq=False)
@@ -56,6 +57,7 @@ class Pass:
     drafting: Drafting | None
     chosen: Tensor | None = None
     guessed: Tensor | None = None
+    logprobs: Tensor | None = None
 
     def run(self, runner: Runner) -> None:
         rows, drafting = self.rows, self.drafting
@@ -92,18 +94,22 @@ class Pass:
         at = moved([rows[i].job.row for i in sampling_rows], newest)
         newest[at] = chosen[moved(sampling_rows, newest), -1]
         self.chosen = fetched(chosen)
+        if any(request.logprobs for request in asked):
+            self.logprobs = fetched(logits.log_softmax(-1).gather(-1, chosen[..., None])[..., 0])
         return chosen
 
     def tell(self) -> None:
         """It is over: each row that sampled gets its tokens, and what was guessed for it."""
         if self.chosen is None:
             return
-        guessed = [[]] * len(self.rows) if self.guessed is None else self.guessed.tolist()
-        for row, chosen, guesses in zip(self.rows, self.chosen.tolist(), guessed, strict=True):
+        chosen = self.chosen.tolist()
+        for i, row in enumerate(self.rows):
             if row.samples:
-                row.chosen = chosen[len(chosen) - row.drafted - 1 :]
-            if row.kept >= 0:
-                row.guesses = guesses
+                row.chosen = chosen[i][-row.drafted - 1 :]
+                if self.logprobs is not None and row.job.request.logprobs:
+                    row.logprobs = self.logprobs[i, -row.drafted - 1 :].tolist()
+            if row.kept >= 0 and self.guessed is not None:
+                row.guesses = self.guessed[i].tolist()
 
 
 class Flight:

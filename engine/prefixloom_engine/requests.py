@@ -38,6 +38,7 @@ class Request:
     ``speculate``   tokens that are guessed ahead and checked in one pass; None: as the engine is set
     ``namespace``   nothing is shared between two
     ``priority``    with the engine's policy "priority" the highest goes first
+    ``logprobs``    whether the answer tells how likely each of its tokens was
     ``label``       its name in errors
     """
 
@@ -49,6 +50,7 @@ class Request:
     speculate: int | None = attrs.field(default=None, kw_only=True)
     namespace: str = attrs.field(default="", kw_only=True)
     priority: int = attrs.field(default=0, kw_only=True)
+    logprobs: bool = attrs.field(default=False, kw_only=True)
     label: str = attrs.field(default="", kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -69,11 +71,12 @@ class Answer:
 
     ``reason``: why it ended, "" while it has not. ``error``: with the reason "error", what went wrong. ``hit``: tokens
     of the prompt that the cache had when the request was first admitted. ``drafted``, ``accepted``: tokens that were
-    guessed ahead for it, and of these how many were right.
+    guessed ahead for it, and of these how many were right. ``logprobs``: of each token, if the request asks for them.
     """
 
     request: Request
     tokens: list[int] = attrs.field(factory=list)
+    logprobs: list[float] = attrs.field(factory=list)
     reason: Reason = ""
     error: BaseException | None = None
     hit: int = 0
