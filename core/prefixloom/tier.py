@@ -112,6 +112,7 @@ class LowerTier:
         self.backed_up = self.dropped = self.evicted = self.failed = 0
         self.restored_tokens = self.restores = self.fallbacks = self.fetched = 0
         self.shelf = Shelf(cache, self, part.component) if hasattr(part.component, "store") else None
+        self.counting = "selective" in (self.manifest.write, getattr(part.component, "keep", ""))
 
     def _make_lane(self, index: int, lane: Lane) -> HostLane:
         composition = self.cache.composition
@@ -132,7 +133,7 @@ class LowerTier:
 
     def used(self, node: Node) -> None:
         """A sequence was opened at ``node``: what it reads was hit once more."""
-        if self.manifest.write != "selective":
+        if not self.counting:
             return
         due: list[Node] = []
         while node.parent is not None:
@@ -140,8 +141,10 @@ class LowerTier:
             if node.hits >= self.manifest.hits:  # type: ignore[attr-defined]
                 due.append(node)
             node = node.parent
-        if due:
+        if due and self.manifest.write == "selective":
             self.backup(due[::-1])
+        if due and self.shelf is not None:
+            self.shelf.used(due)
 
     def losing(self, lane: Lane, cells: Iterable[Any]) -> None:
         """The device is about to free these cells: what has room below is not lost."""

@@ -17,7 +17,6 @@ from typing import Any
 import attrs
 import torch
 from hf_models import MATRIX, VOCABULARY, Served, distance
-
 from prefixloom.testing.conversations import Conversations
 
 REPLY = 6
