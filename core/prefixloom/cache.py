@@ -16,6 +16,7 @@ from .dropped import Dropped
 from .errors import InputError, ProtocolError
 from .evict import evict, make_room
 from .flight import Flight
+from .flushing import forget_everything
 from .graves import sweep
 from .insert import split
 from .keys import TOKEN_BYTES, Tokens, encode
@@ -31,7 +32,8 @@ from .stats import CacheStats, cache_stats
 from .step import Step
 from .streams import Stream, stream_for
 from .tables import Tables
-from .tree import Node, Root, Tree, unlink
+from .tier import LowerTier
+from .tree import Node, Root, Tree
 
 if TYPE_CHECKING:
     from .compose import Composition
@@ -54,19 +56,24 @@ class Cache(Assembly):
         self._flight = Flight(self)
         self._streams: dict[Any, Stream] = {}
         self._tables = Tables(self)
-        for lane in self._lanes:
+        tier = composition.tier
+        self._tier = None if tier is None else LowerTier(self, tier)
+        self._all_lanes: tuple[Lane, ...] = self._lanes + (() if self._tier is None else self._tier.lanes)
+        self._width = len(self._all_lanes)
+        for lane in self._all_lanes:
             for pool in lane.pools:
                 pool.dropped = self._dropped
                 pool.fence = self._flight
         self._fresh_tree()
 
     def _fresh_tree(self) -> None:
-        self._tree = Tree(self._page, self._keys.element_bytes, len(self._lanes))
+        kind = Node if self._tier is None else self._tier.node_kind
+        self._tree = Tree(self._page, self._keys.element_bytes, self._width, kind)
         self._empty_root = self._new_root("")
         self._graves: list[Node] = []
 
     def _new_root(self, namespace: str) -> Root:
-        root = Root(namespace, len(self._lanes))
+        root = Root(namespace, self._width)
         for lane in self._lanes:
             if isinstance(lane, PathLane):
                 lane.root_cell(root)
@@ -203,6 +210,9 @@ class Cache(Assembly):
         self._hit += plan.ready
         lease.pairs = sequence._pairs
         self._live[lease] = None
+        if self._tier is not None:
+            sequence._plan = plan
+            self._tier.used(node)
         if self._debug is not None:
             self._leave("open")
         return sequence
@@ -324,25 +334,7 @@ class Cache(Assembly):
         Open sequences, leases and plans made before become unusable; closing or aborting them does nothing more.
         """
         self._enter()
-        self._flushes += 1
-        self._epoch += 1
-        self._flushed_at = self._epoch
-        for hold in self._live:
-            hold._cache = None
-        self._live.clear()
-        for lane in self._lanes:
-            for pool in lane.pools:
-                pool.reset()
-            lane.queue = self.composition.policy.queue()
-            lane.reset()
-        for root in (*self._tree.roots.values(), *self._graves, self._empty_root):
-            unlink(root)
-        self._flight.flushed()
-        self._tables = Tables(self, self._tables if self._flight.works else None)
-        self._keys.forget()
-        self._fresh_tree()
-        if self._debug is not None:
-            self._debug.flushed()
+        forget_everything(self)
         self._leave("flush")
 
     def poll(self) -> None:
@@ -354,6 +346,8 @@ class Cache(Assembly):
         self._enter()
         if self._flight.works:
             self._flight.poll()
+        if self._tier is not None:
+            self._tier.poll()
         self._leave("poll")
 
     # ------------------------------------------------------------ telling

@@ -72,9 +72,11 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
     """Free at least ``count`` pages of one component, if so much may go; the number that was freed."""
     freed: list[Node] = []
     emptied: list[Node] = []
+    if cache._tier is not None:
+        cache._tier.losing(lane, lane.loses_first(count))
     got = lane.trim(count, emptied) if lane.retains else 0
     if got < count:
-        if lane.hooks.evict_component is None:
+        if lane.hooks.evict_component is None and cache._tier is None:
             got += lane.evict(count - got, freed)
         else:
             got += _evict_asking(cache, lane, count - got, freed)
@@ -114,6 +116,8 @@ def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> in
         for cell in reversed(victims):
             if cell in staying:
                 lane.come_back(cell)
+        if cache._tier is not None:
+            cache._tier.losing(lane, [cell for cell in victims if cell not in staying])
         for cell in victims:
             if cell not in staying:
                 freed.append(cell.node)
@@ -137,7 +141,7 @@ def _candidates(lane: Lane, count: int) -> list[Any]:
 
 def _held_back(cache: Cache, lane: Lane, asked: list[Any]) -> set[Any]:
     """What the plugin keeps of ``asked``, and what those hang from."""
-    if not asked:
+    if not asked or lane.hooks.evict_component is None:
         return set()
     views = tuple(NodeView(cell.node.start, cell.node.end, lane.size(cell), cell.locks) for cell in asked)
     claim = cache._ask_softly(lane, "evict_component", Claim, lane.hooks.evict_component, views, "device")

@@ -37,11 +37,11 @@ class Work:
     ``holds`` are its sequences' leases; ``published`` what these handed to the tree since.
     """
 
-    __slots__ = ("event", "holds", "name", "number", "over", "published", "since", "stream")
+    __slots__ = ("event", "failed", "holds", "name", "number", "over", "published", "since", "stream")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.over = False
+        self.over = self.failed = False
         self.event = self.stream = None
         self.published = self.holds = ()
 
@@ -154,7 +154,7 @@ class Flight(Fence):
             self.stamp = 0
         if self.retiring:
             waiting = 0
-            for lane in self._cache._lanes:
+            for lane in self._cache._all_lanes:
                 for pool in lane.pools:
                     pool.settle(self.over)
                     waiting += pool.retiring
@@ -184,8 +184,11 @@ class Flight(Fence):
                 held |= mine.intersection(lane.slots_of(node.cells[lane.index]))
             if held:
                 slots.append((lane, held))
-        if not slots:
-            return
+        if slots:
+            self.carry(work, hold, run, slots)
+
+    def carry(self, work: Work, hold: Hold, run: list[Node], slots: list[tuple[Lane, set[int]]]) -> None:
+        """``work`` has yet to write these slots, which the nodes of ``run`` have already. ``hold`` stands for it."""
         published = Published(hold, work.number, run, slots)
         work.published = [*work.published, published]
         for node in run:
@@ -202,11 +205,15 @@ class Flight(Fence):
     def read(self, hold: Hold, node: Node) -> None:
         """``hold`` covers ``node`` and what lies above it: if any of that is yet to be written, it comes after that."""
         while node.parent is not None:
-            for published in self.nodes.get(node, ()):
-                if published.hold is not hold and hold not in published.readers:
-                    published.readers.append(hold)
-                    hold.fence = max(hold.fence, published.number)
+            self.copies(hold, node)
             node = node.parent
+
+    def copies(self, hold: Hold, node: Node) -> None:
+        """``read``, of what ``node`` itself has."""
+        for published in self.nodes.get(node, ()):
+            if published.hold is not hold and hold not in published.readers:
+                published.readers.append(hold)
+                hold.fence = max(hold.fence, published.number)
 
     def reused(self, pool: Pool, data: bytes) -> None:
         for work in self.works:
@@ -225,6 +232,7 @@ class Flight(Fence):
     def _fail(self, work: Work, error: BaseException) -> None:
         """The step did not do what was committed: its sequences end, what they published goes, and who read that."""
         cache = self._cache
+        work.failed = True
         lost: dict[Hold, None] = dict.fromkeys(work.holds)
         everything = [published for other in self.works for published in other.published]
         doomed: list[Published] = []

@@ -37,7 +37,7 @@ def split(cache: Cache, node: Node, boundary: int) -> Node:
     if cache._flight.nodes:
         cache._flight.divided(upper, node)
     upper.leases += 1  # the caller goes on from here
-    for lane in cache._lanes:
+    for lane in cache._all_lanes:
         lane.divide(upper, node)
     for lane in dropping:
         cell = node.cells[lane.index]
@@ -151,6 +151,8 @@ def _published(cache: Cache, sequence: Sequence, run: list[Node], own: Owned | N
             flight.publishing(lease, run, flying)
     if cache._debug is not None:
         cache._debug.published(run)
+    if cache._tier is not None:
+        cache._tier.published(run)
     if cache._thins:
         _thin(cache, sequence, pairs, run[-1])
 
@@ -171,7 +173,20 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
             above = above.parent
         run.reverse()
         node = reached
-    key = sequence._key_between(node.end * tree.element_bytes, upto * tree.element_bytes)
+    width = tree.element_bytes
+    run += spelled(cache, node, sequence._key_between(node.end * width, upto * width), upto)
+    priority = sequence.priority
+    if priority:
+        for node in run:
+            if priority > node.priority:
+                node.priority = priority
+    return run
+
+
+def spelled(cache: Cache, node: Node, key: bytes, upto: int) -> list[Node]:
+    """The nodes below ``node`` that ``key`` spells, each below the last, to ``upto``: a leaf, if need be."""
+    tree = cache._tree
+    run = []
     size = tree.page_bytes
     at = 0
     kids = node.kids
@@ -191,11 +206,6 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
         kids = node.kids
     if at < len(key):
         run.append(tree.attach(node, key[at:] if at else key, upto))
-    priority = sequence.priority
-    if priority:
-        for node in run:
-            if priority > node.priority:
-                node.priority = priority
     return run
 
 
@@ -223,6 +233,8 @@ def _thin(cache: Cache, sequence: Sequence, pairs: Pairs, node: Node) -> None:
                 continue
             victim = _worth_least(cache, sequence, lane, above)
             if victim is not None:
+                if cache._tier is not None:
+                    cache._tier.losing(lane, [victim])
                 lane.drop_cell(victim)
                 cache._evicted[lane.index] += 1
                 cache._epoch += 1

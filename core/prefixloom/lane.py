@@ -260,6 +260,10 @@ class Lane:
         """
         return 0
 
+    def loses_first(self, count: int) -> list[Any]:
+        """The cells that ``trim`` would cut for so many pages."""
+        return []
+
     def uncovered(self, cell: Any) -> bool:
         """Whether nothing stands in the way of freeing ``cell``."""
         return not cell.locks
@@ -332,6 +336,24 @@ class PageLane(Lane):
             self.pool.give(without_absent(dropped) if ABSENT_BYTES in dropped else dropped)
             del holding.table[keep:]
             holding.change(keep + holding.base)
+
+    def edge(self, node: Node) -> bytes:
+        """The page of each place in the edge of ``node``, *absent* where nothing is held."""
+        cell = node.cells[self.index]
+        data: bytes = b"" if cell is None else cell.data
+        count = (node.end - node.parent.end) // self.page
+        return ABSENT_BYTES * (count - len(data) // ID_BYTES) + data
+
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        """Ascending intervals of whole pages that resuming at ``boundary`` needs."""
+        raise NotImplementedError
+
+    def pin(self, cell: Any) -> None:
+        """Cover ``cell`` for the time of one operation."""
+        raise NotImplementedError
+
+    def unpin(self, cell: Any) -> None:
+        raise NotImplementedError
 
     def replayed_pages(self, boundary: int) -> int:
         """Pages that rebuilding for a resume at ``boundary`` writes."""

@@ -13,6 +13,7 @@ from .holding import Holding
 from .lane import Cell, PageLane
 from .policy import ListQueue
 from .pool import ID_BYTES
+from .reach import Interval
 from .tree import Node
 
 
@@ -86,6 +87,15 @@ class PathLane(PageLane):
                 locks = above.locks - 1
                 above.locks = locks
             self.leased -= (record.node.end - above.node.end) // self.page
+
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        return ((0, boundary),)
+
+    def pin(self, cell: PathCell) -> None:
+        self.acquire(cell.node)
+
+    def unpin(self, cell: PathCell) -> None:
+        self.release(cell)
 
     def advance(self, record: PathCell, node: Node) -> PathCell:
         """What is covered below ``record`` keeps it covered."""

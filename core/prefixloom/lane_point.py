@@ -128,6 +128,12 @@ class PointLane(Lane):
         else:
             self.queue.add_first(record)
 
+    def pin(self, cell: Cell) -> None:
+        self.acquire(cell.node)
+
+    def unpin(self, cell: Cell) -> None:
+        self.release(cell)
+
     def advance(self, record: Cell | None, node: Node) -> None:
         """A state is covered until it has been copied, not while the sequence runs on."""
         if record is not None:

@@ -89,6 +89,9 @@ class ScatterLane(SpanLane):
                 return hole if self.reach.convex else boundary - 1
         return -1
 
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        return self.spans(boundary)
+
     def acquire(self, node: Node) -> Any:
         return self.acquire_wider(node, ())
 

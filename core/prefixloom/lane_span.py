@@ -74,7 +74,22 @@ class SpanLane(SlackLane):
             node = node.parent
         return -1
 
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        return ((self.first_needed(boundary), boundary),)
+
     # ------------------------------------------------------------ leases
+    def pin(self, cell: SpanCell) -> None:
+        if not cell.locks:
+            self.leased += cell.pages
+            if cell.next is not None:
+                self.queue.remove(cell)
+        cell.locks += 1
+
+    def unpin(self, cell: SpanCell) -> None:
+        cell.locks -= 1
+        if not cell.locks:
+            self.settle(cell, True)
+
     def settle(self, cell: SpanCell, recent: bool) -> None:
         """Nothing covers ``cell`` any more."""
         self.leased -= cell.pages

@@ -171,6 +171,13 @@ def begin(cache: Cache, node: Node, namespace: str) -> tuple[Hold, list[Any], li
     return lease, paged, states
 
 
+def inert(cache: Cache) -> Hold:
+    """Stands for work that is nobody's: it has a fence, and covers nothing."""
+    hold = Hold(cache, cache._empty_root, [], None)
+    hold._cache = None
+    return hold
+
+
 def ask_receipts(cache: Cache, namespace: str, boundary: int) -> list[Receipt | None]:
     """What the plugins want covered at ``boundary``; asked first, so that a failure changes nothing."""
     anchor = AnchorView(namespace, boundary)
@@ -211,6 +218,15 @@ def release(cache: Cache, lease: Hold) -> None:
         cache._epoch += 1
     if cache._graves:
         sweep(cache)
+
+
+def swap(cache: Cache, lease: Hold, other: Hold) -> None:
+    """``lease`` covers from now on what ``other`` covered; what it covered before is released."""
+    lease._node, other._node = other._node, lease._node
+    lease._records, other._records = other._records, lease._records
+    lease._receipts, other._receipts = other._receipts, lease._receipts
+    lease.fence = max(lease.fence, other.fence)
+    release(cache, other)
 
 
 def release_part(cache: Cache, lease: Hold, lane: Lane) -> None:
