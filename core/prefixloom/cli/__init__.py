@@ -20,6 +20,7 @@ from ..errors import PrefixloomError
 COMMANDS = {
     "components": "what is installed, from which distribution, and what is broken",
     "conformance": "hold an installed component, store or policy against every law of the conformance kit",
+    "new-component": "a distribution with a component of your own, which installs and passes the kit at once",
     "demo": "synthetic conversations through a composed cache",
 }
 ERROR = 2
@@ -105,7 +106,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == chosen:
-            module = importlib.import_module(f"{__name__}.{name}")
+            module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
     return parser
