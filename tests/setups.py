@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,13 @@ class Setup:
     """Tokens that each page component holds."""
     slots: int = 8
     own: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> int:
+        """Tokens of a page of the tree."""
+        return math.lcm(
+            *(n for _, _, facts in self.parts for n in (facts.get("page_size", self.page), facts.get("grid", 1)))
+        )
 
     @property
     def longest(self) -> int:

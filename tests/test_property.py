@@ -1,10 +1,11 @@
-"""Random operations against the brute-force model: the part that CI runs. A million: ``python tests/property.py``."""
+"""Random operations against the sets: the part that CI runs. A million: ``python tests/property.py``."""
 
 from __future__ import annotations
 
 import pytest
 
-from property import Writer, fails, replay, run, setups, shrink
+from prefixloom.testing.oracle.machine import fails, replay, shrink, written
+from property import run, setups
 
 OPERATIONS = 1500
 """For each composition; over 20,000 in all."""
@@ -33,13 +34,13 @@ def test_at_least_20_000_operations_run_here() -> None:
 
 def test_a_script_is_the_same_for_the_same_seed() -> None:
     setup = setups()["path"]
-    assert Writer("seed", setup).script(100) == Writer("seed", setup).script(100)
-    assert Writer("seed", setup).script(100) != Writer("other", setup).script(100)
+    assert written("seed", setup, 100) == written("seed", setup, 100)
+    assert written("seed", setup, 100) != written("other", setup, 100)
 
 
 def test_a_failing_script_is_shrunk_to_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = setups()["path"]
-    script = Writer("seed", setup).script(120)
+    script = written("seed", setup, 120)
     assert fails(setup, script) is None
     from prefixloom.lane_path import PathLane
 

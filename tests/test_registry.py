@@ -163,11 +163,17 @@ BAD = {
     "raises": (RING.replace("return ", "raise KeyError('w')\n    "), "", "prefixloom_component raised KeyError: 'w'"),
     "another_name": (RING.replace('"ring", Ring', '"rong", Ring'), "", "called 'rong'.*must agree"),
     "newer_api": (
-        RING.replace('{"w": 4})', '{"w": 4}, api=99)'),
+        RING + "\nprefixloom_api = 99\n@hookimpl\ndef prefixloom_of_later(): pass",
         "",
-        "version 99 of the plugin contract.*Upgrade prefixloom$",
+        "built for version 99 of the plugin contract and this prefixloom speaks version 1. Upgrade prefixloom$",
     ),
-    "older_api": (RING.replace('{"w": 4})', '{"w": 4}, api=0)'), "", "version 0 .*Upgrade prefixloom-ring"),
+    "older_api": (
+        RING + "\nprefixloom_api = 0",
+        "",
+        "version 0 .*Upgrade prefixloom-ring, or install a prefixloom of version 0$",
+    ),
+    "strange_api": (RING + "\nprefixloom_api = 'one'", "", "version 'one' .*must be a whole number: report it there$"),
+    "true_api": (RING + "\nprefixloom_api = True", "", "version True .*must be a whole number"),
     "no_from_layers": (
         RING.replace('lambda facts, layers: {"w": 4}', "None"),
         "",
@@ -190,6 +196,7 @@ def test_a_plugin_that_breaks_the_contract_is_refused_with_the_reason(distributi
 def test_policies_and_storages_are_found_under_their_prefix(distribution: Distribution) -> None:
     source = """
 from prefixloom import AdmissionPolicy, EvictionPolicy, hookimpl
+from prefixloom.storage import BackendType
 
 @hookimpl
 def prefixloom_policy():
@@ -201,7 +208,7 @@ def prefixloom_admission():
 
 @hookimpl
 def prefixloom_storage():
-    return dict
+    return BackendType("shelf", dict)
 """
     entries = {"policy:biggest": "extras", "admission:ends": "extras", "storage:shelf": "extras"}
     distribution("prefixloom-extras", entries, {"extras": source})
@@ -211,10 +218,31 @@ def prefixloom_storage():
     assert {("biggest", "ok"), ("ends", "ok"), ("shelf", "ok")} <= {
         (offer.name, offer.status) for offer in registry.offers()
     }
-    assert registry.storage("shelf") is dict
+    assert registry.storage("shelf").open is dict
     assert registry.names("policy") == ("biggest",)
     assert "biggest" not in registry.names("component")
     assert registry.source("policy", "biggest") == "distribution prefixloom-extras 1.0"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [("dict", "must return one BackendType"), ('BackendType("other", dict)', "called 'other'.*must agree")],
+)
+def test_a_storage_that_answers_something_else_is_refused(distribution: Distribution, answer: str, told: str) -> None:
+    source = "from prefixloom import hookimpl\nfrom prefixloom.storage import BackendType\n"
+    source += f"@hookimpl\ndef prefixloom_storage():\n    return {answer}"
+    distribution("prefixloom-extras", {"storage:shelf": "shelf_else"}, {"shelf_else": source})
+    with pytest.raises(CompositionError, match=rf"prefixloom-extras 1\.0.*{told}"):
+        Registry().storage("shelf")
+
+
+@pytest.mark.parametrize("offer", ["profile", "policy", "admission", "storage"])
+def test_every_kind_of_offer_says_for_which_version_it_was_built(distribution: Distribution, offer: str) -> None:
+    module = f"later_{offer}"
+    distribution("prefixloom-later", {f"{offer}:late": module}, {module: "prefixloom_api = 2"}, version="9.1")
+    (found,) = [known for known in Registry().offers() if known.name == "late"]
+    assert found.status == "broken"
+    assert "prefixloom-later 9.1" in found.reason and found.reason.endswith("Upgrade prefixloom")
 
 
 def test_a_storage_that_answers_nothing_is_refused(distribution: Distribution) -> None:

@@ -14,18 +14,20 @@ from .errors import (
     PrefixloomError,
     ProtocolError,
     RaceError,
+    RankError,
     StorageError,
 )
 from .hookspecs import hookimpl
 from .keys import Tokens, encode
 from .lease import Lease
-from .manifest import Buffer, Codec, Manifest
+from .manifest import Buffer, Codec, Manifest, TierManifest
 from .plan import MatchPlan
 from .policy import EvictionPolicy, Use
 from .reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
+from .restore import Restored
 from .sequence import Sequence
 from .sizing import Traffic
-from .stats import CacheStats, ComponentStats
+from .stats import CacheStats, ComponentStats, TierStats
 from .streams import Stream, ThreadStream, stream_for
 from .values import (
     AnchorView,
@@ -37,6 +39,7 @@ from .values import (
     ModelFacts,
     NodeView,
     Op,
+    Outcome,
     Phase,
     Profile,
     Receipt,
@@ -44,6 +47,7 @@ from .values import (
     Tier,
     Touch,
     Transfer,
+    TransferPlan,
     WalkView,
 )
 
@@ -72,6 +76,7 @@ __all__ = [
     "ModelFacts",
     "NodeView",
     "Op",
+    "Outcome",
     "Path",
     "Phase",
     "PluginError",
@@ -80,8 +85,10 @@ __all__ = [
     "Profile",
     "ProtocolError",
     "RaceError",
+    "RankError",
     "Reach",
     "Receipt",
+    "Restored",
     "Sequence",
     "Sinks",
     "SplitRule",
@@ -91,10 +98,13 @@ __all__ = [
     "Tail",
     "ThreadStream",
     "Tier",
+    "TierManifest",
+    "TierStats",
     "Tokens",
     "Touch",
     "Traffic",
     "Transfer",
+    "TransferPlan",
     "Use",
     "WalkView",
     "Window",

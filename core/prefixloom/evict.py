@@ -26,16 +26,17 @@ def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: obje
     """Evict until each (lane, pages, holding) can have its pages; CapacityError, nothing evicted, if one cannot."""
     if cache._flight.works:
         cache._flight.poll(between_operations=False)
+    short = []
     for lane, pages, _ in wanted:
         missing = pages - len(lane.pool._free)
         if missing > 0:
             if lane.spares:
                 reclaim(cache, lane)
                 missing = pages - len(lane.pool._free)
+            short.append((lane, missing - lane.pool.retiring))
             if missing > lane.in_tree - lane.leased and missing > lane.pool.retiring + lane.evictable:
                 raise _refusal(cache, wanted, verb, count, who)
-    for lane, pages, _ in wanted:
-        missing = pages - len(lane.pool._free) - lane.pool.retiring
+    for lane, missing in short:
         if missing > 0 and evict(cache, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
             raise _refusal(cache, wanted, verb, count, who)
 
@@ -71,9 +72,11 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
     """Free at least ``count`` pages of one component, if so much may go; the number that was freed."""
     freed: list[Node] = []
     emptied: list[Node] = []
+    if cache._tier is not None:
+        cache._tier.losing(lane, lane.loses_first(count))
     got = lane.trim(count, emptied) if lane.retains else 0
     if got < count:
-        if lane.hooks.evict_component is None:
+        if lane.hooks.evict_component is None and cache._tier is None:
             got += lane.evict(count - got, freed)
         else:
             got += _evict_asking(cache, lane, count - got, freed)
@@ -82,7 +85,10 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
     if emptied:
         cache._tree.prune_all(emptied)
     for other in lane.feeds:
-        other.useless += freed
+        i, useless = other.index, other.useless
+        for node in freed:
+            if node.cells[i] is not None:
+                useless[node] = None
         if len(other.useless) > other.most_useless:
             other.sift_useless()
     cache._tree.prune_all(freed)
@@ -111,6 +117,8 @@ def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> in
         for cell in reversed(victims):
             if cell in staying:
                 lane.come_back(cell)
+        if cache._tier is not None:
+            cache._tier.losing(lane, [cell for cell in victims if cell not in staying])
         for cell in victims:
             if cell not in staying:
                 freed.append(cell.node)
@@ -134,7 +142,7 @@ def _candidates(lane: Lane, count: int) -> list[Any]:
 
 def _held_back(cache: Cache, lane: Lane, asked: list[Any]) -> set[Any]:
     """What the plugin keeps of ``asked``, and what those hang from."""
-    if not asked:
+    if not asked or lane.hooks.evict_component is None:
         return set()
     views = tuple(NodeView(cell.node.start, cell.node.end, lane.size(cell), cell.locks) for cell in asked)
     claim = cache._ask_softly(lane, "evict_component", Claim, lane.hooks.evict_component, views, "device")

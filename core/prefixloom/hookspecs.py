@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from .storage import BackendType
     from .values import (
         AnchorView,
         Claim,
         ComponentType,
         NodeView,
         Op,
+        Outcome,
         Phase,
         Profile,
         Receipt,
@@ -30,11 +32,15 @@ if TYPE_CHECKING:
         Tier,
         Touch,
         Transfer,
+        TransferPlan,
         WalkView,
     )
 
 PROJECT = "prefixloom"
 API_VERSION = 1
+"""The major version of the contract: of the specifications here, and of what docs/hooks.md says."""
+FIRST_API = 1
+"""What a plugin was built for that says nothing. It stays 1, whatever comes."""
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
@@ -63,12 +69,12 @@ class RegistrySpecs:
         """
 
     @hookspec
-    def prefixloom_storage(self) -> Any:
-        """Offer a storage backend for the lowest tier.
+    def prefixloom_storage(self) -> BackendType:  # type: ignore[empty-body]
+        """Offer a kind of store for the lowest tier.
 
-        When: once per process, when the backend is first selected. Entry point name: ``storage:NAME``.
+        When: once per process, when it is first selected. Entry point name: ``storage:NAME``.
         Mutates: nothing. Folded: not. Raises: whoever selected it gets a CompositionError.
-        Example: ``return MyBackend``
+        Example: ``return BackendType("shelf", ShelfBackend)``
         """
 
     @hookspec
@@ -170,21 +176,21 @@ class ComponentSpecs:
         """
 
     @hookspec
-    def build_hicache_transfers(self, plan: Any, phase: Phase) -> tuple[Transfer, ...] | None:
+    def build_hicache_transfers(self, plan: TransferPlan, phase: Phase) -> tuple[Transfer, ...] | None:
         """Add transfers to those that reach and residency derive.
 
-        When: once per plan and phase. Phases: backup, load, store, prefetch, hand_over. This version never calls it: it
-        has no tier below the device.
-        Mutates: nothing. Folded: united with the derived ones and de-duplicated.
-        Example: ``return (Transfer("ring", 0, 4, "device", "host"),) if phase == "backup" else None``
+        When: with a tier below the device, once per plan of copies, before anything is reserved. Phases: backup, load.
+        Mutates: nothing. Folded: united with the derived ones and de-duplicated; what the source does not have is
+        passed over. Raises: counted; the derived ones are made.
+        Example: ``return (Transfer("ring", 0, 4, "host", "device"),) if phase == "load" else None``
         """
 
     @hookspec
-    def commit_hicache_transfer(self, plan: Any, phase: Phase, outcome: Any) -> Claim | None:
+    def commit_hicache_transfer(self, plan: TransferPlan, phase: Phase, outcome: Outcome) -> Claim | None:
         """Learn how a transfer ended. Residency is the core's.
 
-        When: once per finished transfer plan. This version never calls it: it has no tier below the device.
-        Mutates: nothing. Folded: needs summed.
+        When: once per plan that came to copies, when they are over.
+        Mutates: nothing. Folded: not. Raises: counted.
         Example: ``return None``
         """
 

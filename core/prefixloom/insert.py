@@ -37,7 +37,7 @@ def split(cache: Cache, node: Node, boundary: int) -> Node:
     if cache._flight.nodes:
         cache._flight.divided(upper, node)
     upper.leases += 1  # the caller goes on from here
-    for lane in cache._lanes:
+    for lane in cache._all_lanes:
         lane.divide(upper, node)
     for lane in dropping:
         cell = node.cells[lane.index]
@@ -152,6 +152,8 @@ def _published(cache: Cache, sequence: Sequence, run: list[Node], own: Owned | N
             flight.publishing(lease, run, flying)
     if cache._debug is not None:
         cache._debug.published(run)
+    if cache._tier is not None:
+        cache._tier.published(run)
     if cache._thins:
         _thin(cache, sequence, pairs, run[-1])
 
@@ -176,13 +178,13 @@ def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) ->
             node = split(cache, child, node.end + agreed // tree.element_bytes)
             at += agreed
         run.append(node)
-        if priority > node.priority:
-            node.priority = priority
         kids = node.kids
     if at < len(key):
-        node = tree.attach(node, key[at:], upto)
-        node.priority = priority
-        run.append(node)
+        run.append(tree.attach(node, key[at:] if at else key, upto))
+    if priority:
+        for node in run:
+            if priority > node.priority:
+                node.priority = priority
     return run
 
 
@@ -210,6 +212,8 @@ def _thin(cache: Cache, sequence: Sequence, pairs: Pairs, node: Node) -> None:
                 continue
             victim = _worth_least(cache, sequence, lane, above)
             if victim is not None:
+                if cache._tier is not None:
+                    cache._tier.losing(lane, [victim])
                 lane.drop_cell(victim)
                 cache._evicted[lane.index] += 1
                 cache._epoch += 1

@@ -13,11 +13,12 @@ from .holding import Holding
 from .lane import Cell, PageLane
 from .policy import ListQueue
 from .pool import ID_BYTES
+from .reach import Interval
 from .tree import Node
 
 
 class PathCell(Cell):
-    """``up`` is the parent's cell, ``below`` the number of children that have one."""
+    """``up`` is the parent's cell, ``below`` the number of children that have one: of a new one, the one it is for."""
 
     __slots__ = ("below", "up")
 
@@ -27,7 +28,8 @@ class PathCell(Cell):
         self.node = node
         self.data = data
         self.up = up
-        self.below = self.locks = 0
+        self.below = 1
+        self.locks = 0
         self.prev = self.next = None
 
 
@@ -38,6 +40,7 @@ class PathLane(PageLane):
         """A root has a cell that holds nothing and is always covered, so that every walk upward ends there."""
         cell = PathCell(root, b"", None)  # type: ignore[arg-type]
         cell.locks = 1
+        cell.below = 0
         root.cells[self.index] = cell
 
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
@@ -85,6 +88,15 @@ class PathLane(PageLane):
                 above.locks = locks
             self.leased -= (record.node.end - above.node.end) // self.page
 
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        return ((0, boundary),)
+
+    def pin(self, cell: PathCell) -> None:
+        self.acquire(cell.node)
+
+    def unpin(self, cell: PathCell) -> None:
+        self.release(cell)
+
     def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
         self.adopt(run, holding)
         node = run[-1]
@@ -118,16 +130,15 @@ class PathLane(PageLane):
         new = PathCell(upper, b"", cell.up)
         new.data, cell.data = self.page_slice(cell.data, upper.end - upper.parent.end)
         new.locks = 1 if cell.locks else 0
-        new.below = 1
         cell.up = new
         upper.cells[i] = new
         self.queue.inherit(new, cell, linked=False)
 
     def open(self, node: Node) -> Holding:
-        cell: PathCell = node.cells[self.index]
-        if cell.up is None or cell.up.up is None:
-            return Holding(cell.data)
         return Holding(self.row(node, node.end))
+
+    def begin(self, node: Node) -> tuple[PathCell, Holding]:
+        return self.acquire(node), Holding(self.row(node, node.end))
 
     def close(self, holding: Holding) -> None:
         table = holding.table
@@ -163,12 +174,12 @@ class PathLane(PageLane):
         if up is None or first != top.parent.end // page:
             return
         table = holding.table
+        up.below += 1
         for node in run:
             last = node.end // page
-            cell = node.cells[i] = PathCell(node, table[first:last].tobytes(), up)
-            up.below += 1
-            up = cell
+            up = node.cells[i] = PathCell(node, table[first:last].tobytes(), up)
             first = last
+        up.below = 0
         holding.owned = first
         self.in_tree += first - start
 

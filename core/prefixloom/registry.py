@@ -21,19 +21,21 @@ import pluggy
 
 from .admission import ADMISSIONS, AdmissionPolicy
 from .errors import CompositionError
-from .hookspecs import API_VERSION, PROJECT, RegistrySpecs
+from .hookspecs import API_VERSION, FIRST_API, PROJECT, RegistrySpecs
 from .policy import BUILT_IN, EvictionPolicy
+from .storage import BackendType
 from .values import ComponentType, Profile
 
 GROUP = "prefixloom"
 OfferKind = Literal["component", "profile", "policy", "admission", "storage"]
 OFFER_KINDS: tuple[OfferKind, ...] = ("component", "profile", "policy", "admission", "storage")
-TYPES: Mapping[str, type[ComponentType | EvictionPolicy | AdmissionPolicy]] = {
+TYPES: Mapping[str, type[ComponentType | EvictionPolicy | AdmissionPolicy | BackendType]] = {
     "component": ComponentType,
     "policy": EvictionPolicy,
     "admission": AdmissionPolicy,
+    "storage": BackendType,
 }
-"""What an answer must be; a storage backend may be anything."""
+"""What an answer must be."""
 TAKEN: Mapping[str, Iterable[str]] = {"policy": BUILT_IN, "admission": ADMISSIONS}
 """Names that are built in."""
 
@@ -141,9 +143,11 @@ class Registry:
         assert isinstance(answer, AdmissionPolicy)
         return answer
 
-    def storage(self, name: str) -> Any:
-        """The storage backend that a distribution offers as ``name``."""
-        return self._answer("storage", name)
+    def storage(self, name: str) -> BackendType:
+        """The kind of store that a distribution offers as ``name``."""
+        answer = self._answer("storage", name)
+        assert isinstance(answer, BackendType)
+        return answer
 
     def profile_plugins(self) -> tuple[ProfilePlugin, ...]:
         """The installed readers of model configs, by name. One that cannot be loaded is an error, never a skip."""
@@ -277,7 +281,9 @@ def _asked(entry: _Entry) -> Any:
             f"{entry} is of no kind that prefixloom knows: name the entry point by the component's kind, or "
             + ", ".join(f"{kind}:NAME" for kind in OFFER_KINDS[1:])
         )
-    manager = _registered(entry, _target(entry), hook_name)
+    target = _target(entry)
+    _spoken(entry, target)
+    manager = _registered(entry, target, hook_name)
     if entry.offer == "profile":
         return ProfilePlugin(entry.name, entry.source, manager)
     try:
@@ -309,6 +315,26 @@ def _target(entry: _Entry) -> object:
     return target
 
 
+def _spoken(entry: _Entry, target: object) -> None:
+    """Whether the target was built for this major version of the contract. What says nothing was built for the first.
+
+    This comes before its hooks are looked at, which may have other names or arguments in another version.
+    """
+    built = getattr(target, "prefixloom_api", FIRST_API)
+    if built == API_VERSION and type(built) is int:
+        return
+    if type(built) is not int:
+        remedy = "prefixloom_api must be a whole number: report it there"
+    elif built > API_VERSION:
+        remedy = "Upgrade prefixloom"
+    else:
+        remedy = f"Upgrade {entry.distribution or 'the plugin'}, or install a prefixloom of version {built}"
+    raise CompositionError(
+        f"{entry} was built for version {built!r} of the plugin contract and this prefixloom speaks version "
+        f"{API_VERSION}. {remedy}"
+    )
+
+
 def _registered(entry: _Entry, target: Any, hook_name: str) -> pluggy.PluginManager:
     """The target in a manager of its own, so that plugins cannot disturb each other."""
     manager = pluggy.PluginManager(PROJECT)
@@ -329,9 +355,7 @@ def _registered(entry: _Entry, target: Any, hook_name: str) -> pluggy.PluginMana
 
 
 def _judged(entry: _Entry, answer: Any) -> Any:
-    """The answer, if it is of the right type and was written for this version of the contract."""
-    if entry.offer == "storage":
-        return answer
+    """The answer, if it is of the right type and name."""
     wanted = TYPES[entry.offer]
     if not isinstance(answer, wanted):
         raise CompositionError(
@@ -342,13 +366,6 @@ def _judged(entry: _Entry, answer: Any) -> Any:
         raise CompositionError(
             f"{entry} answered a {wanted.__name__} called {name!r}: the entry point and its answer must agree on the "
             f"name. Change one of them"
-        )
-    if isinstance(answer, ComponentType) and answer.api != API_VERSION:
-        newer = isinstance(answer.api, int) and answer.api > API_VERSION
-        remedy = "Upgrade prefixloom" if newer else f"Upgrade {entry.distribution or 'the plugin'}"
-        raise CompositionError(
-            f"{entry} was written for version {answer.api!r} of the plugin contract and this prefixloom speaks version "
-            f"{API_VERSION}. {remedy}"
         )
     if entry.name in TAKEN.get(entry.offer, ()):
         raise CompositionError(f"{entry} takes the name of a built-in policy. Ask it to register under another name")

@@ -153,7 +153,6 @@ class ComponentType:
     layer_kinds: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
     from_layers: Callable[[ModelFacts, tuple[LayerFacts, ...]], FromLayers] | None = None
     caveats: Callable[[ModelFacts, tuple[LayerFacts, ...]], Iterable[str]] | None = None
-    api: int = 1
 
     def __attrs_post_init__(self) -> None:
         if self.layer_kinds and self.from_layers is None:
@@ -293,3 +292,21 @@ class Transfer:
     source: Tier
     target: Tier
     slots: tuple[int, ...] = ()
+
+
+@attrs.frozen
+class TransferPlan:
+    """What is about to move between two tiers in one go. ``boundary`` is the deepest end of it on its path."""
+
+    phase: Phase
+    namespace: str
+    boundary: int
+    transfers: tuple[Transfer, ...]
+
+
+@attrs.frozen
+class Outcome:
+    """How a transfer plan ended: all of it moved, or none of it counts."""
+
+    ok: bool
+    error: str = ""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .case import ComponentCase, LawBroken, NotApplicable, Truth
     from .conformance import LAWS, Report, Verdict, check_component, check_law, report_on
+    from .oracle.machine import Pit, replay
+    from .oracle.stateful import state_machine
     from .pytest_plugin import parametrize_with_laws
     from .scripts import Setting, play
 
@@ -20,6 +22,7 @@ __all__ = [
     "ComponentCase",
     "LawBroken",
     "NotApplicable",
+    "Pit",
     "Report",
     "Setting",
     "Truth",
@@ -28,11 +31,15 @@ __all__ = [
     "check_law",
     "parametrize_with_laws",
     "play",
+    "replay",
     "report_on",
+    "state_machine",
 ]
 HOMES = {
     "case": ("ComponentCase", "LawBroken", "NotApplicable", "Truth"),
     "conformance": ("LAWS", "Report", "Verdict", "check_component", "check_law", "report_on"),
+    "oracle.machine": ("Pit", "replay"),
+    "oracle.stateful": ("state_machine",),
     "pytest_plugin": ("parametrize_with_laws",),
     "scripts": ("Setting", "play"),
 }

@@ -90,13 +90,16 @@ class Bench:
         raising: str = "",
         listening: bool = False,
         plain: bool = False,
+        coded: bool = True,
         stream: Any = None,
     ) -> None:
         component = made(case)
         self.spy = Spy(component, raising, listening)
-        subject = Component(component.name, component.manifest, component.reach) if plain else self.spy
+        if not coded:  # states rest as they run
+            self.spy.manifest = attrs.evolve(component.manifest, stored_as=None)
+        manifest = self.spy.manifest
+        subject = Component(component.name, manifest, component.reach) if plain else self.spy
         others = [companions()[name] for name in beside]
-        manifest = component.manifest
         self.rewind = depth(case, beside) if rewind is None else rewind
         every = case.page_size if page is None else page
         own = manifest.page_size or every

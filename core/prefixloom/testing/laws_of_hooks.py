@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import PluginError
@@ -179,12 +181,19 @@ def law_a_hook_that_raises_has_the_documented_consequence(case: ComponentCase) -
 
     Clauses: H9, H10, V4, F6, I5, S3, L5, U4, E4, W1, W5, X4, X5.
     """
-    log = logging.getLogger("prefixloom")
-    level = log.level
-    log.setLevel(logging.ERROR)  # what is counted is logged, and meant here
-    try:
+    with quiet():
         for hook in (*FAIL, *COUNTED):
             _raise_in(case, hook)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What is counted is logged, and meant here."""
+    log = logging.getLogger("prefixloom")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
     finally:
         log.setLevel(level)
 

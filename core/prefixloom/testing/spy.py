@@ -46,6 +46,9 @@ class Spy:
         self.name, self.manifest, self.reach = component.name, component.manifest, component.reach
         self._hooks: Hooks = bind(make_manager({component.name: component}), component.name)
         self._raising = raising
+        self.fuse: int | None = None
+        """At which call from now on it raises, once; 0: at none; None: at every one."""
+        self.fused = False
         self.raised = 0
         self.found: list[tuple[str, str]] = []
         self.trace: list[str] = []
@@ -81,9 +84,7 @@ class Spy:
             return None
 
         def validator(walk: Any) -> Any:
-            if self._raising == "the validator":
-                self.raised += 1
-                raise Planned
+            self._blow("the validator")
             if answer is None:
                 return walk.boundary
             got = self._watched("the validator", answer, walk)
@@ -143,11 +144,25 @@ class Spy:
         if (topic, sentence) not in self.found:
             self.found.append((topic, sentence))
 
+    def _blow(self, hook: str) -> None:
+        """Raise in this hook, if that is planned for now."""
+        if self._raising != hook:
+            return
+        if self.fuse is not None:
+            self.fuse -= self.fuse > 0
+            if self.fuse or not self.fused:
+                return
+            self.fused = False
+        self.raised += 1
+        raise Planned(hook)
+
+    def arm(self, nth: int) -> None:
+        """Raise at the nth call from now on, and at no other. 0: at none."""
+        self.fuse, self.fused = nth, nth > 0
+
     def _call(self, hook: str, *args: Any) -> Any:
         self.heard.append((hook, args))
-        if self._raising == hook:
-            self.raised += 1
-            raise Planned(hook)
+        self._blow(hook)
         function = getattr(self._hooks, hook)
         if hook == "run_forward_op" and args[0].kind == "kit":
             return None

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from prefixloom import Buffer, Component, ComponentType, CompositionError, Manifest, Sinks, Window, hookimpl
 
+prefixloom_api = 1  # the version of the plugin contract that this was built for
+
 
 class SinkComponent(Component):
     """Keys and values of the first ``sinks`` tokens, and of the last ``window``, the query's own included."""

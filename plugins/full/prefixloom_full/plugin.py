@@ -21,6 +21,7 @@ from prefixloom import (
     hookimpl,
 )
 
+prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
 ATTENTION = "full_attention"
 LATENT = "latent_attention"
 INDEXER = "indexer_keys"

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from .backend import API_VERSION, Backend, BackendType, Miss, Refused, Status, Stored, accepted, opened
-from .checksum import Checksum
+from prefixloom.storage import (
+    Backend,
+    BackendType,
+    Checksum,
+    Fingerprint,
+    Key,
+    Miss,
+    Record,
+    Refused,
+    Status,
+    Stored,
+    key,
+    links,
+    opened,
+)
+
 from .file import FileBackend
-from .fingerprint import Fingerprint
 from .guarded import Guarded, GuardLimits
-from .keys import Key, key, links
+from .host import HostTier
 from .memory import MemoryBackend
-from .record import Record
 
 __all__ = [
-    "API_VERSION",
     "Backend",
     "BackendType",
     "Checksum",
@@ -20,6 +31,7 @@ __all__ = [
     "Fingerprint",
     "GuardLimits",
     "Guarded",
+    "HostTier",
     "Key",
     "MemoryBackend",
     "Miss",
@@ -27,7 +39,6 @@ __all__ = [
     "Refused",
     "Status",
     "Stored",
-    "accepted",
     "key",
     "links",
     "opened",

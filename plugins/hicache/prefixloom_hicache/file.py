@@ -17,13 +17,11 @@ from typing import Any
 import attrs
 
 from prefixloom import StorageError, hookimpl
+from prefixloom.storage import BackendType, Key, Miss, Reason, Record, Refused, Status, Stored, flat
 
-from .backend import BackendType, Miss, Reason, Refused, Status, Stored
 from .disk import NO_ROOM, Disk
 from .frame import HEADER_BYTES, Flaw, Header, Place, read_header, record_at
 from .index import Index
-from .keys import Key
-from .record import Record, flat
 from .scan import HEAD_BYTES, Found
 from .segment import Segment, fits
 from .shelf import Shelf
@@ -314,6 +312,9 @@ class FileBackend:
             self._closed = True
             self._index = Index()
             self._shelf.close()
+
+
+prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
 
 
 @hookimpl

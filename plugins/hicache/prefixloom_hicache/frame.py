@@ -14,10 +14,18 @@ from typing import Any, Literal
 
 import attrs
 
-from .checksum import ALGORITHMS, NUMBERS, Algorithm, Checksum, function
-from .fingerprint import Fingerprint
-from .keys import Key
-from .record import MAX_PAYLOAD, MAX_POSITION, Record
+from prefixloom.storage import (
+    ALGORITHMS,
+    MAX_PAYLOAD,
+    MAX_POSITION,
+    NUMBERS,
+    Algorithm,
+    Checksum,
+    Fingerprint,
+    Key,
+    Record,
+    function,
+)
 
 MAGIC = b"PLoomRec"
 DELETED = b"PLoomDel"

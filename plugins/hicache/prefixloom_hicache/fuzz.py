@@ -7,26 +7,34 @@ in a reason. What is tried is drawn from a seed, so that a failure can be repeat
 from __future__ import annotations
 
 import argparse
+import hashlib
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from .checksum import NUMBERS
-from .fingerprint import Fingerprint
+from prefixloom.storage import NUMBERS, Fingerprint, Key, Record
+
 from .frame import HEADER_BYTES, Flaw, Place, fingerprint_frame, header_of, read, read_header
-from .keys import Key
-from .laws import ONE, key_of, record_of
-from .record import Record
 from .scan import ALIGN, HEAD_BYTES, Head, frames, read_head, room
 
 LIFE = 0x1234_5678_9ABC_DEF1
+ONE = Fingerprint("toy", "bfloat16", 16, "kv", "1", shapes={"kv": (2, 64)})
 Draw = random.Random
 Mutation = Callable[[Draw, bytearray], None]
 
 
 def _padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % ALIGN)
+
+
+def key_of(seed: int) -> Key:
+    return Key(hashlib.blake2b(b"%d" % seed, digest_size=32).digest(), ONE)
+
+
+def record_of(seed: int, size: int) -> Record:
+    payload = hashlib.shake_128(b"%d" % seed).digest(size)
+    return Record(key_of(seed), "kv", 16 * seed, 16 * seed + 16, "layer_first", memoryview(payload))
 
 
 class Corpus:

@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from .backend import Miss
-from .fingerprint import Fingerprint
-from .keys import Key
+from prefixloom.storage import Fingerprint, Key, Miss
 
 Entry = TypeVar("Entry")
 

@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefixloom import StorageError, hookimpl
+from prefixloom.storage import DIGEST_BYTES, BackendType, Key, Miss, Record, Refused, Status, Stored, flat
 
-from .backend import BackendType, Miss, Refused, Status, Stored
-from .fingerprint import DIGEST_BYTES
 from .frame import HEADER_BYTES, Flaw, header_of, read_header
 from .index import Index
-from .keys import Key
-from .record import Record, flat
 from .tally import Tally
 
 
@@ -114,6 +111,9 @@ class MemoryBackend:
             self._frames.clear()
             self._index = Index()
             self._used = 0
+
+
+prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
 
 
 @hookimpl

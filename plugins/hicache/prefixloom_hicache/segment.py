@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import secrets
 
+from prefixloom.storage import MAX_TEXT, Fingerprint, Record
+
 from .disk import Disk, OpenFile
-from .fingerprint import MAX_TEXT, Fingerprint
 from .frame import DELETED, HEADER_BYTES, Flaw, Place, fingerprint_frame, header_of
-from .record import Record
 from .scan import FIRST_BYTES, HEAD_BYTES, Found, Head, frames, read_head, room, start_of
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from .backend import Miss, Reason, Refused, Status, Stored
-from .keys import Key
-from .record import Record
+from prefixloom.storage import Key, Miss, Reason, Record, Refused, Status, Stored
 
 
 class Tally:

@@ -12,6 +12,9 @@ from typing import Any
 import attrs
 import pytest
 
+from prefixloom.storage import FAULTS, REASONS
+from prefixloom.testing import laws_of_storage as laws
+from prefixloom.testing.storage import CHECKS, BackendCase, Check, check_backend, parametrize_with_checks
 from prefixloom_hicache import (
     FileBackend,
     Key,
@@ -21,11 +24,7 @@ from prefixloom_hicache import (
     Refused,
     Status,
     Stored,
-    backend,
-    conformance,
-    laws,
 )
-from prefixloom_hicache.conformance import CHECKS, BackendCase, check_backend, parametrize_with_checks
 from prefixloom_hicache.frame import HEADER_BYTES, header_of
 
 
@@ -64,7 +63,7 @@ FILE = BackendCase("file", open_file, reopen_file, abandon_file, damage_file)
 
 
 @parametrize_with_checks([MEMORY, FILE])
-def test_conformance(case: BackendCase, check: conformance.Check) -> None:
+def test_conformance(case: BackendCase, check: Check) -> None:
     check(case)
 
 
@@ -292,7 +291,7 @@ def case_of(cls: type[MemoryBackend]) -> BackendCase:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__[6:])
-def test_a_law_sees_the_backend_that_breaks_it(check: conformance.Check) -> None:
+def test_a_law_sees_the_backend_that_breaks_it(check: Check) -> None:
     with pytest.raises(AssertionError):
         try:
             check(case_of(KILLS[check.__name__]))
@@ -316,6 +315,6 @@ def test_an_expected_failure_must_name_a_law() -> None:
 
 
 def test_the_reasons_of_the_contract_are_distinct_words() -> None:
-    assert len(set(backend.REASONS)) == len(backend.REASONS) == 14
-    assert set(backend.REASONS) > backend.FAULTS
-    assert not any(a.startswith(b) for a, b in itertools.permutations(backend.REASONS, 2))
+    assert len(set(REASONS)) == len(REASONS) == 14
+    assert set(REASONS) > FAULTS
+    assert not any(a.startswith(b) for a, b in itertools.permutations(REASONS, 2))

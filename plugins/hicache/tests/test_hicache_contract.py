@@ -12,13 +12,13 @@ import pytest
 
 from prefixloom import CompositionError, StorageError, encode
 from prefixloom.registry import Registry
-from prefixloom_hicache import API_VERSION, BackendType, Fingerprint, Key, MemoryBackend, Miss, Record, accepted
-from prefixloom_hicache import checksum as sums
-from prefixloom_hicache.backend import opened
-from prefixloom_hicache.checksum import Checksum
+from prefixloom.storage import checksum as sums
+from prefixloom.storage.checksum import Checksum
+from prefixloom.storage.contract import opened
+from prefixloom.storage.keys import key, links, next_link
+from prefixloom.testing.laws_of_storage import ONE, key_of, record_of
+from prefixloom_hicache import BackendType, Fingerprint, Key, MemoryBackend, Miss, Record
 from prefixloom_hicache.frame import Flaw, header_of, read
-from prefixloom_hicache.keys import key, links, next_link
-from prefixloom_hicache.laws import ONE, key_of, record_of
 
 POINTS = {name: f"prefixloom_hicache.{name}" for name in ("memory", "file")}
 REGISTRY = Registry([EntryPoint(f"storage:{name}", value, "prefixloom") for name, value in POINTS.items()])
@@ -26,25 +26,10 @@ REGISTRY = Registry([EntryPoint(f"storage:{name}", value, "prefixloom") for name
 
 @pytest.mark.parametrize(("name", "options"), [("memory", {}), ("file", {"directory": "store"})])
 def test_the_stores_are_found_by_name_and_opened(name: str, options: dict[str, str], tmp_path: Path) -> None:
-    kind = accepted(REGISTRY.storage(name), name)
-    store = opened(kind, **{option: tmp_path / value for option, value in options.items()})
+    store = opened(REGISTRY.storage(name), **{option: tmp_path / value for option, value in options.items()})
     store.put([record_of(1)])
     assert store.get([key_of(1)]) == (record_of(1),)
     store.close()
-
-
-@pytest.mark.parametrize(
-    ("answer", "told"),
-    [
-        (dict, "must return one BackendType"),
-        (BackendType("other", MemoryBackend), "must agree"),
-        (BackendType("mine", MemoryBackend, api=API_VERSION + 1), "Upgrade prefixloom"),
-        (BackendType("mine", MemoryBackend, api=0), "Upgrade the package that offers it"),
-    ],
-)
-def test_an_offer_that_cannot_be_used_is_refused(answer: Any, told: str) -> None:
-    with pytest.raises(CompositionError, match=told):
-        accepted(answer, "mine")
 
 
 def test_what_is_opened_must_be_a_store() -> None:

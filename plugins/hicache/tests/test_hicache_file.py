@@ -12,8 +12,8 @@ import attrs
 import pytest
 
 from prefixloom import StorageError
+from prefixloom.testing.laws_of_storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend, Miss
-from prefixloom_hicache.laws import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache.scan import HEAD_BYTES
 from processes import python
 
@@ -40,7 +40,7 @@ def test_another_process_reads_what_this_one_writes_and_may_not_write(tmp_path: 
     stored(store, record_of(1, 5000))
     told = python(
         "import sys\nfrom prefixloom import StorageError\nfrom prefixloom_hicache import *\n"
-        "from prefixloom_hicache.laws import *\n"
+        "from prefixloom.testing.laws_of_storage import *\n"
         "try:\n    FileBackend(sys.argv[1])\nexcept StorageError as error:\n    print('writer already' in str(error))\n"
         "reader = FileBackend(sys.argv[1], read_only=True)\n"
         "same(reader.get([key_of(1)])[0], record_of(1, 5000))\n"
@@ -54,7 +54,7 @@ def test_another_process_reads_what_this_one_writes_and_may_not_write(tmp_path: 
 FORKING = """
 import os, sys
 from prefixloom_hicache import FileBackend
-from prefixloom_hicache.laws import record_of
+from prefixloom.testing.laws_of_storage import record_of
 store = FileBackend(sys.argv[1])
 here, there = os.pipe()
 if os.fork() == 0:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prefixloom_hicache import checksum, frame, fuzz
+from prefixloom.storage import checksum
+from prefixloom_hicache import frame, fuzz
 from prefixloom_hicache.scan import Found
 
 

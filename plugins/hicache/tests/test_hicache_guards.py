@@ -9,11 +9,11 @@ from typing import Any
 import attrs
 import pytest
 
+from prefixloom.testing.laws_of_storage import key_of, record_of, same
 from prefixloom_hicache import Key, MemoryBackend, Miss, Record, Refused, Stored
 from prefixloom_hicache.breaker import Breaker, BreakerLimits
 from prefixloom_hicache.clock import ManualClock, SystemClock
 from prefixloom_hicache.guarded import Guarded, GuardLimits
-from prefixloom_hicache.laws import key_of, record_of, same
 from prefixloom_hicache.limits import Backlog, Rate
 
 MIB = 1 << 20

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from prefixloom.testing.laws_of_storage import key_of, record_of
 from prefixloom_hicache import Backend, FileBackend, Key, Record, Stored
 from prefixloom_hicache.disk import Disk
-from prefixloom_hicache.laws import key_of, record_of
 from prefixloom_hicache.scan import HEAD_BYTES
 
 SEGMENT = 16 << 10
@@ -178,7 +178,7 @@ def test_wherever_a_file_is_cut_what_lies_before_is_there(quick: Path) -> None:
 WRITER = """
 import sys, os
 from prefixloom_hicache import FileBackend
-from prefixloom_hicache.laws import record_of
+from prefixloom.testing.laws_of_storage import record_of
 store = FileBackend(sys.argv[1], int(sys.argv[2]))
 seed = int(sys.argv[3])
 while True:

@@ -27,6 +27,7 @@ from prefixloom import (
 from .states import CONVOLUTION, LINEAR, caveats_of, read_state
 
 Admit = str | AdmissionPolicy | Callable[[StateView], bool]
+prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
 LAYER_KINDS = frozenset({LINEAR, CONVOLUTION, "mamba", "mamba2"})
 
 

@@ -26,6 +26,7 @@ from prefixloom import (
     hookimpl,
 )
 
+prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
 SLIDING = "sliding_attention"
 CHUNKED = "chunked_attention"
 

@@ -1,4 +1,4 @@
-"""The part of the property test's operations that a running sequence sees: growing, steps, publishing, rewinding."""
+"""What a running sequence does until its tokens are committed: growing, arriving, steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import cache as memoised
 from functools import partial
 from typing import Any
 
-from backdoor import POISON, hold, sequence_anchor, unfilled
-from model import Facts, Piece, Running
-from prefixloom import CapacityError, InputError, ProtocolError
-from world import World
+from ...errors import CapacityError, InputError, PluginError, ProtocolError
+from ..memory import POISON
+from .backdoor import hold, unfilled
+from .sets import Facts, Running
+from .world import World
 
-Pieces = dict[str, set[Piece]]
 DOCUMENTS = 4
 LONG = 400
 
@@ -32,8 +32,8 @@ class Planned(Exception):
     """Raised inside of a step on purpose."""
 
 
-class Serving(World):
-    """Operations on one open sequence."""
+class Steps(World):
+    """Reserving and computing."""
 
     # ------------------------------------------------------------ choosing
     def pick(self, number: int) -> Running | None:
@@ -75,7 +75,7 @@ class Serving(World):
         try:
             run.sequence.grow(count)
         except CapacityError as error:
-            hold(not self.room(wanted), "refused, and there is room: %s", error)
+            hold(not (self.sure_of_room and self.room(wanted)), "refused, and there is room: %s", error)
             self.settle("grow refused")
             return
         except InputError:
@@ -107,7 +107,7 @@ class Serving(World):
         try:
             run.sequence.grow(count, arriving=True)
         except CapacityError as error:
-            hold(not self.room(wanted), "refused, and there is room: %s", error)
+            hold(not (self.sure_of_room and self.room(wanted)), "refused, and there is room: %s", error)
             self.settle("arrive refused")
             return
         except InputError:
@@ -141,7 +141,8 @@ class Serving(World):
                 slot = run.sequence.pages(f.name)[0]
                 singles = run.sequence.rewind_slots(f.name)
                 hold(len(singles) == f.steps, "%s: %s slots for single states", f.name, len(singles))
-                state = self.slots[f.name].read(slot)[0]
+                found, right = self.slots[f.name].read(slot), run.ids[run.committed]
+                state = right if self.slots[f.name].same(found, [right]) else found[0]
                 for i, token in enumerate(run.future[run.committed : upto]):
                     state = self.model.names.child(state, run.namespace, token)
                     if upto - run.committed <= len(singles):
@@ -215,6 +216,7 @@ class Serving(World):
         waiting = any(run.pending for run in batch)
         try:
             with self.cache.step(sequences, role="draft" if mode == 6 else "target") as step:
+                waiting = waiting or bool(step.ops)
                 if mode == 6:
                     step.table(self.model.facts[0].name)
                 if mode == 7:
@@ -229,6 +231,12 @@ class Serving(World):
                 if mode < 6:
                     for run in batch:
                         self.forward(run, run.reserved)
+        except PluginError:  # in a hook: before the layers
+            for run in batch:
+                run.pending = unfilled(run.sequence)
+                run.sourced &= run.pending
+            self.settle("step failed", may_lose=self.planned_room(batch))
+            raise
         except Planned:
             room = self.planned_room(batch)
             for run in batch:
@@ -284,95 +292,3 @@ class Serving(World):
                 hold(not late, "%s: pages %s are kept, and nothing from %s on needs them", f.name, late, run.keep)
             elif late:
                 self.count("spare")
-
-    # ------------------------------------------------------------ publishing
-    def do_publish(self, number: int, pick: int) -> None:
-        """``pick`` below 0: the default boundary."""
-        run = self.pick(number)
-        if run is None:
-            return
-        limit = self.model.publishable(run)
-        hold(run.sequence.publishable == limit, "publishable %s, not %s", run.sequence.publishable, limit)
-        legal = range(run.published, limit + 1, self.model.page)
-        upto = limit if pick < 0 else legal[pick % len(legal)]
-        added, optional, may_lose = self.bring(run, upto, last=False)
-        waiting = set(run.pending)
-        got = run.sequence.publish(None if pick < 0 else upto)
-        hold(got == upto, "published %s, not %s", got, upto)
-        moved = upto > run.published
-        if moved:
-            run.published = upto
-            for name, tracks in run.tracks.items():
-                run.tracks[name] = [boundary for boundary in tracks if boundary > upto]
-            self.model.retain(run)
-            run.pending = unfilled(run.sequence)
-            run.sourced |= run.pending - waiting
-        self.settle("publish", may_lose, added, optional=optional)
-        if moved:
-            self.settled(run, sequence_anchor(run.sequence))
-            self.check_released(run)
-
-    def bring(self, run: Running, upto: int, last: bool) -> tuple[Pieces, Pieces, dict[str, int]]:
-        """The pieces that publishing must bring, those that it may, and what it may make room for."""
-        if upto <= run.published:
-            return {}, {}, {}
-        added: Pieces = self.model.published_by(run, self.held(run), upto)
-        optional: Pieces = {}
-        room: dict[str, int] = {}
-        for f in self.model.facts:
-            if not f.boundary or not f.shareable:
-                continue
-            name = f.name
-            due = self.model.checkpoint(f, run, upto)
-            tracked = run.tracks[name]
-            added[name] = set()
-            optional[name] = {self.model.piece(f, run.ids, boundary) for boundary in tracked if boundary <= upto}
-            if f.per_path is not None:
-                room[name] = f.capacity + 1  # the bound per path may drop one whatever is free
-            if due % self.model.page or due <= run.published:
-                continue
-            piece = self.model.piece(f, run.ids, due)
-            if due in tracked or last:
-                added[name] = {piece}
-                continue
-            optional[name].add(piece)
-            room.setdefault(name, 1)
-            if self.room({name: 1}) and (run.detached or piece not in self.model.resident[name]):
-                added[name] = {piece}
-        return ({}, {}, room) if run.detached else (added, optional, room)
-
-    def do_rewind(self, number: int, count: int, salt: int) -> None:
-        """Take back some of what may be taken back; sometimes one token too many is tried first."""
-        run = self.pick(number)
-        if run is None:
-            return
-        floor = self.model.rewind_floor(run)
-        if salt % 2 == 0:
-            too_far = max(1, run.reserved - floor + 1)
-            self.refused("rewind too far", ProtocolError, run.sequence.rewind, too_far)
-        length = min(run.reserved, max(floor, run.reserved - count))
-        run.sequence.rewind(run.reserved - length)
-        if length < run.reserved:
-            self.rewound(run, length, salt)
-        self.settle("rewind")
-
-    def rewound(self, run: Running, length: int, salt: int) -> None:
-        """Other tokens follow from ``length`` on, and what depends on them must be computed again."""
-        del run.future[length:], run.ids[length + 1 :]
-        run.salt = salt
-        run.reserved = length
-        run.arrived = min(run.arrived, length)
-        if length < run.committed:
-            run.pending |= {f.name for f in self.model.facts if f.boundary}
-        for name, tracks in run.tracks.items():
-            run.tracks[name] = [boundary for boundary in tracks if boundary <= length]
-        for f in self.model.facts:
-            if not f.boundary:
-                run.absent[f.name] = {i for i in run.absent.get(f.name, ()) if i * f.page < length}
-        run.committed = min(run.committed, length)
-        run.named = min(run.named, length)
-        self.extend(run, length + self.model.lookahead)
-        for f in self.model.facts:
-            run.written[f.name] = min(run.written[f.name], max(0, length - f.lookahead))
-            if f.lookahead:  # a draft's last entries are written again before their tokens are named
-                self.write_pages(run, f, run.committed)

@@ -11,12 +11,9 @@ from typing import Any, Literal, Protocol
 
 import attrs
 
-from prefixloom import CompositionError
-
+from ..errors import CompositionError
 from .keys import Key
 from .record import Record
-
-API_VERSION = 1
 
 Reason = Literal[
     "absent",  # nothing under this key
@@ -134,24 +131,6 @@ class BackendType:
     name: str
     open: Callable[..., Backend]
     summary: str = ""
-    api: int = API_VERSION
-
-
-def accepted(answer: object, name: str) -> BackendType:
-    """What a distribution answered for the storage ``name``, if it can be used here."""
-    if not isinstance(answer, BackendType):
-        raise CompositionError(f"storage {name!r}: prefixloom_storage must return one BackendType, got {answer!r}")
-    if answer.name != name:
-        raise CompositionError(
-            f"storage {name!r} answered a BackendType called {answer.name!r}: the entry point and its answer must agree"
-        )
-    if answer.api != API_VERSION:
-        newer = isinstance(answer.api, int) and answer.api > API_VERSION
-        raise CompositionError(
-            f"storage {name!r} was written for version {answer.api!r} of the storage contract and this is version "
-            f"{API_VERSION}. Upgrade {'prefixloom' if newer else 'the package that offers it'}"
-        )
-    return answer
 
 
 def opened(kind: BackendType, **options: Any) -> Backend:

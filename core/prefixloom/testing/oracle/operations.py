@@ -6,12 +6,14 @@ there is, so that any part of a script is a script.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from backdoor import anchor, hold, sequence_anchor
-from model import Leased, Running, with_extra
-from prefixloom import CapacityError, InputError, ProtocolError
-from serving import Planned, Serving
+from ...errors import CapacityError, InputError, PluginError, ProtocolError
+from .backdoor import anchor, hold, sequence_anchor
+from .serving import Pieces, Serving
+from .sets import Leased, Running, with_extra
+from .steps import Planned
 
 Op = tuple[Any, ...]
 OPEN = 5
@@ -30,8 +32,7 @@ class Operations(Serving):
         self.ask(namespace, tokens, extra, leave, candidates=True)
         got = self.cache.peek(list(tokens), namespace=namespace, leave=leave)
         ids = self.ids(namespace, tokens)
-        wanted = self.model.deepest(ids, self.model.limit(len(tokens), leave))
-        hold(got == wanted, "peek says %s, the sets say %s", got, wanted)
+        self.agree("peek", got, ids, self.model.limit(len(tokens), leave))
         self.settle("match")
 
     def remember(self, namespace: str, tokens: tuple[int, ...], extra: tuple[Any, ...], leave: int) -> None:
@@ -44,22 +45,28 @@ class Operations(Serving):
         del self.plans[:-4]
         self.settle("plan")
 
-    def planned_boundary(self, plan: Any, ids: list[int]) -> int:
-        """Where a kept plan leads now: what it said while it is fresh, and a new match if it is stale."""
+    def fresh(self, plan: Any) -> bool:
+        """Whether a kept plan leads where it said. A stale one is a new match."""
         if plan.stale:
             self.count("stale plan")
-            return self.model.deepest(ids, plan._limit)
-        hold(self.model.usable(ids, plan.ready), "a plan at %s is not stale and cannot be resumed", plan.ready)
-        return int(plan.ready)
+        return not plan.stale
+
+    def landed(self, plan: Any, fresh: bool, got: int, ids: list[int]) -> int:
+        """What was made of a plan stands where it had to."""
+        if fresh:
+            hold(got == plan.ready, "a plan at %s led to %s", plan.ready, got)
+            hold(self.model.usable(ids, got), "a plan at %s is not stale and cannot be resumed", plan.ready)
+            return got
+        return self.agree("a stale plan", got, ids, plan._limit)
 
     # ------------------------------------------------------------ leases
     def do_lease(self, number: int) -> None:
         if not self.plans:
             return
         plan, namespace, ids = self.plans[number % len(self.plans)]
-        boundary = self.planned_boundary(plan, ids)
+        fresh = self.fresh(plan)
         lease = self.cache.lease(plan)
-        hold(lease.boundary == boundary, "a lease stands at %s, not %s", lease.boundary, boundary)
+        boundary = self.landed(plan, fresh, lease.boundary, ids)
         leased = Leased(lease, namespace, ids, boundary, cover={name: [] for name in self.facts})
         self.leases.append(leased)
         self.settle("lease")
@@ -88,32 +95,49 @@ class Operations(Serving):
             return
         self.remember(namespace, tokens, extra, leave)
         ids = self.ids(namespace, tokens, extra)
-        boundary = self.model.deepest(ids, self.model.limit(len(tokens), leave))
+        limit = self.model.limit(len(tokens), leave)
         options = {"namespace": namespace, "leave": leave, "extra": extra, "priority": priority}
-        self.opened(list(tokens), options, namespace, with_extra(tokens, extra), boundary, salt)
+        self.opened(
+            list(tokens),
+            options,
+            namespace,
+            with_extra(tokens, extra),
+            lambda got: self.agree("open", got, ids, limit),
+            salt,
+        )
 
     def do_open_plan(self, number: int, salt: int) -> None:
         if not self.plans or len([run for run in self.running if not run.gone]) >= OPEN:
             return
         plan, namespace, ids = self.plans[number % len(self.plans)]
-        boundary = self.planned_boundary(plan, ids)
+        fresh = self.fresh(plan)
         names = {number: token for (_, _, token), number in self.model.names._ids.items()}
-        self.opened(plan, {}, namespace, [names[number] for number in ids[1:]], boundary, salt)
+        tokens = [names[number] for number in ids[1:]]
+        self.opened(plan, {}, namespace, tokens, lambda got: self.landed(plan, fresh, got, ids), salt)
 
     def opened(
-        self, what: Any, options: dict[str, Any], namespace: str, tokens: list[Any], boundary: int, salt: int
+        self,
+        what: Any,
+        options: dict[str, Any],
+        namespace: str,
+        tokens: list[Any],
+        judged: Callable[[int], int],
+        salt: int,
     ) -> None:
         states = {f.name: 1 + f.steps for f in self.model.facts if f.boundary}
-        states.update({f.name: f.replayed(boundary) for f in self.model.facts if f.replay})
         try:
             sequence = self.cache.open(what, **options)
         except CapacityError:
             asked = {name: option for name, option in options.items() if name != "priority"}
             with self.cache.lease(self.cache.match(what, **asked) if asked else what) as lease:
                 view = self.view = self.reader.read([*self.anchors(), (namespace, lease._node)])
-                hold(not self.room(states, anchor(lease)), "no room for running states, and there is: %s", view)
+                states.update({f.name: f.replayed(lease.boundary) for f in self.model.facts if f.replay})
+                refused = self.sure_of_room and self.room(states, anchor(lease))
+                hold(not refused, "no room for running states, and there is: %s", view)
             self.settle("open refused", may_lose=None)
             return
+        boundary = judged(sequence.ready)
+        states.update({f.name: f.replayed(boundary) for f in self.model.facts if f.replay})
         ids = self.model.names.prefixes(namespace, tokens)
         pending = {f.name for f in self.model.facts if f.boundary}
         run = Running(
@@ -136,9 +160,8 @@ class Operations(Serving):
         run.cover = {name: [] for name in self.facts}
         self.extend(run, len(tokens) + self.model.lookahead)
         self.running.append(run)
-        hold(sequence.ready == boundary, "a sequence starts at %s, not %s", sequence.ready, boundary)
         self.count("hit" if boundary else "miss")
-        self.settle("open", may_lose=states)
+        self.settle("open", may_lose=self.everything() if self.open_to.narrows else states)
         self.settled(run, sequence_anchor(sequence))
         for f in self.model.facts:
             if not f.boundary and f.shareable:
@@ -151,7 +174,9 @@ class Operations(Serving):
         if not self.running:
             return
         run = self.running[number % len(self.running)]
-        added, optional, may_lose = {}, {}, {}
+        added: Pieces = {}
+        optional: Pieces = {}
+        may_lose: dict[str, int] = {}
         upto = run.published
         if not run.gone and how < 2:
             upto = self.model.publishable(run)
@@ -160,7 +185,14 @@ class Operations(Serving):
         sequence, run.sequence = run.sequence, None
         self.running.remove(run)
         if how < 2:
-            sequence.close()
+            try:
+                sequence.close()
+            except PluginError:  # it is closed all the same; what of it was published before that, stays
+                hold(not sequence.open, "%s is still open", sequence)
+                del sequence
+                may = {name: added.get(name, set()) | optional.get(name, set()) for name in {*added, *optional}}
+                self.settle("close failed", may_lose, optional=may)
+                return
             sequence.close()
         elif how == 2 or (how == 3 and run.gone):
             sequence.abort()
@@ -187,6 +219,8 @@ class Operations(Serving):
     def check_complete(self, run: Running, held: dict[str, set[int]], upto: int) -> None:
         """If a closed sequence held all that its boundary needs, its tokens now match up to there."""
         for f in self.model.facts:
+            if f.name in self.open_to.keeps:
+                return
             if f.boundary and self.model.piece(f, run.ids, upto) not in self.model.resident[f.name] and upto:
                 return
             if not f.boundary and (not f.shareable or not f.needed(upto) <= held[f.name]):
@@ -214,7 +248,22 @@ class Operations(Serving):
         for name, want in wanted.items():
             got = len(self.slots[name].free) - before[name]
             hold(got == freed.get(name, 0), "%s: %s freed, %s said", name, got, freed.get(name))
-            hold(got >= min(want, can[name]), "%s: %s freed of %s, %s could go", name, got, want, can[name])
+            can_all = self.open_to.widens or got >= min(want, can[name])
+            hold(can_all, "%s: %s freed of %s, %s could go", name, got, want, can[name])
+
+    def do_dry(self, number: int, left: int) -> None:
+        """Take all free slots of a component but so many away."""
+        self.do_flood()
+        f = self.model.facts[number % len(self.model.facts)]
+        pool = self.cache.pool(f.name)
+        self.minted[f.name] = pool.mint(max(0, pool.free - left))
+        self.settle("dry")
+
+    def do_flood(self) -> None:
+        """Give them back."""
+        while self.minted:
+            self.minted.popitem()[1].free()
+        self.settle("flood")
 
     def do_drop_namespace(self, namespace: str) -> None:
         for run in self.running:
@@ -226,8 +275,11 @@ class Operations(Serving):
 
     def do_flush(self) -> None:
         self.cache.flush()
-        for thing in (*self.running, *self.leases):
-            thing.gone = True
+        for run in self.running:
+            run.gone = True
+        for leased in self.leases:
+            leased.gone = True
+        self.minted = {}
         self.settle("flush", wipe="*")
         for plan, _, _ in self.plans:
             self.refused("plan from before a flush", ProtocolError, self.cache.open, plan)
@@ -259,6 +311,7 @@ class Operations(Serving):
     # ------------------------------------------------------------ the end
     def finish(self) -> None:
         """Everything closed and evicted: every slot is free and nothing is locked."""
+        self.do_flood()
         while self.running:
             self.do_close(0, len(self.running) % 3)
         while self.leases:

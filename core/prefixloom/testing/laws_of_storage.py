@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .backend import Backend, Miss, Refused, Status, Stored
-from .fingerprint import Fingerprint
-from .keys import Key
-from .record import Record
+from ..storage import Backend, Fingerprint, Key, Miss, Record, Refused, Status, Stored
 
 if TYPE_CHECKING:
-    from .conformance import BackendCase
+    from .storage import BackendCase
 
 ONE = Fingerprint("toy", "bfloat16", 16, "kv", "1", shapes={"kv": (2, 64)}, shards={"tensor": (0, 2)})
 ROOMY = 64 << 20

@@ -1,6 +1,6 @@
 """The conformance suite of storage backends: laws as plain functions, run against a case that knows how to open one.
 
-    from prefixloom_hicache.conformance import BackendCase, parametrize_with_checks
+    from prefixloom.testing.storage import BackendCase, parametrize_with_checks
 
     @parametrize_with_checks([BackendCase("mine", lambda capacity: MyBackend(capacity))])
     def test_conformance(case, check):
@@ -16,8 +16,8 @@ from typing import Any
 
 import attrs
 
-from . import laws
-from .backend import Backend
+from ..storage import Backend
+from . import laws_of_storage as laws
 
 Check = Callable[["BackendCase"], None]
 MIB = 1 << 20

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from backdoor import (
+from .backdoor import (
     Cached,
     Reader,
-    Slots,
     View,
     anchor,
     contents,
@@ -20,7 +19,9 @@ from backdoor import (
     sequence_anchor,
     state_slots,
 )
-from model import Facts, Leased, Model, Piece, Running, with_extra
+from .contents import Contents, contents_of
+from .liberties import Liberties
+from .sets import Facts, Leased, Model, Piece, Running, with_extra
 
 Lost = dict[str, int]
 """Components that an operation may evict from, and how many pages it wanted to be free."""
@@ -29,7 +30,7 @@ Lost = dict[str, int]
 class World:
     """State shared by all operations, and the checks after each."""
 
-    def __init__(self, cache: Any) -> None:
+    def __init__(self, cache: Any, open_to: Liberties | None = None) -> None:
         self.cache = cache
         composition = cache.composition
         facts = [
@@ -51,7 +52,13 @@ class World:
         ]
         self.facts = {f.name: f for f in facts}
         self.model = Model(facts, composition.page, composition.lookahead, composition.max_rewind)
-        self.slots = {f.name: Slots(cache.pool(f.name), f.page // f.group if f.page else 1) for f in facts}
+        self.open_to = open_to or Liberties.of(composition.parts, bool(cache._admitting))
+        self.slots: dict[str, Contents] = {
+            part.name: contents_of(cache.pool(part.name), part.manifest, f.page // f.group if f.page else 1)
+            for part, f in zip(composition.parts, facts, strict=True)
+        }
+        self.minted: dict[str, Any] = {}
+        """Slots that the script has taken away, by component."""
         self.reader = Reader(cache, self.model, self.slots)
         self.running: list[Running] = []
         self.leases: list[Leased] = []
@@ -170,6 +177,15 @@ class World:
                     return False
         return True
 
+    def everything(self) -> Lost:
+        """What says that an operation may have evicted anything."""
+        return {f.name: f.capacity + 1 for f in self.model.facts}
+
+    @property
+    def sure_of_room(self) -> bool:
+        """Whether the sets say exactly when something does not fit."""
+        return not (self.open_to.narrows or self.open_to.widens)
+
     # ------------------------------------------------------------ after every operation
     def settle(
         self,
@@ -198,7 +214,7 @@ class World:
             strange = now - expected - (optional or {}).get(name, set())
             hold(not strange, "%s: %s holds %s, which nobody published", what, name, strange)
             lost = expected - now
-            if lost and wipe is None:
+            if lost and wipe is None and name not in self.open_to.drops:
                 wanted = (may_lose or {}).get(name, 0)
                 free = len(self.slots[name].free)
                 hold(wanted > free, "%s: %s lost %s with %s free, %s wanted", what, name, lost, free, wanted)
@@ -229,7 +245,7 @@ class World:
             name = f.name
             free = free_slots(self.cache, f)
             cached = list(view.slots[name].values())
-            owned = [*free, *cached, *view.detached[name]]
+            owned = [*free, *cached, *view.detached[name], *(self.minted[name].ids if name in self.minted else ())]
             for run in self.running:
                 if not run.gone:
                     if f.boundary:
@@ -255,8 +271,9 @@ class World:
         for f in self.model.facts:
             if f.boundary:
                 if f.name not in run.pending and not run.spoiled:
-                    got = self.slots[f.name].read(s.pages(f.name)[0])[0]
-                    hold(got == run.ids[run.committed], "%s: the running state at %s is wrong", f.name, run.committed)
+                    got, slots = self.slots[f.name].read(s.pages(f.name)[0]), self.slots[f.name]
+                    right = slots.same(got, [run.ids[run.committed]])
+                    hold(right, "%s: the running state at %s is wrong", f.name, run.committed)
                 continue
             table = s.pages(f.name)
             hold(len(table) == -(-run.reserved // f.page), "%s: %s pages for %s", f.name, len(table), run.reserved)
@@ -270,7 +287,8 @@ class World:
                 done = (min(run.written[f.name], (index + 1) * f.page) - index * f.page) // f.group
                 if done > 0:
                     got, expected = self.slots[f.name].read(slot)[:done], contents(f, run.ids, index, done)
-                    hold(got == expected, "%s: a sequence reads %s at page %s, not %s", f.name, got, index, expected)
+                    right = self.slots[f.name].same(got, expected)
+                    hold(right, "%s: a sequence reads %s at page %s, not %s", f.name, got, index, expected)
 
     def check_borrowed(self, f: Facts, run: Running, index: int, slot: int, view: View) -> None:
         if run.detached:
@@ -284,8 +302,8 @@ class World:
         for cached in view.nodes.values():
             up = cached.up
             if up is not None and cached.pages[f.name]:
-                full = (cached.end - cached.start) // f.page
-                hold(len(cached.pages[f.name]) == full, "%s: a path's node is partly there", f.name)
+                whole = (cached.end - cached.start) // f.page
+                hold(len(cached.pages[f.name]) == whole, "%s: a path's node is partly there", f.name)
                 hold(not up.end or up.pages[f.name], "%s: the cell at %s hangs below nothing", f.name, cached.end)
 
     def check_match(self) -> None:
@@ -298,11 +316,18 @@ class World:
         ids = self.ids(namespace, tokens, extra)
         plan = self.cache.match(list(tokens), namespace=namespace, leave=leave, extra=extra)
         limit = self.model.limit(len(tokens), leave)
-        wanted = self.model.deepest(ids, limit)
-        hold(plan.ready == wanted, "match says %s, the sets say %s (limit %s)", plan.ready, wanted, limit)
+        self.agree("match", plan.ready, ids, limit)
         if candidates:
             runs = plan.candidates()
             got = [b for lo, hi in runs for b in range(lo, hi + 1, self.model.page)]
             every = self.model.candidates(ids, limit)
-            hold(got == every, "candidates %s, not %s", got, every)
+            agree = set(got) <= set(every) if self.open_to.narrows else got == every
+            hold(agree, "candidates %s, not %s", got, every)
         return plan
+
+    def agree(self, what: str, got: int, ids: list[int], limit: int) -> int:
+        """A match at ``got`` is the deepest that the sets allow; where hooks narrow, one of those that they allow."""
+        every = self.model.candidates(ids, limit)
+        right = got in every if self.open_to.narrows else got == every[-1]
+        hold(right, "%s says %s, the sets say %s (limit %s)", what, got, every[-1], limit)
+        return got

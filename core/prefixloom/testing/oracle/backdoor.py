@@ -6,49 +6,20 @@ have the checksum of its key.
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from model import Facts, Model, Piece
-
-POISON = -7
-TOKEN_LIMIT = 1 << 31
-
-
-class Failure(AssertionError):
-    """The cache and the model disagree."""
+from ..bench import Failure
+from .contents import Contents
+from .sets import Facts, Model, Piece
 
 
 def hold(condition: object, message: str, *args: object) -> None:
+    """The cache and the sets agree on this."""
     if not condition:
-        raise Failure(message % args)
-
-
-class Slots:
-    """The content of one pool as a flat list of numbers, written and read as a forward pass would."""
-
-    def __init__(self, pool: Any, entries: int) -> None:
-        tensor = pool.buffers["content"]
-        self.tensor = tensor  # keeps the memory
-        self.entries = entries
-        self.flat = (ctypes.c_int64 * tensor.numel()).from_address(tensor.data_ptr())
-        self.free: set[int] = set()
-
-    def read(self, slot: int) -> list[int]:
-        return self.flat[slot * self.entries : (slot + 1) * self.entries]
-
-    def write(self, slot: int, entry: int, value: int) -> None:
-        self.flat[slot * self.entries + entry] = value
-
-    def poison(self, free: set[int]) -> None:
-        """What was given back must not be read again before it is written."""
-        for slot in free - self.free:
-            for entry in range(self.entries):
-                self.flat[slot * self.entries + entry] = POISON
-        self.free = free
+        raise Failure("sets", message % args)
 
 
 @dataclass
@@ -79,7 +50,7 @@ class View:
 class Reader:
     """Reads a cache into a ``View``."""
 
-    def __init__(self, cache: Any, model: Model, slots: dict[str, Slots]) -> None:
+    def __init__(self, cache: Any, model: Model, slots: dict[str, Contents]) -> None:
         self.cache = cache
         self.model = model
         self.slots = slots
@@ -108,8 +79,9 @@ class Reader:
         return view
 
     def _walk(self, view: View, root: Any, namespace: str, found: bool) -> None:
-        stack = [(root, Cached(0, 0, [0]), ())]
-        view.nodes[id(root)] = stack[0][1]
+        first_of_all = Cached(0, 0, [0])
+        stack: list[tuple[Any, Cached, tuple[int, ...]]] = [(root, first_of_all, ())]
+        view.nodes[id(root)] = first_of_all
         while stack:
             node, above, last = stack.pop()
             for kid in (node.kids or {}).values():
@@ -168,7 +140,7 @@ class Reader:
         else:
             wanted = contents(f, ids, index)
         said = "%s: the tree's page %s (slot %s) holds %s, its key says %s"
-        hold(got == wanted, said, f.name, index, slot, got, wanted)
+        hold(self.slots[f.name].same(got, wanted), said, f.name, index, slot, got, wanted)
 
 
 class Shifted:

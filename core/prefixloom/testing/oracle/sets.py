@@ -12,8 +12,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefixloom import Reach
-from prefixloom.testing.names import Names, with_extra
+from ...reach import Reach
+from ..names import Names, with_extra
 
 __all__ = ["Facts", "Leased", "Model", "Names", "Piece", "Running", "with_extra"]
 
@@ -147,7 +147,7 @@ class Model:
         """Prefixes that the tree knows. A match goes no deeper, even where nothing is needed (a window of 1)."""
 
     # ------------------------------------------------------------ names
-    def piece(self, f: Facts, ids: Sequence[int], index: int) -> Piece:
+    def piece(self, f: Facts, ids: Any, index: int) -> Piece:
         """Page ``index`` of the prefix with these numbers; for a state, ``index`` is its boundary."""
         end = index if f.boundary else (index * f.page // self.page + 1) * self.page
         return ids[end + self.lookahead], index

@@ -1,0 +1,160 @@
+"""Random scripts for the state machine: plain data, the same for the same seed."""
+
+from __future__ import annotations
+
+import random
+
+from .operations import Op
+from .steps import DOCUMENTS, document
+
+NAMESPACES = ("", "b")
+WEIGHTS = {
+    "turn": 24, "open": 9, "grow": 12, "append": 7, "step": 14, "commit": 6, "publish": 12, "rewind": 6, "close": 10,
+    "evict": 3, "match": 8, "plan": 4, "open_plan": 4, "lease": 4, "release": 5, "drop_namespace": 1, "flush": 0.6,
+    "poll": 1, "arrive": 2, "decode": 6, "illegal": 2,
+}  # fmt: skip
+
+
+class Writer:
+    """Makes scripts from a seed, knowing nothing of what they will meet.
+
+    ``longest``: tokens of a prompt, at most. ``unit``: tokens of a page of the tree, where states can be kept.
+    """
+
+    def __init__(self, seed: str, longest: int, unit: int) -> None:
+        self.chance = random.Random(seed)
+        self.longest = longest
+        self.unit = unit
+        self.ops: list[Op] = []
+
+    def script(self, length: int) -> list[Op]:
+        kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+        while len(self.ops) < length:
+            (kind,) = self.chance.choices(kinds, weights)
+            getattr(self, kind)()
+        return self.ops[:length]
+
+    def below(self, n: int) -> int:
+        return self.chance.randrange(n)
+
+    def say(self, *op: object) -> None:
+        self.ops.append(tuple(op))
+
+    def prompt(self) -> tuple[int, ...]:
+        """The beginning of a document, sometimes changed near its end; at times empty or one token."""
+        length = self.below(3) if self.below(20) == 0 else self.below(self.longest + 1)
+        if self.below(2):
+            length = min(self.longest, length // self.unit * self.unit + self.below(2))
+        tokens = document(self.chance.choice((0, 0, 0, 1, 1, *range(2, DOCUMENTS))))[:length]
+        if tokens and self.below(4) == 0:
+            kept = self.below(length + 1)
+            tokens = tokens[:kept] + tuple(self.below(2) for _ in range(length - kept))
+        return tokens
+
+    def extra(self, tokens: tuple[int, ...]) -> tuple[tuple[int, int, str], ...]:
+        if len(tokens) < 2 or self.below(5):
+            return ()
+        start = self.below(len(tokens))
+        end = min(len(tokens), start + 1 + self.below(6))
+        return ((start, end, f"image {self.below(2)}"),)
+
+    def request(self) -> tuple[object, ...]:
+        tokens = self.prompt()
+        namespace = NAMESPACES[self.below(8) == 0]
+        return namespace, tokens, self.chance.choice((0, 0, 1, 1, 3)), self.extra(tokens)
+
+    def open(self) -> None:
+        self.say("open", *self.request(), self.below(3), self.below(16))
+
+    def turn(self) -> None:
+        """A request from its start to its end, in order."""
+        self.open()
+        chunks = 1 + self.below(3)
+        for chunk in range(chunks):
+            if self.below(3) == 0:
+                self.say("grow", -1, (1 + self.below(4)) * self.unit)
+            elif chunk < chunks - 1:
+                self.say("grow", -1, 1 + self.below(self.longest // 2))
+            else:
+                self.say("grow", -1, -1 - self.below(2) * self.below(3))
+            self.say("step", 31, 0)
+            if self.below(3) == 0:
+                self.say("publish", -1, -1)
+        if self.below(2):
+            self.say("append", -1, 1 + self.below(6))
+            self.say("grow", -1, -1)
+            self.say("step", 31, 0)
+        if self.below(3):
+            self.say("close", -1, 0)
+
+    def decode(self) -> None:
+        """Some small steps of one request, of which a part is rejected."""
+        number = self.below(5)
+        for _ in range(1 + self.below(4)):
+            tokens = 1 + self.below(4)
+            self.say("append", number, tokens)
+            self.say("grow", number, tokens)
+            self.say("step", 31, 0)
+            if self.below(12) == 0:
+                self.say("grow", number, 1)
+                self.say("step", 31, 8)
+            if self.below(2):
+                self.say("rewind", number, 1 + self.below(tokens), self.below(16))
+            if self.below(4) == 0:
+                self.say("publish", number, -1)
+
+    def grow(self) -> None:
+        self.say("grow", self.below(5), self.chance.choice((-1, -1, -2, 1, 2, 5, 1 + self.below(self.longest))))
+
+    def arrive(self) -> None:
+        self.say("arrive", self.below(5), 1 + self.below(self.longest))
+
+    def append(self) -> None:
+        self.say("append", self.below(5), self.chance.choice((1, 1, 2, 4, 9)))
+
+    def step(self) -> None:
+        self.say("step", self.chance.choice((31, 31, 1, 2, 3, 5)), self.below(9))
+
+    def commit(self) -> None:
+        self.say("commit", self.below(5), self.chance.choice((0, 0, 1, 2, 5)))
+
+    def publish(self) -> None:
+        self.say("publish", self.below(5), self.chance.choice((-1, 1, 2, self.below(8))))
+
+    def rewind(self) -> None:
+        number = self.below(5)
+        for _ in range(1 + self.below(2)):
+            self.say("rewind", number, self.chance.choice((0, 1, 2, 3, 8, 40)), self.below(16))
+
+    def close(self) -> None:
+        self.say("close", self.below(5), self.below(5))
+
+    def evict(self) -> None:
+        self.say("evict", self.below(7), self.chance.choice((0, 1, 2, 5, 30)))
+
+    def match(self) -> None:
+        self.say("match", *self.request())
+
+    def plan(self) -> None:
+        self.say("plan", *self.request())
+
+    def open_plan(self) -> None:
+        self.say("open_plan", self.below(4), self.below(16))
+
+    def lease(self) -> None:
+        self.say("lease", self.below(4))
+
+    def release(self) -> None:
+        self.say("release", self.below(4), self.below(3))
+
+    def drop_namespace(self) -> None:
+        self.say("drop_namespace", NAMESPACES[self.below(2)])
+
+    def flush(self) -> None:
+        self.say("flush")
+
+    def poll(self) -> None:
+        self.say("poll")
+
+    def illegal(self) -> None:
+        self.say("illegal", self.below(5), self.below(5))
