@@ -28,6 +28,7 @@ UNPROVED: dict[str, str] = {
     "M11": "told to the engine; nothing is derived from it yet",
     "M12": "lossy: tests/test_codecs.py, tests/test_stored_as.py; the kit does not compare such content",
     "M16": POLICY,
+    "M19": "of a store behind a tier: tests/test_store.py",
     **dict.fromkeys(("R4", "R5", "R6", "R7", "R8"), ROWS),
     **dict.fromkeys(("O1", "O2", "O4", "O5", "O7", "O8", "O9", "O10", "O11", "O12", "O13"), REGISTRY),
     **dict.fromkeys(("O14", "O15", "O16", "O17", "O18", "O19", "O20"), POLICY),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from .admission import AdmissionPolicy, StateView
 from .cache import Cache
 from .compose import compose
+from .consensus import Consensus, LocalConsensus
+from .consensus_group import GroupConsensus
 from .errors import (
     CapacityError,
     CompositionError,
@@ -66,11 +68,14 @@ __all__ = [
     "ComponentStats",
     "ComponentType",
     "CompositionError",
+    "Consensus",
     "EvictionPolicy",
+    "GroupConsensus",
     "InputError",
     "InvariantError",
     "LayerFacts",
     "Lease",
+    "LocalConsensus",
     "Manifest",
     "MatchPlan",
     "ModelFacts",

@@ -35,7 +35,7 @@ def place(fetch: Fetch, brought: Brought) -> None:
         for lane in fetch.shelf.tier.lanes:  # what leads there is not to go for the sake of what is there
             for node in run:
                 cell = node.cells[lane.index]
-                if cell is not None:
+                if cell is not None and lane.closed:
                     lane.pin(cell)
                     pinned.append((lane, cell))
         _fill(fetch, run, [(piece, answer) for piece, answer in brought if piece.end <= upto], pinned)

@@ -81,9 +81,7 @@ class Shelf:
         self.cache = cache
         self.tier = tier
         self.component = component
-        self.fingerprints: dict[int, Fingerprint] = {
-            lane.index: fingerprint(lane.device, cache._page, component.identity) for lane in tier.lanes
-        }
+        self.fingerprints: dict[int, Fingerprint] = {}
         self.consensus = getattr(component, "consensus", None) or LocalConsensus()
         self.store: Store | None = None
         self.done: deque[tuple[int, int]] = deque()  # said by the store's threads, too
@@ -103,6 +101,10 @@ class Shelf:
         if store is not self.store:
             self.store = store
             if store is not None:
+                self.fingerprints = {
+                    lane.index: fingerprint(lane.device, self.cache._page, self.component.identity)
+                    for lane in self.tier.lanes
+                }
                 self._backfill()
         if store is not None:
             store.poll()

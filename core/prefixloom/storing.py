@@ -74,6 +74,9 @@ class Storing:
             if self.shelf.arriving(lane, node):
                 self.queue.append((lane, node))
                 continue
+            above = node.parent
+            if above.parent is not None and above.cells[lane.index] is not None:  # split off since it was offered
+                self.queue.append((lane, above))
             left -= self._hand_over(lane, node, cell)
 
     def _hand_over(self, lane: HostLane, node: Node, cell: HostCell) -> int:
@@ -143,7 +146,10 @@ class Storing:
 
 
 def unpin_span(lane: HostLane, node: Node, start: int) -> None:
-    """``node``'s cell was pinned when it began at ``start``: so are, after splits, those above it down from there."""
+    """``node``'s cell was pinned when it began at ``start``: so are, after splits, those of pages down from there."""
+    if lane.unit == "boundary":
+        lane.unpin(node.cells[lane.index])
+        return
     while node.end > start:
         lane.unpin(node.cells[lane.index])
         node = node.parent

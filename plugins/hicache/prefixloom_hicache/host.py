@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import attrs
 
-from prefixloom import CompositionError, StorageError, TierManifest
-from prefixloom.consensus import Consensus, LocalConsensus
+from prefixloom import CompositionError, Consensus, LocalConsensus, StorageError, TierManifest
 from prefixloom.storage import Backend, BackendType, opened
 
 from .guarded import Guarded, GuardLimits
