@@ -17,7 +17,8 @@ from typing import Any
 import attrs
 import torch
 from hf_models import MATRIX, VOCABULARY, Served, distance
-from prefixloom.testing.conversations import Conversations
+
+from prefixloom_engine.conversations import Conversations
 
 REPLY = 6
 TOGETHER = 3
@@ -76,7 +77,8 @@ class Traffic:
     def run(self, requests: int) -> Result:
         told = self.result
         while told.requests < requests:
-            talks = Conversations(2 * TOGETHER, 4, REPLY, VOCABULARY, self.rng.randrange(10**6))
+            seed = self.rng.randrange(10**6)
+            talks = Conversations(2 * TOGETHER, 4, REPLY, VOCABULARY, seed, system=192, said=(24, 64))
             for turn in range(talks.turns):
                 order = talks.order()
                 for at in range(0, len(order), TOGETHER):
