@@ -103,9 +103,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ("a locked window is evicted", "lane_span.py",
      "                if cell.next is not None:\n                    self.queue.remove(cell)\n            above = above.parent",
      "            above = above.parent"),
-    ("a path's inner cell is evicted", "lane_path.py", "                if cell.below:\n                    cell = None\n                    continue\n", ""),
+    ("a path's inner cell is evicted", "lane_path.py", "            if cell.below:  # an inner anchor returns when its last child has gone\n                continue\n            while", "            while"),
     ("a parent left childless is lost to eviction", "lane_path.py",
-     "        if cell is not None:\n            queue.add_first(cell)\n", ""),
+     "                    queue.add_first(cell)\n                    break\n", "                    break\n"),
     ("a candidate above the limit", "plan.py", "    if boundary > limit:\n        boundary = limit",
      "    if boundary > limit + page:\n        boundary = limit"),
     ("the lookahead is not left off the limit", "cache.py", "(leave if leave > lookahead else lookahead)", "leave"),
@@ -141,7 +141,7 @@ MUTANTS: tuple[Mutant, ...] = (
      "            holding.owned"),
     ("tombstones are not refilled", "lane_span.py", "            if not mine:\n                continue\n",
      "            if not mine or node is not run[-1]:\n                continue\n"),
-    ("a failed step commits", "step.py", "        if kind is None:\n            for sequence, _, end", "        if True:\n            for sequence, _, end"),
+    ("a failed step commits", "step.py", "        if kind is None and self.role ==", "        if self.role =="),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .insert import nodes_for
+from .insert import spelled
 from .lease import inert
 from .pool import ABSENT
 
@@ -29,7 +29,7 @@ def place(fetch: Fetch, brought: Brought) -> None:
     width = cache._tree.element_bytes
     root = cache._root(fetch.plan.namespace)
     root.leases += 1
-    run = nodes_for(cache, root, fetch.key[: upto * width], upto, 0)
+    run = spelled(cache, root, fetch.key[: upto * width], upto)
     pinned: list[tuple[HostLane, Any]] = []
     try:
         for lane in fetch.shelf.tier.lanes:  # what leads there is not to go for the sake of what is there

@@ -276,6 +276,7 @@ def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, shared: P
     ``shared``: those of ``pairs`` that hand something over.
     """
     lease._cache = None
+    cache._live.pop(lease, None)
     if cache._debug is not None:
         cache._debug.released(lease)
     if lease.row >= 0:

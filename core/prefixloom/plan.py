@@ -35,8 +35,8 @@ class MatchPlan:
     """
 
     __slots__ = (
-        "_below", "_cache", "_claims", "_epoch", "_key", "_limit", "_node", "_single", "_tokens", "_walked_to",
-        "branch", "key_tokens", "limited_by", "namespace", "ready", "restorable", "walked",
+        "_below", "_cache", "_claims", "_epoch", "_key", "_limit", "_node", "_reached", "_single", "_tokens",
+        "_walked_to", "branch", "key_tokens", "limited_by", "namespace", "ready", "restorable", "walked",
     )  # fmt: skip
 
     namespace: str
@@ -52,6 +52,7 @@ class MatchPlan:
     _epoch: int
     _limit: int
     _node: Node
+    _reached: Node  # the deepest whose whole path the keys agree with
     _key: bytes
     _single: bytes | None  # the tokens with extra keys in place, where there are any
     _tokens: Tokens
@@ -146,6 +147,7 @@ def make_plan(
         root = cache._empty_root
     node, boundary = tree.walk(root, key)
     plan.walked = boundary
+    plan._reached = node if node.end == boundary else node.parent
     page = tree.page
     limit = limit // page * page
     plan._limit = limit

@@ -13,7 +13,8 @@ class Node:
     """One edge of the tree and the boundary at its end.
 
     ``end`` is in tokens from the root. ``cells[i]`` is what component i keeps here, or None. ``leases`` counts those
-    anchored here, so that a boundary in use is not unlinked even when it holds nothing.
+    anchored here, so that a boundary in use is not unlinked even when it holds nothing. ``key`` is empty once the node
+    is unlinked.
     """
 
     __slots__ = ("cells", "end", "first", "key", "kids", "leases", "parent", "priority")
@@ -148,6 +149,7 @@ class Tree:
             del kids[node.first]
             if not kids:
                 parent.kids = None
+            node.key = b""
             self.nodes -= 1
             lost = True
             node = parent
@@ -170,6 +172,7 @@ class Tree:
                 parent.kids = None
                 if not parent.leases:
                     self.prune(parent)
+            node.key = b""
             gone += 1
         self.nodes -= gone
 
