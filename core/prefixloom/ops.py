@@ -11,6 +11,7 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
 from .errors import PluginError
+from .kernels import index_of
 from .values import Op
 
 if TYPE_CHECKING:
@@ -78,6 +79,21 @@ def batches(sequences: Many[Sequence]) -> list[Batch]:
 
 
 # ---------------------------------------------------------------- running
+
+
+def select_states(cache: Cache, stream: Stream, lane: Any, kept: Any, rows: list[int], holdings: list[Any]) -> None:
+    """Have each of ``holdings`` go on from the state after so many tokens as ``kept`` says, at its row of ``rows``."""
+    choices = [list(holding.steps) for holding in holdings]
+    dst = [holding.slot for holding in holdings]
+    for holding in holdings:
+        holding.accepted = True
+
+    def work() -> None:
+        mine = kept if len(rows) == len(kept) else kept.index_select(0, index_of(rows, [kept]))
+        lane.live.select(choices, mine - 1, dst)
+
+    reads = [slot for row in choices for slot in row]
+    run_told(cache, stream, f"select of {lane.name}", lane.live, work, reads, dst)
 
 
 def run_kind(cache: Cache, stream: Stream, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:

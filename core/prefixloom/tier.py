@@ -11,6 +11,7 @@ here waits, and nothing is pinned longer than the operation that records the cop
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from array import array
@@ -92,6 +93,11 @@ class Moves:
         self.dst: list[int] = []
         self.raised = False
 
+    def ends(self, way: str) -> tuple[Pool, Pool]:
+        """Where copies ``way`` read, and where they write."""
+        host, device = self.lane.pool, self.lane.device.pool
+        return (device, host) if way == "down" else (host, device)
+
     def take_back(self, nodes: Iterable[Node]) -> None:
         """The copies down never came: give the slots back, whether ``nodes`` have them already or not."""
         left = set(self.dst)
@@ -116,6 +122,7 @@ class LowerTier:
             self._make_lane(count + number, lane)
             for number, lane in enumerate(lane for lane in cache._lanes if lane.name in part.capacity)
         )
+        self.groups = layer_groups(self.lanes, self.manifest.gates)
         by_name = {lane.name: lane for lane in self.lanes}
         self.by_component = tuple(by_name.get(lane.name) for lane in cache._lanes)
         self.pending: list[Node] = []
@@ -405,20 +412,23 @@ class LowerTier:
         work.stream, work.since = stream, stream.tick
         try:
             flight.order(work, stream, hold.fence, hold)
-            for mine in moves:
-                host, device = mine.lane.pool, mine.lane.device.pool
-                source, target = (device, host) if way == "down" else (host, device)
-                target.enter(mine.dst, Stage.WRITING)
-                try:
-                    stream.run(partial(copy_between, source, mine.src, target, mine.dst))
-                except BaseException:
-                    mine.raised = True
-                    raise
-                target.enter(mine.dst, Stage.SEALED)
-                if debug is not None:
-                    debug.accessed(stream, f"copy {way} of {device.name}", target, mine.src, mine.dst, source)
-                if way == "down":
-                    target.enter(mine.dst, Stage.PUBLISHED)
+            for group in self.groups if way == "up" and not stream.inline else ((),):
+                for mine in moves:
+                    source, target = mine.ends(way)
+                    target.enter(mine.dst, Stage.WRITING)
+                    try:
+                        stream.run(partial(copy_between, source, mine.src, target, mine.dst, *group))
+                    except BaseException:
+                        mine.raised = True
+                        raise
+                    target.enter(mine.dst, Stage.SEALED)
+                    if debug is not None:
+                        what = f"copy {way} of {mine.lane.device.pool.name}"
+                        debug.accessed(stream, what, target, mine.src, mine.dst, source)
+                    if way == "down":
+                        target.enter(mine.dst, Stage.PUBLISHED)
+                if group:
+                    work.gates = [*work.gates, (group[1] - 1, stream.record())]
         finally:
             flight.end(work, stream, (), COPY[way])
         if not work.over:
@@ -430,6 +440,28 @@ class LowerTier:
         return work
 
 
-def copy_between(source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int]) -> None:
-    if source.device != "meta":
-        move_slots(list(source.buffers.values()), src, list(target.buffers.values()), dst)
+def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:
+    """The model's layers in so many groups, as nearly equal as they come: (first, one past the last). One is ()."""
+    layers = sorted({layer for lane in lanes for buffer in lane.pool.manifest.buffers for layer in buffer.layers})
+    count = min(count, len(layers))
+    if count < 2:
+        return ((),)
+    firsts = [0, *(layers[number * len(layers) // count] for number in range(1, count)), layers[-1] + 1]
+    return tuple(itertools.pairwise(firsts))
+
+
+def copy_between(
+    source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int], low: int = 0, high: int = 1 << 62
+) -> None:
+    """Of the model's layers from ``low`` to before ``high``."""
+    if source.device == "meta":
+        return
+    for buffer in source.manifest.buffers:
+        ends = [source.buffers[buffer.name]], src, [target.buffers[buffer.name]], dst
+        inside = [low <= layer < high for layer in buffer.layers]
+        if all(inside):
+            move_slots(*ends)
+            continue
+        for at, there in enumerate(inside):
+            if there:
+                move_slots(*ends, layers=slice(at, at + 1))
