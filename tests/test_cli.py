@@ -239,7 +239,7 @@ def test_only_the_chosen_subcommand_is_imported() -> None:
 
 def test_every_command_has_a_module() -> None:
     folder = Path(cli.__file__).parent
-    assert [name for name in cli.COMMANDS if not (folder / f"{name}.py").exists()] == []
+    assert [name for name in cli.COMMANDS if not (folder / f"{name.replace('-', '_')}.py").exists()] == []
 
 
 def test_the_version_is_that_of_the_distribution(
