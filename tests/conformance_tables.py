@@ -28,18 +28,19 @@ REGISTRY = "of a distribution, not of a component: tests/test_registry.py"
 POLICY = "of policies: tests/test_policy.py, tests/test_admission.py"
 FOLDING = "how the core folds an answer: tests/test_hooks_folding.py"
 ROWS = "what the core's own reaches answer: tests/test_docs.py evaluates the row, tests/test_reach.py the lanes"
-LATER = "this version has no tier below the device"
+BELOW = "asked only with a tier below the device, which the kit does not compose: tests/test_tier_hooks.py"
 POLICIES = PolicyCase(lambda: EvictionPolicy("any", key=lambda use: 0)).laws
 ADMISSIONS = AdmissionCase(lambda: AdmissionPolicy("any")).laws
 UNPROVED: dict[str, str] = {
     **dict.fromkeys(("M7", "M14", "M15", "M18", "R15", "R16"), COMPOSE),
     "M11": "told to the engine; nothing is derived from it yet",
+    "M19": "of a store behind a tier: tests/test_store.py",
     **dict.fromkeys(("R4", "R5", "R6", "R7", "R8"), ROWS),
     **dict.fromkeys(("O1", "O2", "O4", "O5", "O7", "O8", "O9", "O10", "O11", "O12", "O13"), REGISTRY),
     **dict.fromkeys(("O14",), POLICY),
     **dict.fromkeys(("F2", "F3", "F4", "W3", "W4"), FOLDING),
     "L4": "kept and not read by this version",
-    **dict.fromkeys(("T1", "T2", "T3", "D1", "D2", "D3"), LATER),
+    **dict.fromkeys(("T1", "T2", "T3", "T4", "D1", "D2", "D3", "D4"), BELOW),
 }
 """Clauses that no law proves, and why."""
 

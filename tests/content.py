@@ -21,7 +21,7 @@ def noise(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    return tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 class Made(TorchDispatchMode):

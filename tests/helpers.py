@@ -8,6 +8,7 @@ from typing import Any
 
 from prefixloom import Buffer, Chunk, Component, Manifest, Path, Point, Reach, Sinks, Tail, Window, compose
 from prefixloom.cache import Cache
+from prefixloom.manifest import TierManifest
 from prefixloom.pool import ABSENT
 from prefixloom.reach import Interval
 from prefixloom.sequence import Sequence as Running
@@ -63,7 +64,8 @@ def cache_of(
     *components: Component, page: int = PAGE, tokens: int = 256, slots: int = 8, debug: bool = True, **options: Any
 ) -> Cache:
     """A small cache of these components, always with the second set of books unless a test says why not."""
-    capacity = {c.name: slots if c.reach.unit == "boundary" else tokens for c in components}
+    data = [c for c in components if not isinstance(c.manifest, TierManifest)]
+    capacity = {c.name: slots if c.reach.unit == "boundary" else tokens for c in data}
     capacity |= options.pop("capacity", {})
     return compose(None, plugins=components, page_size=page, capacity=capacity, debug=debug, **options)
 

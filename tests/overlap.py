@@ -92,7 +92,7 @@ class Traffic:
         tokens = 320
         self.cache: Cache = compose(
             None,
-            plugins=[component(letter) for letter in comps],
+            plugins=[*(component(letter) for letter in comps), *self.tiers()],
             page_size=self.page,
             capacity={
                 c: 40 if c == "M" else 100 if c == "C" else tokens // (2 if c == "S" else 1) // 8 * 8 for c in comps
@@ -111,6 +111,13 @@ class Traffic:
         self.ended: list[Request] = []
         self.told: dict[int, tuple[str, list[int]]] = {}
         self.counts: Counter[str] = Counter()
+
+    def tiers(self) -> list[Any]:
+        """Tiers below the device, if there are any."""
+        return []
+
+    def opened(self, sequence: Sequence) -> None:
+        """A sequence was just opened."""
 
     # ------------------------------------------------------------ the device's side
     def layers(self, batch: list[Job], tables: dict[str, Any], rows: dict[str, Any], fail: bool) -> None:
@@ -200,6 +207,7 @@ class Traffic:
         except CapacityError:
             self.counts["open refused"] += 1
             return
+        self.opened(sequence)
         hashes = folded([0], namespace, tokens)
         self.counts["hit"] += sequence.ready > 0
         self.running.append(Request(sequence, namespace, tokens, hashes, finish=len(tokens) + rng.randrange(12)))
@@ -329,10 +337,14 @@ class Traffic:
             request.errors.clear()
         self.ended.clear()
 
-    def finish(self) -> None:
-        """Everything ends; what is cached is read once more; nothing is left."""
+    def quiet(self) -> None:
+        """Wait for all that runs."""
         for stream in self.streams:
             stream.record().synchronize()
+
+    def finish(self) -> None:
+        """Everything ends; what is cached is read once more; nothing is left."""
+        self.quiet()
         self.poll()
         for request in list(self.running):
             self.end(request, abort=False)
@@ -347,6 +359,7 @@ class Traffic:
                 self.streams[0].record().synchronize()
                 self.counts["read again"] += sequence.ready > 0
                 assert not request.errors, request.errors
+        self.quiet()
         self.cache.poll()
         self.check()
         self.cache.flush()

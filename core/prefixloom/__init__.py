@@ -5,6 +5,8 @@ from __future__ import annotations
 from .admission import AdmissionPolicy, StateView
 from .cache import Cache
 from .compose import compose
+from .consensus import Consensus, LocalConsensus
+from .consensus_group import GroupConsensus
 from .errors import (
     CapacityError,
     CompositionError,
@@ -14,18 +16,21 @@ from .errors import (
     PrefixloomError,
     ProtocolError,
     RaceError,
+    RankError,
     StorageError,
 )
 from .hookspecs import hookimpl
 from .keys import Tokens, encode
 from .lease import Lease
-from .manifest import Buffer, Codec, Manifest
+from .manifest import Buffer, Codec, Manifest, TierManifest
 from .plan import MatchPlan
 from .policy import EvictionPolicy, Use
 from .reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
+from .restore import Restored
 from .sequence import Sequence
 from .sizing import Traffic
-from .stats import CacheStats, ComponentStats
+from .stats import CacheStats, ComponentStats, TierStats
+from .streams import Stream, ThreadStream, stream_for
 from .values import (
     AnchorView,
     Claim,
@@ -36,6 +41,7 @@ from .values import (
     ModelFacts,
     NodeView,
     Op,
+    Outcome,
     Phase,
     Profile,
     Receipt,
@@ -43,6 +49,7 @@ from .values import (
     Tier,
     Touch,
     Transfer,
+    TransferPlan,
     WalkView,
 )
 
@@ -61,16 +68,20 @@ __all__ = [
     "ComponentStats",
     "ComponentType",
     "CompositionError",
+    "Consensus",
     "EvictionPolicy",
+    "GroupConsensus",
     "InputError",
     "InvariantError",
     "LayerFacts",
     "Lease",
+    "LocalConsensus",
     "Manifest",
     "MatchPlan",
     "ModelFacts",
     "NodeView",
     "Op",
+    "Outcome",
     "Path",
     "Phase",
     "PluginError",
@@ -79,23 +90,31 @@ __all__ = [
     "Profile",
     "ProtocolError",
     "RaceError",
+    "RankError",
     "Reach",
     "Receipt",
+    "Restored",
     "Sequence",
     "Sinks",
     "SplitRule",
     "StateView",
     "StorageError",
+    "Stream",
     "Tail",
+    "ThreadStream",
     "Tier",
+    "TierManifest",
+    "TierStats",
     "Tokens",
     "Touch",
     "Traffic",
     "Transfer",
+    "TransferPlan",
     "Use",
     "WalkView",
     "Window",
     "compose",
     "encode",
     "hookimpl",
+    "stream_for",
 ]

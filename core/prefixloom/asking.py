@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .errors import PluginError, PrefixloomError
 from .values import Op
@@ -39,6 +39,13 @@ def _shown(error: object) -> str:
         return f"a {type(error).__name__} whose repr raises"
 
 
+class Named(Protocol):
+    """Who is asked: a component's lane, or a tier."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class Asking:
     """The cache's way of calling plugins."""
 
@@ -52,7 +59,7 @@ class Asking:
         except Exception as error:
             raise PluginError(f"component {name!r}: {hook} raised {_shown(error)}; the operation was undone") from error
 
-    def _ask(self, lane: Lane, hook: str, kind: type[T], function: Callable[..., Any], *args: Any) -> T | None:
+    def _ask(self, lane: Named, hook: str, kind: type[T], function: Callable[..., Any], *args: Any) -> T | None:
         """A hook's answer, checked: one of ``kind``, or None."""
         answer = self._call(lane.name, hook, function, *args)
         if answer is not None and not isinstance(answer, kind):
@@ -60,7 +67,7 @@ class Asking:
         return answer
 
     def _ask_softly(
-        self, lane: Lane, hook: str, kind: type[T], function: Callable[..., Any] | None, *args: Any
+        self, lane: Named, hook: str, kind: type[T], function: Callable[..., Any] | None, *args: Any
     ) -> T | None:
         """A hook that serving must not depend on: if it fails, it is counted and logged, and the default holds."""
         if function is None:

@@ -17,6 +17,7 @@ from .lane import Lane, PageLane, lane_for
 from .lane_coded import CodedLane
 from .lane_point import PointLane
 from .pool import DebugPool, Pool
+from .values import Tier
 
 if TYPE_CHECKING:
     from .compose import Composition
@@ -27,7 +28,8 @@ class Assembly(Asking):
 
     def __init__(self, composition: Composition) -> None:
         self.composition = composition
-        self._validators = self._make_validators()  # a plugin may refuse here: nothing has been allocated
+        self._validators = self._make_validators(("device",))  # a plugin may refuse: nothing has been allocated
+        self._tier_validators = [] if composition.tier is None else self._make_validators(("device", "host"))
         self._page = composition.page
         self._lookahead = composition.lookahead
         self._max_rewind = composition.max_rewind
@@ -48,9 +50,12 @@ class Assembly(Asking):
         self._near_lanes = tuple(lane for lane in self._page_lanes if not lane.part.reach.closed_upward)
         self._all_closed = len(self._closed_lanes) == len(self._lanes) and not self._validators
         self._several_near = len(self._near_lanes) > 1
+        self._tracking = any(lane.track_every for lane in self._point_lanes)
         self._thins = any(lane.part.manifest.states_per_path is not None for lane in self._point_lanes)
+        self._follows = bool(self._coded_lanes) or self._thins or composition.debug  # a publication has consequences
         self._unshared = any(not lane.shared for lane in self._lanes)
-        self._retaining = bool(self._point_lanes) or any(lane.retains for lane in self._lanes)
+        self._sparing = any(lane.retains for lane in self._lanes)
+        self._retaining = bool(self._point_lanes) or self._sparing
         self._longest = min(
             (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains),
             default=1 << 62,
@@ -100,17 +105,19 @@ class Assembly(Asking):
         self._lock_hooks = any(h.acquire_component_lock or h.release_component_lock for h in hooks)
         self._match_hooks = any(h.finalize_match_result for h in hooks)
         self._step_hooks = any(h.deferred_forward_ops for h in hooks)
+        tier = [] if self.composition.tier is None else [self.composition.tier.hooks]
+        self._transfer_hooks = any(h.build_hicache_transfers or h.commit_hicache_transfer for h in (*hooks, *tier))
         self._insert_hooks = any(h.commit_insert for h in hooks)
         self._admitting = any(isinstance(lane, PointLane) and lane.admit is not None for lane in self._lanes)
 
-    def _make_validators(self) -> list[tuple[str, Callable[..., Any]]]:
+    def _make_validators(self, tiers: tuple[Tier, ...]) -> list[tuple[str, Callable[..., Any]]]:
         validators: list[tuple[str, Callable[..., Any]]] = []
         for part in self.composition.parts:
             maker = part.hooks.create_match_validator
             if maker is None:
                 continue
             try:
-                validator = maker(("device",))
+                validator = maker(tiers)
             except Exception as error:
                 raise CompositionError(f"component {part.name!r}: create_match_validator raised {error!r}") from error
             if validator is not None:

@@ -16,12 +16,13 @@ from .dropped import Dropped
 from .errors import InputError, ProtocolError
 from .evict import evict, make_room
 from .flight import Flight
+from .flushing import forget_everything
 from .graves import sweep
 from .insert import split
 from .keys import TOKEN_BYTES, Tokens, encode
 from .lane import Lane, PageLane
 from .lane_path import PathLane
-from .lease import Hold, Lease, acquire, release
+from .lease import Hold, Lease, acquire, begin, release
 from .ops import CLEAR, Fill
 from .plan import MatchPlan, make_plan
 from .pool import Pool
@@ -31,7 +32,8 @@ from .stats import CacheStats, cache_stats
 from .step import Step
 from .streams import Stream, stream_for
 from .tables import Tables
-from .tree import Node, Root, Tree, unlink
+from .tier import LowerTier
+from .tree import Node, Root, Tree
 
 if TYPE_CHECKING:
     from .compose import Composition
@@ -54,19 +56,24 @@ class Cache(Assembly):
         self._flight = Flight(self)
         self._streams: dict[Any, Stream] = {}
         self._tables = Tables(self)
-        for lane in self._lanes:
+        tier = composition.tier
+        self._tier = None if tier is None else LowerTier(self, tier)
+        self._all_lanes: tuple[Lane, ...] = self._lanes + (() if self._tier is None else self._tier.lanes)
+        self._width = len(self._all_lanes)
+        for lane in self._all_lanes:
             for pool in lane.pools:
                 pool.dropped = self._dropped
                 pool.fence = self._flight
         self._fresh_tree()
 
     def _fresh_tree(self) -> None:
-        self._tree = Tree(self._page, self._keys.element_bytes, len(self._lanes))
+        kind = Node if self._tier is None else self._tier.node_kind
+        self._tree = Tree(self._page, self._keys.element_bytes, self._width, kind)
         self._empty_root = self._new_root("")
         self._graves: list[Node] = []
 
     def _new_root(self, namespace: str) -> Root:
-        root = Root(namespace, len(self._lanes))
+        root = Root(namespace, self._width)
         for lane in self._lanes:
             if isinstance(lane, PathLane):
                 lane.root_cell(root)
@@ -185,19 +192,15 @@ class Cache(Assembly):
         node = plan._node
         if node.end != plan.ready or not plan.ready:
             node = self._anchor(plan)
-        lease = acquire(self, node, plan.namespace, Hold)
-        sequence = Sequence(self, lease, plan)
-        if label:
-            lease.label = label
-        if priority:
-            sequence.priority = priority
+        lease, paged, states = begin(self, node, plan.namespace)
+        sequence = Sequence(self, lease, plan, paged, states)
+        sequence.priority = priority
+        lease.label = label
         try:
-            if self._running_wanted or self._replay or plan._claims:
+            if states or self._replay or plan._claims:
                 make_room(self, self._open_wanted(plan), "open a sequence")
-            self._open_holdings(sequence, node, plan)
-            if self._flight.claimed:
-                lease.claim(self._flight)
-        except BaseException:  # no slot to be had, or a reach that raises: nothing is kept
+                self._fill_holdings(sequence, plan)
+        except BaseException:  # no slot to be had: nothing is kept
             for lane, holding in sequence._pairs:
                 lane.close(holding)
             release(self, lease)
@@ -207,33 +210,28 @@ class Cache(Assembly):
         self._hit += plan.ready
         lease.pairs = sequence._pairs
         self._live[lease] = None
+        if self._tier is not None:
+            sequence._plan = plan
+            self._tier.used(node)
         if self._debug is not None:
             self._leave("open")
         return sequence
 
-    def _open_holdings(self, sequence: Sequence, node: Node, plan: MatchPlan) -> None:
-        """What the sequence has of each component, and the ops that fill its running states."""
-        pairs: list[tuple[Any, Any]] = []
-        for lane in self._page_lanes:  # what these open owns nothing yet, so a reach may raise
-            pairs.append((lane, lane.open(node)))
-        sequence._paged = pairs
-        if self._point_lanes:
-            sequence._states = states = []
-            for point in self._point_lanes:
-                holding = point.open(node)
-                states.append((point, holding))
-                cell = node.cells[point.index]
-                sequence._fills.append(Fill(point, holding, CLEAR if cell is None else cell.data, point.taken))
-            pairs = pairs + states
-        sequence._pairs = sequence._shared = pairs
-        if self._unshared:
-            sequence._shared = [pair for pair in pairs if pair[0].shared]
+    def _fill_holdings(self, sequence: Sequence, plan: MatchPlan) -> None:
+        """The slots that opening takes, which are free, and the ops that fill the running states."""
+        lease = sequence._lease
+        for lane, holding in sequence._states:
+            lane.start(holding)
+            cell = lease._records[lane.index]
+            sequence._fills.append(Fill(lane, holding, CLEAR if cell is None else cell.data, lane.taken))
         if self._replay:
             for lane, holding in sequence._paged:
                 if lane.replay:
                     lane.make_replayed(holding)
         if plan._claims:
             sequence._claimed_ops = [op for claim in plan._claims if claim is not None for op in claim.ops]
+        if self._flight.claimed:
+            lease.claim(self._flight)
 
     def _open_wanted(self, plan: MatchPlan) -> list[tuple[Lane, int, object]]:
         """Slots that opening takes: running states, what is rebuilt by replay, and what plugins claim."""
@@ -258,7 +256,7 @@ class Cache(Assembly):
 
     def step(self, sequences: Many[Sequence], role: Literal["target", "draft"] = "target") -> Step:
         """The program of one forward pass over ``sequences``."""
-        if role not in ("target", "draft"):
+        if role != "target" and role != "draft":
             raise InputError(f"a step's role is 'target' or 'draft', got {role!r}")
         if not isinstance(sequences, (list, tuple)):
             raise InputError(f"a step takes a list of sequences, got {sequences!r}")
@@ -266,6 +264,7 @@ class Cache(Assembly):
             self._enter()
         if len(sequences) > 1 and len({id(sequence) for sequence in sequences}) < len(sequences):
             raise InputError("a step takes each sequence once")
+        ends = []
         for sequence in sequences:
             if sequence.__class__ is not Sequence:
                 raise InputError(f"a step takes sequences, got {sequence!r}")
@@ -273,9 +272,10 @@ class Cache(Assembly):
                 raise ProtocolError(f"{sequence!r} belongs to another cache")
             if sequence._lease._cache is None:
                 sequence._usable()
-            if sequence._states and role == "target":
-                sequence._sound()
-        return Step(self, sequences, role)
+            if sequence._lost and role == "target":
+                sequence._committable()
+            ends.append(sequence.reserved)
+        return Step(self, sequences, ends, role)
 
     # ------------------------------------------------------------ room
     def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:
@@ -334,25 +334,7 @@ class Cache(Assembly):
         Open sequences, leases and plans made before become unusable; closing or aborting them does nothing more.
         """
         self._enter()
-        self._flushes += 1
-        self._epoch += 1
-        self._flushed_at = self._epoch
-        for hold in self._live:
-            hold._cache = None
-        self._live.clear()
-        for lane in self._lanes:
-            for pool in lane.pools:
-                pool.reset()
-            lane.queue = self.composition.policy.queue()
-            lane.reset()
-        for root in (*self._tree.roots.values(), *self._graves, self._empty_root):
-            unlink(root)
-        self._flight.flushed()
-        self._tables = Tables(self, self._tables if self._flight.works else None)
-        self._keys.forget()
-        self._fresh_tree()
-        if self._debug is not None:
-            self._debug.flushed()
+        forget_everything(self)
         self._leave("flush")
 
     def poll(self) -> None:
@@ -364,6 +346,8 @@ class Cache(Assembly):
         self._enter()
         if self._flight.works:
             self._flight.poll()
+        if self._tier is not None:
+            self._tier.poll()
         self._leave("poll")
 
     # ------------------------------------------------------------ telling

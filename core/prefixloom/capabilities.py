@@ -15,7 +15,7 @@ import attrs
 from .codecs import Coder
 from .errors import CompositionError
 from .hooks import check_identity
-from .manifest import Manifest, Unit
+from .manifest import Manifest, TierManifest, Unit
 from .reach import Reach
 from .registry import Registry
 from .values import ComponentSpec, Profile
@@ -45,31 +45,50 @@ class Candidate:
         return f"component {self.name!r} ({self.origin})"
 
 
-def gather(profile: Profile, plugins: Iterable[object], registry: Registry) -> tuple[Candidate, ...]:
-    """The profile's components in its order, then the caller's own in theirs."""
+@attrs.frozen
+class TierCandidate:
+    """A tier below the device, before it is known to fit."""
+
+    name: str
+    component: Any
+    manifest: TierManifest
+    origin: str
+
+    def __str__(self) -> str:
+        return f"tier {self.name!r} ({self.origin})"
+
+
+def gather(
+    profile: Profile, plugins: Iterable[object], registry: Registry
+) -> tuple[tuple[Candidate, ...], TierCandidate | None]:
+    """The profile's components in its order, then the caller's own in theirs; and the tier among them, if any."""
     if isinstance(plugins, str) or not isinstance(plugins, Iterable):
         raise CompositionError(
             f"plugins must be a list of component instances, got {plugins!r}. An installed one is named by a Profile: "
             f'Profile([ComponentSpec("its name")])'
         )
-    found = [_made(spec, registry) for spec in profile.components]
-    found += [_candidate(plugin, f"passed to compose, class {_class_name(plugin)}") for plugin in plugins]
+    everything = [_made(spec, registry) for spec in profile.components]
+    everything += [_candidate(plugin, f"passed to compose, class {_class_name(plugin)}") for plugin in plugins]
+    found = [candidate for candidate in everything if isinstance(candidate, Candidate)]
+    tiers = [candidate for candidate in everything if isinstance(candidate, TierCandidate)]
+    if len(tiers) > 1:
+        raise CompositionError(f"two tiers below the device, and there can be one: {tiers[0]} and {tiers[1]}")
     if not found:
         raise CompositionError(
             "a cache needs at least one component: pass a model config or a profile that names one, or plugins=[...]"
         )
-    seen: dict[str, Candidate] = {}
-    for candidate in found:
+    seen: dict[str, Candidate | TierCandidate] = {}
+    for candidate in everything:
         if candidate.name in seen:
             raise CompositionError(
                 f"two components are named {candidate.name!r}: one from {seen[candidate.name].origin}, one from "
                 f"{candidate.origin}. Give each a name of its own"
             )
         seen[candidate.name] = candidate
-    return tuple(found)
+    return tuple(found), tiers[0] if tiers else None
 
 
-def _made(spec: ComponentSpec, registry: Registry) -> Candidate:
+def _made(spec: ComponentSpec, registry: Registry) -> Candidate | TierCandidate:
     component_type = registry.component(spec.kind)
     origin = registry.source("component", spec.kind)
     try:
@@ -95,11 +114,13 @@ def _class_name(instance: object) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _candidate(instance: Any, origin: str) -> Candidate:
-    """The three things that every component has, each of its type."""
+def _candidate(instance: Any, origin: str) -> Candidate | TierCandidate:
+    """The three things that every component has, each of its type; a tier has no reach."""
     label = f"a component ({origin})"
     check_identity(instance, label)
-    for attribute, kind in (("name", str), ("manifest", Manifest), ("reach", Reach)):
+    wanted: list[tuple[str, Any]] = [("name", str), ("manifest", Manifest), ("reach", Reach)]
+    tier = isinstance(getattr(instance, "manifest", None), TierManifest)
+    for attribute, kind in wanted[:1] if tier else wanted:
         try:
             value = getattr(instance, attribute)
         except AttributeError as error:
@@ -111,6 +132,8 @@ def _candidate(instance: Any, origin: str) -> Candidate:
             raise CompositionError(f"{label}: its {attribute} must be a {kind.__name__}, got {value!r}")
     if not instance.name:
         raise CompositionError(f"{label} has an empty name. Give it one")
+    if tier:
+        return TierCandidate(instance.name, instance, instance.manifest, origin)
     return Candidate(instance.name, instance, instance.manifest, instance.reach, origin)
 
 

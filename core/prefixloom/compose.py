@@ -18,6 +18,7 @@ import pluggy
 from .admission import ADMISSIONS, AdmissionPolicy
 from .capabilities import (
     Candidate,
+    TierCandidate,
     certain_misses,
     check_requirements,
     check_supported,
@@ -36,6 +37,7 @@ from .profiles import resolve_profile
 from .reach import Reach
 from .registry import Registry, default_registry
 from .sizing import Demand, Traffic, check_states, from_mapping, from_tokens, parse_memory, told
+from .tier_part import TierPart, tier_part
 from .values import Profile
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ class Composition:
     manager: pluggy.PluginManager = attrs.field(eq=False, repr=False)
     sizing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    tier: TierPart | None = None
 
 
 def compose(
@@ -173,7 +176,7 @@ def negotiate(
     """The composition that ``compose`` would make a cache of. Allocates nothing."""
     registry = default_registry() if registry is None else registry
     profile = Profile(()) if model is None else resolve_profile(model, registry)
-    candidates = gather(profile, plugins, registry)
+    candidates, below = gather(profile, plugins, registry)
     check_requirements(candidates)
     for candidate in candidates:
         check_supported(candidate)
@@ -190,7 +193,9 @@ def negotiate(
     warnings = (*profile.warnings, *certain_misses(candidates))
     for warning in warnings:
         log.warning("%s", warning)
-    manager = make_manager({c.name: c.component for c in candidates}, {c.name: c.origin for c in candidates})
+    everything: list[Candidate | TierCandidate] = [*candidates, *([] if below is None else [below])]
+    manager = make_manager({c.name: c.component for c in everything}, {c.name: c.origin for c in everything})
+    tier = None if below is None else tier_part(below, demands, page, bind(manager, below.name, tracing=tracing))
     return Composition(
         name=profile.name,
         parts=tuple(
@@ -205,8 +210,9 @@ def negotiate(
         debug=os.environ.get("PREFIXLOOM_DEBUG") == "1" if debug is None else bool(debug),
         tracing=tracing,
         manager=manager,
-        sizing=sizing,
+        sizing=sizing + (() if tier is None else tier.sizing),
         warnings=warnings,
+        tier=tier,
     )
 
 

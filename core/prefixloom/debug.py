@@ -19,6 +19,7 @@ from .where import site
 if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Lane
+    from .lane_host import HostLane
     from .lease import Hold
     from .sequence import Sequence
     from .step import Step
@@ -122,6 +123,10 @@ class Debug:
                 self._check_owners(lane, nodes)
                 self._check_locks(lane, nodes)
                 self._check_queue(lane, nodes)
+            if self._cache._tier is not None:
+                for host in self._cache._tier.lanes:
+                    self._check_owners(host, nodes)
+                    self._check_host(host, nodes)
             self._check_anchors(nodes)
         except InvariantError as error:
             raise InvariantError(f"after {what}: {error}") from None
@@ -242,6 +247,27 @@ class Debug:
             spans = lane.unit == "page" and not lane.part.reach.closed_upward
             if spans and cell.pages != present(cell.data):
                 raise InvariantError(f"{lane.name}: {node!r} miscounts its pages")
+
+    def _check_host(self, lane: HostLane, nodes: list[Node]) -> None:
+        """Between operations nothing below the device is pinned but for storage; all else stands in its queue."""
+        i = lane.index
+        pinned = 0
+        for node in nodes:
+            cell = node.cells[i]
+            if cell is None:
+                continue
+            if cell.pages != len(lane.slots_of(cell)):
+                raise InvariantError(f"{lane.pool.name}: {node!r} miscounts its pages")
+            below = sum(kid.cells[i] is not None for kid in (node.kids or {}).values()) if lane.closed else 0
+            if cell.below != below:
+                raise InvariantError(f"{lane.pool.name}: {node!r} counts {cell.below} cells below, not {below}")
+            if not cell.locks and not cell.below and cell.next is None:
+                raise InvariantError(f"{lane.pool.name}: {node!r} may be evicted but stands in no queue")
+            if cell.locks and cell.next is not None:
+                raise InvariantError(f"{lane.pool.name}: {node!r} is pinned but stands in the queue")
+            pinned += cell.pages if cell.locks else 0
+        if pinned != lane.leased:
+            raise InvariantError(f"{lane.pool.name}: {pinned} pages are pinned, the books say {lane.leased}")
 
     def _check_anchors(self, nodes: list[Node]) -> None:
         counts: dict[int, int] = {}

@@ -26,16 +26,17 @@ def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: obje
     """Evict until each (lane, pages, holding) can have its pages; CapacityError, nothing evicted, if one cannot."""
     if cache._flight.works:
         cache._flight.poll(between_operations=False)
+    short = []
     for lane, pages, _ in wanted:
         missing = pages - len(lane.pool._free)
         if missing > 0:
             if lane.spares:
                 reclaim(cache, lane)
                 missing = pages - len(lane.pool._free)
+            short.append((lane, missing - lane.pool.retiring))
             if missing > lane.in_tree - lane.leased and missing > lane.pool.retiring + lane.evictable:
                 raise _refusal(cache, wanted, verb, count, who)
-    for lane, pages, _ in wanted:
-        missing = pages - len(lane.pool._free) - lane.pool.retiring
+    for lane, missing in short:
         if missing > 0 and evict(cache, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
             raise _refusal(cache, wanted, verb, count, who)
 
@@ -71,21 +72,27 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
     """Free at least ``count`` pages of one component, if so much may go; the number that was freed."""
     freed: list[Node] = []
     emptied: list[Node] = []
-    got = lane.trim(count, emptied) if lane.retains else 0
-    if got < count:
-        if lane.hooks.evict_component is None:
-            got += lane.evict(count - got, freed)
-        else:
-            got += _evict_asking(cache, lane, count - got, freed)
-    cache._epoch += 1
+    if cache._tier is not None:
+        cache._tier.losing(lane, lane.loses_first(count))
+    try:
+        got = lane.trim(count, emptied) if lane.retains else 0
+        if got < count:
+            if lane.hooks.evict_component is None and cache._tier is None:
+                got += lane.evict(count - got, freed)
+            else:
+                got += _evict_asking(cache, lane, count - got, freed)
+    finally:  # an interrupt in a hook or in a copy: what has gone by then has gone
+        cache._epoch += 1
+        if emptied:
+            cache._tree.prune_all(emptied)
+        if lane.feeds:
+            suspects = dict.fromkeys(freed)
+            for other in lane.feeds:
+                other.useless.update(suspects)
+                if len(other.useless) > other.most_useless:
+                    other.sift_useless()
+        cache._tree.prune_all(freed)
     cache._evicted[lane.index] += got
-    if emptied:
-        cache._tree.prune_all(emptied)
-    for other in lane.feeds:
-        other.useless += freed
-        if len(other.useless) > other.most_useless:
-            other.sift_useless()
-    cache._tree.prune_all(freed)
     return got
 
 
@@ -103,7 +110,9 @@ def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> in
         asked = [cell for cell in victims if cell not in held]
         try:
             staying = _held_back(cache, lane, asked)
-        except BaseException:  # an interrupt in the hook: nobody goes
+            if cache._tier is not None:
+                cache._tier.losing(lane, [cell for cell in victims if cell not in staying])
+        except BaseException:  # an interrupt in the hook or in a copy: nobody goes
             for cell in reversed(victims):
                 lane.come_back(cell)
             raise
@@ -134,7 +143,7 @@ def _candidates(lane: Lane, count: int) -> list[Any]:
 
 def _held_back(cache: Cache, lane: Lane, asked: list[Any]) -> set[Any]:
     """What the plugin keeps of ``asked``, and what those hang from."""
-    if not asked:
+    if not asked or lane.hooks.evict_component is None:
         return set()
     views = tuple(NodeView(cell.node.start, cell.node.end, lane.size(cell), cell.locks) for cell in asked)
     claim = cache._ask_softly(lane, "evict_component", Claim, lane.hooks.evict_component, views, "device")

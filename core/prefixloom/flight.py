@@ -37,26 +37,34 @@ class Work:
     ``holds`` are its sequences' leases; ``published`` what these handed to the tree since.
     """
 
-    __slots__ = ("event", "holds", "name", "number", "over", "published", "since", "stream")
+    __slots__ = ("event", "failed", "holds", "name", "number", "over", "published", "since", "stream")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.over = False
-        self.event: Event | None = None
-        self.stream: Stream | None = None
-        self.published: Many[Published] = ()
-        self.holds: Many[Hold] = ()
+        self.over = self.failed = False
+        self.event = self.stream = None
+        self.published = self.holds = ()
 
+    event: Event | None
+    stream: Stream | None
+    published: Many[Published]
+    holds: Many[Hold]
     name: str
     since: int
 
 
 class Published:
-    """What one sequence published while a step of its own ran: the slots by lane, and who reads them."""
+    """What one sequence published while a step of its own ran: the slots by lane, and who reads them.
 
-    __slots__ = ("hold", "nodes", "number", "readers", "slots")
+    ``below``: it lies below the device. Who reads the node there has nothing to do with it.
+    """
 
-    def __init__(self, hold: Hold, number: int, nodes: list[Node], slots: list[tuple[Lane, set[int]]]) -> None:
+    __slots__ = ("below", "hold", "nodes", "number", "readers", "slots")
+
+    def __init__(
+        self, hold: Hold, number: int, nodes: list[Node], slots: list[tuple[Lane, set[int]]], below: bool
+    ) -> None:
+        self.below = below
         self.hold = hold
         self.number = number
         self.nodes = nodes
@@ -97,7 +105,9 @@ class Flight(Fence):
 
     def end(self, work: Work, stream: Stream, sequences: Iterable[Sequence], who: object) -> None:
         """All of ``work`` has been enqueued, by ``who`` for ``sequences``."""
-        if stream.inline and not any(self.unfinished(sequence._lease.fence, work) for sequence in sequences):
+        if stream.inline and (
+            len(self.works) == 1 or not any(self.unfinished(sequence._lease.fence, work) for sequence in sequences)
+        ):
             work.over = True
             self._settle()
             return
@@ -143,13 +153,14 @@ class Flight(Fence):
         while works and works[0].over:
             work = works.pop(0)
             self.over = work.number
-            self._forget(work.published)
-            work.holds, work.published = [], []  # they know the work, too
+            if work.event is not None:
+                self._forget(work.published)
+                work.holds = work.published = ()  # they know the work, too
         if not works:
             self.stamp = 0
         if self.retiring:
             waiting = 0
-            for lane in self._cache._lanes:
+            for lane in self._cache._all_lanes:
                 for pool in lane.pools:
                     pool.settle(self.over)
                     waiting += pool.retiring
@@ -179,9 +190,17 @@ class Flight(Fence):
                 held |= mine.intersection(lane.slots_of(node.cells[lane.index]))
             if held:
                 slots.append((lane, held))
-        if not slots:
-            return
-        published = Published(hold, work.number, run, slots)
+        if slots:
+            self.carry(work, hold, run, slots)
+
+    def carry(
+        self, work: Work, hold: Hold, run: list[Node], slots: list[tuple[Lane, set[int]]], below: bool = False
+    ) -> None:
+        """``work`` has yet to write these slots, which the nodes of ``run`` have already. ``hold`` stands for it.
+
+        ``below``: they are slots of a tier below the device.
+        """
+        published = Published(hold, work.number, run, slots, below)
         work.published = [*work.published, published]
         for node in run:
             self.nodes.setdefault(node, []).append(published)
@@ -197,11 +216,15 @@ class Flight(Fence):
     def read(self, hold: Hold, node: Node) -> None:
         """``hold`` covers ``node`` and what lies above it: if any of that is yet to be written, it comes after that."""
         while node.parent is not None:
-            for published in self.nodes.get(node, ()):
-                if published.hold is not hold and hold not in published.readers:
-                    published.readers.append(hold)
-                    hold.fence = max(hold.fence, published.number)
+            self.copies(hold, node)
             node = node.parent
+
+    def copies(self, hold: Hold, node: Node, below: bool = False) -> None:
+        """``read``, of what ``node`` itself has on the device; or ``below`` it."""
+        for published in self.nodes.get(node, ()):
+            if published.below == below and published.hold is not hold and hold not in published.readers:
+                published.readers.append(hold)
+                hold.fence = max(hold.fence, published.number)
 
     def reused(self, pool: Pool, data: bytes) -> None:
         for work in self.works:
@@ -220,6 +243,7 @@ class Flight(Fence):
     def _fail(self, work: Work, error: BaseException) -> None:
         """The step did not do what was committed: its sequences end, what they published goes, and who read that."""
         cache = self._cache
+        work.failed = True
         lost: dict[Hold, None] = dict.fromkeys(work.holds)
         everything = [published for other in self.works for published in other.published]
         doomed: list[Published] = []

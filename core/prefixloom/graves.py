@@ -33,7 +33,7 @@ def _clear(cache: Cache, root: Node) -> int:
         stack.extend((node.kids or {}).values())
     kept = 0
     for node in reversed(order):
-        for lane in cache._lanes:
+        for lane in cache._all_lanes:
             cell = node.cells[lane.index]
             if cell is None:
                 continue

@@ -24,12 +24,14 @@ from .values import (
     Claim,
     NodeView,
     Op,
+    Outcome,
     Phase,
     Receipt,
     SplitRule,
     Tier,
     Touch,
     Transfer,
+    TransferPlan,
     WalkView,
 )
 
@@ -45,8 +47,8 @@ class Hooks:
     acquire_component_lock: Callable[[AnchorView, Tier], Receipt | None] | None = None
     release_component_lock: Callable[[Receipt], Touch | None] | None = None
     evict_component: Callable[[tuple[NodeView, ...], Tier], Claim | None] | None = None
-    build_hicache_transfers: Callable[[Any, Phase], tuple[Transfer, ...] | None] | None = None
-    commit_hicache_transfer: Callable[[Any, Phase, Any], Claim | None] | None = None
+    build_hicache_transfers: Callable[[TransferPlan, Phase], tuple[Transfer, ...] | None] | None = None
+    commit_hicache_transfer: Callable[[TransferPlan, Phase, Outcome], Claim | None] | None = None
     deferred_forward_ops: Callable[[tuple[WalkView, ...]], tuple[Op, ...] | None] | None = None
     run_forward_op: Callable[[Op, Any], None] | None = None
 

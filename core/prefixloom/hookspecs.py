@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ComponentType,
         NodeView,
         Op,
+        Outcome,
         Phase,
         Profile,
         Receipt,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         Tier,
         Touch,
         Transfer,
+        TransferPlan,
         WalkView,
     )
 
@@ -174,21 +176,21 @@ class ComponentSpecs:
         """
 
     @hookspec
-    def build_hicache_transfers(self, plan: Any, phase: Phase) -> tuple[Transfer, ...] | None:
+    def build_hicache_transfers(self, plan: TransferPlan, phase: Phase) -> tuple[Transfer, ...] | None:
         """Add transfers to those that reach and residency derive.
 
-        When: once per plan and phase. Phases: backup, load, store, prefetch, hand_over. This version never calls it: it
-        has no tier below the device.
-        Mutates: nothing. Folded: united with the derived ones and de-duplicated.
-        Example: ``return (Transfer("ring", 0, 4, "device", "host"),) if phase == "backup" else None``
+        When: with a tier below the device, once per plan of copies, before anything is reserved. Phases: backup, load.
+        Mutates: nothing. Folded: united with the derived ones and de-duplicated; what the source does not have is
+        passed over. Raises: counted; the derived ones are made.
+        Example: ``return (Transfer("ring", 0, 4, "host", "device"),) if phase == "load" else None``
         """
 
     @hookspec
-    def commit_hicache_transfer(self, plan: Any, phase: Phase, outcome: Any) -> Claim | None:
+    def commit_hicache_transfer(self, plan: TransferPlan, phase: Phase, outcome: Outcome) -> Claim | None:
         """Learn how a transfer ended. Residency is the core's.
 
-        When: once per finished transfer plan. This version never calls it: it has no tier below the device.
-        Mutates: nothing. Folded: needs summed.
+        When: once per plan that came to copies, when they are over.
+        Mutates: nothing. Folded: not. Raises: counted.
         Example: ``return None``
         """
 

@@ -104,3 +104,56 @@ def _clear(  # type: ignore[no-untyped-def]
     base = tl.load(addresses + tensor).to(tl.pointer_type(WORD)) + layer.to(tl.int64) * layer_words
     at = chunk * BLOCK + tl.arange(0, BLOCK)
     tl.store(base + tl.load(dst + slot) * words + at, tl.zeros([BLOCK], WORD), mask=at < words)
+
+
+def move(pairs: list[tuple[Tensor, Tensor]], src: Tensor, dst: Tensor) -> None:
+    """``t[:, d] = s[:, p]`` for all at once, in pairs (s, t) of which one is in pinned memory of the host.
+
+    Tensors have the shape (layers, capacity, words); a launch serves all pairs of the same shape and strides.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[Tensor, Tensor]]] = {}
+    for source, target in pairs:
+        shape = (source.dtype, source.shape[0], source.shape[2], source.stride()[:2], target.stride()[:2])
+        groups.setdefault(shape, []).append((source, target))
+    for (_, layers, words, near, far), group in groups.items():
+        on_cuda = src.is_cuda
+        numbers = torch.tensor(
+            [[tensor.data_ptr() for tensor in side] for side in zip(*group, strict=True)],
+            dtype=torch.int64,
+            pin_memory=on_cuda,
+        )
+        addresses = numbers.to(src.device, non_blocking=True)
+        chunks = triton.cdiv(words, BLOCK)
+        grid = (len(group) * src.numel() * layers * chunks,)
+        word = WORDS[group[0][0].element_size()]
+        with torch.cuda.device(src.get_device()):
+            _move[grid](*addresses, src, dst, src.numel(), layers, *near, *far, words, chunks, WORD=word, BLOCK=BLOCK)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _move(  # type: ignore[no-untyped-def]
+    sources,
+    targets,
+    src,
+    dst,
+    count,
+    layers,
+    source_layer,
+    source_slot,
+    target_layer,
+    target_slot,
+    words,
+    chunks,
+    WORD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0)
+    chunk = program % chunks
+    layer = (program // chunks % layers).to(tl.int64)
+    pair = program // (chunks * layers) % count
+    tensor = program // (chunks * layers * count)
+    at = chunk * BLOCK + tl.arange(0, BLOCK)
+    read = tl.load(sources + tensor).to(tl.pointer_type(WORD)) + tl.load(src + pair) * source_slot
+    to = tl.load(targets + tensor).to(tl.pointer_type(WORD)) + tl.load(dst + pair) * target_slot
+    data = tl.load(read + layer * source_layer + at, mask=at < words)
+    tl.store(to + layer * target_layer + at, data, mask=at < words)

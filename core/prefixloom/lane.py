@@ -65,7 +65,7 @@ class Lane:
         self.feeds: tuple[Lane, ...] = ()
         """Lanes whose cell at a node is of no use there once this lane has lost its own."""
         self.fed_by: tuple[int, ...] = ()  # the lanes, by index, that have this one in their ``feeds``
-        self.useless: list[Node] = []
+        self.useless: dict[Node, None] = {}
         """Nodes where one of those lost its cell: ours there is the next to go, the last first, if it still is so."""
         self.most_useless = 1024
         self.spares = False
@@ -76,7 +76,7 @@ class Lane:
     def reset(self) -> None:
         """A flush: nothing is cached or leased, the queue is new."""
         self.in_tree = self.leased = 0
-        self.useless = []
+        self.useless = {}
 
     @property
     def room(self) -> Lane:
@@ -148,6 +148,11 @@ class Lane:
         """A holding that reads what a lease at ``node`` covers."""
         raise NotImplementedError
 
+    def begin(self, node: Node) -> tuple[Any, Any]:
+        """``acquire`` and ``open``: (record, holding). If the reach raises, nothing is covered."""
+        holding = self.open(node)
+        return self.acquire(node), holding
+
     def adopt(self, run: list[Node], holding: Any) -> None:
         """Move what ``holding`` owns of the positions of ``run`` into cells; a duplicate of what is there is freed.
 
@@ -191,26 +196,26 @@ class Lane:
     # ------------------------------------------------------------ eviction
     def pop_victim(self) -> Any:
         """The next cell to go, off the queue but not freed; None if nothing may go."""
-        while self.useless:
-            cell = self.still_useless(self.useless.pop())
-            if cell is not None:
-                self.queue.remove(cell)
-                return cell
+        useless = self.useless
+        while useless:
+            cells = useless.popitem()[0].cells
+            cell = cells[self.index] if cells else None
+            if cell is not None and cell.next is not None:
+                for source in self.fed_by:  # what was lost may have been published again
+                    if cells[source] is None:
+                        self.queue.remove(cell)
+                        return cell
         return self.queue.pop()
 
-    def still_useless(self, node: Node) -> Any:
-        """Our cell at ``node`` if it may go and serves nothing there; what was lost may have been published again."""
+    def still_useless(self, node: Node) -> bool:
+        """Whether our cell at ``node`` may go and serves nothing there."""
         cells = node.cells
         cell = cells[self.index] if cells else None
-        if cell is not None and cell.next is not None:
-            for source in self.fed_by:
-                if cells[source] is None:
-                    return cell
-        return None
+        return cell is not None and cell.next is not None and any(cells[source] is None for source in self.fed_by)
 
     def sift_useless(self) -> None:
-        """Keep only what still is useless, each once: the list stays in proportion to what it names."""
-        self.useless = [node for node in dict.fromkeys(self.useless[::-1]) if self.still_useless(node)][::-1]
+        """Keep only what still is useless: so much is remembered as is worth it."""
+        self.useless = {node: None for node in self.useless if self.still_useless(node)}
         self.most_useless = 2 * len(self.useless) + 1024
 
     def size(self, cell: Any) -> int:
@@ -254,6 +259,10 @@ class Lane:
         Nodes that lose their cell by it are added to ``emptied``.
         """
         return 0
+
+    def loses_first(self, count: int) -> list[Any]:
+        """The cells that ``trim`` would cut for so many pages."""
+        return []
 
     def uncovered(self, cell: Any) -> bool:
         """Whether nothing stands in the way of freeing ``cell``."""
@@ -327,6 +336,24 @@ class PageLane(Lane):
             self.pool.give(without_absent(dropped) if ABSENT_BYTES in dropped else dropped)
             del holding.table[keep:]
             holding.change(keep + holding.base)
+
+    def edge(self, node: Node) -> bytes:
+        """The page of each place in the edge of ``node``, *absent* where nothing is held."""
+        cell = node.cells[self.index]
+        data: bytes = b"" if cell is None else cell.data
+        count = (node.end - node.parent.end) // self.page
+        return ABSENT_BYTES * (count - len(data) // ID_BYTES) + data
+
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        """Ascending intervals of whole pages that resuming at ``boundary`` needs."""
+        raise NotImplementedError
+
+    def pin(self, cell: Any) -> None:
+        """Cover ``cell`` for the time of one operation."""
+        raise NotImplementedError
+
+    def unpin(self, cell: Any) -> None:
+        raise NotImplementedError
 
     def replayed_pages(self, boundary: int) -> int:
         """Pages that rebuilding for a resume at ``boundary`` writes."""

@@ -13,11 +13,12 @@ from .holding import Holding
 from .lane import Cell, PageLane
 from .policy import ListQueue
 from .pool import ID_BYTES
+from .reach import Interval
 from .tree import Node
 
 
 class PathCell(Cell):
-    """``up`` is the parent's cell, ``below`` the number of children that have one."""
+    """``up`` is the parent's cell, ``below`` the number of children that have one: of a new one, the one it is for."""
 
     __slots__ = ("below", "up")
 
@@ -27,7 +28,8 @@ class PathCell(Cell):
         self.node = node
         self.data = data
         self.up = up
-        self.below = self.locks = 0
+        self.below = 1
+        self.locks = 0
         self.prev = self.next = None
 
 
@@ -38,6 +40,7 @@ class PathLane(PageLane):
         """A root has a cell that holds nothing and is always covered, so that every walk upward ends there."""
         cell = PathCell(root, b"", None)  # type: ignore[arg-type]
         cell.locks = 1
+        cell.below = 0
         root.cells[self.index] = cell
 
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
@@ -85,6 +88,21 @@ class PathLane(PageLane):
                 above.locks = locks
             self.leased -= (record.node.end - above.node.end) // self.page
 
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        return ((0, boundary),)
+
+    def pin(self, cell: PathCell) -> None:
+        self.acquire(cell.node)
+
+    def unpin(self, cell: PathCell) -> None:
+        self.release(cell)
+
+    def advance(self, record: PathCell, node: Node) -> PathCell:
+        """What is covered below ``record`` keeps it covered."""
+        cell = self.acquire(node)
+        record.locks -= 1
+        return cell
+
     def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
         self.adopt(run, holding)
         node = run[-1]
@@ -96,9 +114,10 @@ class PathLane(PageLane):
             self.release(record)
         else:
             if not cell.locks:
-                if cell.next is not None:
-                    self.queue.remove(cell)
-                self.queue.add(cell)
+                if cell.next is None:
+                    self.queue.add(cell)
+                else:
+                    self.queue.touch(cell)
             locks = record.locks - 1
             record.locks = locks
             above = record
@@ -118,16 +137,35 @@ class PathLane(PageLane):
         new = PathCell(upper, b"", cell.up)
         new.data, cell.data = self.page_slice(cell.data, upper.end - upper.parent.end)
         new.locks = 1 if cell.locks else 0
-        new.below = 1
         cell.up = new
         upper.cells[i] = new
         self.queue.inherit(new, cell, linked=False)
 
     def open(self, node: Node) -> Holding:
-        cell: PathCell = node.cells[self.index]
-        if cell.up is None or cell.up.up is None:
-            return Holding(cell.data)
         return Holding(self.row(node, node.end))
+
+    def begin(self, node: Node) -> tuple[PathCell, Holding]:
+        """In one walk: a sequence opens where the path is held."""
+        record: PathCell = node.cells[self.index]
+        if record.next is not None:
+            self.queue.remove(record)
+        locks = record.locks
+        record.locks = locks + 1
+        above = record
+        parts = [record.data]
+        if not locks:
+            while not locks:
+                above = above.up
+                parts.append(above.data)
+                locks = above.locks
+                above.locks = locks + 1
+            self.leased += (node.end - above.node.end) // self.page
+        above = above.up
+        while above is not None:
+            parts.append(above.data)
+            above = above.up
+        parts.reverse()
+        return record, Holding(b"".join(parts))
 
     def close(self, holding: Holding) -> None:
         table = holding.table
@@ -163,12 +201,12 @@ class PathLane(PageLane):
         if up is None or first != top.parent.end // page:
             return
         table = holding.table
+        up.below += 1
         for node in run:
             last = node.end // page
-            cell = node.cells[i] = PathCell(node, table[first:last].tobytes(), up)
-            up.below += 1
-            up = cell
+            up = node.cells[i] = PathCell(node, table[first:last].tobytes(), up)
             first = last
+        up.below = 0
         holding.owned = first
         self.in_tree += first - start
 
@@ -226,36 +264,33 @@ class PathLane(PageLane):
 
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue
-        pop = queue.pop
-        forget = None if queue.__class__ is ListQueue else queue.forget
+        plain = queue.__class__ is ListQueue
         i = self.index
         wanted = count * ID_BYTES
         got = 0
         out = []
-        cell: PathCell | None = None
         while got < wanted:
+            cell: PathCell | None = self.pop_victim() if self.useless else queue.pop()
             if cell is None:
-                cell = self.pop_victim() if self.useless else pop()
-                if cell is None:
+                break
+            if cell.below:  # an inner anchor returns when its last child has gone
+                continue
+            while True:
+                data = cell.data
+                out.append(data)
+                got += len(data)
+                node = cell.node
+                node.cells[i] = None
+                freed.append(node)
+                if not plain:
+                    queue.forget(cell)
+                cell = cell.up
+                below = cell.below = cell.below - 1
+                if below or cell.locks or cell.next is not None:
                     break
-                if cell.below:
-                    cell = None
-                    continue
-            data = cell.data
-            got += len(data)
-            out.append(data)
-            node = cell.node
-            node.cells[i] = None
-            freed.append(node)
-            if forget is not None:
-                forget(cell)
-            up = cell.up
-            below = up.below - 1
-            up.below = below
-            # A parent left childless is the next victim, unless its own use was later.
-            cell = None if below or up.locks or up.next is not None else up
-        if cell is not None:
-            queue.add_first(cell)
+                if got >= wanted:  # a parent left childless is the next victim, unless its own use was later
+                    queue.add_first(cell)
+                    break
         if out:
             self.pool.give(b"".join(out))
         got //= ID_BYTES

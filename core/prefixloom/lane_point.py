@@ -46,26 +46,24 @@ class StateHolding:
     """``slot`` is the running state's, ``as_of`` the boundary that its content stands for.
 
     ``ready`` is False until the op that fills the slot has run: until then the content is not the sequence's. It is
-    False for good after a step that failed, whose layers may have written half a state (``lost``). ``writing`` counts
-    open steps whose layers write the slot: meanwhile it stands for nothing.
+    False for good after a step that failed, whose layers may have written half a state. ``writing`` counts open steps
+    whose layers write the slot: meanwhile it stands for nothing.
     ``steps[i]`` is the state after i + 1 tokens of the last small step, which began at ``steps_from`` (-1: none).
     Of what arrived, which ends at ``arrived``, there is no state but that of its end.
     ``accepted``: the device has put the state after the kept tokens of that step into ``slot``, and how many these are
     is not known here yet.
     """
 
-    __slots__ = ("accepted", "arrived", "as_of", "lost", "ready", "slot", "steps", "steps_from", "tracks", "writing")
+    __slots__ = ("accepted", "arrived", "as_of", "ready", "slot", "steps", "steps_from", "tracks", "writing")
 
-    def __init__(self, slot: int, as_of: int, steps: tuple[int, ...]) -> None:
-        self.slot = slot
+    def __init__(self, as_of: int) -> None:
+        self.slot = NO_SLOT
         self.as_of = as_of
         self.ready = self.accepted = False
-        self.writing = 0
-        self.lost = False
+        self.writing = self.arrived = 0
         self.tracks: list[Track] = []
-        self.steps = steps
+        self.steps: tuple[int, ...] = ()
         self.steps_from = -1
-        self.arrived = 0
 
     def slots(self) -> list[int]:
         """All slots that the sequence owns."""
@@ -130,6 +128,12 @@ class PointLane(Lane):
         else:
             self.queue.add_first(record)
 
+    def pin(self, cell: Cell) -> None:
+        self.acquire(cell.node)
+
+    def unpin(self, cell: Cell) -> None:
+        self.release(cell)
+
     def advance(self, record: Cell | None, node: Node) -> None:
         """A state is covered until it has been copied, not while the sequence runs on."""
         if record is not None:
@@ -140,15 +144,22 @@ class PointLane(Lane):
 
     # ------------------------------------------------------------ sequences
     def open(self, node: Node) -> StateHolding:
+        return StateHolding(node.end)
+
+    def start(self, holding: StateHolding) -> None:
+        """Its slots; the caller has made sure that they are free."""
         if self.per_sequence == 1:
-            return StateHolding(self.live.take_one(), node.end, ())
-        slots = self.live.take(self.per_sequence)
-        return StateHolding(slots[0], node.end, tuple(slots[1:]))
+            holding.slot = self.live.take_one()
+        else:
+            holding.slot, *steps = self.live.take(self.per_sequence)
+            holding.steps = tuple(steps)
 
     def committed(self, holding: StateHolding, upto: int) -> None:
         """A step has brought the running state to ``upto``."""
         before = holding.as_of
         holding.as_of = upto
+        if not holding.steps:
+            return
         known = holding.ready and holding.arrived <= before < upto <= before + len(holding.steps)
         holding.steps_from = before if known else -1
 
@@ -206,8 +217,11 @@ class PointLane(Lane):
             for node in run:
                 self.adopt_track(node, holding)
         node = run[-1]
-        if node.cells[self.index] is None and holding.as_of == node.end and self.complete(holding):
-            self.keep(node, holding.slot)
+        i = self.index
+        if node.cells[i] is None and holding.as_of == node.end and self.complete(holding):
+            cell = node.cells[i] = Cell(node, holding.slot)
+            self.in_tree += 1
+            self.queue.add(cell)
             holding.slot = NO_SLOT
             holding.ready = False
 
@@ -220,7 +234,7 @@ class PointLane(Lane):
                     return
 
     def keep(self, node: Node, slot: int) -> None:
-        """The tree takes a state over."""
+        """The tree takes over a state that stands beside a running one."""
         cell = node.cells[self.index] = Cell(node, slot)
         self.in_tree += 1
         self.queue.add(cell)
@@ -329,19 +343,19 @@ class PointLane(Lane):
 
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue
-        forget = None if queue.__class__ is ListQueue else queue.forget
+        plain = queue.__class__ is ListQueue
         got = 0
         while got < count:
             cell = self.pop_victim() if self.useless else queue.pop()
             if cell is None:
                 break
+            got += 1
             node = cell.node
             node.cells[self.index] = None
             freed.append(node)
             self.pool.give_one(cell.data)
-            if forget is not None:
-                forget(cell)
-            got += 1
+            if not plain:
+                queue.forget(cell)
         self.in_tree -= got
         return got
 

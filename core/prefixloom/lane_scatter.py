@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .holding import Holding, without_absent
+from .lane import PageLane
 from .lane_slack import SpanCell
 from .lane_span import SpanLane
 from .policy import Queue
@@ -88,6 +89,9 @@ class ScatterLane(SpanLane):
                 return hole if self.reach.convex else boundary - 1
         return -1
 
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        return self.spans(boundary)
+
     def acquire(self, node: Node) -> Any:
         return self.acquire_wider(node, ())
 
@@ -113,6 +117,9 @@ class ScatterLane(SpanLane):
                 covered.append((start, end))
             above = above.parent
         return (node, merged(covered)) if covered else None
+
+    def begin(self, node: Node) -> tuple[Any, Holding]:
+        return PageLane.begin(self, node)
 
     def release(self, record: Any, recent: bool = True) -> None:
         node, covered = record

@@ -109,6 +109,17 @@ class SlackLane(PageLane):
                 emptied.append(slack.cell.node)
         return got
 
+    def loses_first(self, count: int) -> list[SpanCell]:
+        cells: list[SpanCell] = []
+        got = 0
+        for slack in self.slack:
+            if got >= count:
+                break
+            first, last = self.slack_pages(slack.cell)
+            got += present(slack.cell.data[first * ID_BYTES : last * ID_BYTES])
+            cells.append(slack.cell)
+        return cells
+
     def cut_slack(self, cell: SpanCell) -> int:
         cell.slack = None
         first, last = self.slack_pages(cell)

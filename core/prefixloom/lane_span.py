@@ -74,7 +74,22 @@ class SpanLane(SlackLane):
             node = node.parent
         return -1
 
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        return ((self.first_needed(boundary), boundary),)
+
     # ------------------------------------------------------------ leases
+    def pin(self, cell: SpanCell) -> None:
+        if not cell.locks:
+            self.leased += cell.pages
+            if cell.next is not None:
+                self.queue.remove(cell)
+        cell.locks += 1
+
+    def unpin(self, cell: SpanCell) -> None:
+        cell.locks -= 1
+        if not cell.locks:
+            self.settle(cell, True)
+
     def settle(self, cell: SpanCell, recent: bool) -> None:
         """Nothing covers ``cell`` any more."""
         self.leased -= cell.pages
@@ -103,6 +118,30 @@ class SpanLane(SlackLane):
             above = above.parent
         covered = end - above.end
         return (node, covered) if covered else None
+
+    def begin(self, node: Node) -> tuple[Any, Holding]:
+        """In one walk: a sequence opens where all that resuming there needs is held."""
+        i = self.index
+        end = node.end
+        low = self.tail(end)
+        above = node
+        parts = []
+        while above.end > low:
+            cell = above.cells[i]
+            parts.append(cell.data)
+            locks = cell.locks
+            cell.locks = locks + 1
+            if not locks:
+                self.leased += cell.pages
+                if cell.next is not None:
+                    self.queue.remove(cell)
+            above = above.parent
+        if not parts:
+            return None, Holding(b"", end // self.page)
+        parts.reverse()
+        first = low // self.page
+        data = b"".join(parts)
+        return (node, end - above.end), Holding(data[(first - end // self.page) * ID_BYTES :], first)
 
     def release(self, record: tuple[Node, int], recent: bool = True) -> None:
         node, covered = record
@@ -193,15 +232,21 @@ class SpanLane(SlackLane):
     def adopt(self, run: list[Node], holding: Holding) -> None:
         i = self.index
         page, base, table, queue = self.page, holding.base, holding.table, self.queue
-        last = holding.owned
+        first = holding.owned - base
+        if not first:  # what lies before all that is held is neither brought nor used
+            low, before = base * page, 0
+            for node in run:
+                if node.end > low:
+                    break
+                before += 1
+            run = run[before:]
+        last = first
         for node in run:
-            first, last = last, node.end // page
+            first, last = last, node.end // page - base
             cell: SpanCell = node.cells[i]
             if cell is not None and cell.next is not None:  # used just now, even if we bring nothing new
                 queue.touch(cell)
-            if last <= base:
-                continue
-            mine = table[first - base if first > base else 0 : last - base].tobytes()
+            mine = table[first:last].tobytes()
             if mine.startswith(ABSENT_BYTES):
                 mine = strip(mine)
             if not mine:
@@ -214,7 +259,7 @@ class SpanLane(SlackLane):
             self.in_tree += pages
             queue.add(cell)
             self.find_slack(cell)
-        holding.owned = last if last > base else base
+        holding.owned = base + last
 
     def merge(self, cell: SpanCell, mine: bytes, holding: Holding) -> None:
         """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has.
@@ -283,19 +328,20 @@ class SpanLane(SlackLane):
 
     def forget(self, holding: Holding, page: int) -> None:
         """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
-        base, table = holding.base, holding.table
+        base, table, owned = holding.base, holding.table, holding.owned
         count = page - base
         if count <= 0:
             return
         if count > len(table):
             count = len(table)
             page = base + count
-        if page > holding.owned:
-            data = table[holding.owned - base : count].tobytes()
+        if page > owned:
+            data = table[owned - base : count].tobytes()
             self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
             holding.owned = page
         del table[:count]
-        holding.change(base)
+        if base < holding.changed:
+            holding.changed = base
         holding.base = page
 
     def needed_pages(self, first: int, length: int) -> list[bool]:

@@ -134,6 +134,50 @@ def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
     return lease
 
 
+def begin(cache: Cache, node: Node, namespace: str) -> tuple[Hold, list[Any], list[Any]]:
+    """``acquire`` for a running sequence, and (lane, holding) of each component in the same move.
+
+    First those of page components, which read what the lease covers and own nothing yet, then the states, which have
+    no slot yet. If a reach or a hook raises, nothing is covered.
+    """
+    if cache._lock_hooks:
+        lease = acquire(cache, node, namespace, Hold)
+        try:
+            paged = [(lane, lane.open(node)) for lane in cache._page_lanes]
+        except BaseException:
+            release(cache, lease)
+            raise
+        return lease, paged, [(lane, lane.open(node)) for lane in cache._point_lanes]
+    records: list[Any] = [None] * len(cache._lanes)
+    paged, states = [], []
+    try:
+        for each in cache._page_lanes:
+            records[each.index], holding = each.begin(node)
+            paged.append((each, holding))
+    except BaseException:
+        for lane, record in zip(cache._lanes, records, strict=True):
+            if record is not None:
+                lane.release(record)
+        raise
+    for point in cache._point_lanes:
+        records[point.index] = point.acquire(node)
+        states.append((point, point.open(node)))
+    lease = Hold(cache, node, records, None)
+    node.leases += 1
+    if cache._flight.nodes:
+        cache._flight.read(lease, node)
+    if cache._debug is not None:
+        cache._debug.leased(lease)
+    return lease, paged, states
+
+
+def inert(cache: Cache) -> Hold:
+    """Stands for work that is nobody's: it has a fence, and covers nothing."""
+    hold = Hold(cache, cache._empty_root, [], None)
+    hold._cache = None
+    return hold
+
+
 def ask_receipts(cache: Cache, namespace: str, boundary: int) -> list[Receipt | None]:
     """What the plugins want covered at ``boundary``; asked first, so that a failure changes nothing."""
     anchor = AnchorView(namespace, boundary)
@@ -174,6 +218,15 @@ def release(cache: Cache, lease: Hold) -> None:
         cache._epoch += 1
     if cache._graves:
         sweep(cache)
+
+
+def swap(cache: Cache, lease: Hold, other: Hold) -> None:
+    """``lease`` covers from now on what ``other`` covered; what it covered before is released."""
+    lease._node, other._node = other._node, lease._node
+    lease._records, other._records = other._records, lease._records
+    lease._receipts, other._receipts = other._receipts, lease._receipts
+    lease.fence = max(lease.fence, other.fence)
+    release(cache, other)
 
 
 def release_part(cache: Cache, lease: Hold, lane: Lane) -> None:
@@ -223,6 +276,7 @@ def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, shared: P
     ``shared``: those of ``pairs`` that hand something over.
     """
     lease._cache = None
+    cache._live.pop(lease, None)
     if cache._debug is not None:
         cache._debug.released(lease)
     if lease.row >= 0:

@@ -115,6 +115,7 @@ class Manifest:
     ``replay``           resume this many tokens earlier to rebuild, instead of having a reach
     ``requires``         names that another component of the composition must have or provide
     ``provides``         capabilities that this component adds, beside its name
+    ``version``          of what is written into a slot: another one is not read back from a store
     ``admission``        boundary components: which states the tree takes, by a policy's name or as one; None: as the
                          composition says
     """
@@ -135,6 +136,7 @@ class Manifest:
     requires: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
     provides: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
     admission: str | AdmissionPolicy | None = None
+    version: int = attrs.field(default=1, validator=_whole(0))
 
     def __attrs_post_init__(self) -> None:
         names = [buffer.name for buffer in self.buffers]
@@ -159,3 +161,34 @@ class Manifest:
     def slot_bytes(self) -> int:
         """Bytes of one slot entry over all buffers and layers."""
         return sum(buffer.entry_bytes for buffer in self.buffers)
+
+
+@attrs.frozen
+class TierManifest:
+    """What a tier below the device is: a component whose ``manifest`` is one of these adds no data of its own.
+
+    ``capacity``     tokens of every component that it holds, or a mapping by component (tokens, or states)
+    ``memory``       bytes, or a text such as "200GiB", in place of ``capacity``
+    ``write``        "through": copied when it is published; "selective": after ``hits`` hits; "back": when the device
+                     is about to lose it
+    ``load_at_least`` tokens that a load must bring, or else they are computed
+    ``layout``       "layer_first", as on the device, or "page_first": all layers of a slot together
+    ``overlap``      always copy beside the scheduling thread; False: in it while nothing else is running (on a CPU)
+    """
+
+    capacity: int | Mapping[str, int] | None = None
+    memory: int | str | None = None
+    write: Literal["through", "selective", "back"] = attrs.field(default="through")
+    hits: int = attrs.field(default=2, validator=_whole(1))
+    load_at_least: int = attrs.field(default=1, validator=_whole(1))
+    layout: Literal["layer_first", "page_first"] = "layer_first"
+    overlap: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        for name, allowed in (("write", ("through", "selective", "back")), ("layout", ("layer_first", "page_first"))):
+            if getattr(self, name) not in allowed:
+                raise CompositionError(f"{name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+        if (self.capacity is None) == (self.memory is None):
+            raise CompositionError(
+                'say how large the tier is: capacity=<tokens>, a mapping by component, or memory="200GiB"; one of them'
+            )

@@ -11,7 +11,6 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
 from .errors import PluginError
-from .lease import release_part
 from .values import Op
 
 if TYPE_CHECKING:
@@ -55,22 +54,26 @@ class Batch:
         return Op(self.kind, self.lane.name, dst=tuple(self.dst), src=tuple(self.src))
 
 
-def batches(fills: Many[tuple[Sequence, Fill]]) -> list[Batch]:
+def batches(sequences: Many[Sequence]) -> list[Batch]:
     """The fills that are still due, as few ops as keep the order within each component."""
     out: list[Batch] = []
-    last: dict[Any, Batch] = {}
-    for sequence, fill in fills:
-        if sequence._lease._cache is None or fill not in sequence._fills:  # aborted, or run by another step
+    for sequence in sequences:
+        if sequence._lease._cache is None:
             continue
-        kind = fill.kind
-        batch = last.get(fill.lane)
-        if batch is None or batch.kind != kind:
-            batch = last[fill.lane] = Batch(kind, fill.lane)
-            out.append(batch)
-        batch.dst.append(fill.holding.slot)
-        if kind != "clear":
-            batch.src.append(fill.source)
-        batch.fills.append((sequence, fill))
+        for fill in sequence._fills:
+            lane, kind = fill.lane, fill.kind
+            for batch in reversed(out):
+                if batch.lane is lane:
+                    break
+            else:
+                batch = None
+            if batch is None or batch.kind != kind:
+                batch = Batch(kind, lane)
+                out.append(batch)
+            batch.dst.append(fill.holding.slot)
+            if fill.source != CLEAR:
+                batch.src.append(fill.source)
+            batch.fills.append((sequence, fill))
     return out
 
 
@@ -93,9 +96,10 @@ def run_batch(cache: Cache, stream: Stream, batch: Batch) -> None:
     for sequence, fill in batch.fills:
         fill.holding.ready = True
         sequence._fills.remove(fill)
-        lease = sequence._lease
-        if lease._records[i] is not None:
-            release_part(cache, lease, lane)
+        records = sequence._lease._records
+        if records[i] is not None:
+            record, records[i] = records[i], None
+            lane.release(record)
 
 
 def run_apart(cache: Cache, sequence: Sequence, lane: Any, kind: str, src: list[int], dst: list[int]) -> bool:

@@ -7,11 +7,14 @@ which counts losses only (splits and inserts leave a plan true); a stale plan is
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .errors import ProtocolError
 from .keys import TOKEN_BYTES, Tokens
+from .over_tiers import usable
 from .reach import Interval
+from .tree import climb
 from .values import Claim, WalkView
 
 if TYPE_CHECKING:
@@ -27,11 +30,13 @@ class MatchPlan:
     ``branch``  a boundary deeper than ``ready`` where page components could resume but a boundary component has
                 nothing: worth a checkpoint while recomputing; None if there is none
     ``limited_by``  the component that kept ``ready`` from being longer; None if the keys did
+    ``restorable``  tokens whose every component is on the device or on a tier below: ``Sequence.restore`` brings them
+                    back. ``ready`` if that is not worth a load
     """
 
     __slots__ = (
-        "_cache", "_claims", "_epoch", "_key", "_limit", "_node", "_single", "_tokens", "branch", "key_tokens",
-        "limited_by", "namespace", "ready", "walked",
+        "_below", "_cache", "_claims", "_epoch", "_key", "_limit", "_node", "_reached", "_single", "_tokens",
+        "_walked_to", "branch", "key_tokens", "limited_by", "namespace", "ready", "restorable", "walked",
     )  # fmt: skip
 
     namespace: str
@@ -40,10 +45,14 @@ class MatchPlan:
     walked: int
     branch: int | None
     limited_by: str | None
+    restorable: int
+    _below: Node  # where ``restorable`` lies
+    _walked_to: tuple[Node, int]  # with a tier: the deepest boundary, up to the limit, that the keys agree with
     _cache: Cache
     _epoch: int
     _limit: int
     _node: Node
+    _reached: Node  # the deepest whose whole path the keys agree with
     _key: bytes
     _single: bytes | None  # the tokens with extra keys in place, where there are any
     _tokens: Tokens
@@ -138,6 +147,7 @@ def make_plan(
         root = cache._empty_root
     node, boundary = tree.walk(root, key)
     plan.walked = boundary
+    plan._reached = node if node.end == boundary else node.parent
     page = tree.page
     limit = limit // page * page
     plan._limit = limit
@@ -150,9 +160,47 @@ def make_plan(
     agree(cache, plan, node, boundary)
     if cache._match_hooks:
         ask_claims(cache, plan)
+    plan.restorable = plan.ready
+    plan._below = plan._node
+    if cache._tier is not None:
+        plan._walked_to = node, boundary
+        if boundary > plan.ready:
+            plan._below, plan.restorable = restorable(cache, plan, node, boundary)
     if cache._debug is not None:
         plan.__class__ = FrozenPlan
     return plan
+
+
+def restorable(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tuple[Node, int]:
+    """The deepest boundary, not below ``boundary`` in ``node``, that every component has on any tier and accepts.
+
+    The plan's own, if there is none that is worth a load.
+    """
+    tier = cache._tier
+    assert tier is not None
+    hook = tier.part.hooks.finalize_match_result
+    worth = tier.manifest.load_at_least
+    while boundary - plan.ready >= worth:
+        before = boundary
+        for lane in cache._lanes:
+            node, boundary = usable(lane, tier.by_component[lane.index], node, boundary, cache._page)
+        for name, validator in cache._tier_validators:
+            view = WalkView(plan.namespace, boundary, plan.key_tokens, plan.walked, plan.ready)
+            boundary = valid(cache, name, validator, view)
+            node = climb(node, boundary)
+        if boundary == before:
+            claim = None
+            if hook is not None and boundary > plan.ready:
+                view = WalkView(plan.namespace, boundary, plan.key_tokens, plan.walked, plan.ready)
+                claim = cache._ask(tier.part, "finalize_match_result", Claim, hook, view)
+            rejected = claim is not None and claim.reject
+            if not rejected and cache._match_hooks and boundary > plan.ready:
+                rejected = claims_at(cache, plan, boundary)[1] is not None
+            if not rejected:
+                break
+            boundary -= cache._page
+            node = climb(node, boundary)
+    return (node, boundary) if boundary - plan.ready >= worth else (plan._node, plan.ready)
 
 
 def agree(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
@@ -197,48 +245,52 @@ def agree(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
 
 def narrow(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tuple[Node, int]:
     """Ask the plugins' validators; a lower boundary goes through the lanes again, a higher one is no answer."""
-    page = cache._tree.page
     for name, validator in cache._validators:
         view = WalkView(plan.namespace, boundary, plan.key_tokens, plan.walked)
-        lower = cache._call(name, "create_match_validator", validator, view)
-        if not isinstance(lower, int) or isinstance(lower, bool) or lower < 0:
-            raise cache._bad_answer(name, "create_match_validator", f"a boundary from 0 to {boundary}", lower)
-        lower = lower // page * page
+        lower = valid(cache, name, validator, view)
         if lower < boundary:
             plan.limited_by = name
-            while node.parent is not None and node.parent.end >= lower:
-                node = node.parent
-            return node, lower
+            return climb(node, lower), lower
     return node, boundary
+
+
+def valid(cache: Cache, name: str, validator: Callable[[WalkView], int], view: WalkView) -> int:
+    """What a plugin's validator says of a boundary, checked, on the grid of the tree."""
+    lower = cache._call(name, "create_match_validator", validator, view)
+    if not isinstance(lower, int) or isinstance(lower, bool) or lower < 0:
+        raise cache._bad_answer(name, "create_match_validator", f"a boundary from 0 to {view.boundary}", lower)
+    return min(lower // cache._page * cache._page, view.boundary)
 
 
 def ask_claims(cache: Cache, plan: MatchPlan) -> None:
     """Collect the claims of ``finalize_match_result`` at the plan's boundary; a reject tries the next candidate."""
-    page = cache._tree.page
     while True:
-        view = WalkView(plan.namespace, plan.ready, plan.key_tokens, plan.walked)
-        claims: list[Claim | None] = []
-        for lane in cache._lanes:
-            hook = lane.hooks.finalize_match_result
-            claim = None if hook is None else cache._ask(lane, "finalize_match_result", Claim, hook, view)
-            claims.append(claim)
-            if claim is None:
-                continue
-            if claim.ops:
-                cache._check_ops(lane, "finalize_match_result", claim.ops)
-            if claim.branch is not None and plan.ready < claim.branch <= plan.key_tokens:
-                plan.branch = max(plan.branch or 0, claim.branch // page * page) or None
-            if claim.reject and plan.ready:
-                plan.limited_by = lane.name
-                lower = plan.ready - page
-                node = plan._node
-                while node.parent is not None and node.parent.end >= lower:
-                    node = node.parent
-                agree(cache, plan, node, lower)
-                break
-        else:
-            plan._claims = tuple(claims)
+        claims, rejected_by = claims_at(cache, plan, plan.ready)
+        if rejected_by is None:
+            plan._claims = claims
             return
+        plan.limited_by = rejected_by
+        lower = plan.ready - cache._page
+        agree(cache, plan, climb(plan._node, lower), lower)
+
+
+def claims_at(cache: Cache, plan: MatchPlan, boundary: int) -> tuple[tuple[Claim | None, ...], str | None]:
+    """What the components claim at ``boundary``, and who rejects it. 0 cannot be rejected."""
+    view = WalkView(plan.namespace, boundary, plan.key_tokens, plan.walked)
+    claims: list[Claim | None] = []
+    for lane in cache._lanes:
+        hook = lane.hooks.finalize_match_result
+        claim = None if hook is None else cache._ask(lane, "finalize_match_result", Claim, hook, view)
+        claims.append(claim)
+        if claim is None:
+            continue
+        if claim.ops:
+            cache._check_ops(lane, "finalize_match_result", claim.ops)
+        if claim.branch is not None and boundary < claim.branch <= plan.key_tokens:
+            plan.branch = max(plan.branch or 0, claim.branch // cache._page * cache._page) or None
+        if claim.reject and boundary:
+            return (), lane.name
+    return tuple(claims), None
 
 
 def candidates(plan: MatchPlan) -> tuple[Interval, ...]:

@@ -111,6 +111,16 @@ class ListQueue(Queue):
         cell.prev = cell.next = None
         return cell
 
+    def touch(self, cell: Any) -> None:
+        end = self._end
+        before, after = cell.prev, cell.next
+        before.next = after
+        after.prev = before
+        last = end.prev
+        cell.prev = last
+        cell.next = end
+        last.next = end.prev = cell
+
     def __del__(self) -> None:
         end = self._end
         end.prev = end.next = None  # an empty list is a cycle
@@ -130,6 +140,10 @@ class MruQueue(ListQueue):
 
     def add(self, cell: Any) -> None:
         super().add_first(cell)
+
+    def touch(self, cell: Any) -> None:
+        self.remove(cell)
+        self.add(cell)
 
 
 class _Sorted(Queue):

@@ -25,13 +25,15 @@ def retain(sequence: Sequence, committed: int, published: bool = False) -> None:
     cache = sequence._cache
     if committed > sequence._high:
         sequence._high = committed
+    if not cache._sparing:
+        return
     floor = sequence.named - cache._lookahead
     floor = (committed if committed < floor else floor) - cache._max_rewind
     floor = floor // cache._page * cache._page
     if floor < sequence.published:
         floor = sequence.published
-    for lane, holding in sequence._states:
-        if holding.tracks:
+    if cache._tracking:
+        for lane, holding in sequence._states:
             floor = lane.floor(holding, floor)
     for lane, holding in sequence._paged:
         if lane.retains:

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from .arriving import reserve_arriving
 from .errors import InputError, ProtocolError
 from .evict import make_room
 from .handles import Handle
@@ -19,7 +20,7 @@ from .keys import Named, Tokens, encode
 from .lane_point import NO_SLOT
 from .lease import Hold, release
 from .ops import Fill
-from .pool import ABSENT
+from .restore import Restored, restore
 from .retention import retain
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .lane_point import PointLane, StateHolding
     from .plan import MatchPlan
+    from .tree import Node
     from .values import Op
 
     Pairs = Many[tuple[Any, Any]]
@@ -36,8 +38,9 @@ class Sequence(Named, Handle):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (
-        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_paged", "_pairs", "_planned", "_shared",
-        "_states", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
+        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_lost", "_paged", "_pairs", "_plan",
+        "_planned", "_reached", "_shared", "_states", "_steps", "branch", "committed", "namespace", "priority",
+        "published", "ready", "reserved",
     )  # fmt: skip
 
     _pairs: Pairs  # (lane, holding) of every component, those with page cells first
@@ -46,23 +49,40 @@ class Sequence(Named, Handle):
     _states: Many[tuple[PointLane, StateHolding]]  # those with boundary cells
     _fills: list[Fill]
     _claimed_ops: list[Op]
+    _plan: MatchPlan  # where the cache has a tier below the device
+    _reached: Node | None  # below where it resumes, the deepest that its key is known to spell; it may be gone by now
+    priority: int
 
-    def __init__(self, cache: Cache, lease: Hold, plan: MatchPlan) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        lease: Hold,
+        plan: MatchPlan,
+        paged: list[tuple[Any, Any]],
+        states: list[tuple[PointLane, StateHolding]],
+    ) -> None:
         ready = plan.ready
         self._cache = cache
         self._lease = lease
         self._maker = cache._keys
         self._head = tokens = plan._tokens
         self._more = b""
-        self._single = None if plan._single is None else bytearray(plan._single)
-        self._wide = None if plan._key is tokens else bytearray(plan._key)
+        self._single = self._wide = None
+        if plan._key is not tokens:
+            self._wide = bytearray(plan._key)
+            self._single = None if plan._single is None else bytearray(plan._single)
         self.named = plan.key_tokens
         self._fills = []
-        self._pairs = self._states = ()
+        self._paged = paged
+        self._states = states
+        self._pairs = self._shared = paged + states if states else paged
+        if cache._unshared:
+            self._shared = [pair for pair in self._pairs if pair[0].shared]
         self._planned = self._steps = 0  # where open steps end, and how many there are
+        self._lost = False  # a step that failed may have written half of its running states
         self._claimed_ops = []
+        self._reached = plan._reached
         self.namespace = plan.namespace
-        self.priority = 0
         self.branch = plan.branch
         self.ready = self.reserved = self.committed = self.published = self._high = ready
 
@@ -138,6 +158,23 @@ class Sequence(Named, Handle):
         raise InputError(f"no component {component!r} here; there are {', '.join(p[0].name for p in self._pairs)}")
 
     # ------------------------------------------------------------ running
+    def restore(self) -> Restored:
+        """Bring back to the device what the tiers below have of this sequence, as deep as all components have it.
+
+        It comes before anything else that is done with the sequence, and holds true at once: a step that reads what is
+        copied comes after the copies. Where nothing is to be had, nothing happens.
+        """
+        cache = self._usable()
+        if self.reserved != self.ready or self._steps:
+            raise ProtocolError(f"{self!r} has been used already: restore comes first")
+        if cache._tier is None:
+            return Restored(self.ready, self.ready)
+        restored = restore(cache, self)
+        if cache._tier.shelf is not None:
+            cache._tier.shelf.fetch(self, restored)
+        cache._leave("restore")
+        return restored
+
     def grow(self, count: int, *, arriving: bool = False) -> None:
         """Reserve slots for ``count`` more tokens in every component, evicting if need be.
 
@@ -154,7 +191,7 @@ class Sequence(Named, Handle):
         if length > cache._longest:
             cache._too_long(length)
         if arriving:
-            self._grow_arriving(cache, count, length)
+            reserve_arriving(cache, self, count, length)
             return
         wanted = []
         tight = False
@@ -173,19 +210,6 @@ class Sequence(Named, Handle):
         self.reserved = length
         if cache._debug is not None:
             cache._leave("grow")
-
-    def _grow_arriving(self, cache: Cache, count: int, length: int) -> None:
-        needed = [lane.needed_pages(holding.base + len(holding.table), length) for lane, holding in self._paged]
-        wanted = [(lane, sum(pages), holding) for (lane, holding), pages in zip(self._paged, needed, strict=True)]
-        make_room(cache, wanted, "reserve", count, self)
-        for (lane, slots, holding), pages in zip(wanted, needed, strict=True):
-            fresh = iter(lane.pool.take(slots) if slots else ())
-            holding.table.extend(next(fresh) if page else ABSENT for page in pages)
-        for _, state in self._states:
-            state.arrived = length
-        self._lease.claim(cache._flight)
-        self.reserved = length
-        cache._leave("grow")
 
     def append(self, tokens: Any) -> None:
         """Name the tokens that follow the named ones."""
@@ -210,7 +234,7 @@ class Sequence(Named, Handle):
                 f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved "
                 f"(grow reserves)"
             )
-        if self._fills or self._states:
+        if self._fills or self._lost:
             self._committable()
         if cache._debug is not None:
             cache._debug.arrived(self, self.committed, upto)
@@ -223,17 +247,13 @@ class Sequence(Named, Handle):
 
     def _committable(self) -> None:
         """Refuse to build on a running state that is not there."""
+        if self._lost:
+            raise ProtocolError(
+                f"{self!r}: a step that failed may have written half a state of component {self._states[0][0].name!r}. "
+                f"Abort the sequence and open it again; what it published is still there"
+            )
         if self._fills:
             raise ProtocolError(f"{self!r} has ops that have not run: commit through cache.step(...)")
-        self._sound()
-
-    def _sound(self) -> None:
-        for lane, holding in self._states:
-            if holding.lost:
-                raise ProtocolError(
-                    f"{self!r}: a step that failed may have written half a state of component {lane.name!r}. Abort the "
-                    f"sequence and open it again; what it published is still there"
-                )
 
     def _commit(self, upto: int) -> None:
         self.committed = upto
@@ -260,10 +280,11 @@ class Sequence(Named, Handle):
                 + (f", lookahead {cache._lookahead})" if cache._lookahead else ")")
             )
         if upto > self.published:
-            for stop in stops(self, upto) if self._states else (upto,):
+            for stop in stops(self, upto) if cache._tracking else (upto,):
                 publish(cache, self, stop, last=False)
-            for lane, holding in self._states:
-                lane.forget_tracks(holding, upto, self.reserved)
+            if cache._tracking:
+                for lane, holding in self._states:
+                    lane.forget_tracks(holding, upto, self.reserved)
             if cache._retaining:
                 retain(self, self.committed, published=True)
         if cache._debug is not None:
@@ -317,6 +338,7 @@ class Sequence(Named, Handle):
                 self._fills.append(Fill(lane, holding, source))
         if count and self.named > length:
             self._cut(length)
+            self._reached = None
         if cache._debug is not None:
             cache._leave("rewind")
 
@@ -331,7 +353,8 @@ class Sequence(Named, Handle):
         try:
             publish_end(cache, self)
         finally:
-            self._give_back(cache)
+            if self._pairs:
+                self._give_back(cache)
         if cache._debug is not None:
             cache._leave("close")
 

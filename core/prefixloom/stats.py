@@ -37,6 +37,35 @@ class ComponentStats:
 
 
 @attrs.frozen
+class TierStats:
+    """A tier below the device: pages (states) by component, and what was copied so far.
+
+    ``backed_up``, ``dropped`` and ``evicted`` count pages and states: copied down, left out for lack of room or order,
+    gone from the tier. ``restored_tokens`` in so many ``restores``; ``fallbacks`` to a lower boundary; ``failed``
+    copies.
+    """
+
+    name: str
+    capacity: Mapping[str, int]
+    cached: Mapping[str, int]
+    backed_up: int
+    dropped: int
+    evicted: int
+    restores: int
+    restored_tokens: int
+    fallbacks: int
+    failed: int
+
+    def __str__(self) -> str:
+        held = ", ".join(f"{self.cached[name]} of {count} {name}" for name, count in self.capacity.items())
+        return (
+            f"tier {self.name!r}: {held}; {self.backed_up} copied down, {self.dropped} left out, {self.evicted} "
+            f"evicted; {self.restored_tokens} tokens restored in {self.restores} loads, {self.fallbacks} of them "
+            f"shortened; {self.failed} copies failed"
+        )
+
+
+@attrs.frozen
 class CacheStats:
     """Counters and gauges of a cache. ``hit_tokens / asked_tokens`` is the hit rate of opened sequences.
 
@@ -56,6 +85,7 @@ class CacheStats:
     epoch: int
     in_flight: int = 0
     sizing: tuple[str, ...] = ()
+    tier: TierStats | None = None
 
     def __str__(self) -> str:
         rate = f"{self.hit_tokens / self.asked_tokens:.0%}" if self.asked_tokens else "nothing asked yet"
@@ -65,6 +95,7 @@ class CacheStats:
                 f"{self.hit_tokens} of {self.asked_tokens} tokens hit ({rate}); {self.nodes} nodes in "
                 f"{self.namespaces} namespaces",
                 *(f"{name}: {figures}" for name, figures in self.components.items()),
+                *([] if self.tier is None else [str(self.tier)]),
                 *self.sizing,
             )
         )
@@ -85,6 +116,7 @@ def cache_stats(cache: Cache) -> CacheStats:
         epoch=cache._epoch,
         in_flight=len(cache._flight.works),
         sizing=cache.composition.sizing,
+        tier=None if cache._tier is None else cache._tier.stats(),
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
 from .kernels import index_of
-from .ops import Fill, batches, run_batch, run_kind, run_op, run_told
+from .ops import Batch, batches, run_batch, run_kind, run_op, run_told
 from .pool import Stage
 from .values import Op, WalkView
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .sequence import Sequence
     from .streams import Stream
 
+NEW, OPEN, FILLING, READY, DONE = range(5)
+"""A step's way: asked for; its block is open; ``run_ops`` has begun; the layers may run; its block has been left."""
 INTS = ("torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64")
 
 
@@ -33,27 +35,29 @@ class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
     __slots__ = (
-        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_filled", "_ordered", "_prepared", "_ran",
-        "_sequences", "_starts", "_state", "_stream", "_touched", "_tracks", "_work", "role",
+        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_ordered", "_sequences", "_starts", "_state",
+        "_stream", "_touched", "_tracks", "_work", "role",
     )  # fmt: skip
 
-    def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
-        self._state = "new"  # first: it is looked at when the step goes
+    _stream: Stream | None
+    _work: Work | None
+    _tracks: Many[tuple[Sequence, PointLane, StateHolding, Track, int]]
+    _starts: Many[int]
+    _claimed: Many[tuple[Sequence, Op]]
+    _deferred: Many[Op]
+
+    def __init__(
+        self, cache: Cache, sequences: Many[Sequence], ends: list[int], role: Literal["target", "draft"]
+    ) -> None:
+        self._state = NEW  # first: it is looked at when the step goes
         self._cache = cache
         self._sequences = tuple(sequences)
-        self._ends: list[int] = []
-        self._starts: list[int] = []
+        self._ends = ends
         self.role = role
-        self._ran = self._prepared = self._accepted = False
-        self._stream: Stream | None = None
-        self._work: Work | None = None
+        self._accepted = False
+        self._work = self._stream = None
         self._ordered = 0  # the fence that the stream has been made to wait for
-        self._tracks: list[tuple[Sequence, PointLane, StateHolding, Track, int]] = []
-        self._filled = False
-        self._claimed: Many[tuple[Sequence, Op]] = ()
-        self._deferred: Many[Op] = ()
-        for sequence in sequences:
-            self._ends.append(sequence.reserved)
+        self._starts = self._tracks = self._claimed = self._deferred = ()
         if role == "target":
             if cache._match_hooks:
                 self._claimed = [(sequence, op) for sequence in self._sequences for op in sequence._claimed_ops]
@@ -78,17 +82,16 @@ class Step:
         draft = "draft " if self.role == "draft" else ""
         return f"<{draft}step{number} of {len(self._sequences)} sequences>"
 
-    def _fills(self) -> list[tuple[Sequence, Fill]]:
+    def _fills(self) -> list[Batch]:
         """What must be filled before the layers run; until ``run_ops``, a publication may still add to it."""
-        due = self._sequences if self.role == "target" else ()
-        return [(sequence, fill) for sequence in due for fill in sequence._fills]
+        return batches(self._sequences) if self.role == "target" else []
 
     @property
     def ops(self) -> tuple[Op, ...]:
         """What runs, in order: the derived fills in one op per component, then the plugins' own, after the layers
         the checkpoints (known once the block is entered) and the plugins' own again.
         """
-        before = [batch.op() for batch in batches(self._fills())]
+        before = [batch.op() for batch in self._fills()]
         claimed = [op for sequence, op in self._claimed if op in sequence._claimed_ops]
         tracks = [Op(lane.kept, lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
         early = [op for op in (*claimed, *self._deferred) if not op.after]
@@ -96,54 +99,63 @@ class Step:
 
     # ------------------------------------------------------------ before the layers
     def __enter__(self) -> Step:
-        if self._state != "new":
+        if self._state != NEW:
             raise ProtocolError("a step is used once; ask the cache for a new one")
+        cache = self._cache
+        self._work = cache._flight.begin()
+        self._state = OPEN
+        try:
+            self._begin(self.role == "target")
+            if cache._debug is not None:
+                self._touched = cache._debug.begin(self)
+        except BaseException:  # a hook or an interrupt, while a checkpoint's slot was sought
+            self._state = DONE
+            self._drop_tracks()
+            self._leave()
+            cache._flight.end(self._work, self._take_stream(cache._stream(None)), (), repr(self))
+            raise
+        return self
+
+    def _begin(self, target: bool) -> None:
+        """The layers of this step go on from where the steps before it end, and write the running states."""
+        starts: list[int] = []
+        if target:
+            self._starts = starts
         for sequence, end in zip(self._sequences, self._ends, strict=True):
             if end > sequence.reserved and sequence.open:
                 raise ProtocolError(
                     f"{sequence!r} was planned up to {end} and has {sequence.reserved} reserved by now: ask the cache "
                     f"for a new step"
                 )
-        self._state = "open"
-        self._work = self._cache._flight.begin()
-        try:
-            if self.role == "target":
-                self._begin()
-            if self._cache._debug is not None:
-                self._touched = self._cache._debug.begin(self)
-        except BaseException:  # a hook or an interrupt, while a checkpoint's slot was sought
-            self._state = "done"
-            self._drop_tracks()
-            self._leave()
-            self._cache._flight.end(self._work, self._take_stream(self._cache._stream(None)), (), repr(self))
-            raise
-        return self
-
-    def _begin(self) -> None:
-        """The layers of this step go on from where the steps before it end, and write the running states."""
-        tracking = []
-        for sequence, end in zip(self._sequences, self._ends, strict=True):
-            start = sequence._planned
-            if start < sequence.committed or not sequence._steps:
-                start = sequence.committed
-            self._starts.append(start)
+            if not target:
+                continue
+            start = sequence.committed
+            if sequence._steps and sequence._planned > start:
+                start = sequence._planned
+            starts.append(start)
             if end > start:
                 sequence._planned = end
             sequence._steps += 1
-            for lane, holding in sequence._states:
+            for _, holding in sequence._states:
                 holding.writing += 1
                 holding.accepted = False
-                if lane.track_every and sequence._lease._cache is not None:
-                    tracking.append((sequence, lane, holding, start, end))
-        for each in tracking:  # this may evict, and raise
-            self._plan_track(*each)
+        if target and self._cache._tracking:  # this may evict, and raise
+            self._tracks = []
+            for sequence, start, end in zip(self._sequences, starts, self._ends, strict=True):
+                for lane, holding in sequence._states:
+                    if lane.track_every and sequence._lease._cache is not None:
+                        self._plan_track(sequence, lane, holding, start, end)
 
-    def _leave(self) -> None:
-        """No longer does this step write its sequences' states."""
-        for sequence in self._sequences[: len(self._starts)]:
+    def _leave(self) -> bool:
+        """No longer does this step write its sequences' states. Whether all of them can go on from it."""
+        well = True
+        for sequence, start in zip(self._sequences, self._starts, strict=False):  # fewer, if it never began
             sequence._steps -= 1
             for _, holding in sequence._states:
                 holding.writing -= 1
+            if sequence.committed < start or sequence._fills or sequence._lost:
+                well = False
+        return well
 
     def _plan_track(self, sequence: Sequence, lane: PointLane, holding: StateHolding, start: int, end: int) -> None:
         """Where a checkpoint is due in this step, have a slot to keep it in."""
@@ -158,6 +170,7 @@ class Step:
                 self._cache._skipped_checkpoints += 1
                 return
         at, source = due
+        assert isinstance(self._tracks, list)
         self._tracks.append((sequence, lane, holding, lane.plan_track(holding, at, old), source))
         sequence._lease.claim(self._cache._flight)
 
@@ -167,36 +180,37 @@ class Step:
         A stream is one of ``prefixloom.streams``, a ``torch.cuda.Stream``, or None: the current one, which on a CPU is
         the caller. A second call is refused; a draft step runs no ops, but is ordered after what it reads.
         """
-        if self._state != "open":
+        if self._state != OPEN:
+            if self._state in (FILLING, READY):
+                raise ProtocolError("the ops of this step have run already; a forward split by layers runs them once")
             raise ProtocolError("run_ops belongs inside of the step's with block")
-        if self._ran:
-            raise ProtocolError("the ops of this step have run already; a forward split by layers runs them once")
         cache = self._cache
         if cache._guarded:
             cache._enter()
         stream = self._take_stream(cache._stream(stream))
-        self._ran = True
-        self._order(stream)
+        if len(cache._flight.works) > 1:
+            self._order(stream)
         if self.role == "target":
-            fills = self._fills()
-            if fills:
-                self._filled = True
-                for batch in batches(fills):
+            due = batches(self._sequences)
+            if due or self._claimed or self._deferred:
+                self._state = FILLING
+                for batch in due:
                     run_batch(cache, stream, batch)
-            for sequence, op in self._claimed:
-                if not op.after:
-                    self._run_claimed(sequence, op, stream)
-            for op in self._deferred:
-                if not op.after:
-                    run_op(cache, op, stream)
-        self._prepared = True
+                if self._claimed or self._deferred:
+                    self._run_plugins(stream, after=False)
+        self._state = READY
         if cache._debug is not None:
             cache._leave("run_ops")
 
-    def _run_claimed(self, sequence: Sequence, op: Op, stream: Stream) -> None:
-        if sequence.open and op in sequence._claimed_ops:  # another step may have run it
-            sequence._claimed_ops.remove(op)
-            run_op(self._cache, op, stream)
+    def _run_plugins(self, stream: Stream, after: bool) -> None:
+        """The plugins' own ops, those before the layers or those after them."""
+        for sequence, op in self._claimed:
+            if op.after == after and sequence.open and op in sequence._claimed_ops:  # another step may have run it
+                sequence._claimed_ops.remove(op)
+                run_op(self._cache, op, stream)
+        for op in self._deferred:
+            if op.after == after:
+                run_op(self._cache, op, stream)
 
     def _take_stream(self, stream: Stream) -> Stream:
         work = self._work
@@ -235,14 +249,14 @@ class Step:
         return table[:, :1] if self._cache._lane(component).unit == "boundary" else table
 
     def _table(self, component: str) -> Any:
-        if self._state == "done":
+        if self._state == DONE:
             raise ProtocolError("tables belong into the step's with block: nobody waits for what is written later")
         stream = self._stream
         if stream is not None:
             self._order(stream)  # what was published since ``run_ops`` may have put others' pages into the table
         elif self._cache._flight.running:
             raise ProtocolError("call run_ops first: it says on which stream this step's tables are written and read")
-        if self._cache._debug is not None and self._state == "open":
+        if self._cache._debug is not None and self._state != NEW:
             self._cache._debug.looked_up(self, self._cache._lane(component))
         return self._cache._tables.of(self, component)
 
@@ -259,7 +273,7 @@ class Step:
         one after so many tokens, at least 1; nothing is read back. When the figures are known here, the first
         ``rewind`` of a sequence tells how many tokens were *not* kept, be it 0.
         """
-        if self._state != "open" or not self._ran or self.role == "draft":
+        if self._state not in (FILLING, READY) or self.role == "draft":
             raise ProtocolError("accept belongs into a target step's with block, after run_ops and the layers")
         if self._accepted:
             raise ProtocolError("accept was called already")
@@ -297,66 +311,61 @@ class Step:
 
     # ------------------------------------------------------------ after the layers
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._state = "done"
-        self._leave()
-        cache = self._cache
-        stream = self._stream
+        before, self._state = self._state, DONE
+        cache, stream, work = self._cache, self._stream, self._work
+        assert work is not None
+        goes_on = self._leave()
         if stream is None:
             stream = self._take_stream(cache._stream(None))
-        done: list[tuple[Sequence, int]] = []
         try:
             if cache._debug is not None:
                 cache._debug.layers(self, stream, kind is None)
             if self.role == "target":
-                done = self._close(stream, kind is None)
+                self._close(stream, kind is None, before, goes_on)
         finally:
-            assert self._work is not None
-            cache._flight.end(self._work, stream, self._sequences, self)
-        for sequence, upto in done:  # all or none: what was reserved since the step was made is the next one's
-            sequence._commit(upto)
+            cache._flight.end(work, stream, self._sequences, self)
+        if kind is None and self.role == "target":
+            for sequence, end in zip(self._sequences, self._ends, strict=True):
+                if sequence._lease._cache is not None:
+                    # what was taken back since is not computed; what was reserved since is the next step's
+                    upto = end if end < sequence._planned else sequence._planned
+                    sequence._commit(upto if upto > sequence.committed else sequence.committed)
         if cache._debug is not None:
             cache._leave("step")
 
     def __del__(self) -> None:
-        if self._state == "open":  # nobody can end it any more, and all that comes after would wait
+        if NEW < self._state < DONE:  # nobody can end it any more, and all that comes after would wait
             self._cache._dropped.append(self)
 
-    def _close(self, stream: Stream, well: bool) -> list[tuple[Sequence, int]]:
-        """Enqueue what comes after the layers; the sequences that go on, and up to where. Nothing if it went wrong."""
+    def _close(self, stream: Stream, well: bool, before: int, goes_on: bool) -> None:
+        """Enqueue what comes after the layers, if the step went well and all of its sequences go on: all or none."""
         if not well:
-            self._give_up()
-            return []
+            self._give_up(before)
+            return
         try:  # the layers of a step that is refused at its end have run all the same
-            done = self._done()
+            if before == OPEN and (self._fills() or self._claimed or self._deferred or self._comes_after()):
+                raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
+            if not goes_on:
+                self._look_back()
             if self._tracks:
                 self._run_tracks(stream)
-            for sequence, op in self._claimed:
-                if op.after:
-                    self._run_claimed(sequence, op, stream)
-            for op in self._deferred:
-                if op.after:
-                    run_op(self._cache, op, stream)
+            if self._claimed or self._deferred:
+                self._run_plugins(stream, after=True)
         except BaseException:
-            self._give_up()
+            self._give_up(before)
             raise
-        return done
 
-    def _done(self) -> list[tuple[Sequence, int]]:
-        if not self._ran and (self._fills() or self._claimed or self._deferred or self._comes_after()):
-            raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
-        done = []
-        for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
-            if sequence._lease._cache is None:
-                continue
-            if sequence.committed < start:
-                raise ProtocolError(
-                    f"{sequence!r}: this step computed from {start} on, and the step before it failed or has not ended"
-                )
-            if sequence._fills or sequence._states:
-                sequence._committable()
-            upto = end if end < sequence._planned else sequence._planned  # what was taken back since is not computed
-            done.append((sequence, upto if upto > sequence.committed else sequence.committed))
-        return done
+    def _look_back(self) -> None:
+        """Refuse to commit what was computed from where a sequence has not come to, unless it has ended."""
+        for sequence, start in zip(self._sequences, self._starts, strict=True):
+            if sequence._lease._cache is not None:
+                if sequence.committed < start:
+                    raise ProtocolError(
+                        f"{sequence!r}: this step computed from {start} on, and the step before it failed or has not "
+                        f"ended"
+                    )
+                if sequence._fills or sequence._lost:
+                    sequence._committable()
 
     def _run_tracks(self, stream: Stream) -> None:
         """Keep the checkpoints that are due, each in its slot; but not of a running state that is a device's choice."""
@@ -381,14 +390,14 @@ class Step:
             if track in holding.tracks and sequence.open:
                 lane.drop_track(holding, track)
 
-    def _give_up(self) -> None:
+    def _give_up(self, before: int) -> None:
         """The step failed: if its layers may have begun, what they wrote of the running states is nobody's."""
         self._drop_tracks()
-        if not self._prepared and (self._filled or self._fills() or self._claimed or self._deferred):
+        if before == FILLING or (before == OPEN and (self._fills() or self._claimed or self._deferred)):
             return
         for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
             if end > start:
                 for _, holding in sequence._states:
+                    sequence._lost = True
                     holding.ready = False
-                    holding.lost = True
                     holding.steps_from = -1  # the states of single tokens were written over, too

@@ -13,7 +13,8 @@ class Node:
     """One edge of the tree and the boundary at its end.
 
     ``end`` is in tokens from the root. ``cells[i]`` is what component i keeps here, or None. ``leases`` counts those
-    anchored here, so that a boundary in use is not unlinked even when it holds nothing.
+    anchored here, so that a boundary in use is not unlinked even when it holds nothing. ``key`` is empty once the node
+    is unlinked.
     """
 
     __slots__ = ("cells", "end", "first", "key", "kids", "leases", "parent", "priority")
@@ -31,6 +32,12 @@ class Node:
         self.cells = [None] * width
         self.leases = 0
         self.priority = 0
+
+    def above(self, key: bytes, end: int) -> Node:
+        """The upper half of a split of this node: what is said of the whole holds true of it as well."""
+        upper = type(self)(self.parent, key, self.first, end, len(self.cells))
+        upper.priority = self.priority
+        return upper
 
     @property
     def start(self) -> int:
@@ -54,9 +61,10 @@ class Root(Node):
 class Tree:
     """Roots by namespace, and the moves that change the shape."""
 
-    __slots__ = ("element_bytes", "nodes", "page", "page_bytes", "roots", "width")
+    __slots__ = ("element_bytes", "kind", "nodes", "page", "page_bytes", "roots", "width")
 
-    def __init__(self, page: int, element_bytes: int, width: int) -> None:
+    def __init__(self, page: int, element_bytes: int, width: int, kind: type[Node] = Node) -> None:
+        self.kind = kind
         self.page = page
         self.element_bytes = element_bytes
         self.page_bytes = page * element_bytes
@@ -97,7 +105,7 @@ class Tree:
     def attach(self, parent: Node, key: bytes, end: int) -> Node:
         """A new leaf under ``parent``."""
         first = key[: self.page_bytes]
-        node = Node(parent, key, first, end, self.width)
+        node = self.kind(parent, key, first, end, self.width)
         kids = parent.kids
         if kids is None:
             parent.kids = {first: node}
@@ -111,8 +119,7 @@ class Tree:
         parent = node.parent
         cut = (boundary - parent.end) * self.element_bytes
         key = node.key
-        upper = Node(parent, key[:cut], node.first, boundary, self.width)
-        upper.priority = node.priority
+        upper = node.above(key[:cut], boundary)
         node.key = key[cut:]
         node.first = node.key[: self.page_bytes]
         node.parent = upper
@@ -142,6 +149,7 @@ class Tree:
             del kids[node.first]
             if not kids:
                 parent.kids = None
+            node.key = b""
             self.nodes -= 1
             lost = True
             node = parent
@@ -164,8 +172,16 @@ class Tree:
                 parent.kids = None
                 if not parent.leases:
                     self.prune(parent)
+            node.key = b""
             gone += 1
         self.nodes -= gone
+
+
+def climb(node: Node, boundary: int) -> Node:
+    """The node on the way up from ``node`` in whose edge, or at whose end, ``boundary`` lies."""
+    while node.parent is not None and node.parent.end >= boundary:
+        node = node.parent
+    return node
 
 
 def unlink(root: Node) -> None:

@@ -292,3 +292,21 @@ class Transfer:
     source: Tier
     target: Tier
     slots: tuple[int, ...] = ()
+
+
+@attrs.frozen
+class TransferPlan:
+    """What is about to move between two tiers in one go. ``boundary`` is the deepest end of it on its path."""
+
+    phase: Phase
+    namespace: str
+    boundary: int
+    transfers: tuple[Transfer, ...]
+
+
+@attrs.frozen
+class Outcome:
+    """How a transfer plan ended: all of it moved, or none of it counts."""
+
+    ok: bool
+    error: str = ""

@@ -116,7 +116,7 @@ def untested(case: ComponentCase) -> list[str]:
         )
     out += [f"some orders of steps ({told})" for told in case.memo.get("orders", ())]
     out.append("the arithmetic of the layers: run the toy model of prefixloom.testing.toy through a cache for that")
-    out.append("transfers to tiers below the device, which this version has not (T1, D1)")
+    out.append("copies to a tier below the device: the kit composes none (T1, D1)")
     return out
 
 

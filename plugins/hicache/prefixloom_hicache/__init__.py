@@ -20,6 +20,7 @@ from prefixloom.storage import (
 
 from .file import FileBackend
 from .guarded import Guarded, GuardLimits
+from .host import HostTier
 from .memory import MemoryBackend
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Fingerprint",
     "GuardLimits",
     "Guarded",
+    "HostTier",
     "Key",
     "MemoryBackend",
     "Miss",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import random
 
-SYSTEM = 192
+SYSTEM = 512
 """Tokens of the system prompt."""
-SAID = (24, 64)
+SAID = (40, 100)
 """Fewest and most tokens that a user says in a turn."""
 
 

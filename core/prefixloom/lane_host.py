@@ -1,0 +1,254 @@
+"""Lanes of the host tier: what the tree keeps of one component in the memory below the device.
+
+A host lane stands beside the device's lane of the same component, with a pool and a queue of its own and cells of its
+own at the same nodes; so a node may be on the device, on the host, on both. Its cells do not know what a boundary
+needs: that is asked of the device's lane, over both tiers (``over_tiers``). Of a reach that is closed upward a cell
+goes before those above it, since without it they still serve and without them it does not.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .lane import Cell, Lane, PageLane
+from .policy import Queue
+from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
+from .tree import Node
+
+if TYPE_CHECKING:
+    from .compose import Part
+
+
+class HostCell(Cell):
+    """``pages``: how many are present. ``below``: children with a cell, counted where the reach is closed upward.
+
+    ``data`` of pages stands for the whole edge, *absent* where nothing is held; a state's is its slot. ``stored``:
+    whether all of it was handed to a store.
+    """
+
+    __slots__ = ("below", "pages", "stored")
+
+    def __init__(self, node: Node, data: Any, pages: int) -> None:
+        super().__init__(node, data)
+        self.pages = pages
+        self.below = 0
+        self.stored = False
+
+
+class HostLane(Lane):
+    """What host lanes of pages and of states share. ``leased`` counts what is pinned while it is copied from."""
+
+    __slots__ = ("closed", "device", "going")
+    going: Callable[[HostLane, HostCell], None] | None
+    """Told of a cell that is about to be evicted."""
+
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int, device: Lane) -> None:
+        super().__init__(index, part, pool, queue, tree_page)
+        self.device = device
+        self.going = None
+        self.closed = part.reach.closed_upward
+
+    def missing(self, node: Node) -> tuple[list[int], list[int]]:
+        """What the device has at ``node`` and the host does not: (places in the edge, the device's slots)."""
+        raise NotImplementedError
+
+    def lacks(self, node: Node) -> bool:
+        """Whether the device may have something at ``node`` that the host has not."""
+        cell: HostCell | None = node.cells[self.index]
+        if node.cells[self.device.index] is None:
+            return False
+        return cell is None or not self.whole(cell)
+
+    def whole(self, cell: HostCell) -> bool:
+        """Whether nothing can be added to it."""
+        return True
+
+    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
+        """The host has these places of the edge of ``node`` now."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ cells come and go
+    def place(self, node: Node, data: Any, pages: int) -> HostCell:
+        """A new cell at ``node``, which has none."""
+        cell = HostCell(node, data, pages)
+        i = self.index
+        node.cells[i] = cell
+        self.in_tree += pages
+        if self.closed:
+            cell.below = sum(kid.cells[i] is not None for kid in (node.kids or {}).values())
+            above = node.parent.cells[i]
+            if above is not None:
+                above.below += 1
+        self.queue.add(cell)
+        return cell
+
+    def pin(self, cell: HostCell) -> None:
+        """Nobody may evict ``cell`` until it is unpinned as often."""
+        if not cell.locks:
+            self.leased += cell.pages
+            if cell.next is not None:
+                self.queue.remove(cell)
+        cell.locks += 1
+
+    def unpin(self, cell: HostCell) -> None:
+        cell.locks -= 1
+        if not cell.locks:
+            self.leased -= cell.pages
+            self.queue.add(cell)
+
+    def uncovered(self, cell: HostCell) -> bool:
+        return not cell.locks
+
+    # ------------------------------------------------------------ eviction
+    def pop_victim(self) -> HostCell | None:
+        while True:
+            cell: HostCell | None = self.queue.pop()
+            if cell is None or not cell.below:  # one with others below returns when the last of them has gone
+                return cell
+
+    def evict(self, count: int, freed: list[Node]) -> int:
+        got = 0
+        while got < count:
+            cell = self.pop_victim()
+            if cell is None:
+                break
+            if self.going is not None:
+                self.going(self, cell)
+            freed.append(cell.node)
+            got += self.free_cell(cell)
+        return got
+
+    def leave(self, cell: HostCell) -> None:
+        if self.closed:
+            self.lose_below(cell.node)
+
+    def lose_below(self, node: Node) -> None:
+        """``node`` has no cell any more: the one above, left without any below, is the next victim."""
+        above = node.parent.cells[self.index]
+        if above is not None:
+            above.below -= 1
+            if not above.below and not above.locks and above.next is None:
+                self.queue.add_first(above)
+
+    def come_back(self, cell: HostCell) -> None:
+        if self.closed and (above := cell.node.parent.cells[self.index]) is not None:
+            above.below += 1
+        self.queue.add(cell)
+
+    def free_left(self, cell: HostCell) -> int:
+        cell.node.cells[self.index] = None
+        self.queue.forget(cell)
+        self.pool.give(array("i", self.slots_of(cell)).tobytes())
+        self.in_tree -= cell.pages
+        return cell.pages
+
+    def size(self, cell: HostCell) -> int:
+        return cell.pages
+
+    def free_cell(self, cell: HostCell) -> int:
+        """Free a cell that is off the queue. Those below it stay: the device may have what it had."""
+        self.leave(cell)
+        return self.free_left(cell)
+
+
+class HostPages(HostLane):
+    __slots__ = ("page",)
+    device: PageLane
+
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int, device: Lane) -> None:
+        super().__init__(index, part, pool, queue, tree_page, device)
+        self.page = part.page_tokens
+
+    def whole(self, cell: HostCell) -> bool:
+        return cell.pages * ID_BYTES == len(cell.data)
+
+    def missing(self, node: Node) -> tuple[list[int], list[int]]:
+        cell: HostCell | None = node.cells[self.index]
+        if cell is not None and self.whole(cell):
+            return [], []
+        theirs = array("i", self.device.edge(node))
+        if cell is None:
+            places = [place for place, slot in enumerate(theirs) if slot != ABSENT]
+        else:
+            ours = array("i", cell.data)
+            places = [place for place, slot in enumerate(theirs) if slot != ABSENT and ours[place] == ABSENT]
+        return places, [theirs[place] for place in places]
+
+    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
+        cell: HostCell | None = node.cells[self.index]
+        count = (node.end - node.parent.end) // self.page
+        data = array("i", ABSENT_BYTES * count if cell is None else cell.data)
+        for place, slot in zip(places, slots, strict=True):
+            data[place] = slot
+        if cell is None:
+            self.place(node, data.tobytes(), len(slots))
+            return
+        cell.data = data.tobytes()
+        cell.stored = False
+        cell.pages += len(slots)
+        self.in_tree += len(slots)
+        if cell.locks:
+            self.leased += len(slots)
+
+    def divide(self, upper: Node, lower: Node) -> None:
+        i = self.index
+        cell: HostCell | None = lower.cells[i]
+        if cell is None:
+            return
+        cut = (upper.end - upper.parent.end) // self.page * ID_BYTES
+        new = HostCell(upper, cell.data[:cut], present(cell.data[:cut]))
+        cell.data = cell.data[cut:]
+        cell.pages -= new.pages
+        new.locks = cell.locks
+        new.stored = cell.stored
+        linked = cell.next is not None
+        if new.pages or new.locks:
+            upper.cells[i] = new
+            self.queue.inherit(new, cell, linked=linked)
+        if not cell.pages and not cell.locks:
+            lower.cells[i] = None
+            if linked:
+                self.queue.remove(cell)
+            self.queue.forget(cell)
+        if self.closed:
+            new.below = lower.cells[i] is not None
+            if upper.cells[i] is None:
+                self.lose_below(upper)
+
+    def slots_of(self, cell: HostCell | None) -> list[int]:
+        return [] if cell is None else [slot for slot in array("i", cell.data) if slot != ABSENT]
+
+    def retract(self, node: Node, slots: set[int]) -> None:
+        """What was to be written to these slots never came."""
+        cell: HostCell | None = node.cells[self.index]
+        gone = slots.intersection(self.slots_of(cell))
+        if cell is None or not gone:
+            return
+        cell.data = array("i", [ABSENT if slot in gone else slot for slot in array("i", cell.data)]).tobytes()
+        cell.pages -= len(gone)
+        self.in_tree -= len(gone)
+        if cell.locks:
+            self.leased -= len(gone)
+        self.pool.give(array("i", sorted(gone)).tobytes())
+        if not cell.pages and not cell.locks:
+            self.drop_cell(cell)
+
+
+class HostStates(HostLane):
+    __slots__ = ()
+    unit = "boundary"
+
+    def missing(self, node: Node) -> tuple[list[int], list[int]]:
+        theirs = node.cells[self.device.index]
+        return ([0], [theirs.data]) if theirs is not None and node.cells[self.index] is None else ([], [])
+
+    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
+        self.place(node, slots[0], 1)
+
+    def divide(self, upper: Node, lower: Node) -> None:
+        """The state stays at the end, which is the lower half's."""
+
+    def slots_of(self, cell: HostCell | None) -> list[int]:
+        return [] if cell is None else [cell.data]
