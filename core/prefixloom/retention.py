@@ -36,7 +36,7 @@ def retain(sequence: Sequence, committed: int, published: bool = False) -> None:
         for lane, holding in sequence._states:
             floor = lane.floor(holding, floor)
     for lane, holding in sequence._paged:
-        if lane.retains and (published or floor != holding.floor):
+        if lane.retains:
             if published:  # what the tree owns now is read no further than the lease covers it
                 holding.floor = sequence.published
                 let_go(cache, sequence._lease, lane, holding)
