@@ -366,7 +366,7 @@ class LowerTier:
         source, target = (device, host) if way == "down" else (host, device)
         target.enter(mine.dst, Stage.WRITING)
         try:
-            stream.run(partial(copy_between, source, mine.src, target, mine.dst))
+            stream.run(partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst)))
         except BaseException:
             mine.raised = True
             raise
