@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import InvariantError
 from .kernels_move import move_slots
-from .lane_host import HostLane, HostPages, HostStates
+from .lane_host import HostLane, HostPages, HostStates, Moves
 from .lease import Hold, inert
 from .pool import Pool, Stage
 from .pool_host import DebugHostPool, HostPool
@@ -80,33 +80,6 @@ FETCH = Copying("what a store brought")
 
 Job = tuple[HostLane, list[int], Callable[[], object]]
 """(where, which slots, what writes them)"""
-
-
-class Moves:
-    """Copies of one component between its two pools."""
-
-    __slots__ = ("dst", "lane", "raised", "src")
-
-    def __init__(self, lane: HostLane) -> None:
-        self.lane = lane
-        self.src: list[int] = []
-        self.dst: list[int] = []
-        self.raised = False
-
-    def ends(self, way: str) -> tuple[Pool, Pool]:
-        """Where copies ``way`` read, and where they write."""
-        host, device = self.lane.pool, self.lane.device.pool
-        return (device, host) if way == "down" else (host, device)
-
-    def take_back(self, nodes: Iterable[Node]) -> None:
-        """The copies down never came: give the slots back, whether ``nodes`` have them already or not."""
-        left = set(self.dst)
-        for node in nodes:
-            held = left.intersection(self.lane.slots_of(node.cells[self.lane.index]))
-            self.lane.retract(node, held)
-            left -= held
-        if left:
-            self.lane.pool.give(array("i", sorted(left)).tobytes())
 
 
 class LowerTier:
@@ -268,6 +241,7 @@ class LowerTier:
     def _copy_down(self, pieces: Sequence[tuple[HostLane, Node]], hold: Hold, plan: TransferPlan | None) -> None:
         """Reserve, and record the copies. Whatever happens, the tree has nothing that is not going to be written."""
         moves: dict[HostLane, Moves] = {}
+        before = self.cache._flight._launched
         nodes = list(dict.fromkeys(node for _, node in pieces))
         pinned: list[tuple[HostLane, Any]] = []
         work = None
@@ -287,6 +261,7 @@ class LowerTier:
                         self.shelf.copied(lane, node)
                 self.backed_up += sum(len(mine.src) for mine in moving)
         except BaseException as error:
+            self.end(before, "down")
             for mine in moves.values():
                 mine.take_back(nodes)
             for node in nodes:
@@ -406,31 +381,19 @@ class LowerTier:
 
         What an inline stream raises comes out here, and nothing was copied that anybody may read.
         """
-        flight, debug = self.cache._flight, self.cache._debug
-        work = flight.begin()
-        stream = self.stream(way, hold.fence)
-        work.stream, work.since = stream, stream.tick
+        flight = self.cache._flight
+        stream, before = self.stream(way, hold.fence), flight._launched
         try:
+            work = flight.begin()
+            work.stream, work.since = stream, stream.tick
             flight.order(work, stream, hold.fence, hold)
             for group in self.groups if way == "up" and not stream.inline else ((),):
                 for mine in moves:
-                    source, target = mine.ends(way)
-                    target.enter(mine.dst, Stage.WRITING)
-                    try:
-                        stream.run(partial(copy_between, source, mine.src, target, mine.dst, *group))
-                    except BaseException:
-                        mine.raised = True
-                        raise
-                    target.enter(mine.dst, Stage.SEALED)
-                    if debug is not None:
-                        what = f"copy {way} of {mine.lane.device.pool.name}"
-                        debug.accessed(stream, what, target, mine.src, mine.dst, source)
-                    if way == "down":
-                        target.enter(mine.dst, Stage.PUBLISHED)
+                    self._run_one(mine, stream, way, group)
                 if group:
                     work.gates = [*work.gates, (group[1] - 1, stream.record())]
         finally:
-            flight.end(work, stream, (), COPY[way])
+            self.end(before, way)
         if not work.over:
             work.holds = [hold]
             written: list[tuple[Lane, set[int]]] = [
@@ -438,6 +401,29 @@ class LowerTier:
             ]
             flight.carry(work, hold, nodes, written, below=way == "down")
         return work
+
+    def end(self, before: int, way: str) -> None:
+        """No work that was begun after number ``before`` is left open: an interrupt may come before it has a name."""
+        flight = self.cache._flight
+        for work in flight.works[:]:
+            if work.number > before and work.event is None and not work.over:
+                flight.end(work, work.stream or self.cache._stream(None), (), COPY[way])
+
+    def _run_one(self, mine: Moves, stream: Stream, way: str, group: tuple[int, ...]) -> None:
+        """Enqueue the copies of one component, of a group of the model's layers or of all."""
+        source, target = mine.ends(way)
+        target.enter(mine.dst, Stage.WRITING)
+        try:
+            stream.run(partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group))
+        except BaseException:
+            mine.raised = True
+            raise
+        target.enter(mine.dst, Stage.SEALED)
+        debug = self.cache._debug
+        if debug is not None:
+            debug.accessed(stream, f"copy {way} of {mine.lane.device.pool.name}", target, mine.src, mine.dst, source)
+        if way == "down":
+            target.enter(mine.dst, Stage.PUBLISHED)
 
 
 def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:
