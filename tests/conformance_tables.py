@@ -26,7 +26,6 @@ BELOW = "asked only with a tier below the device, which the kit does not compose
 UNPROVED: dict[str, str] = {
     **dict.fromkeys(("M7", "M14", "M15", "M18", "R15", "R16"), COMPOSE),
     "M11": "told to the engine; nothing is derived from it yet",
-    "M12": "lossy: tests/test_codecs.py, tests/test_stored_as.py; the kit does not compare such content",
     "M16": POLICY,
     "M19": "of a store behind a tier: tests/test_store.py",
     **dict.fromkeys(("R4", "R5", "R6", "R7", "R8"), ROWS),

@@ -249,6 +249,8 @@ def test_the_engine_page_has_the_signatures_with_their_defaults(function: Any) -
 
 @pytest.mark.parametrize("path", RUN, ids=named)
 def test_every_python_block_runs(path: File, installed: None) -> None:
+    for module in re.findall(r"^<!-- needs: (\w+) -->$", path.read_text(), re.MULTILINE):
+        pytest.importorskip(module, reason=f"the examples of {path.name} need it, and it is an extra")
     scope: dict[str, Any] = {"__name__": path.stem}
     found = list(blocks(path.read_text()))
     assert len(found) >= 5

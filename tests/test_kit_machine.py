@@ -13,10 +13,12 @@ from prefixloom.testing.bench import Failure
 from prefixloom.testing.conformance import LAWS, name_of
 from prefixloom.testing.laws_of_hooks import COUNTED, FAIL, quiet
 from prefixloom.testing.laws_of_machine import LENGTH, PITS
+from prefixloom.testing.laws_of_schedules import BUDGET, SCENARIOS, explored
 from prefixloom.testing.oracle import faults
 from prefixloom.testing.oracle.machine import fails, written
 
 SETS, FAULTS = "law_every_answer_is_what_the_sets_say", "law_a_fault_at_any_step_leaves_the_state_before_or_after"
+ORDERS = "law_no_schedule_of_steps_goes_wrong"
 LAW = {name_of(law): law for law in LAWS}
 KINDS = ("path", "window", "state", "every hook")
 
@@ -57,6 +59,10 @@ def test_every_kind_of_fault_is_met(name: str) -> None:
         (lessons.a_donation_without_a_slot_to_go_on_with, FAULTS, "state"),
         (lessons.a_checkpoint_without_room_fails_the_request, FAULTS, "state"),
         (lessons.a_part_is_released_twice, SETS, "window"),
+        (lessons.slots_are_free_while_a_step_still_writes_them, ORDERS, "state"),
+        (lessons.slots_are_taken_without_their_fence, ORDERS, "path"),
+        (lessons.states_are_copied_by_the_scheduling_thread, ORDERS, "state"),
+        (lessons.a_donation_is_a_copy, ORDERS, "state"),
         (lessons.a_split_forgets_who_holds_the_upper_half, SETS, "window"),
         (lessons.what_arrived_absent_is_freed_too, SETS, "window"),
         (lessons.an_evicted_window_is_freed_again_at_the_end, SETS, "window"),
@@ -88,3 +94,10 @@ def test_a_script_fails_the_same_way_each_time() -> None:
     script = written("again", pit, 200)
     told: list[Any] = [str(fails(pit, script)) for _ in range(2)]
     assert told[0] == told[1] and "lacks pages" in told[0]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_schedule_of_a_scenario_is_tried(scenario: Any) -> None:
+    for name, beside in (("window", ()), ("state", ("path",)), ("path", ("state",))):
+        report = explored(case_of(name), scenario, beside)
+        assert report.complete and 10 <= report.classes < BUDGET, report

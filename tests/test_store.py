@@ -33,12 +33,12 @@ def parts(names: tuple[str, ...]) -> list[Any]:
 
 def composed(
     *components: Any, store: Any = None, model: str = "m", page: int = 4, host: Any = 4096, fetch: str = "wait",
-    layout: str = "layer_first", limits: GuardLimits | None = None, **options: Any,
+    layout: str = "layer_first", limits: GuardLimits | None = None, keep: str = "through", **options: Any,
 ) -> Composed:  # fmt: skip
     """A cache over a host tier, with ``store`` attached."""
     tier = HostTier(
         TierManifest(capacity=host, layout=layout), identity={"model": model}, fetch=fetch,  # type: ignore[arg-type]
-        limits=limits or GuardLimits(deadline=5.0),
+        limits=limits or GuardLimits(deadline=5.0), keep=keep,  # type: ignore[arg-type]
     )  # fmt: skip
     cache = cache_of(*(components or parts(("path", "window", "point"))), tier, page=page, **options)  # type: ignore[arg-type]
     if store is not None:
@@ -249,6 +249,29 @@ def test_a_flush_while_a_prompt_is_fetched(monkeypatch: pytest.MonkeyPatch) -> N
     until(cache, lambda: not shelf(cache).fetches)
     assert told.ready == 0
     assert cache.stats().tier.cached == dict.fromkeys(("path", "window", "point"), 0)  # type: ignore[union-attr]
+
+
+def test_what_a_store_gets_is_the_policys_to_say() -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), store=store, keep="selective")
+    for hits in range(3):
+        idle(cache)
+        assert store.status().records == 0, hits
+        serve(cache, list(range(21)))
+    idle(cache)
+    assert store.status().records == 5
+
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), store=store, keep="back", host=40)
+    serve(cache, list(range(32)))
+    idle(cache)
+    assert store.status().records == 0
+    serve(cache, list(range(100, 132)))
+    idle(cache)
+    assert store.status().records == 8  # what made room
+    cache, _ = composed(part("path", Path()), store=store)
+    assert read_back(cache, list(range(33))) == 32
+    assert read_back(cache, list(range(100, 133))) == 0
 
 
 # ---------------------------------------------------------------- nobody waits

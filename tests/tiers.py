@@ -17,6 +17,7 @@ from prefixloom import Component, TierManifest
 from prefixloom.cache import Cache
 from prefixloom.pool import ABSENT
 from prefixloom.sequence import Sequence
+from prefixloom.testing.simulated import Simulation
 from prefixloom.tree import Node
 from prefixloom_hicache import HostTier
 
@@ -28,6 +29,15 @@ def tiered(*components: Component, host: Any = 4096, write: str = "back", **opti
     facts = {name: options.pop(name) for name in ("hits", "load_at_least", "layout", "overlap") if name in options}
     manifest = TierManifest(capacity=host, write=write, **facts)  # type: ignore[arg-type]
     return cache_of(*components, HostTier(manifest), **options)  # type: ignore[arg-type]
+
+
+def simulated(cache: Cache) -> Simulation:
+    """From now on copies run when a test says so: on the streams "down" and "up". There is a "forward" one as well."""
+    simulation = Simulation("forward", "down", "up")
+    assert cache._tier is not None
+    for way in ("down", "up"):
+        cache._tier.streams[way] = cache._stream(simulation[way])
+    return simulation
 
 
 # ---------------------------------------------------------------- content
@@ -179,5 +189,6 @@ def content_is_there(cache: Cache) -> bool:
 
 
 __all__ = [
-    "PAGE", "WRITES", "Requests", "compute", "content_is_there", "path_of", "restorable", "serve", "tiered", "wrong",
+    "PAGE", "WRITES", "Requests", "compute", "content_is_there", "path_of", "restorable", "serve", "simulated",
+    "tiered", "wrong",
 ]  # fmt: skip

@@ -74,23 +74,25 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
     emptied: list[Node] = []
     if cache._tier is not None:
         cache._tier.losing(lane, lane.loses_first(count))
-    got = lane.trim(count, emptied) if lane.retains else 0
-    if got < count:
-        if lane.hooks.evict_component is None and cache._tier is None:
-            got += lane.evict(count - got, freed)
-        else:
-            got += _evict_asking(cache, lane, count - got, freed)
-    cache._epoch += 1
+    try:
+        got = lane.trim(count, emptied) if lane.retains else 0
+        if got < count:
+            if lane.hooks.evict_component is None and cache._tier is None:
+                got += lane.evict(count - got, freed)
+            else:
+                got += _evict_asking(cache, lane, count - got, freed)
+    finally:  # an interrupt in a hook or in a copy: what has gone by then has gone
+        cache._epoch += 1
+        if emptied:
+            cache._tree.prune_all(emptied)
+        if lane.feeds:
+            suspects = dict.fromkeys(freed)
+            for other in lane.feeds:
+                other.useless.update(suspects)
+                if len(other.useless) > other.most_useless:
+                    other.sift_useless()
+        cache._tree.prune_all(freed)
     cache._evicted[lane.index] += got
-    if emptied:
-        cache._tree.prune_all(emptied)
-    if lane.feeds:
-        suspects = dict.fromkeys(freed)
-        for other in lane.feeds:
-            other.useless.update(suspects)
-            if len(other.useless) > other.most_useless:
-                other.sift_useless()
-    cache._tree.prune_all(freed)
     return got
 
 
@@ -108,7 +110,9 @@ def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> in
         asked = [cell for cell in victims if cell not in held]
         try:
             staying = _held_back(cache, lane, asked)
-        except BaseException:  # an interrupt in the hook: nobody goes
+            if cache._tier is not None:
+                cache._tier.losing(lane, [cell for cell in victims if cell not in staying])
+        except BaseException:  # an interrupt in the hook or in a copy: nobody goes
             for cell in reversed(victims):
                 lane.come_back(cell)
             raise
@@ -116,8 +120,6 @@ def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> in
         for cell in reversed(victims):
             if cell in staying:
                 lane.come_back(cell)
-        if cache._tier is not None:
-            cache._tier.losing(lane, [cell for cell in victims if cell not in staying])
         for cell in victims:
             if cell not in staying:
                 freed.append(cell.node)

@@ -69,7 +69,8 @@ class Fetch:
         self.pieces: list[Piece] = []
         self.calls: list[tuple[Any, list[Piece]]] = []
         self.until: float | None = None
-        self.ticket = 0
+        self.ticket = -1
+        self.told_arrived = False
         self.links: list[bytes | None] = []
 
     @classmethod
@@ -94,7 +95,7 @@ class Fetch:
         self.call = self.store.ask(self._look, lambda reason, detail: (Found(self.base, f"{reason} {detail}".strip()),))
 
     def _expect(self) -> None:
-        self.ticket = self.shelf.ticket()
+        self.ticket = self.shelf.completions.open()
         self.shelf.fetches[self.ticket] = self
 
     def _look(self, backend: Backend) -> tuple[Found]:
@@ -190,14 +191,14 @@ class Fetch:
         """See whether what was asked is done, or has taken too long."""
         if self.call is not None:
             if self.call.over:
-                self.shelf.done.append((self.ticket, self.call.answers[0].boundary))
+                self.shelf.completions.done(self.ticket, self.call.answers[0].boundary)
                 self.told.note(self.call.answers[0].note)
                 self.call = None
-        elif self.calls and self.ticket:
+        elif self.calls and not self.told_arrived:
             late = self.until is not None and self.shelf.component.now() > self.until
             if late or all(call.over for call, _ in self.calls):
-                self.shelf.done.append((self.ticket, self._arrived()))
-                self.ticket = 0
+                self.shelf.completions.done(self.ticket, self._arrived())
+                self.told_arrived = True
 
     def _arrived(self) -> int:
         """How many of the reads are whole, from the first on."""

@@ -54,11 +54,17 @@ class Work:
 
 
 class Published:
-    """What one sequence published while a step of its own ran: the slots by lane, and who reads them."""
+    """What one sequence published while a step of its own ran: the slots by lane, and who reads them.
 
-    __slots__ = ("hold", "nodes", "number", "readers", "slots")
+    ``below``: it lies below the device. Who reads the node there has nothing to do with it.
+    """
 
-    def __init__(self, hold: Hold, number: int, nodes: list[Node], slots: list[tuple[Lane, set[int]]]) -> None:
+    __slots__ = ("below", "hold", "nodes", "number", "readers", "slots")
+
+    def __init__(
+        self, hold: Hold, number: int, nodes: list[Node], slots: list[tuple[Lane, set[int]]], below: bool
+    ) -> None:
+        self.below = below
         self.hold = hold
         self.number = number
         self.nodes = nodes
@@ -187,9 +193,14 @@ class Flight(Fence):
         if slots:
             self.carry(work, hold, run, slots)
 
-    def carry(self, work: Work, hold: Hold, run: list[Node], slots: list[tuple[Lane, set[int]]]) -> None:
-        """``work`` has yet to write these slots, which the nodes of ``run`` have already. ``hold`` stands for it."""
-        published = Published(hold, work.number, run, slots)
+    def carry(
+        self, work: Work, hold: Hold, run: list[Node], slots: list[tuple[Lane, set[int]]], below: bool = False
+    ) -> None:
+        """``work`` has yet to write these slots, which the nodes of ``run`` have already. ``hold`` stands for it.
+
+        ``below``: they are slots of a tier below the device.
+        """
+        published = Published(hold, work.number, run, slots, below)
         work.published = [*work.published, published]
         for node in run:
             self.nodes.setdefault(node, []).append(published)
@@ -208,10 +219,10 @@ class Flight(Fence):
             self.copies(hold, node)
             node = node.parent
 
-    def copies(self, hold: Hold, node: Node) -> None:
-        """``read``, of what ``node`` itself has."""
+    def copies(self, hold: Hold, node: Node, below: bool = False) -> None:
+        """``read``, of what ``node`` itself has on the device; or ``below`` it."""
         for published in self.nodes.get(node, ()):
-            if published.hold is not hold and hold not in published.readers:
+            if published.below == below and published.hold is not hold and hold not in published.readers:
                 published.readers.append(hold)
                 hold.fence = max(hold.fence, published.number)
 

@@ -36,6 +36,8 @@ def split(cache: Cache, node: Node, boundary: int) -> Node:
     upper = cache._tree.split(node, boundary)
     if cache._flight.nodes:
         cache._flight.divided(upper, node)
+    if cache._tier is not None:
+        cache._tier.divided(upper, node)
     upper.leases += 1  # the caller goes on from here
     for lane in cache._all_lanes:
         lane.divide(upper, node)

@@ -9,6 +9,7 @@ goes before those above it, since without it they still serve and without them i
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane, PageLane
@@ -39,11 +40,14 @@ class HostCell(Cell):
 class HostLane(Lane):
     """What host lanes of pages and of states share. ``leased`` counts what is pinned while it is copied from."""
 
-    __slots__ = ("closed", "device")
+    __slots__ = ("closed", "device", "going")
+    going: Callable[[HostLane, HostCell], None] | None
+    """Told of a cell that is about to be evicted."""
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int, device: Lane) -> None:
         super().__init__(index, part, pool, queue, tree_page)
         self.device = device
+        self.going = None
         self.closed = part.reach.closed_upward
 
     def missing(self, node: Node) -> tuple[list[int], list[int]]:
@@ -103,6 +107,18 @@ class HostLane(Lane):
             cell: HostCell | None = self.queue.pop()
             if cell is None or not cell.below:  # one with others below returns when the last of them has gone
                 return cell
+
+    def evict(self, count: int, freed: list[Node]) -> int:
+        got = 0
+        while got < count:
+            cell = self.pop_victim()
+            if cell is None:
+                break
+            if self.going is not None:
+                self.going(self, cell)
+            freed.append(cell.node)
+            got += self.free_cell(cell)
+        return got
 
     def leave(self, cell: HostCell) -> None:
         if self.closed:

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
-from .errors import CapacityError
+from .errors import CapacityError, InvariantError
 from .evict import make_room
 from .holding import Holding
 from .insert import split
@@ -153,22 +153,30 @@ def restore(cache: Cache, sequence: Sequence) -> Restored:
         node, boundary = plan._below, plan.restorable
         if boundary > limit:
             node, boundary = restorable(cache, plan, climb(node, limit), limit)
-        if boundary <= sequence.ready:
+        if not sequence.ready < boundary <= limit:
             return Restored(wanted, sequence.ready, why)
         anchor = node if node.end == boundary else split(cache, node, boundary)
         try:
             _load(cache, sequence, anchor, claims_at(cache, plan, boundary)[0] if cache._match_hooks else ())
         except CapacityError as error:
             why = why or f"{boundary} tokens did not fit: {error}"
+            limit = boundary - too_much(cache, error)
         except LoadFailed as error:
             why = why or f"the copy of {boundary} tokens failed: {error}"
+            limit = boundary - cache._page
             tier.forsake(error.parts)
         else:
             tier.restores += 1
             tier.restored_tokens += boundary - plan.ready
             return Restored(wanted, sequence.ready, why)
         tier.fallbacks += 1
-        limit = boundary - cache._page
+
+
+def too_much(cache: Cache, error: CapacityError) -> int:
+    """By how many tokens a boundary must be lower at least: what needs all that lies before it needs so many less."""
+    closed = [lane for lane in cache._page_lanes if lane.part.reach.closed_upward]
+    tokens = max((error.lacking.get(lane.name, 0) * lane.page for lane in closed), default=0)
+    return max(1, -(-tokens // cache._page)) * cache._page
 
 
 def restore_more(cache: Cache, sequence: Sequence, told: Restored) -> None:
@@ -213,7 +221,6 @@ def _load(cache: Cache, sequence: Sequence, anchor: Node, claims: tuple[Claim | 
             cache._epoch += 1
     _resume_at(cache, sequence, anchor, hold, filled)
     sequence._claimed_ops = [op for claim in claims if claim is not None for op in claim.ops]
-    tier.loading.append((work, parts))
     if plan is not None:
         tier.watch(work, plan)
 
@@ -236,13 +243,15 @@ def _parts(cache: Cache, anchor: Node, pins: Pins) -> tuple[list[Part], Transfer
 def _copy_up(cache: Cache, sequence: Sequence, parts: list[Part]) -> tuple[Work, set[Lane]]:
     """Record the copies, and let the tree have what they bring.
 
-    A state is copied into the sequence's slot as well: nothing has to be copied from the tree after that. Those lanes
-    are returned.
+    A state is copied into the sequence's slot as well, if nothing has filled that yet: nothing has to be copied from
+    the tree after that. Those lanes are returned.
     """
-    tier, flight = cache._tier, cache._flight
+    tier, flight, lease = cache._tier, cache._flight, sequence._lease
     assert tier is not None
-    hold = inert(cache)
-    running = {lane: state.slot for lane, state in sequence._states if not isinstance(lane, CodedLane)}
+    hold, before = inert(cache), flight._launched
+    running = {}
+    if not tier.blocked(lease.fence):
+        running = {s[0]: s[1].slot for s in sequence._states if not (isinstance(s[0], CodedLane) or s[1].ready)}
     moves: list[Moves] = []
     try:
         for part in parts:
@@ -252,9 +261,10 @@ def _copy_up(cache: Cache, sequence: Sequence, parts: list[Part]) -> tuple[Work,
             if part.lane in running:
                 mine.src += part.src
                 mine.dst.append(running[part.lane])
+                hold.fence = max(hold.fence, lease.fence)
             moves.append(mine)
             for node in part.run:
-                flight.copies(hold, node)
+                flight.copies(hold, node, below=True)
         hold.claim(flight)
         if tier.blocked(hold.fence):
             raise LoadFailed("a step is open that it would have to come after", ())
@@ -263,10 +273,15 @@ def _copy_up(cache: Cache, sequence: Sequence, parts: list[Part]) -> tuple[Work,
     except BaseException as error:
         for part in parts:
             part.lane.pool.give(part.slots.tobytes())
-        if isinstance(error, LoadFailed) or not isinstance(error, Exception):
+        if any(work.number > before and not work.over for work in flight.works):  # some of the copies still run
+            lease.fence = max(lease.fence, before + 1)
+        if isinstance(error, LoadFailed | InvariantError) or not isinstance(error, Exception):
             raise
         tier.failed += 1
         raise LoadFailed(repr(error), parts) from error
+    if not work.over:  # the running states are written until then, whatever comes next
+        lease.fence = max(lease.fence, work.number)
+    tier.follow(work, parts)
     for part in parts:
         _place(part)
     if cache._debug is not None:

@@ -6,21 +6,21 @@ done (``consensus``). Tickets are numbered as they are asked for, so the same on
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .addresses import fingerprint
-from .consensus import Consensus, LocalConsensus
+from .consensus import Completions, Consensus, LocalConsensus
 from .fetching import Fetch
 from .storage import Backend, Fingerprint, Reason
 from .storing import Storing
 
 if TYPE_CHECKING:
     from .cache import Cache
+    from .flight import Work
     from .lane_host import HostLane
     from .restore import Restored
-    from .sequence import Sequence
+    from .sequence import Sequence as Running
     from .tier import LowerTier
     from .tree import Node
 
@@ -65,6 +65,7 @@ class Shelved(Protocol):
     store: Store | None
     identity: Mapping[str, Any]
     consensus: Consensus
+    keep: Literal["through", "selective", "back"]
     fetch: Literal["best_effort", "wait", "timeout"]
     fetch_at_least: int
 
@@ -84,15 +85,9 @@ class Shelf:
         self.fingerprints: dict[int, Fingerprint] = {}
         self.consensus = getattr(component, "consensus", None) or LocalConsensus()
         self.store: Store | None = None
-        self.done: deque[tuple[int, int]] = deque()  # said by the store's threads, too
-        self._told: dict[int, int] = {}
-        self._tickets = 0
+        self.completions = Completions(self.consensus)
         self.storing = Storing(self)
         self.fetches: dict[int, Fetch] = {}
-
-    def ticket(self) -> int:
-        self._tickets += 1
-        return self._tickets
 
     # ------------------------------------------------------------ coming and going
     def poll(self) -> None:
@@ -105,20 +100,17 @@ class Shelf:
                     lane.index: fingerprint(lane.device, self.cache._page, self.component.identity)
                     for lane in self.tier.lanes
                 }
-                self._backfill()
+                if self.component.keep == "through":
+                    self._backfill()
+            for lane in self.tier.lanes:
+                lane.going = self.storing.rescue if store is not None and self.component.keep == "back" else None
         if store is not None:
             store.poll()
         for fetch in list(self.fetches.values()):
             fetch.poll()
-        while self.done:
-            ticket, amount = self.done.popleft()
-            self._told[ticket] = amount
-        if self._told or self._tickets:
-            for ticket, amount in self.consensus.agree(self._told).items():
-                del self._told[ticket]
-                if not self.storing.advance(ticket, amount):
-                    fetch = self.fetches.pop(ticket)
-                    fetch.advance(amount)
+        for ticket, amount in self.completions.poll().items():
+            if not self.storing.advance(ticket):
+                self.fetches.pop(ticket).advance(amount)
         self.storing.poll()
 
     def _backfill(self) -> None:
@@ -141,14 +133,24 @@ class Shelf:
     # ------------------------------------------------------------ what it is asked
     def copied(self, lane: HostLane, node: Node) -> None:
         """The host has, or is about to have, something at ``node`` that it had not."""
-        if self.store is not None:
+        if self.store is not None and self.component.keep == "through":
             self.storing.offer(lane, node)
 
-    def arriving(self, lane: HostLane, node: Node) -> bool:
-        """Whether a copy that is not over has yet to write some of it."""
-        return any(lane is other for each in self.cache._flight.nodes.get(node, ()) for other, _ in each.slots)
+    def used(self, nodes: Sequence[Node]) -> None:
+        """These were hit often enough to be copied down."""
+        if self.store is not None and self.component.keep == "selective":
+            for node in nodes:
+                for lane in self.tier.lanes:
+                    if node.cells[lane.index] is not None:
+                        self.storing.offer(lane, node)
 
-    def fetch(self, sequence: Sequence, told: Restored) -> None:
+    def copies_to(self, lane: HostLane, node: Node) -> list[Work]:
+        """The copies in flight that have yet to write some of what the host has at ``node``."""
+        flight = self.cache._flight
+        numbers = {each.number for each in flight.nodes.get(node, ()) for other, _ in each.slots if other is lane}
+        return [work for work in flight.works if work.number in numbers and work.event is not None]
+
+    def fetch(self, sequence: Running, told: Restored) -> None:
         """Look for more of a sequence's prompt than the cache has; ``told`` hears of it."""
         if self.store is not None:
             Fetch.begin(self, sequence, told)

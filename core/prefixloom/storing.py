@@ -10,14 +10,17 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .addresses import links_at, piece_key
 from .graves import sweep
 from .pool import ABSENT
+from .pool_host import HostPool
 from .storage import Backend, Key, Record, Refused
 
 if TYPE_CHECKING:
+    from .flight import Work
     from .lane_host import HostCell, HostLane
     from .shelf import Shelf
     from .tree import Node
@@ -44,7 +47,7 @@ class Storing:
     def flushed(self) -> None:
         self.queue.clear()
 
-    def advance(self, ticket: int, amount: int) -> bool:
+    def advance(self, ticket: int) -> bool:
         """All ranks know that the store has let go of what this ticket pinned."""
         let_go = self.let_go.pop(ticket, None)
         if let_go is not None:
@@ -71,9 +74,6 @@ class Storing:
             cell: HostCell | None = node.cells[lane.index] if node.cells else None
             if cell is None or cell.stored:
                 continue
-            if self.shelf.arriving(lane, node):
-                self.queue.append((lane, node))
-                continue
             above = node.parent
             if above.parent is not None and above.cells[lane.index] is not None:  # split off since it was offered
                 self.queue.append((lane, above))
@@ -85,6 +85,31 @@ class Storing:
         for first in range(0, len(pieces), PER_CALL):
             self._put(lane, node, cell, pieces[first : first + PER_CALL])
         return max(1, len(pieces))
+
+    def rescue(self, lane: HostLane, cell: HostCell) -> None:
+        """``cell`` is about to go from the host: what it holds is copied out at once, and handed over."""
+        store, pool = self.shelf.store, lane.pool
+        assert isinstance(pool, HostPool)
+        if store is None or cell.stored:
+            return
+        pieces = self.pieces(lane, cell.node, cell)
+        if self.shelf.copies_to(lane, cell.node):
+            self.refused += len(pieces)
+            return
+        for first in range(0, len(pieces), PER_CALL):
+            batch = pieces[first : first + PER_CALL]
+            records = []
+            for key, low, high, slot in batch:
+                payload = bytearray(pool.record_bytes)
+                pool.read_into(slot, payload)
+                records.append((key, lane.device.name, low, high, "record", memoryview(payload)))
+
+            def write(backend: Backend, records: list[Any] = records) -> tuple[Any, ...]:
+                return backend.put([Record(*fields) for fields in records])
+
+            call = store.ask(write, refusing(batch), writes=True, size=len(batch) * pool.record_bytes)
+            self.handed += len(batch)
+            self.calls.append((call, len(batch)))
 
     def pieces(self, lane: HostLane, node: Node, cell: HostCell) -> list[Piece]:
         """What is to be stored of a cell: as far as it has addresses."""
@@ -116,6 +141,7 @@ class Storing:
         span, flushes = node.parent.end, cache._flushes
         pool: Any = lane.pool
         resets = pool.resets
+        copies = self.shelf.copies_to(lane, node)
 
         def let_go() -> None:
             if flushes == cache._flushes:
@@ -124,25 +150,38 @@ class Storing:
                     sweep(cache)
 
         def write(backend: Backend) -> tuple[Any, ...]:
+            if not all(copied(work) for work in copies):
+                return refusing(pieces)("error", "the copy to the host failed")
             records = []
             for key, low, high, slot in pieces:
                 payload = bytearray(pool.record_bytes)
                 pool.read_into(slot, payload)
                 records.append(Record(key, lane.device.name, low, high, "record", memoryview(payload)))
             if pool.resets != resets:  # a flush: the slots may be somebody else's by now
-                return tuple(Refused(key, "closed", "the cache was flushed") for key, *_ in pieces)
+                return refusing(pieces)("closed", "the cache was flushed")
             return backend.put(records)
-
-        def instead(reason: Any, detail: str) -> tuple[Any, ...]:
-            return tuple(Refused(key, reason, detail) for key, *_ in pieces)
 
         size = len(pieces) * pool.record_bytes
         self.handed += len(pieces)
-        ticket = self.shelf.ticket()
+        completions = self.shelf.completions
+        ticket = completions.open()
         self.let_go[ticket] = let_go
-        released = self.shelf.done.append
-        call = store.ask(write, instead, writes=True, size=size, released=lambda: released((ticket, 1)))
+        released = partial(completions.done, ticket, 1)
+        call = store.ask(write, refusing(pieces), writes=True, size=size, released=released)
         self.calls.append((call, len(pieces)))
+
+
+def refusing(pieces: Sequence[Piece]) -> Callable[[Any, str], tuple[Any, ...]]:
+    """What is answered for these where the store is not asked, or fails."""
+    return lambda reason, detail: tuple(Refused(key, reason, detail) for key, *_ in pieces)
+
+
+def copied(work: Work) -> bool:
+    """On the store's thread: wait for a copy, which is soon over; whether it went well."""
+    assert work.event is not None and work.stream is not None
+    while not work.event.synchronize(1.0):
+        pass
+    return work.stream.failure(work.since, work.event.tick) is None
 
 
 def unpin_span(lane: HostLane, node: Node, start: int) -> None:

@@ -217,15 +217,20 @@ class ThreadStream(Stream):
                 work()
             except BaseException as error:  # told by ``failure``: the step that it belongs to did not happen
                 self._failures.append((self._over + 1, error))
+            work = None  # nor is what it holds to live until more comes
             with self._changed:
                 self._over += 1
                 self._changed.notify_all()
 
+    def dismiss(self) -> None:
+        """End when all that is enqueued is over. Nobody waits for that: any thread may say so, at any time."""
+        with self._changed:
+            self._queue.append(None)
+            self._changed.notify_all()
+
     def close(self) -> None:
         if self._thread.is_alive():
-            with self._changed:
-                self._queue.append(None)
-                self._changed.notify_all()
+            self.dismiss()
             self._thread.join()
 
 

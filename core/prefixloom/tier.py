@@ -12,11 +12,13 @@ here waits, and nothing is pinned longer than the operation that records the cop
 from __future__ import annotations
 
 import logging
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .errors import InvariantError
 from .kernels_move import move_slots
 from .lane_host import HostLane, HostPages, HostStates
 from .lease import Hold, inert
@@ -89,6 +91,16 @@ class Moves:
         self.src: list[int] = []
         self.dst: list[int] = []
 
+    def take_back(self, nodes: Iterable[Node]) -> None:
+        """The copies down never came: give the slots back, whether ``nodes`` have them already or not."""
+        left = set(self.dst)
+        for node in nodes:
+            held = left.intersection(self.lane.slots_of(node.cells[self.lane.index]))
+            self.lane.retract(node, held)
+            left -= held
+        if left:
+            self.lane.pool.give(array("i", sorted(left)).tobytes())
+
 
 class LowerTier:
     """The mechanism below ``TierManifest``; one per cache."""
@@ -106,12 +118,13 @@ class LowerTier:
         by_name = {lane.name: lane for lane in self.lanes}
         self.by_component = tuple(by_name.get(lane.name) for lane in cache._lanes)
         self.pending: list[Node] = []
-        self.loading: list[tuple[Work, list[Part]]] = []
+        self.flying: list[tuple[Work, list[Part]]] = []  # copies; ``parts`` of those to the device
         self.watched: list[tuple[Work, TransferPlan]] = []
         self.streams: dict[str, Stream] = {}
         self.backed_up = self.dropped = self.evicted = self.failed = 0
         self.restored_tokens = self.restores = self.fallbacks = self.fetched = 0
         self.shelf = Shelf(cache, self, part.component) if hasattr(part.component, "store") else None
+        self.counting = "selective" in (self.manifest.write, getattr(part.component, "keep", ""))
 
     def _make_lane(self, index: int, lane: Lane) -> HostLane:
         composition = self.cache.composition
@@ -132,7 +145,7 @@ class LowerTier:
 
     def used(self, node: Node) -> None:
         """A sequence was opened at ``node``: what it reads was hit once more."""
-        if self.manifest.write != "selective":
+        if not self.counting:
             return
         due: list[Node] = []
         while node.parent is not None:
@@ -140,8 +153,10 @@ class LowerTier:
             if node.hits >= self.manifest.hits:  # type: ignore[attr-defined]
                 due.append(node)
             node = node.parent
-        if due:
+        if due and self.manifest.write == "selective":
             self.backup(due[::-1])
+        if due and self.shelf is not None:
+            self.shelf.used(due)
 
     def losing(self, lane: Lane, cells: Iterable[Any]) -> None:
         """The device is about to free these cells: what has room below is not lost."""
@@ -171,13 +186,9 @@ class LowerTier:
 
     def poll(self) -> None:
         """See which loads are over, and make the copies that had to wait for the end of an open step."""
-        loading, self.loading = self.loading, []
-        for work, parts in loading:
-            if not work.over:
-                self.loading.append((work, parts))
-            elif work.failed:
-                self.failed += 1
-                self.forsake(parts)
+        flying, self.flying = self.flying, []
+        for work, parts in flying:
+            self.follow(work, parts)
         watched, self.watched = self.watched, []
         for work, plan in watched:
             self.watch(work, plan)
@@ -187,8 +198,21 @@ class LowerTier:
             nodes, self.pending = self.pending, []
             self.backup([node for node in nodes if node.cells and (node.parent is not None)])
 
+    def follow(self, work: Work, parts: list[Part]) -> None:
+        """See to it that a copy that fails on its stream is counted, and its source forgotten."""
+        if not work.over:
+            self.flying.append((work, parts))
+        elif work.failed:
+            self.failed += 1
+            self.forsake(parts)
+
+    def divided(self, upper: Node, lower: Node) -> None:
+        """A node was split: if its copy has to wait, so has that of its upper half."""
+        if lower in self.pending:
+            self.pending.append(upper)
+
     def flushed(self) -> None:
-        self.pending, self.loading, self.watched = [], [], []
+        self.pending, self.flying, self.watched = [], [], []
         if self.shelf is not None:
             self.shelf.flushed()
 
@@ -219,8 +243,19 @@ class LowerTier:
             for name, spans in proposed(cache, plan).items():
                 host = self.by_component[cache._lane(name).index]
                 if host is not None:
-                    pieces += [(host, node) for node in on_path(deepest, spans)]
+                    pieces += self._ordered(hold, host, on_path(deepest, spans))
         self._copy_down(list(dict.fromkeys(pieces)), hold, plan)
+
+    def _ordered(self, hold: Hold, host: HostLane, nodes: Iterable[Node]) -> list[tuple[HostLane, Node]]:
+        """Those of ``nodes`` that can be copied by now, and ``hold`` comes after what writes them."""
+        found = []
+        for node in nodes:
+            one = inert(self.cache)
+            self.cache._flight.copies(one, node)
+            if not self.blocked(one.fence):
+                self.cache._flight.copies(hold, node)
+                found.append((host, node))
+        return found
 
     def _copy_down(self, pieces: Sequence[tuple[HostLane, Node]], hold: Hold, plan: TransferPlan | None) -> None:
         """Reserve, and record the copies. Whatever happens, the tree has nothing that is not going to be written."""
@@ -245,19 +280,20 @@ class LowerTier:
                 self.backed_up += sum(len(mine.src) for mine in moving)
         except BaseException as error:
             for mine in moves.values():
-                for node in nodes:
-                    mine.lane.retract(node, set(mine.dst))
+                mine.take_back(nodes)
             for node in nodes:
                 self.cache._tree.prune(node)
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or isinstance(error, InvariantError):
                 raise
             log.warning("a copy to the host failed with %r; it is left out", error)  # and serving goes on
             self.failed += 1
             if plan is not None:
                 tell(self.cache, plan, Outcome(False, repr(error)))
             return
-        if plan is not None and work is not None:
-            self.watch(work, plan)
+        if work is not None:
+            self.follow(work, [])
+            if plan is not None:
+                self.watch(work, plan)
 
     def watch(self, work: Work, plan: TransferPlan) -> None:
         """Tell plugins when it has ended."""
@@ -275,18 +311,18 @@ class LowerTier:
         cell = node.cells[lane.index]
         if cell is not None:
             lane.pin(cell)
+            pinned.append((lane, cell))
         slots = self.take(lane, len(places))
-        if cell is not None:
-            lane.unpin(cell)
         if slots is None:
             self.dropped += 1
             return
-        lane.add(node, places, slots)
-        cell = node.cells[lane.index]
-        lane.pin(cell)
-        pinned.append((lane, cell))
         moves.src += sources
-        moves.dst += slots.tolist()
+        moves.dst += slots.tolist()  # first: what the tree has and nobody writes would be taken for content
+        lane.add(node, places, slots)
+        if cell is None:
+            cell = node.cells[lane.index]
+            lane.pin(cell)
+            pinned.append((lane, cell))
 
     def take(self, lane: HostLane, count: int) -> array[int] | None:
         """Host slots, making room for them if need be; None if there are not so many, or an open step holds them."""
@@ -301,11 +337,14 @@ class LowerTier:
             cache._tree.prune_all(freed)
             if pool.free < count:
                 return None
+        flight = cache._flight
+        before, flight.claimed = flight.claimed, 0  # of slots that were taken before these
         slots = pool.take(count)
-        if self.blocked(cache._flight.claimed):
-            cache._flight.claimed = 0
+        if self.blocked(flight.claimed):
+            flight.claimed = before
             pool.give(slots.tobytes())
             return None
+        flight.claimed = max(before, flight.claimed)
         return slots
 
     def blocked(self, fence: int) -> bool:
@@ -327,7 +366,9 @@ class LowerTier:
             return known
         if not cache._flight.unfinished(fence) and not self.manifest.overlap:
             return cache._stream(None)
-        known = self.streams[way] = cache._stream(ThreadStream(f"host tier, {way}"))
+        thread = ThreadStream(f"{self.part.name} tier, {way}")
+        weakref.finalize(cache, thread.dismiss)
+        known = self.streams[way] = cache._stream(thread)
         return known
 
     def bring(self, jobs: Sequence[Job], nodes: list[Node], hold: Hold) -> None:
@@ -349,7 +390,7 @@ class LowerTier:
             flight.end(work, stream, (), FETCH)
         if not work.over:
             work.holds = [hold]
-            flight.carry(work, hold, nodes, [(lane, set(slots)) for lane, slots, _ in jobs])
+            flight.carry(work, hold, nodes, [(lane, set(slots)) for lane, slots, _ in jobs], below=True)
 
     def run(self, moves: Sequence[Moves], nodes: list[Node], hold: Hold, way: str) -> Work:
         """Enqueue copies ``way`` as one piece of work, behind all that ``hold`` comes after; what they write lies at
@@ -380,7 +421,7 @@ class LowerTier:
             written: list[tuple[Lane, set[int]]] = [
                 (mine.lane if way == "down" else mine.lane.device, set(mine.dst)) for mine in moves
             ]
-            flight.carry(work, hold, nodes, written)
+            flight.carry(work, hold, nodes, written, below=way == "down")
         return work
 
 

@@ -20,7 +20,7 @@ from ..errors import CompositionError, PrefixloomError
 
 COMMANDS = {
     "components": "what is installed, from which distribution, and what is broken",
-    "conformance": "hold an installed component against every law of the conformance kit",
+    "conformance": "hold an installed component, store or policy against every law of the conformance kit",
     "demo": "conversations through the built-in model: what hits, what it saves, and whether all stays the same",
 }
 GROUP = "prefixloom.commands"

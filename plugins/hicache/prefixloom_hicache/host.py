@@ -17,6 +17,7 @@ from prefixloom.storage import Backend, BackendType, opened
 from .guarded import Guarded, GuardLimits
 
 FETCHES = ("best_effort", "wait", "timeout")
+KEEPS = ("through", "selective", "back")
 
 
 @attrs.define(eq=False)
@@ -25,6 +26,8 @@ class HostTier:
 
     ``identity``  what a store's records are of: ``model``, and where they apply ``weights`` and ``shards`` (axis ->
                   (rank, of how many)). Needed where a store is attached
+    ``keep``      what a store gets: "through": all that comes to the host; "selective": what was hit as often as the
+                  manifest says; "back": what the host is about to lose
     ``fetch``     "best_effort": a prompt never waits for the store; "wait": until it has answered; "timeout": no longer
                   than ``fetch_base`` seconds and ``fetch_per_page`` for each page
     ``fetch_at_least``  tokens that a fetch must promise
@@ -35,6 +38,7 @@ class HostTier:
     manifest: TierManifest
     name: str = "host"
     identity: Mapping[str, Any] = attrs.field(factory=dict)
+    keep: Literal["through", "selective", "back"] = "through"
     fetch: Literal["best_effort", "wait", "timeout"] = attrs.field(default="timeout")
     fetch_at_least: int = 1
     fetch_base: float = 0.1
@@ -44,8 +48,9 @@ class HostTier:
     store: Guarded | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        if self.fetch not in FETCHES:
-            raise CompositionError(f"fetch must be {', '.join(map(repr, FETCHES))}, got {self.fetch!r}")
+        for name, allowed in (("fetch", FETCHES), ("keep", KEEPS)):
+            if getattr(self, name) not in allowed:
+                raise CompositionError(f"{name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
 
     @classmethod
     def make(
