@@ -7,7 +7,7 @@ in the first 500 of a composition; * killed with more operations or by a named t
 
 check                                     mutants that it killed
 content equals the key                    split slices off by a page; state of the wrong boundary; state before its op;
-                                          a failed step's state
+                                          a failed step's state; what a match reached outlives its names
 content that a sequence reads             source of a copy not covered; a copy, a clear dropped; state of the token before
 what it must hold                         window one short; window lock a page short; window given back too early; rewind
                                           depth not retained; a track does not hold its window
@@ -29,7 +29,8 @@ what must be refused is refused           rewind twice; rewind past a lookahead;
                                           single states
 a fresh plan can be resumed               a plan is not stale after eviction
 published by nobody                       a track outlives the rewind below it* (6,000 operations of its composition)
-the cache's own books (debug)             a covered state is thinned out* (9,000 operations of its composition)
+the cache's own books (debug)             a covered state is thinned out* (9,000 operations of its composition); an unlinked
+                                          node is published into (not tried without them)
 tests/test_regressions.py only            a plan is not stale after an unlinking*
 """
 
@@ -126,10 +127,9 @@ MUTANTS: tuple[Mutant, ...] = (
      "            got += self.cut_slack(slack.cell) + 1"),
     ("room is refused that slack could give", "evict.py", " and missing > lane.pool.retiring + lane.evictable", ""),
     ("a plan is not stale after eviction", "evict.py",
-     "    cache._epoch += 1\n    cache._evicted[lane.index] += got", "    cache._evicted[lane.index] += got"),
+     "        cache._epoch += 1\n        if emptied:", "        if emptied:"),
     ("a plan is not stale after an unlinking", "lease.py",
-     "cache._tree.prune(node):\n        cache._epoch += 1\n    if cache._graves:\n        sweep(cache)\n\n\ndef release_part",
-     "cache._tree.prune(node):\n        pass\n    if cache._graves:\n        sweep(cache)\n\n\ndef release_part"),
+     "    if not node.kids and not node.leases and cache._tree.prune(node):\n        cache._epoch += 1\n", "    if not node.kids and not node.leases:\n        cache._tree.prune(node)\n"),
     ("a plan outlives a flush", "cache.py", "if plan._epoch < self._flushed_at:", "if False:"),
     ("a dropped namespace keeps its cells", "graves.py", "    for root in list(cache._graves):", "    for root in []:"),
     ("namespaces are shared", "plan.py", "    root = tree.roots.get(namespace)", '    root = tree.roots.get("")'),
@@ -139,6 +139,8 @@ MUTANTS: tuple[Mutant, ...] = (
      "        del free[-count:]\n        free.insert(0, ids[0])\n        return ids"),
     ("closing gives nothing back", "lane.py", "            self.pool.give(holding.own_pages())\n            holding.owned",
      "            holding.owned"),
+    ("what a match reached outlives its names", "sequence.py", "            self._reached = None\n", ""),
+    ("an unlinked node is published into", "insert.py", " and reached.key:", ":"),
     ("tombstones are not refilled", "lane_span.py", "            if not mine:\n                continue\n",
      "            if not mine or node is not run[-1]:\n                continue\n"),
     ("a failed step commits", "step.py", "        if kind is None and self.role ==", "        if self.role =="),
