@@ -132,13 +132,15 @@ class World:
         self.run = run
         self.kinds = kinds
         self.streams = [run.stream(name) for name in streams or ("forward",)]
-        self.cache = Cache(composition(kinds, tokens, slots, every, rewind))
+        self.cache = Cache(self.composition(kinds, tokens, slots, every, rewind))
         self.watch = Watch(self.cache, run)
         for name in self.names:
             self.cache.pool(name).buffers["sum"].fill_(GARBAGE)
         self.runners: list[Runner] = []
         self.may_fail = False
         run.at_end(self.check)
+
+    composition = staticmethod(composition)
 
     @property
     def names(self) -> list[str]:

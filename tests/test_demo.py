@@ -257,7 +257,7 @@ def test_a_leaked_page_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys
         (["--capacity", "100"], "--capacity 100 is too small: one conversation of 2 turns may need 768 tokens"),
         (["--capacity", "99999999"], "--capacity must be from 1 to 1048576, got 99999999"),
         (["--size", "huge"], "a size of ThreeWay is one of tiny, small, medium, large"),
-        (["--dtype", "int8"], "ThreeWay computes in float32 or float64, got 'int8'"),
+        (["--dtype", "int8"], "--dtype must be float32 or float64, got 'int8'"),
         (["--report", "/no/such/folder/out.html"], "--report /no/such/folder/out.html: there is no folder"),
     ],
 )

@@ -59,12 +59,12 @@ def test_with_priorities_the_lowest_is_retracted_and_the_highest_admitted_first(
 
 def test_a_request_waits_for_the_checkpoint_of_another_that_shares_its_beginning() -> None:
     """The first is cut where they part, so that even a state is there; nothing is computed twice."""
-    requests = [Request([*prompt(5, 200), i], 4) for i in range(5)]
+    requests = [Request([*prompt(5, 200), *prompt(100 + i, 150)], 4) for i in range(5)]
     cache = cache_for(model())
     out, engine = served(model(), requests, cache, chunk=512)
     assert out == plain(model(), requests)
     assert engine.counts.waited == 4
-    assert engine.counts.prefilled == 201 + 4 * (201 - 192)
+    assert engine.counts.prefilled == 350 + 4 * (350 - 192)
 
 
 def test_the_next_turn_hits_at_its_full_length_rounded_to_the_grid() -> None:

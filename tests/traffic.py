@@ -130,11 +130,15 @@ class Traffic:
         self.rows[sequence] = []
         self.counts["hit"] += sequence.ready > 0
         self.counts["split"] += self.cache.stats().nodes > nodes
+        self.opened(sequence)
         self.same(sequence)
         if self.rng.random() < 0.5:
             with self.cache.step([sequence]) as step:  # no tokens, but the copies of its states
                 step.run_ops()
             self.same(sequence)
+
+    def opened(self, sequence: Sequence) -> None:
+        """A sequence was just opened."""
 
     def same(self, sequence: Sequence) -> None:
         assert self.witness.restored(sequence) == 0, "what was restored is nothing that a live sequence had"

@@ -195,7 +195,7 @@ def planned_again(cache: Cache, sequence: Sequence) -> MatchPlan:
 
 
 class LoadFailed(Exception):
-    """A copy to the device could not be made: none of it was published. ``parts`` cannot be trusted again."""
+    """A copy to the device could not be made: nothing was published. The sources of ``parts`` are to be forgotten."""
 
     def __init__(self, why: str, parts: Many[Part]) -> None:
         super().__init__(why)
@@ -278,7 +278,8 @@ def _copy_up(cache: Cache, sequence: Sequence, parts: list[Part]) -> tuple[Work,
         if isinstance(error, LoadFailed | InvariantError) or not isinstance(error, Exception):
             raise
         tier.failed += 1
-        raise LoadFailed(repr(error), parts) from error
+        broken = [part for part, mine in zip(parts, moves, strict=False) if mine.raised]
+        raise LoadFailed(repr(error), broken) from error
     if not work.over:  # the running states are written until then, whatever comes next
         lease.fence = max(lease.fence, work.number)
     tier.follow(work, parts)

@@ -84,12 +84,13 @@ Job = tuple[HostLane, list[int], Callable[[], object]]
 class Moves:
     """Copies of one component between its two pools."""
 
-    __slots__ = ("dst", "lane", "src")
+    __slots__ = ("dst", "lane", "raised", "src")
 
     def __init__(self, lane: HostLane) -> None:
         self.lane = lane
         self.src: list[int] = []
         self.dst: list[int] = []
+        self.raised = False
 
     def take_back(self, nodes: Iterable[Node]) -> None:
         """The copies down never came: give the slots back, whether ``nodes`` have them already or not."""
@@ -408,7 +409,11 @@ class LowerTier:
                 host, device = mine.lane.pool, mine.lane.device.pool
                 source, target = (device, host) if way == "down" else (host, device)
                 target.enter(mine.dst, Stage.WRITING)
-                stream.run(partial(copy_between, source, mine.src, target, mine.dst))
+                try:
+                    stream.run(partial(copy_between, source, mine.src, target, mine.dst))
+                except BaseException:
+                    mine.raised = True
+                    raise
                 target.enter(mine.dst, Stage.SEALED)
                 if debug is not None:
                     debug.accessed(stream, f"copy {way} of {device.name}", target, mine.src, mine.dst, source)

@@ -22,8 +22,10 @@ from .conversations import Conversations
 if TYPE_CHECKING:
     from prefixloom import Cache
 
+    from .engine import Engine
+    from .model import Model
     from .requests import Answer
-    from .threeway import ThreeWay
+    from .telling import Progress
     from .verdict import Verdict
 
 REPLY = 16
@@ -44,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--conversations", default="8", metavar="N", help="how many there are (default: 8)")
     parser.add_argument("--turns", default="4", metavar="N", help="turns of each conversation (default: 4)")
     parser.add_argument("--size", default="small", help="of the model: tiny, small, medium, large (default: small)")
-    parser.add_argument("--dtype", default="float64", help="float32 or float64 (default: float64)")
+    parser.add_argument(
+        "--model", metavar="PATH", help="the folder of a Hugging Face model, in place of the built-in one"
+    )
+    parser.add_argument("--dtype", help="float32 or float64 (default: float64; of --model: float32)")
     parser.add_argument("--seed", default="0", metavar="N", help="of all random tokens and weights (default: 0)")
     parser.add_argument("--speculate", default="0", metavar="N", help="tokens guessed ahead (default: 0)")
     parser.add_argument("--capacity", metavar="N", help="tokens that the cache holds (default: 60%% of all)")
@@ -61,6 +66,7 @@ class Settings:
     capacity: int | None
     size: str
     dtype: str
+    model: Path | None
     report: Path | None
 
 
@@ -127,17 +133,20 @@ def settings_of(args: argparse.Namespace) -> Settings:
     report = None if args.report is None else Path(args.report)
     if report is not None and not report.absolute().parent.is_dir():
         raise InputError(f"--report {args.report}: there is no folder {str(report.absolute().parent)!r}")
-    return Settings(**found, size=args.size, dtype=args.dtype, report=report)  # type: ignore[arg-type]
+    model = None if args.model is None else Path(args.model)
+    dtype = args.dtype or ("float64" if model is None else "float32")
+    if dtype not in ("float32", "float64"):
+        raise InputError(f"--dtype must be float32 or float64, got {dtype!r}: rounding to 16 bits hides what is wrong")
+    return Settings(**found, size=args.size, dtype=dtype, model=model, report=report)  # type: ignore[arg-type]
 
 
 def _converse(settings: Settings, as_json: bool) -> int:
     from . import telling
-    from .threeway import ThreeWay
 
-    model = ThreeWay(settings.size, dtype=settings.dtype, seed=settings.seed)
+    model, about = _model(settings)
     talk = Conversations(settings.conversations, settings.turns, REPLY, model.vocabulary, settings.seed)
     progress = telling.Progress(quiet=as_json)
-    with Demo(settings, model, talk, progress) as demo:
+    with Demo(settings, model, about, talk, progress) as demo:
         if not as_json:
             print(telling.introduction(settings, demo))
             print(telling.header(demo), flush=True)
@@ -156,6 +165,21 @@ def _converse(settings: Settings, as_json: bool) -> int:
     return 0 if verdict.passed else 1
 
 
+def _model(settings: Settings) -> tuple[Model, str]:
+    """The model, and what it is in words."""
+    from .threeway import ThreeWay
+
+    if settings.model is None:
+        built_in = ThreeWay(settings.size, dtype=settings.dtype, seed=settings.seed)
+        kinds = ", ".join(dict.fromkeys(kind.replace("_", " ") for kind in built_in.sizes.layers))
+        return built_in, f"{built_in.parameters / 1e6:.1f} million parameters, random; {kinds}"
+    from .hf import load
+
+    loaded = load(settings.model, dtype=settings.dtype)
+    count = sum(each.numel() for each in loaded.model.parameters())
+    return loaded, f"{type(loaded.model).__name__} in {settings.model}, {count / 1e6:.1f} million parameters"
+
+
 def capacity_of(settings: Settings, talk: Conversations) -> int:
     """Tokens of each pool: less than all that is said, so that something must go, and room for the longest prompt."""
     least = -(-(talk.longest + REPLY) // 64) * 64
@@ -170,22 +194,21 @@ def capacity_of(settings: Settings, talk: Conversations) -> int:
     return settings.capacity
 
 
-def pools(model: ThreeWay, tokens: int, ahead: int) -> dict[str, int]:
+def pools(model: Model, tokens: int, ahead: int) -> dict[str, int]:
     """What each component of the model's gets: so many tokens, or as many states as go with them."""
+    looked_at: Cache = compose(model.config, capacity=tokens, device="meta", max_rewind=ahead)
     states = STATES + ahead + tokens // 128
-    return {spec.name: states if "grid" in spec.options else tokens for spec in model.config.components}
+    return {part.name: tokens if part.page_tokens else states for part in looked_at.composition.parts}
 
 
 class Demo:
     """Two engines over one model: one whose cache may hit, and one that answers everything cold."""
 
-    def __init__(self, settings: Settings, model: ThreeWay, talk: Conversations, progress: object) -> None:
+    def __init__(self, settings: Settings, model: Model, about: str, talk: Conversations, progress: Progress) -> None:
         from .engine import Engine
-        from .telling import Progress
-        from .verdict import TOLERANCE, Ledger, Verdict
+        from .verdict import OTHERS, TOLERANCE, Ledger, Verdict
 
-        assert isinstance(progress, Progress)
-        self.model, self.talk, self.progress = model, talk, progress
+        self.about, self.talk, self.progress = about, talk, progress
         self.rounds: list[Round] = []
         ahead = settings.speculate
         whole, alone = capacity_of(settings, talk), talk.longest + 4 * 64
@@ -193,10 +216,10 @@ class Demo:
         cold: Cache = compose(model.config, capacity=pools(model, alone, 0))
         self.engine = Engine(model, self.cache, speculate=ahead)
         self.cold = Engine(model, cold)
-        self.verdict: Verdict = Verdict(TOLERANCE[model.dtype])
+        self.verdict: Verdict = Verdict(TOLERANCE[settings.dtype] if settings.model is None else OTHERS)
         self._ledger = Ledger(self.cache, self.verdict)
         self._asked = 0
-        self._answer(self.cold, list(range(64)), "warm-up")  # so that the first turn does not pay for torch's start
+        self._answer(self.cold, [1] * 64, "warm-up")  # so that the first turn does not pay for torch's start
 
     def round(self, turn: int) -> Round:
         """One turn of every conversation."""
@@ -224,13 +247,11 @@ class Demo:
         self.verdict.see(answer, without)
         return answer, Turn(number, len(prompt), answer.hit, seconds, cold_seconds, limited or "the text")
 
-    def _answer(self, engine: object, prompt: list[int], namespace: str) -> tuple[Answer, float]:
-        from .engine import Engine
+    def _answer(self, engine: Engine, prompt: list[int], namespace: str) -> tuple[Answer, float]:
         from .requests import Request
 
-        assert isinstance(engine, Engine)
         started = time.perf_counter()
-        stream = engine.stream(Request(prompt, REPLY, namespace=namespace, logprobs=True))
+        stream = engine.stream(Request(prompt, REPLY, stops=(), namespace=namespace, logprobs=True))
         next(stream)
         seconds = time.perf_counter() - started
         for _ in stream:

@@ -16,6 +16,7 @@ from prefixloom import Cache, InputError, PrefixloomError, ProtocolError, Sequen
 
 from .forward import Flight, Forward, Row
 from .guessing import Guesser, PromptLookup
+from .handover import Handed
 from .model import Model
 from .requests import Answer, Job, Request
 from .scheduler import Counts, Scheduler
@@ -67,8 +68,22 @@ class Engine:
         self.forward_seconds = 0.0
 
     # ------------------------------------------------------------ asking
-    def add(self, request: Request) -> Answer:
-        """Queue a request. Refused at once: tokens that the model does not know, and what the pools can never hold."""
+    def add(self, request: Request, handed: Handed | None = None) -> Answer:
+        """Queue a request. Refused at once: tokens that the model does not know, and what the pools can never hold.
+
+        ``handed``: what another engine computed of its prompt. Where that does not fit any more, it is computed here.
+        """
+        asked = self.check(request)
+        stops = self.model.stops if request.stops is None else request.stops
+        answer = Answer(request)
+        job = Job(answer, self._numbers, list(request.tokens), encode(request.tokens), stops, asked)
+        job.arrived = handed
+        self._numbers += 1
+        self._scheduler.add(job)
+        return answer
+
+    def check(self, request: Request) -> int:
+        """Refuse what can never be answered; else the number of tokens to guess ahead."""
         if self._closed:
             raise ProtocolError("this engine is closed")
         name = request.label or "a request"
@@ -76,14 +91,8 @@ class Engine:
         wrong = next((t for t in request.tokens if t.__class__ is not int or not 0 <= t < most), None)
         if wrong is not None:
             raise InputError(f"{name} has the token {wrong!r}: the model has tokens from 0 to {most - 1}")
-        answer = Answer(request)
-        stops = self.model.stops if request.stops is None else request.stops
-        asked = self._speculate if request.speculate is None else self._depth(request.speculate, name)
-        job = Job(answer, self._numbers, list(request.tokens), encode(request.tokens), stops, asked)
-        self._scheduler.room.check(job.longest, name)
-        self._numbers += 1
-        self._scheduler.add(job)
-        return answer
+        self._scheduler.room.check(len(request.tokens) + request.max_tokens - 1, name)
+        return self._speculate if request.speculate is None else self._depth(request.speculate, name)
 
     def _depth(self, tokens: int, name: str) -> int:
         if not 0 <= tokens <= self.cache.composition.max_rewind:
@@ -126,7 +135,8 @@ class Engine:
         counts.steps += 1
         for row in rows:
             if row.prefill:
-                counts.prefilled += row.span.count
+                counts.prefilled += row.span.count if row.arriving is None else 0
+                counts.arrived += row.span.count if row.arriving is not None else 0
                 if flight.error is None:  # with the step: who waits for what it computes is admitted next
                     row.sequence.publish()
             else:
@@ -157,13 +167,14 @@ class Engine:
         """The tokens of a row are known: name them, take back what was guessed wrong, and see whether it ends."""
         fresh = self._accepted(row)
         request, answer = job.request, job.answer
+        answer.handed = row.handed
         here = row.sequence.open and job.sequence is row.sequence
         if row.drafted and here:
             wrong = row.drafted + 1 - len(fresh)
             row.sequence.rewind(wrong)
             job.end -= wrong
         job.due += len(fresh) - 1
-        job.kept = len(fresh) - 1
+        job.kept = len(fresh) - 1 if row.arriving is None else -1
         job.failures = 0
         for at, token in enumerate(fresh):
             answer.tokens.append(token)

@@ -18,6 +18,7 @@ from prefixloom import Cache, Stream, ThreadStream, stream_for
 
 from . import sampling
 from .drafting import Drafting
+from .handover import Handed, collect, fill, needed
 from .model import Batch, Runner, Span
 from .requests import Job
 
@@ -44,6 +45,29 @@ class Row:
     behind: int = 0
     chosen: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
+    arriving: Handed | None = None
+    handed: Handed | None = None
+
+
+@attrs.define(eq=False)
+class Arrival:
+    """In place of a forward pass: a row whose content was computed elsewhere."""
+
+    row: Row
+    cache: Cache
+    tables: Mapping[str, Tensor]
+    newest: Tensor
+
+    def run(self, runner: Runner) -> None:
+        handed = self.row.arriving
+        assert handed is not None
+        fill(self.cache, self.tables, handed, self.row.span.start)
+        self.newest[self.row.job.row] = handed.token
+
+    def tell(self) -> None:
+        handed = self.row.arriving
+        assert handed is not None
+        self.row.chosen, self.row.logprobs = [handed.token], [handed.logprob]
 
 
 @attrs.define(eq=False)
@@ -54,6 +78,7 @@ class Pass:
     tables: Mapping[str, Tensor]
     singles: Mapping[str, Tensor]
     newest: Tensor
+    cache: Cache
     drafting: Drafting | None
     chosen: Tensor | None = None
     guessed: Tensor | None = None
@@ -70,6 +95,14 @@ class Pass:
         chosen = self._sample(logits, wanted) if wanted else None
         if drafting is not None:
             drafting.write(rows, batch, chosen, hidden)
+        for i, row in enumerate(rows):
+            if row.samples and row.job.request.hand_over is not None:
+                self._hand_over(row, {name: table[i] for name, table in self.tables.items()})
+
+    def _hand_over(self, row: Row, tables: Mapping[str, Tensor]) -> None:
+        have, end = row.job.request.hand_over or 0, row.span.end
+        pages = needed(self.cache, have, end)
+        row.handed = Handed(have, end, -1, 0.0, pages, collect(self.cache, tables, pages))
 
     def _tokens(self) -> Tensor:
         newest, rows = self.newest, self.rows
@@ -110,6 +143,8 @@ class Pass:
                     row.logprobs = self.logprobs[i, -row.drafted - 1 :].tolist()
             if row.kept >= 0 and self.guessed is not None:
                 row.guesses = self.guessed[i].tolist()
+            if row.handed is not None:
+                row.handed = attrs.evolve(row.handed, token=row.chosen[-1])
 
 
 class Flight:
@@ -117,7 +152,7 @@ class Flight:
 
     def __init__(self, rows: list[Row]) -> None:
         self.rows = rows
-        self.passes: list[Pass] = []
+        self.passes: list[Pass | Arrival] = []
         self.event: Any = None
         self.error: BaseException | None = None
         self.seconds = 0.0
@@ -167,9 +202,10 @@ class Forward:
     # ------------------------------------------------------------ launching
     def launch(self, rows: Sequence[Row]) -> Flight:
         """Enqueue a step over these rows. A forward pass that fails right here is the flight's error, too."""
-        groups = self.runner.groups([row.span for row in rows])
-        ordered = [rows[i] for group in groups for i in group]
-        flight = Flight(ordered)
+        computed = [row for row in rows if row.arriving is None]
+        groups = self.runner.groups([row.span for row in computed])
+        ordered = [computed[i] for group in groups for i in group]
+        flight = Flight([*ordered, *(row for row in rows if row.arriving is not None)])
         try:
             self._guess(flight)
             self._compute(flight, groups)
@@ -199,8 +235,13 @@ class Forward:
             for group in groups:
                 mine = slice(at, at + len(group))
                 narrow = [{name: table[mine] for name, table in each.items()} for each in (tables, singles)]
-                flight.passes.append(Pass(flight.rows[mine], narrow[0], narrow[1], self.newest, self.drafting))
+                flight.passes.append(
+                    Pass(flight.rows[mine], narrow[0], narrow[1], self.newest, self._cache, self.drafting)
+                )
                 at = mine.stop
+            for i, row in enumerate(flight.rows[at:], at):
+                mine_alone = {name: table[i] for name, table in tables.items()}
+                flight.passes.append(Arrival(row, self._cache, mine_alone, self.newest))
             self.stream.run(lambda: flight.run(lambda: self._run(flight)))
 
     def _run(self, flight: Flight) -> None:

@@ -15,6 +15,8 @@ from prefixloom import InputError
 if TYPE_CHECKING:
     from prefixloom import Sequence, Tokens
 
+    from .handover import Handed
+
 Reason = Literal["", "length", "stop", "aborted", "error"]
 
 
@@ -39,6 +41,8 @@ class Request:
     ``namespace``   nothing is shared between two
     ``priority``    with the engine's policy "priority" the highest goes first
     ``logprobs``    whether the answer tells how likely each of its tokens was
+    ``hand_over``   None, or tokens that another engine has of this prompt: what it lacks to go on after the first
+                    token is in ``Answer.handed``
     ``label``       its name in errors
     """
 
@@ -51,6 +55,7 @@ class Request:
     namespace: str = attrs.field(default="", kw_only=True)
     priority: int = attrs.field(default=0, kw_only=True)
     logprobs: bool = attrs.field(default=False, kw_only=True)
+    hand_over: int | None = attrs.field(default=None, kw_only=True)
     label: str = attrs.field(default="", kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -61,6 +66,8 @@ class Request:
             raise InputError(f"{name} asks for max_tokens={self.max_tokens}: an answer has at least one token")
         if not self.temperature >= 0:
             raise InputError(f"{name} has temperature={self.temperature}: it is 0 or more")
+        if self.hand_over is not None and self.max_tokens != 1:
+            raise InputError(f"{name} is to be handed over: its answer has one token here, max_tokens=1")
         if self.speculate is not None and self.speculate < 0:
             raise InputError(f"{name} has speculate={self.speculate}: it is a number of tokens from 0 up")
 
@@ -72,6 +79,7 @@ class Answer:
     ``reason``: why it ended, "" while it has not. ``error``: with the reason "error", what went wrong. ``hit``: tokens
     of the prompt that the cache had when the request was first admitted. ``drafted``, ``accepted``: tokens that were
     guessed ahead for it, and of these how many were right. ``logprobs``: of each token, if the request asks for them.
+    ``handed``: what another engine needs to go on, if the request says so.
     """
 
     request: Request
@@ -82,6 +90,7 @@ class Answer:
     hit: int = 0
     drafted: int = 0
     accepted: int = 0
+    handed: Handed | None = None
 
     @property
     def done(self) -> bool:
@@ -97,8 +106,9 @@ class Job:
     includes what was answered before. ``due``: tokens of the answer that were sampled or are being sampled.
     ``pending``: launched passes whose tokens are not known here yet. ``cuts``: boundaries where prefill should stop, to
     leave a checkpoint. ``life`` grows when all that is in flight for it is void. ``row``: where the device keeps its
-    newest token. ``kept``: how many guesses of its last pass were right. ``failures``: steps that failed under it in a
-    row. ``waited``: it has waited for another one's checkpoint.
+    newest token. ``kept``: how many guesses of its last pass were right; -1: the device's draft knows nothing of it.
+    ``arrived``: what another engine handed over of it. ``failures``: steps that failed under it in a row. ``waited``:
+    it has waited for another one's checkpoint.
     """
 
     answer: Answer
@@ -116,6 +126,7 @@ class Job:
     life: int = 0
     row: int = -1
     kept: int = 0
+    arrived: Handed | None = None
     failures: int = 0
     admitted: bool = False
     waited: bool = False
@@ -123,11 +134,6 @@ class Job:
     @property
     def request(self) -> Request:
         return self.answer.request
-
-    @property
-    def longest(self) -> int:
-        """Positions that are computed at most: the last token of an answer is not."""
-        return len(self.request.tokens) + self.request.max_tokens - 1
 
     @property
     def prefilling(self) -> bool:

@@ -32,7 +32,7 @@ class Room:
         return found
 
     def check(self, length: int, name: str) -> None:
-        """Refuse what could not run even if it were alone."""
+        """Refuse what could not run even if it were alone. The last token of an answer is not computed."""
         held = self.held(length)
         for part in self._parts:
             if held[part.name] > part.capacity:

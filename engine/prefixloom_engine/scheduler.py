@@ -21,6 +21,7 @@ from prefixloom import Cache, CapacityError, InputError, encode
 
 from .forward import Row
 from .guessing import Guesser
+from .handover import Handed
 from .model import Span
 from .policies import POLICIES, cached
 from .requests import Answer, Job, Reason
@@ -29,14 +30,15 @@ from .room import Room
 
 @attrs.define
 class Counts:
-    """What was done so far. ``prefilled``, ``decoded`` and ``drafted`` are tokens that were launched; ``waited`` are
-    requests that waited for another one's checkpoint."""
+    """What was done so far. ``prefilled``, ``decoded`` and ``drafted`` are tokens that were launched, ``arrived`` those
+    that another engine computed; ``waited`` are requests that waited for another one's checkpoint."""
 
     steps: int = 0
     admitted: int = 0
     retracted: int = 0
     waited: int = 0
     prefilled: int = 0
+    arrived: int = 0
     decoded: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -99,6 +101,8 @@ class Scheduler:
             return  # the state stands on a boundary, and can be published once the token behind it is known
         known = job.tokens[job.end :]
         most = min(self._guessable(job), job.left - 1) if job.speculate else 0
+        if self.guesser is None and job.kept < 0:
+            most = 0  # the device's draft has seen nothing of it yet
         guesses = [0] * most if self.guesser is None else self.guesser.guess(job.tokens, most) if most else []
         count = 1 + len(guesses)
         if not self._grow(job, count, planned):
@@ -122,6 +126,8 @@ class Scheduler:
 
     def _prefill(self, job: Job, budget: int, planned: dict[int, Row]) -> int:
         """Plan the next chunk of a prompt; its tokens."""
+        if job.arrived is not None:
+            return self._arrive(job, job.arrived, planned)
         end = self._chunk_end(job, budget, not planned)
         count = end - job.end
         if count <= 0 or not self._grow(job, count, planned):
@@ -135,6 +141,19 @@ class Scheduler:
         if samples:
             job.due += 1
             job.pending += 1
+        return count
+
+    def _arrive(self, job: Job, handed: Handed, planned: dict[int, Row]) -> int:
+        """Plan the copy of what another engine has computed, all at once; its first token is known already."""
+        count = handed.border - job.end
+        if not self._grow(job, count, planned, arriving=True):
+            return 0
+        span = Span(job.end, handed.border)
+        planned[job.number] = Row(job, job.sequence, span, [], job.life, True, prefill=True, arriving=handed)
+        job.end = handed.border
+        job.due += 1
+        job.pending += 1
+        job.arrived, job.kept = None, -1
         return count
 
     def _chunk_end(self, job: Job, budget: int, alone: bool) -> int:
@@ -199,6 +218,9 @@ class Scheduler:
             sequence.abort()
             return False
         job.sequence = sequence
+        handed = job.arrived
+        if handed is not None and not handed.have <= sequence.ready < handed.border == job.total:
+            job.arrived = None  # what it was to go on from is gone, or was answered since: it is computed here
         job.cuts = {sequence.branch} if sequence.branch else set()
         if not job.admitted:
             job.answer.hit = sequence.ready
@@ -217,12 +239,12 @@ class Scheduler:
         return self.room.enough(jobs)
 
     # ------------------------------------------------------------ room
-    def _grow(self, job: Job, count: int, planned: dict[int, Row]) -> bool:
+    def _grow(self, job: Job, count: int, planned: dict[int, Row], *, arriving: bool = False) -> bool:
         """Slots for ``count`` more tokens, retracting whoever ranks lower; False: the job itself was retracted."""
         while True:
             assert job.sequence is not None
             try:
-                job.sequence.grow(count)
+                job.sequence.grow(count, arriving=arriving)
                 return True
             except CapacityError as error:
                 if len(self.running) == 1:  # nobody else is left to make room

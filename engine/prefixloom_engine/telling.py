@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -43,8 +44,7 @@ def compared(faster: float) -> str:
 
 
 def introduction(settings: Settings, demo: Demo) -> str:
-    model, cache = demo.model, demo.cache
-    kinds = ", ".join(dict.fromkeys(kind.replace("_", " ") for kind in model.sizes.layers))
+    cache = demo.cache
     pools = ", ".join(
         f"{part.name} {counted(part.capacity * part.page_tokens, 'token')}"
         if part.page_tokens
@@ -52,8 +52,7 @@ def introduction(settings: Settings, demo: Demo) -> str:
         for part in cache.composition.parts
     )
     return (
-        f"Model:  {model.parameters / 1e6:.1f} million parameters, {counted(len(model.sizes.layers), 'layer')}: "
-        f"{kinds};\n        {model.dtype}, random weights, one thread\n"
+        f"Model:  {demo.about};\n        {settings.dtype}, one thread\n"
         f"Talk:   {counted(settings.conversations, 'conversation')} of {counted(settings.turns, 'turn')} below one "
         f"system prompt, about {demo.talk.total:,} different tokens;\n"
         f"        each turn sends its history again, some branch off others\n"
@@ -145,7 +144,7 @@ def installed() -> str | None:
 
 def as_json(settings: Settings, demo: Demo, verdict: Verdict) -> str:
     total = demo.total
-    asked = attrs.asdict(settings) | {"report": None if settings.report is None else str(settings.report)}
+    asked = {name: str(value) if isinstance(value, Path) else value for name, value in attrs.asdict(settings).items()}
     asked["capacity"] = {part.name: part.capacity * (part.page_tokens or 1) for part in demo.cache.composition.parts}
     judged = attrs.asdict(verdict) | {"passed": verdict.passed, "word": verdict.word}
     judged["difference"] = finite(verdict.difference)

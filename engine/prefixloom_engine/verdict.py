@@ -23,6 +23,8 @@ from .requests import Answer, Request
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-3}
 """How far a log-probability may differ, since sums come in another order."""
+OTHERS = 1e-3
+"""The same of models that others wrote, whose states and routers stay in float32 whatever they compute in."""
 TOKEN_BYTES = 4
 Name = tuple[str, bytes]
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "components": "what is installed, from which distribution, and what is broken",
     "conformance": "hold an installed component, store or policy against every law of the conformance kit",
     "demo": "conversations through the built-in model: what hits, what it saves, and whether all stays the same",
+    "new-component": "a distribution with a component of your own, which installs and passes the kit at once",
 }
 GROUP = "prefixloom.commands"
 ERROR = 2
@@ -120,7 +121,7 @@ def _installed() -> dict[str, str]:
 
 
 def _module(name: str) -> Any:
-    own = f"{__name__}.{name}"
+    own = f"{__name__}.{name.replace('-', '_')}"
     try:
         return importlib.import_module(own)
     except ModuleNotFoundError as error:

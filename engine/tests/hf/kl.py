@@ -17,8 +17,9 @@ from typing import Any
 import attrs
 import torch
 from hf_models import MATRIX, VOCABULARY, Served, distance
-from prefixloom.testing.conversations import Conversations
 
+SYSTEM = 192
+TURNS = 4
 REPLY = 6
 TOGETHER = 3
 ABORTED = 7
@@ -65,6 +66,26 @@ def divergence(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return (right.exp() * (right - ours)).sum(-1).clamp(min=0)
 
 
+class Talks:
+    """Conversations with one system prompt; half-way one of three goes on from within its neighbour's."""
+
+    def __init__(self, count: int, rng: random.Random) -> None:
+        self.rng = rng
+        system = self._tokens(SYSTEM)
+        self.said = [list(system) for _ in range(count)]
+
+    def ask(self, number: int, turn: int) -> list[int]:
+        """The next prompt of a conversation."""
+        if number % 3 == 2 and turn == TURNS // 2:
+            other = self.said[number - 1]
+            self.said[number] = other[: self.rng.randrange(SYSTEM, len(other) + 1)]
+        self.said[number] += self._tokens(self.rng.randint(24, 64))
+        return list(self.said[number])
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(VOCABULARY) for _ in range(count)]
+
+
 class Traffic:
     """``requests`` of mixed traffic through one model."""
 
@@ -76,9 +97,9 @@ class Traffic:
     def run(self, requests: int) -> Result:
         told = self.result
         while told.requests < requests:
-            talks = Conversations(2 * TOGETHER, 4, REPLY, VOCABULARY, self.rng.randrange(10**6))
-            for turn in range(talks.turns):
-                order = talks.order()
+            talks = Talks(2 * TOGETHER, self.rng)
+            for turn in range(TURNS):
+                order = self.rng.sample(range(2 * TOGETHER), 2 * TOGETHER)
                 for at in range(0, len(order), TOGETHER):
                     if told.requests < requests:
                         self._together(talks, turn, order[at : at + TOGETHER])
@@ -89,7 +110,7 @@ class Traffic:
         self.served.settled()
         return told
 
-    def _together(self, talks: Conversations, turn: int, numbers: list[int]) -> None:
+    def _together(self, talks: Talks, turn: int, numbers: list[int]) -> None:
         """Prefill each on its own, decode them all at once; some are given up half-way."""
         served, told = self.served, self.result
         texts = [talks.ask(number, turn) for number in numbers]
@@ -113,7 +134,7 @@ class Traffic:
                 sequence.abort()
             else:
                 sequence.close()
-            talks.answered(number, tokens[-REPLY:])
+            talks.said[number] += tokens[-REPLY:]
 
     def _prefilled(self, it: Any, tokens: list[int]) -> torch.Tensor:
         """In chunks that end on boundaries, where states are kept, and where prompts part."""

@@ -12,15 +12,34 @@ import pytest
 pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
 
 import torch
-from hf_models import CONFIGS, MATRIX, OTHERS, REGISTRY, WINDOW, Served, config_of, distance, figure, model_of, prompt
+from hf_models import (
+    COMMON,
+    CONFIGS,
+    MATRIX,
+    OTHERS,
+    REGISTRY,
+    WINDOW,
+    Served,
+    config_of,
+    distance,
+    figure,
+    model_of,
+    prompt,
+)
 from transformers import AutoModelForCausalLM, BertConfig
-from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer, LinearAttentionLayer
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
 
 import prefixloom
 from prefixloom import CompositionError
 from prefixloom_engine import Batch, Model, Runner, Span
 from prefixloom_engine.hf import HFModel
 from prefixloom_engine.hf.layers import pooled
+from prefixloom_engine.hf.rows import Rows
 
 EVERY = pytest.mark.parametrize("name", CONFIGS)
 OTHER = pytest.mark.parametrize("name", OTHERS)
@@ -71,6 +90,50 @@ def test_a_chunk_whose_beginning_is_gone_is_read_as_nothing() -> None:
         assert -1 in sequence.pages("swa")[:8]
         found = served.compute(sequence, tokens, (130, 140))
     assert torch.equal(found, served.plain(tokens, (128, 130, 140))[128:])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_state_beside_a_window_does_what_transformers_layer_does(rows: int) -> None:
+    """The one class of layers that no architecture of these tests has: its calls, with made-up content."""
+    mamba = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
+    config = {**COMMON, **mamba, "mamba_d_conv": 4, "layer_types": ["hybrid_sliding"] * 4, "sliding_window": WINDOW}
+    cache = prefixloom.compose({**config, "dtype": "float64"}, capacity=512, max_running=4, registry=REGISTRY)
+    layer: Any = pooled(LinearAttentionAndSlidingWindowAttentionLayer(sliding_window=WINDOW), cache, 2)
+    own = [LinearAttentionAndSlidingWindowAttentionLayer(sliding_window=WINDOW) for _ in range(rows)]
+    made = torch.Generator().manual_seed(1)
+    sequences = [cache.open(prompt(row, 60)) for row in range(rows)]
+    for count in (30, 5, 1, 1):
+        for sequence in sequences:
+            sequence.grow(count)
+        spans = [Span(sequence.committed, sequence.committed + count) for sequence in sequences]
+        with cache.step(sequences) as step:
+            step.run_ops()
+            tables = {part.name: step.table(part.name) for part in cache.composition.parts}
+            going = Rows(Batch(torch.zeros(rows, count, dtype=torch.long), spans, tables))
+            layer.pages.begin(going)
+            layer.states.begin(going)
+            layer.states.enter()
+            keys, values = torch.randn(2, rows, 2, count, 8, generator=made, dtype=torch.float64)
+            conv = torch.randn(rows, 80, count, generator=made, dtype=torch.float64)
+            recurrent = torch.randn(rows, 4, 16, 8, generator=made)
+            calls = (
+                ("update", (keys, values)),
+                ("update_conv_state", (conv,)),
+                ("update_recurrent_state", (recurrent,)),
+            )
+            assert layer.get_mask_sizes(count) == own[0].get_mask_sizes(count)
+            for name, given in calls:
+                more = {"conv_kernel_size": 4} if name == "update_conv_state" else {}
+                found = getattr(layer, name)(*given, **more)
+                for row, theirs in enumerate(own):
+                    right = getattr(theirs, name)(*(each[row : row + 1] for each in given), **more)
+                    pairs = zip(found, right, strict=True) if name == "update" else [(found, right)]
+                    assert all(torch.equal(ours[row : row + 1], expected) for ours, expected in pairs), name
+            assert layer.get_seq_length() == own[0].get_seq_length()
+            layer.pages.end()
+            layer.states.end()
+    for sequence in sequences:
+        sequence.abort()
 
 
 # ---------------------------------------------------------------- several rows

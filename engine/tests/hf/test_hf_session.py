@@ -185,6 +185,15 @@ def test_an_exception_inside_of_the_model_leaks_nothing(served: Served, at: int)
         assert generated(served.model, ids, 8, s.cache) == generated(served.model, ids, 8)
 
 
+def test_an_exception_in_the_block_publishes_nothing_more(served: Served) -> None:
+    ids, out = ids_of(prompt(10, 100)), []
+    with pytest.raises(Broken), session(served.cache, served.model, ids) as s:
+        out = generated(served.model, ids, 8, s.cache)
+        raise Broken
+    assert len(out) == 108
+    assert served.cache.peek(out) == 0
+
+
 def test_a_pass_that_failed_may_be_repeated_where_nothing_recurs(served: Served) -> None:
     ids = ids_of(prompt(11, 40))
     with session(served.cache, served.model, ids) as s:
@@ -195,7 +204,9 @@ def test_a_pass_that_failed_may_be_repeated_where_nothing_recurs(served: Served)
         assert s.cache.get_seq_length() == 41
         so_far = generated(served.model, ids, 1)
         other = ids_of([*so_far, 5])  # something else than what the failed pass was given
-        assert generated(served.model, other, 6, s.cache) == generated(served.model, other, 6)
+        out = generated(served.model, other, 10, s.cache)
+        assert out == generated(served.model, other, 10)
+    assert served.cache.peek(out) == 48  # under the names of what was computed, and not of what was given up
 
 
 def test_a_state_that_a_failed_pass_may_have_written_is_not_gone_on_from() -> None:
