@@ -161,9 +161,9 @@ class Flight(Fence):
         while works and works[0].over:
             work = works.pop(0)
             self.over = work.number
-            if work.event is not None:
+            if work.published:
                 self._forget(work.published)
-                work.holds = work.published = ()  # they know the work, too
+            work.holds = work.published = ()  # they know the work, too
         if not works:
             self.stamp = 0
         if self.retiring:
