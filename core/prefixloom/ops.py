@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import PluginError
 from .kernels import index_of
+from .pool import Stage
 from .values import Op
 
 if TYPE_CHECKING:
@@ -108,6 +109,8 @@ def run_batch(cache: Cache, stream: Stream, batch: Batch) -> None:
     """Give state slots their content, and let go of the sources."""
     lane = batch.lane
     run_kind(cache, stream, lane, batch.kind, batch.src, batch.dst)
+    if cache._debug is not None:
+        lane.live.enter(batch.dst, Stage.SEALED)  # the tree may take it over, if it has lost its own
     i = lane.index
     for sequence, fill in batch.fills:
         fill.holding.ready = True
