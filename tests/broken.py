@@ -32,26 +32,47 @@ from broken_parts import (
     EarlyByOne,
     Fickle,
     ForEver,
+    FreesTwice,
     Growing,
     K,
     KeepsNothing,
+    Misspelt,
     MutatesTheSplit,
     MutatesTheWalk,
     NoNumber,
+    OpBefore,
     OpWritesElsewhere,
+    OwnPool,
     PastTheBoundary,
     Plain,
     Renamed,
     StateWithPositions,
+    StrangeArgument,
     TakesASlot,
     Tiring,
+    Unmarked,
     V,
     W,
     Widening,
     WritesInAHook,
     raising,
 )
-from prefixloom import Claim, Component, Manifest, Op, Path, Point, Reach, Receipt, Sinks, Touch, Window, hookimpl
+from prefixloom import (
+    Buffer,
+    Claim,
+    Codec,
+    Component,
+    Manifest,
+    Op,
+    Path,
+    Point,
+    Reach,
+    Receipt,
+    Sinks,
+    Touch,
+    Window,
+    hookimpl,
+)
 from prefixloom.testing import ComponentCase, Truth
 
 
@@ -78,6 +99,7 @@ def rows() -> list[Broken]:
     covers, content = "law_the_reach_covers_what_the_layers_read", "law_what_is_restored_is_what_was_live"
     writes, early = "law_the_manifest_has_all_that_the_layers_write", "law_until_is_never_too_early"
     itself, pure = "law_each_component_is_an_instance_of_its_own", "law_hooks_read_no_clock_and_take_no_random_number"
+    idle = "law_the_reach_names_nothing_that_no_layer_reads"
     ahead, grid = "law_content_depends_on_no_later_token", "law_content_is_exact_on_the_grid"
     touch, keeps = "law_hooks_change_nothing_that_they_are_shown", "law_a_running_sequence_keeps_what_it_still_needs"
     found = [
@@ -85,6 +107,8 @@ def rows() -> list[Broken]:
         ("the reach is a page short", of(reach=lambda: Window(W - 4)), WINDOW, covers),
         ("a window where the layers read all", of(), PATH, covers),
         ("sinks are forgotten", of(), SINKS, covers),
+        ("the reach is one long", of(reach=lambda: Window(W + 1)), WINDOW, idle),
+        ("the reach is a page long", of(reach=lambda: Window(W + 4)), WINDOW, idle),
         ("needs beyond the boundary", of(reach=PastTheBoundary), Truth(), "law_needs_lie_before_the_boundary"),
         ("needs that tire", of(reach=Tiring), Truth(), "law_needs_and_until_are_pure"),
         ("until is one too early", of(reach=EarlyByOne), WINDOW, early),
@@ -120,6 +144,12 @@ def rows() -> list[Broken]:
         ("an op clears all states", of(ClearsAll, Point), STATE, content),
         ("a state is kept on the wrong half", of(DropsOnSplit, Point), STATE, "law_no_hook_raises"),
         ("states that are never published", of(KeepsNothing, Point), STATE, keeps),
+        ("a pool of its own", of(OwnPool), WINDOW, "law_the_pool_has_the_shape_of_the_manifest"),
+        ("a slot is freed twice", of(FreesTwice), WINDOW, touch),
+        ("a hook with an argument of no such name", of(StrangeArgument), WINDOW, "law_hooks_fit_their_specifications"),
+        ("a hook whose name is misspelt", of(Misspelt), WINDOW, "law_hooks_fit_their_specifications"),
+        ("a hook that nobody marked", of(Unmarked), WINDOW, "law_hooks_fit_their_specifications"),
+        ("an op that looks up late", of(OpBefore), WINDOW, "law_no_schedule_of_steps_goes_wrong"),
         ("an answer of another type", of(AnswersTrue), WINDOW, "law_no_hook_raises"),
     ]  # fmt: skip
     found += [(f"{hook} raises", of(raising(hook)), WINDOW, "law_no_hook_raises") for hook in RAISING]
@@ -185,6 +215,12 @@ ORIGINALS = {
         SINKS,
     ),
     "entries of two tokens": (of(tokens_per_slot=2), attrs.evolve(WINDOW, tokens_per_entry=2)),
+    "nothing shared": (of(reach=lambda: Window(1), shareable=False), attrs.evolve(WINDOW, reads=lambda q: ())),
+    "states that rest as int8": (
+        of(reach=Point, stored_as=Codec("int8", 0.008), buffers=(Buffer("k", (2, 8), "float32"), V)),
+        attrs.evolve(STATE, layers=(0,)),
+    ),
+    "two states on a path": (of(reach=Point, states_per_path=2), STATE),
     "every hook": (of(Widens), WINDOW),
     "every hook on a path": (of(Widens, Path), PATH),
     "every hook on a state": (of(Widens, Point), STATE),

@@ -228,6 +228,62 @@ class AnswersTrue(Component):
         return True
 
 
+class OwnPool(Component):
+    """Has an idea of its own of what its pool is."""
+
+    @property
+    def pool(self) -> None:
+        return None
+
+    @pool.setter
+    def pool(self, pool: Any) -> None:
+        pass
+
+
+class FreesTwice(Component):
+    """Gives back what is not its own any more."""
+
+    pool: Any = None
+
+    @hookimpl
+    def evict_component(self, node: Any, tier: Any) -> None:
+        self.pool.give(b"\0\0\0\0")
+
+
+class StrangeArgument(Component):
+    @hookimpl
+    def commit_insert(self, walk: Any, weather: Any) -> None:
+        return None
+
+
+class Misspelt(Component):
+    @hookimpl
+    def comit_insert(self, walk: Any) -> None:
+        return None
+
+
+class Unmarked(Component):
+    def commit_insert(self, walk: Any) -> Claim:
+        return Claim(keep=())
+
+
+class OpBefore(Component):
+    """Remembers between the plan of a step and its run, and does with the newest what belongs to an older one."""
+
+    pool: Any = None
+    latest = 0
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        self.latest = max(walk.walked for walk in batch)
+        return (Op("check", self.name, data=self.latest),)
+
+    @hookimpl
+    def run_forward_op(self, op: Any) -> None:
+        if op.data != self.latest:
+            raise RuntimeError("planned for another step")
+
+
 class Renamed(Component):
     """Each instance under another name."""
 

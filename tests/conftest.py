@@ -48,11 +48,15 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Di
 
 @pytest.fixture
 def installed(distribution: Distribution) -> Iterator[None]:
-    """prefixloom's own components are found as in an installation, also where only its source is on the path."""
+    """prefixloom's own components and commands are found as in an installation, also where only its source is."""
     found = {point.name for point in entry_points(group="prefixloom")}
-    missing = {kind: f"prefixloom_{kind}.plugin" for kind in ("full", "swa", "mamba") if kind not in found}
+    own = {kind: f"prefixloom_{kind}.plugin" for kind in ("full", "swa", "mamba")}
+    own |= {f"storage:{kind}": f"prefixloom_hicache.{kind}" for kind in ("memory", "file")}
+    missing = {name: target for name, target in own.items() if name not in found}
     if missing:
-        distribution("prefixloom", missing)
+        root = distribution("prefixloom", missing)
+        points = next(root.glob("*.dist-info")) / "entry_points.txt"
+        points.write_text(f"{points.read_text()}[prefixloom.commands]\ndemo = prefixloom_engine.demo\n")
     default_registry.cache_clear()
     yield
     default_registry.cache_clear()

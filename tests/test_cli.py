@@ -23,6 +23,14 @@ from prefixloom import CompositionError, cli
 from prefixloom.cli import main
 
 Distribution = Callable[..., Path]
+SAYING = """
+def add_arguments(parser):
+    parser.add_argument("word")
+
+def run(args):
+    print(args.word)
+    return 0
+"""
 GOOD = """
 from prefixloom import Component, ComponentType, hookimpl
 
@@ -206,8 +214,8 @@ def test_no_command_and_an_unknown_command_exit_2_with_the_usage() -> None:
 
 def test_an_unknown_option_prints_the_usage_of_the_command_that_it_was_given_to() -> None:
     for arguments, usage in (
-        (("demo", "--bogus"), "usage: prefixloom demo "),
-        (("--bogus", "demo"), "usage: prefixloom "),
+        (("components", "--bogus"), "usage: prefixloom components "),
+        (("--bogus", "components"), "usage: prefixloom "),
     ):
         done = command(*arguments)
         assert done.returncode == 2
@@ -237,9 +245,32 @@ def test_only_the_chosen_subcommand_is_imported() -> None:
     assert done.stderr == "['prefixloom.cli.components']\n"
 
 
-def test_every_command_has_a_module() -> None:
+def test_every_command_has_a_module_here_or_an_entry_point(installed: None) -> None:
     folder = Path(cli.__file__).parent
-    assert [name for name in cli.COMMANDS if not (folder / f"{name}.py").exists()] == []
+    elsewhere = {point.name for point in importlib.metadata.entry_points(group=cli.GROUP)}
+    assert [name for name in cli.COMMANDS if not (folder / f"{name}.py").exists()] == ["demo"]
+    assert "demo" in elsewhere
+    assert 'demo = "prefixloom_engine.demo"' in (Path(__file__).parents[1] / "pyproject.toml").read_text()
+
+
+def test_a_command_that_is_not_installed_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    assert main(["demo"]) == 2
+    assert "the command 'demo' is not installed" in capsys.readouterr().err
+
+
+def test_another_distribution_may_add_a_command(distribution: Distribution, capsys: pytest.CaptureFixture[str]) -> None:
+    root = distribution("loomtool", {}, {"loomtool_say": SAYING})
+    next(root.glob("*.dist-info")).joinpath("entry_points.txt").write_text(
+        "[prefixloom.commands]\nsay = loomtool_say\n"
+    )
+    assert main(["say", "hello"]) == 0
+    assert capsys.readouterr().out == "hello\n"
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "of distribution loomtool" in capsys.readouterr().out
 
 
 def test_the_version_is_that_of_the_distribution(

@@ -15,6 +15,7 @@ import attrs
 import pytest
 
 import prefixloom
+import prefixloom_engine
 from helpers import cache_of, part
 from prefixloom import (
     Cache,
@@ -221,6 +222,20 @@ def test_every_figure_and_fact_is_in_its_table(cls: type) -> None:
     assert told(cls.__name__) == {field.name for field in attrs.fields(cls)}
 
 
+REFERENCE = ROOT / "docs" / "engine-reference.md"
+
+
+@pytest.mark.parametrize("cls", [prefixloom_engine.Request, prefixloom_engine.Answer, prefixloom_engine.Engine])
+def test_the_reference_engines_page_has_every_public_name(cls: type) -> None:
+    said = {name for row in table(REFERENCE.read_text(), cls.__name__) for name in re.findall(r"`(\w+)", row[0])}
+    if cls is prefixloom_engine.Engine:
+        names = set(inspect.signature(cls).parameters) - {"model", "cache"}
+        names |= {name for name in vars(cls) if not name.startswith("_")} - {"generate", "stream"}
+    else:
+        names = {field.name for field in attrs.fields(cls)} | ({"done"} if hasattr(cls, "done") else set())
+    assert said == names
+
+
 @pytest.mark.parametrize("function", [Cache.match, Cache.peek, Cache.open, Cache.step, Sequence.grow])
 def test_the_engine_page_has_the_signatures_with_their_defaults(function: Any) -> None:
     found = inspect.signature(function)
@@ -234,6 +249,8 @@ def test_the_engine_page_has_the_signatures_with_their_defaults(function: Any) -
 
 @pytest.mark.parametrize("path", RUN, ids=named)
 def test_every_python_block_runs(path: File, installed: None) -> None:
+    for module in re.findall(r"^<!-- needs: (\w+) -->$", path.read_text(), re.MULTILINE):
+        pytest.importorskip(module, reason=f"the examples of {path.name} need it, and it is an extra")
     scope: dict[str, Any] = {"__name__": path.stem}
     found = list(blocks(path.read_text()))
     assert len(found) >= 5

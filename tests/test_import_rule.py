@@ -94,9 +94,9 @@ def test_no_core_module_mentions_a_component_by_name(path: Path) -> None:
     assert component_names(path.read_text()) == []
 
 
-@pytest.mark.parametrize("name", PLUGINS)
-def test_a_plugin_imports_only_public_names_of_prefixloom(name: str) -> None:
-    found = {str(path): breaches_of_plugin(path.read_text(), name) for path in sources(PLUGINS[name])}
+@pytest.mark.parametrize("name", [*PLUGINS, *ENGINES])
+def test_a_plugin_or_an_engine_imports_only_public_names_of_prefixloom(name: str) -> None:
+    found = {str(path): breaches_of_plugin(path.read_text(), name) for path in sources({**PLUGINS, **ENGINES}[name])}
     assert {path: breaches for path, breaches in found.items() if breaches} == {}
 
 
@@ -117,6 +117,7 @@ def test_importing_prefixloom_imports_no_plugin_no_torch_and_no_pytest() -> None
 
 def test_there_is_something_to_check() -> None:
     assert "prefixloom_full" in PLUGINS
+    assert "prefixloom_engine" in ENGINES
     assert len(sources(CORE)) > 15
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from .admission import AdmissionPolicy, StateView
 from .cache import Cache
 from .compose import compose
+from .consensus import Consensus, LocalConsensus
+from .consensus_group import GroupConsensus
 from .errors import (
     CapacityError,
     CompositionError,
@@ -14,6 +16,7 @@ from .errors import (
     PrefixloomError,
     ProtocolError,
     RaceError,
+    RankError,
     StorageError,
 )
 from .hookspecs import hookimpl
@@ -27,6 +30,7 @@ from .restore import Restored
 from .sequence import Sequence
 from .sizing import Traffic
 from .stats import CacheStats, ComponentStats, TierStats
+from .streams import Stream, ThreadStream, stream_for
 from .values import (
     AnchorView,
     Claim,
@@ -64,11 +68,14 @@ __all__ = [
     "ComponentStats",
     "ComponentType",
     "CompositionError",
+    "Consensus",
     "EvictionPolicy",
+    "GroupConsensus",
     "InputError",
     "InvariantError",
     "LayerFacts",
     "Lease",
+    "LocalConsensus",
     "Manifest",
     "MatchPlan",
     "ModelFacts",
@@ -83,6 +90,7 @@ __all__ = [
     "Profile",
     "ProtocolError",
     "RaceError",
+    "RankError",
     "Reach",
     "Receipt",
     "Restored",
@@ -91,7 +99,9 @@ __all__ = [
     "SplitRule",
     "StateView",
     "StorageError",
+    "Stream",
     "Tail",
+    "ThreadStream",
     "Tier",
     "TierManifest",
     "TierStats",
@@ -106,4 +116,5 @@ __all__ = [
     "compose",
     "encode",
     "hookimpl",
+    "stream_for",
 ]

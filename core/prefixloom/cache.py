@@ -197,7 +197,7 @@ class Cache(Assembly):
         sequence.priority = priority
         lease.label = label
         try:
-            if self._running_wanted or self._replay or plan._claims:
+            if states or self._replay or plan._claims:
                 make_room(self, self._open_wanted(plan), "open a sequence")
                 self._fill_holdings(sequence, plan)
         except BaseException:  # no slot to be had: nothing is kept

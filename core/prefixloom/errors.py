@@ -34,6 +34,10 @@ class StorageError(PrefixloomError):
     """A store cannot be opened: it says why and what to do. Once open, a store answers and never raises."""
 
 
+class RankError(PrefixloomError):
+    """The ranks of a model differ, have come apart, or one of them does not answer. It says which and in what."""
+
+
 class InvariantError(PrefixloomError):
     """Debug mode found the cache's own books wrong. Always a bug in prefixloom or in a plugin."""
 

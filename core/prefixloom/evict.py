@@ -85,13 +85,12 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
         cache._epoch += 1
         if emptied:
             cache._tree.prune_all(emptied)
-        for other in lane.feeds:
-            i, useless = other.index, other.useless
-            for node in freed:
-                if node.cells[i] is not None:
-                    useless[node] = None
-            if len(other.useless) > other.most_useless:
-                other.sift_useless()
+        if lane.feeds:
+            suspects = dict.fromkeys(freed)
+            for other in lane.feeds:
+                other.useless.update(suspects)
+                if len(other.useless) > other.most_useless:
+                    other.sift_useless()
         cache._tree.prune_all(freed)
     cache._evicted[lane.index] += got
     return got

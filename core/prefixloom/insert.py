@@ -87,7 +87,7 @@ def publish_end(cache: Cache, sequence: Sequence) -> None:
     """A sequence ends: publish what is complete, and a state that was not admitted while it ran on, if it is now."""
     upto = sequence.publishable
     if upto > sequence.published:
-        for stop in stops(sequence, upto) if sequence._states else (upto,):
+        for stop in stops(sequence, upto) if cache._tracking else (upto,):
             publish(cache, sequence, stop, last=stop == upto, end=upto)
     elif cache._admitting:
         node = sequence._lease._node
@@ -110,20 +110,18 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
     ``last``: it does not run on afterwards. ``end``: where it ends, if it does; this may be a stop on the way there.
     """
     lease = sequence._lease
-    at = lease._node.end
-    width = cache._tree.element_bytes
     pairs = sequence._shared
     work = lease.work
     own = own_slots(pairs) if work is not None and not work.over else None
     receipts = ask_receipts(cache, sequence.namespace, upto) if cache._lock_hooks else None
     if cache._insert_hooks:
-        pairs = _ask_keep(cache, sequence, at, upto, last)
+        pairs = _ask_keep(cache, sequence, lease._node.end, upto, last)
     if cache._admitting:
         pairs = _admitted(cache, sequence, pairs, upto, end)
-    donors: list[tuple[Lane, Any]] = []
-    if cache._point_lanes and not last:
+    donors: Pairs = ()
+    if not last and cache._point_lanes:
         donors, pairs = _donors(cache, sequence, pairs, upto)
-    run = nodes_for(cache, lease._node, sequence._key_between(at * width, upto * width), upto, sequence.priority)
+    run = nodes_for(cache, sequence, upto)
     node = run[-1]
     if last and receipts is None and not cache._coded_lanes:
         conclude(cache, lease, run, sequence._pairs, pairs)
@@ -135,7 +133,8 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
         for lane, holding in donors:
             _renew(sequence, lane, holding, node)
     sequence.published = upto
-    _published(cache, sequence, run, own, pairs)
+    if own is not None or cache._flight.nodes or cache._follows:
+        _published(cache, sequence, run, own, pairs)
 
 
 def _published(cache: Cache, sequence: Sequence, run: list[Node], own: Owned | None, pairs: Pairs) -> None:
@@ -160,11 +159,37 @@ def _published(cache: Cache, sequence: Sequence, run: list[Node], own: Owned | N
         _thin(cache, sequence, pairs, run[-1])
 
 
-def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) -> list[Node]:
-    """The nodes below ``node`` that spell ``key``, each below the last, down to ``upto``: a leaf, if need be."""
+def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
+    """The nodes below the sequence's lease that its key spells, each below the last, to ``upto``: a leaf, if need be.
+
+    Down to where the match has compared keys already they are found from below.
+    """
     tree = cache._tree
-    size = tree.page_bytes
+    node = sequence._lease._node
     run = []
+    reached = sequence._reached
+    if reached is not None and node.end < reached.end <= upto and reached.key:
+        above = reached
+        while above.end > node.end:
+            run.append(above)
+            above = above.parent
+        run.reverse()
+        node = reached
+    width = tree.element_bytes
+    run += spelled(cache, node, sequence._key_between(node.end * width, upto * width), upto)
+    priority = sequence.priority
+    if priority:
+        for node in run:
+            if priority > node.priority:
+                node.priority = priority
+    return run
+
+
+def spelled(cache: Cache, node: Node, key: bytes, upto: int) -> list[Node]:
+    """The nodes below ``node`` that ``key`` spells, each below the last, to ``upto``: a leaf, if need be."""
+    tree = cache._tree
+    run = []
+    size = tree.page_bytes
     at = 0
     kids = node.kids
     while kids:
@@ -183,10 +208,6 @@ def nodes_for(cache: Cache, node: Node, key: bytes, upto: int, priority: int) ->
         kids = node.kids
     if at < len(key):
         run.append(tree.attach(node, key[at:] if at else key, upto))
-    if priority:
-        for node in run:
-            if priority > node.priority:
-                node.priority = priority
     return run
 
 

@@ -158,10 +158,10 @@ def _divides(word: int, tensor: Tensor) -> bool:
 
 
 def _runs(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(first of ``src``, first of ``dst``, how many): where both go on by one."""
+    """(first of ``src``, first of ``dst``, how many): where both go on by one, in whatever order they were given."""
     found: list[tuple[int, int, int]] = []
     s = d = count = 0
-    for p, q in zip(src, dst, strict=True):
+    for p, q in sorted(zip(src, dst, strict=True)):
         if count and p == s + count and q == d + count:
             count += 1
             continue
@@ -205,7 +205,7 @@ def _move_by_index(source: Tensor, target: Tensor, src: Tensor, dst: Tensor) -> 
 def _move_in_place(source: Tensor, target: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
     """A call for each layer and run. Both sides of each are contiguous: torch would stage any other and wait."""
     packed = source.stride(1) == target.stride(1) == source.shape[2]
-    for s, d, count in _runs(src, dst) if packed else [(s, d, 1) for s, d in zip(src, dst, strict=True)]:
+    for s, d, count in _runs(src, dst) if packed else ((s, d, 1) for s, d in zip(src, dst, strict=True)):
         for to, of in zip(target.narrow(1, d, count), source.narrow(1, s, count), strict=True):
             to.copy_(of, non_blocking=True)
 

@@ -119,12 +119,13 @@ class KeyMaker:
     element at their positions by an interned number, exact within this cache.
     """
 
-    __slots__ = ("_interned", "_next", "element_bytes", "lookahead")
+    __slots__ = ("_interned", "_meant", "_next", "element_bytes", "lookahead")
 
     def __init__(self, lookahead: int) -> None:
         self.lookahead = lookahead
         self.element_bytes = TOKEN_BYTES * (lookahead + 1)
         self._interned: dict[Hashable, int] = {}
+        self._meant: dict[int, Hashable] = {}
         self._next = -TOKEN_LIMIT
 
     def widen(self, tokens: bytes | bytearray) -> bytes:
@@ -164,12 +165,40 @@ class KeyMaker:
         number = known.get(what)
         if number is None:
             number = known[what] = self._next
+            self._meant[number] = what
             self._next += 1  # never used twice: a key made before a flush must not find what came after it
         return number
 
     def forget(self) -> None:
         """Drop the interned extra keys; only right when no tree refers to them any more."""
         self._interned.clear()
+        self._meant.clear()
+
+    def meaning(self, page: bytes) -> tuple[bytes, bytes] | None:
+        """A page of elements as any process would know it: without interned numbers, and what these stand for.
+
+        None if that cannot be said: an extra key may be any hashable object.
+        """
+        if page[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
+            return page, b""
+        numbers = array("i", page)
+        said = []
+        for at, number in enumerate(numbers):
+            if number < 0:
+                text = _lasting(self._meant.get(number))
+                if text is None:
+                    return None
+                said.append(f"{at}:{text}")
+                numbers[at] = 0
+        return numbers.tobytes(), "\n".join(said).encode()
+
+
+def _lasting(what: object) -> str | None:
+    """A key in words that mean the same in every process; None if it has none."""
+    if isinstance(what, tuple):
+        parts = [_lasting(part) for part in what]
+        return None if None in parts else f"({','.join(map(str, parts))})"
+    return repr(what) if type(what) in (str, bytes, int, bool, float) else None
 
 
 class Named:

@@ -9,7 +9,7 @@ goes before those above it, since without it they still serve and without them i
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane, PageLane
@@ -24,25 +24,30 @@ if TYPE_CHECKING:
 class HostCell(Cell):
     """``pages``: how many are present. ``below``: children with a cell, counted where the reach is closed upward.
 
-    ``data`` of pages stands for the whole edge, *absent* where nothing is held; a state's is its slot.
+    ``data`` of pages stands for the whole edge, *absent* where nothing is held; a state's is its slot. ``stored``:
+    whether all of it was handed to a store.
     """
 
-    __slots__ = ("below", "pages")
+    __slots__ = ("below", "pages", "stored")
 
     def __init__(self, node: Node, data: Any, pages: int) -> None:
         super().__init__(node, data)
         self.pages = pages
         self.below = 0
+        self.stored = False
 
 
 class HostLane(Lane):
     """What host lanes of pages and of states share. ``leased`` counts what is pinned while it is copied from."""
 
-    __slots__ = ("closed", "device")
+    __slots__ = ("closed", "device", "going")
+    going: Callable[[HostLane, HostCell], None] | None
+    """Told of a cell that is about to be evicted."""
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int, device: Lane) -> None:
         super().__init__(index, part, pool, queue, tree_page)
         self.device = device
+        self.going = None
         self.closed = part.reach.closed_upward
 
     def missing(self, node: Node) -> tuple[list[int], list[int]]:
@@ -102,6 +107,18 @@ class HostLane(Lane):
             cell: HostCell | None = self.queue.pop()
             if cell is None or not cell.below:  # one with others below returns when the last of them has gone
                 return cell
+
+    def evict(self, count: int, freed: list[Node]) -> int:
+        got = 0
+        while got < count:
+            cell = self.pop_victim()
+            if cell is None:
+                break
+            if self.going is not None:
+                self.going(self, cell)
+            freed.append(cell.node)
+            got += self.free_cell(cell)
+        return got
 
     def leave(self, cell: HostCell) -> None:
         if self.closed:
@@ -169,6 +186,7 @@ class HostPages(HostLane):
             self.place(node, data.tobytes(), len(slots))
             return
         cell.data = data.tobytes()
+        cell.stored = False
         cell.pages += len(slots)
         self.in_tree += len(slots)
         if cell.locks:
@@ -184,6 +202,7 @@ class HostPages(HostLane):
         cell.data = cell.data[cut:]
         cell.pages -= new.pages
         new.locks = cell.locks
+        new.stored = cell.stored
         linked = cell.next is not None
         if new.pages or new.locks:
             upper.cells[i] = new

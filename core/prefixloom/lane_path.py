@@ -97,6 +97,12 @@ class PathLane(PageLane):
     def unpin(self, cell: PathCell) -> None:
         self.release(cell)
 
+    def advance(self, record: PathCell, node: Node) -> PathCell:
+        """What is covered below ``record`` keeps it covered."""
+        cell = self.acquire(node)
+        record.locks -= 1
+        return cell
+
     def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
         self.adopt(run, holding)
         node = run[-1]
@@ -108,9 +114,10 @@ class PathLane(PageLane):
             self.release(record)
         else:
             if not cell.locks:
-                if cell.next is not None:
-                    self.queue.remove(cell)
-                self.queue.add(cell)
+                if cell.next is None:
+                    self.queue.add(cell)
+                else:
+                    self.queue.touch(cell)
             locks = record.locks - 1
             record.locks = locks
             above = record
@@ -138,7 +145,27 @@ class PathLane(PageLane):
         return Holding(self.row(node, node.end))
 
     def begin(self, node: Node) -> tuple[PathCell, Holding]:
-        return self.acquire(node), Holding(self.row(node, node.end))
+        """In one walk: a sequence opens where the path is held."""
+        record: PathCell = node.cells[self.index]
+        if record.next is not None:
+            self.queue.remove(record)
+        locks = record.locks
+        record.locks = locks + 1
+        above = record
+        parts = [record.data]
+        if not locks:
+            while not locks:
+                above = above.up
+                parts.append(above.data)
+                locks = above.locks
+                above.locks = locks + 1
+            self.leased += (node.end - above.node.end) // self.page
+        above = above.up
+        while above is not None:
+            parts.append(above.data)
+            above = above.up
+        parts.reverse()
+        return record, Holding(b"".join(parts))
 
     def close(self, holding: Holding) -> None:
         table = holding.table
@@ -237,36 +264,33 @@ class PathLane(PageLane):
 
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue
-        pop = queue.pop
-        forget = None if queue.__class__ is ListQueue else queue.forget
+        plain = queue.__class__ is ListQueue
         i = self.index
         wanted = count * ID_BYTES
         got = 0
         out = []
-        cell: PathCell | None = None
         while got < wanted:
+            cell: PathCell | None = self.pop_victim() if self.useless else queue.pop()
             if cell is None:
-                cell = self.pop_victim() if self.useless else pop()
-                if cell is None:
+                break
+            if cell.below:  # an inner anchor returns when its last child has gone
+                continue
+            while True:
+                data = cell.data
+                out.append(data)
+                got += len(data)
+                node = cell.node
+                node.cells[i] = None
+                freed.append(node)
+                if not plain:
+                    queue.forget(cell)
+                cell = cell.up
+                below = cell.below = cell.below - 1
+                if below or cell.locks or cell.next is not None:
                     break
-                if cell.below:
-                    cell = None
-                    continue
-            data = cell.data
-            got += len(data)
-            out.append(data)
-            node = cell.node
-            node.cells[i] = None
-            freed.append(node)
-            if forget is not None:
-                forget(cell)
-            up = cell.up
-            below = up.below - 1
-            up.below = below
-            # A parent left childless is the next victim, unless its own use was later.
-            cell = None if below or up.locks or up.next is not None else up
-        if cell is not None:
-            queue.add_first(cell)
+                if got >= wanted:  # a parent left childless is the next victim, unless its own use was later
+                    queue.add_first(cell)
+                    break
         if out:
             self.pool.give(b"".join(out))
         got //= ID_BYTES

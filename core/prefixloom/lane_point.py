@@ -217,8 +217,11 @@ class PointLane(Lane):
             for node in run:
                 self.adopt_track(node, holding)
         node = run[-1]
-        if node.cells[self.index] is None and holding.as_of == node.end and self.complete(holding):
-            self.keep(node, holding.slot)
+        i = self.index
+        if node.cells[i] is None and holding.as_of == node.end and self.complete(holding):
+            cell = node.cells[i] = Cell(node, holding.slot)
+            self.in_tree += 1
+            self.queue.add(cell)
             holding.slot = NO_SLOT
             holding.ready = False
 
@@ -231,7 +234,7 @@ class PointLane(Lane):
                     return
 
     def keep(self, node: Node, slot: int) -> None:
-        """The tree takes a state over."""
+        """The tree takes over a state that stands beside a running one."""
         cell = node.cells[self.index] = Cell(node, slot)
         self.in_tree += 1
         self.queue.add(cell)
@@ -340,19 +343,19 @@ class PointLane(Lane):
 
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue
-        forget = None if queue.__class__ is ListQueue else queue.forget
+        plain = queue.__class__ is ListQueue
         got = 0
         while got < count:
             cell = self.pop_victim() if self.useless else queue.pop()
             if cell is None:
                 break
+            got += 1
             node = cell.node
             node.cells[self.index] = None
             freed.append(node)
             self.pool.give_one(cell.data)
-            if forget is not None:
-                forget(cell)
-            got += 1
+            if not plain:
+                queue.forget(cell)
         self.in_tree -= got
         return got
 

@@ -171,6 +171,13 @@ def begin(cache: Cache, node: Node, namespace: str) -> tuple[Hold, list[Any], li
     return lease, paged, states
 
 
+def inert(cache: Cache) -> Hold:
+    """Stands for work that is nobody's: it has a fence, and covers nothing."""
+    hold = Hold(cache, cache._empty_root, [], None)
+    hold._cache = None
+    return hold
+
+
 def ask_receipts(cache: Cache, namespace: str, boundary: int) -> list[Receipt | None]:
     """What the plugins want covered at ``boundary``; asked first, so that a failure changes nothing."""
     anchor = AnchorView(namespace, boundary)
@@ -269,6 +276,7 @@ def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, shared: P
     ``shared``: those of ``pairs`` that hand something over.
     """
     lease._cache = None
+    cache._live.pop(lease, None)
     if cache._debug is not None:
         cache._debug.released(lease)
     if lease.row >= 0:

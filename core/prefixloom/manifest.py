@@ -115,6 +115,7 @@ class Manifest:
     ``replay``           resume this many tokens earlier to rebuild, instead of having a reach
     ``requires``         names that another component of the composition must have or provide
     ``provides``         capabilities that this component adds, beside its name
+    ``version``          of what is written into a slot: another one is not read back from a store
     ``admission``        boundary components: which states the tree takes, by a policy's name or as one; None: as the
                          composition says
     """
@@ -135,6 +136,7 @@ class Manifest:
     requires: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
     provides: frozenset[str] = attrs.field(factory=frozenset, converter=_names)
     admission: str | AdmissionPolicy | None = None
+    version: int = attrs.field(default=1, validator=_whole(0))
 
     def __attrs_post_init__(self) -> None:
         names = [buffer.name for buffer in self.buffers]

@@ -35,8 +35,8 @@ class MatchPlan:
     """
 
     __slots__ = (
-        "_below", "_cache", "_claims", "_epoch", "_key", "_limit", "_node", "_single", "_tokens", "branch",
-        "key_tokens", "limited_by", "namespace", "ready", "restorable", "walked",
+        "_below", "_cache", "_claims", "_epoch", "_key", "_limit", "_node", "_reached", "_single", "_tokens",
+        "_walked_to", "branch", "key_tokens", "limited_by", "namespace", "ready", "restorable", "walked",
     )  # fmt: skip
 
     namespace: str
@@ -47,10 +47,12 @@ class MatchPlan:
     limited_by: str | None
     restorable: int
     _below: Node  # where ``restorable`` lies
+    _walked_to: tuple[Node, int]  # with a tier: the deepest boundary, up to the limit, that the keys agree with
     _cache: Cache
     _epoch: int
     _limit: int
     _node: Node
+    _reached: Node  # the deepest whose whole path the keys agree with
     _key: bytes
     _single: bytes | None  # the tokens with extra keys in place, where there are any
     _tokens: Tokens
@@ -145,6 +147,7 @@ def make_plan(
         root = cache._empty_root
     node, boundary = tree.walk(root, key)
     plan.walked = boundary
+    plan._reached = node if node.end == boundary else node.parent
     page = tree.page
     limit = limit // page * page
     plan._limit = limit
@@ -159,8 +162,10 @@ def make_plan(
         ask_claims(cache, plan)
     plan.restorable = plan.ready
     plan._below = plan._node
-    if cache._tier is not None and boundary > plan.ready:
-        plan._below, plan.restorable = restorable(cache, plan, node, boundary)
+    if cache._tier is not None:
+        plan._walked_to = node, boundary
+        if boundary > plan.ready:
+            plan._below, plan.restorable = restorable(cache, plan, node, boundary)
     if cache._debug is not None:
         plan.__class__ = FrozenPlan
     return plan

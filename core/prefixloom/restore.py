@@ -13,8 +13,6 @@ from array import array
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from .errors import CapacityError, InvariantError
 from .evict import make_room
 from .holding import Holding
@@ -23,12 +21,11 @@ from .lane import PageLane
 from .lane_coded import CodedLane
 from .lane_host import Moves
 from .lane_point import PointLane
-from .lease import Hold, acquire, release_part, swap
+from .lease import Hold, acquire, inert, release_part, swap
 from .ops import CLEAR, Fill
 from .plan import MatchPlan, claims_at, make_plan, restorable
 from .pool import ABSENT, ABSENT_BYTES
 from .reach import Interval, merged
-from .tier import inert
 from .transfers import plan_of, proposed
 from .tree import climb
 from .values import Claim, TransferPlan
@@ -42,16 +39,27 @@ if TYPE_CHECKING:
     from .tree import Node
 
 
-@attrs.frozen
 class Restored:
-    """How a restore ended: the sequence resumes at ``ready``; ``wanted`` was the deepest boundary that any tier had.
+    """What came of a restore: the sequence goes on from ``ready``; ``wanted`` was the deepest that any tier had.
 
-    ``why``: what kept it from getting there, in words; empty if nothing did.
+    ``why``: what kept it from getting there, in words; empty if nothing did. ``over``: whether a scheduler should go on
+    without waiting. Until then ``poll`` may bring more, which counts if nothing else was done with the sequence.
     """
 
-    wanted: int
-    ready: int
-    why: str = ""
+    __slots__ = ("over", "ready", "wanted", "why")
+
+    def __init__(self, wanted: int, ready: int, why: str = "") -> None:
+        self.wanted = wanted
+        self.ready = ready
+        self.why = why
+        self.over = True
+
+    def note(self, why: str) -> None:
+        if why and why not in self.why:
+            self.why = f"{self.why}; {why}" if self.why else why
+
+    def __repr__(self) -> str:
+        return f"Restored(wanted={self.wanted}, ready={self.ready}, why={self.why!r}, over={self.over})"
 
 
 class Part:
@@ -169,6 +177,16 @@ def too_much(cache: Cache, error: CapacityError) -> int:
     closed = [lane for lane in cache._page_lanes if lane.part.reach.closed_upward]
     tokens = max((error.lacking.get(lane.name, 0) * lane.page for lane in closed), default=0)
     return max(1, -(-tokens // cache._page)) * cache._page
+
+
+def restore_more(cache: Cache, sequence: Sequence, told: Restored) -> None:
+    """A store brought more to the host: if nothing was done with the sequence meanwhile, it goes on from there."""
+    if sequence._lease._cache is None or sequence.reserved != sequence.ready or sequence._steps:
+        told.note("the sequence was used before the store had answered")
+        return
+    more = restore(cache, sequence)
+    told.wanted, told.ready = max(told.wanted, more.wanted), more.ready
+    told.note(more.why)
 
 
 def planned_again(cache: Cache, sequence: Sequence) -> MatchPlan:

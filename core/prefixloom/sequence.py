@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .lane import Lane
     from .lane_point import PointLane, StateHolding
     from .plan import MatchPlan
+    from .tree import Node
     from .values import Op
 
     Pairs = Many[tuple[Any, Any]]
@@ -38,8 +39,8 @@ class Sequence(Named, Handle):
 
     __slots__ = (
         "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_lost", "_paged", "_pairs", "_plan",
-        "_planned", "_shared", "_states", "_steps", "branch", "committed", "namespace", "priority", "published",
-        "ready", "reserved",
+        "_planned", "_reached", "_shared", "_states", "_steps", "branch", "committed", "namespace", "priority",
+        "published", "ready", "reserved",
     )  # fmt: skip
 
     _pairs: Pairs  # (lane, holding) of every component, those with page cells first
@@ -49,6 +50,7 @@ class Sequence(Named, Handle):
     _fills: list[Fill]
     _claimed_ops: list[Op]
     _plan: MatchPlan  # where the cache has a tier below the device
+    _reached: Node | None  # below where it resumes, the deepest that its key is known to spell; it may be gone by now
     priority: int
 
     def __init__(
@@ -79,6 +81,7 @@ class Sequence(Named, Handle):
         self._planned = self._steps = 0  # where open steps end, and how many there are
         self._lost = False  # a step that failed may have written half of its running states
         self._claimed_ops = []
+        self._reached = plan._reached
         self.namespace = plan.namespace
         self.branch = plan.branch
         self.ready = self.reserved = self.committed = self.published = self._high = ready
@@ -167,6 +170,8 @@ class Sequence(Named, Handle):
         if cache._tier is None:
             return Restored(self.ready, self.ready)
         restored = restore(cache, self)
+        if cache._tier.shelf is not None:
+            cache._tier.shelf.fetch(self, restored)
         cache._leave("restore")
         return restored
 
@@ -275,10 +280,11 @@ class Sequence(Named, Handle):
                 + (f", lookahead {cache._lookahead})" if cache._lookahead else ")")
             )
         if upto > self.published:
-            for stop in stops(self, upto) if self._states else (upto,):
+            for stop in stops(self, upto) if cache._tracking else (upto,):
                 publish(cache, self, stop, last=False)
-            for lane, holding in self._states:
-                lane.forget_tracks(holding, upto, self.reserved)
+            if cache._tracking:
+                for lane, holding in self._states:
+                    lane.forget_tracks(holding, upto, self.reserved)
             if cache._retaining:
                 retain(self, self.committed, published=True)
         if cache._debug is not None:
@@ -332,6 +338,7 @@ class Sequence(Named, Handle):
                 self._fills.append(Fill(lane, holding, source))
         if count and self.named > length:
             self._cut(length)
+            self._reached = None
         if cache._debug is not None:
             cache._leave("rewind")
 
@@ -346,7 +353,8 @@ class Sequence(Named, Handle):
         try:
             publish_end(cache, self)
         finally:
-            self._give_back(cache)
+            if self._pairs:
+                self._give_back(cache)
         if cache._debug is not None:
             cache._leave("close")
 

@@ -196,7 +196,8 @@ class Step:
                 self._state = FILLING
                 for batch in due:
                     run_batch(cache, stream, batch)
-                self._run_plugins(stream, after=False)
+                if self._claimed or self._deferred:
+                    self._run_plugins(stream, after=False)
         self._state = READY
         if cache._debug is not None:
             cache._leave("run_ops")
@@ -323,8 +324,8 @@ class Step:
                 self._close(stream, kind is None, before, goes_on)
         finally:
             cache._flight.end(work, stream, self._sequences, self)
-        if kind is None:
-            for sequence, _, end in zip(self._sequences, self._starts, self._ends, strict=False):
+        if kind is None and self.role == "target":
+            for sequence, end in zip(self._sequences, self._ends, strict=True):
                 if sequence._lease._cache is not None:
                     # what was taken back since is not computed; what was reserved since is the next step's
                     upto = end if end < sequence._planned else sequence._planned

@@ -14,20 +14,21 @@ from __future__ import annotations
 import logging
 import weakref
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .errors import InvariantError
 from .kernels_move import move_slots
 from .lane_host import HostLane, HostPages, HostStates, Moves
-from .lease import Hold
+from .lease import Hold, inert
 from .pool import Pool, Stage
 from .pool_host import DebugHostPool, HostPool
+from .shelf import Shelf
 from .stats import TierStats
 from .streams import Stream, ThreadStream
-from .transfers import on_path, plan_of, proposed, tell
-from .tree import Node
+from .transfers import COPY, FETCH, on_path, plan_of, proposed, tell
+from .tree import CountedNode, Node
 from .values import Outcome, TransferPlan
 
 if TYPE_CHECKING:
@@ -41,32 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("prefixloom")
 
 
-class CountedNode(Node):
-    """A node of a tree with a tier: ``hits`` counts how often it was matched, where that decides about its copy."""
-
-    __slots__ = ("hits",)
-
-    def __init__(self, parent: Node | None, key: bytes, first: bytes, end: int, width: int) -> None:
-        super().__init__(parent, key, first, end, width)
-        self.hits = 0
-
-    def above(self, key: bytes, end: int) -> Node:
-        upper = super().above(key, end)
-        upper.hits = self.hits  # type: ignore[attr-defined]
-        return upper
-
-
-class Copying:
-    """What a copy is called where somebody is told of it."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __repr__(self) -> str:
-        return f"a copy to the {self.where}"
-
-
-COPY = {"down": Copying("host"), "up": Copying("device")}
+Job = tuple[HostLane, list[int], Callable[[], object]]
+"""(where, which slots, what writes them)"""
 
 
 class LowerTier:
@@ -76,7 +53,7 @@ class LowerTier:
         self.cache = cache
         self.part = part
         self.manifest = part.manifest
-        self.node_kind = CountedNode if self.manifest.write == "selective" else Node
+        self.node_kind = CountedNode
         count = len(cache._lanes)
         self.lanes = tuple(
             self._make_lane(count + number, lane)
@@ -89,7 +66,9 @@ class LowerTier:
         self.watched: list[tuple[Work, TransferPlan]] = []
         self.streams: dict[str, Stream] = {}
         self.backed_up = self.dropped = self.evicted = self.failed = 0
-        self.restored_tokens = self.restores = self.fallbacks = 0
+        self.restored_tokens = self.restores = self.fallbacks = self.fetched = 0
+        self.shelf = Shelf(cache, self, part.component) if hasattr(part.component, "store") else None
+        self.counting = "selective" in (self.manifest.write, getattr(part.component, "keep", ""))
 
     def _make_lane(self, index: int, lane: Lane) -> HostLane:
         composition = self.cache.composition
@@ -110,7 +89,7 @@ class LowerTier:
 
     def used(self, node: Node) -> None:
         """A sequence was opened at ``node``: what it reads was hit once more."""
-        if self.manifest.write != "selective":
+        if not self.counting:
             return
         due: list[Node] = []
         while node.parent is not None:
@@ -118,8 +97,10 @@ class LowerTier:
             if node.hits >= self.manifest.hits:  # type: ignore[attr-defined]
                 due.append(node)
             node = node.parent
-        if due:
+        if due and self.manifest.write == "selective":
             self.backup(due[::-1])
+        if due and self.shelf is not None:
+            self.shelf.used(due)
 
     def losing(self, lane: Lane, cells: Iterable[Any]) -> None:
         """The device is about to free these cells: what has room below is not lost."""
@@ -155,6 +136,8 @@ class LowerTier:
         watched, self.watched = self.watched, []
         for work, plan in watched:
             self.watch(work, plan)
+        if self.shelf is not None:
+            self.shelf.poll()
         if self.pending:
             nodes, self.pending = self.pending, []
             self.backup([node for node in nodes if node.cells and (node.parent is not None)])
@@ -174,6 +157,8 @@ class LowerTier:
 
     def flushed(self) -> None:
         self.pending, self.flying, self.watched = [], [], []
+        if self.shelf is not None:
+            self.shelf.flushed()
 
     # ------------------------------------------------------------ down
     def backup(self, nodes: Sequence[Node], lanes: Iterable[HostLane] | None = None, defer: bool = True) -> None:
@@ -234,6 +219,9 @@ class LowerTier:
             moving = [mine for mine in moves.values() if mine.src]
             if moving:
                 work = self.run(moving, nodes, hold, "down")
+                if self.shelf is not None:
+                    for lane, node in pieces:
+                        self.shelf.copied(lane, node)
                 self.backed_up += sum(len(mine.src) for mine in moving)
         except BaseException as error:
             self.end(before, "down")
@@ -329,6 +317,27 @@ class LowerTier:
         known = self.streams[way] = cache._stream(thread)
         return known
 
+    def bring(self, jobs: Sequence[Job], nodes: list[Node], hold: Hold) -> None:
+        """Have what a store brought written into host slots, as work behind all that ``hold`` comes after."""
+        flight, debug = self.cache._flight, self.cache._debug
+        work = flight.begin()
+        stream = self.stream("down", hold.fence)
+        work.stream, work.since = stream, stream.tick
+        try:
+            flight.order(work, stream, hold.fence, hold)
+            for lane, slots, write in jobs:
+                lane.pool.enter(slots, Stage.WRITING)
+                stream.run(write)
+                if debug is not None:
+                    debug.accessed(stream, f"fetch of {lane.device.name}", lane.pool, (), slots, lane.pool)
+                lane.pool.enter(slots, Stage.SEALED)
+                lane.pool.enter(slots, Stage.PUBLISHED)
+        finally:
+            flight.end(work, stream, (), FETCH)
+        if not work.over:
+            work.holds = [hold]
+            flight.carry(work, hold, nodes, [(lane, set(slots)) for lane, slots, _ in jobs], below=True)
+
     def run(self, moves: Sequence[Moves], nodes: list[Node], hold: Hold, way: str) -> Work:
         """Enqueue copies ``way`` as one piece of work, behind all that ``hold`` comes after; what they write lies at
         ``nodes``.
@@ -375,13 +384,6 @@ class LowerTier:
             debug.accessed(stream, f"copy {way} of {device.name}", target, mine.src, mine.dst, source)
         if way == "down":
             target.enter(mine.dst, Stage.PUBLISHED)
-
-
-def inert(cache: Cache) -> Hold:
-    """Stands for work that is nobody's: it has a fence, and covers nothing."""
-    hold = Hold(cache, cache._empty_root, [], None)
-    hold._cache = None
-    return hold
 
 
 def copy_between(source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from .sizing import Demand, evenly, from_mapping, from_tokens, parse_memory, tol
 
 if TYPE_CHECKING:
     from .capabilities import TierCandidate
+    from .consensus import Consensus
 
 TIER_HOOKS = ("finalize_match_result", "build_hicache_transfers", "commit_hicache_transfer")
 """Hooks that a tier may override; all others are a component's."""
@@ -44,11 +45,22 @@ def tier_part(candidate: TierCandidate, demands: Mapping[str, Demand], page: int
     if not held:
         raise CompositionError(f"{candidate}: no component of this composition shares anything that it could hold")
     try:
-        sizes = _sizes(held, page, candidate.manifest)
+        sizes = _agreed(candidate, _sizes(held, page, candidate.manifest))
     except CompositionError as error:
         raise CompositionError(f"{candidate}: {error}") from error
     sizing = tuple(f"{candidate.name} {line}" for line in told(held, sizes, "the tier below the device"))
     return TierPart(candidate.name, candidate.component, candidate.manifest, sizes, hooks, candidate.origin, sizing)
+
+
+def _agreed(candidate: TierCandidate, sizes: Mapping[str, int]) -> Mapping[str, int]:
+    """What all ranks can hold, where the tier serves several: they are to decide the same."""
+    consensus: Consensus | None = getattr(candidate.component, "consensus", None)
+    if consensus is None:
+        return sizes
+    manifest = candidate.manifest
+    names = ("write", "hits", "load_at_least")
+    consensus.agree_same({name: str(getattr(manifest, name)) for name in names})
+    return consensus.agree_min(sizes)
 
 
 def _shares(manifest: Manifest) -> bool:

@@ -13,7 +13,8 @@ class Node:
     """One edge of the tree and the boundary at its end.
 
     ``end`` is in tokens from the root. ``cells[i]`` is what component i keeps here, or None. ``leases`` counts those
-    anchored here, so that a boundary in use is not unlinked even when it holds nothing.
+    anchored here, so that a boundary in use is not unlinked even when it holds nothing. ``key`` is empty once the node
+    is unlinked.
     """
 
     __slots__ = ("cells", "end", "first", "key", "kids", "leases", "parent", "priority")
@@ -45,6 +46,28 @@ class Node:
     def __repr__(self) -> str:
         held = "".join("-" if cell is None else "x" for cell in self.cells)
         return f"<Node [{self.start}, {self.end}) {held} kids={len(self.kids or ())} leases={self.leases}>"
+
+
+class CountedNode(Node):
+    """A node of a tree with a tier: ``hits`` counts how often it was matched, where that decides about its copy;
+    ``links`` says where the pages of its edge lie in a store, once that was asked.
+    """
+
+    __slots__ = ("hits", "links")
+
+    def __init__(self, parent: Node | None, key: bytes, first: bytes, end: int, width: int) -> None:
+        super().__init__(parent, key, first, end, width)
+        self.hits = 0
+        self.links: list[bytes | None] | None = None
+
+    def above(self, key: bytes, end: int) -> CountedNode:
+        upper = super().above(key, end)
+        assert isinstance(upper, CountedNode)
+        upper.hits = self.hits
+        if self.links is not None:
+            pages = len(self.links) * len(key) // len(self.key)
+            upper.links, self.links = self.links[:pages], self.links[pages:]
+        return upper
 
 
 class Root(Node):
@@ -148,6 +171,7 @@ class Tree:
             del kids[node.first]
             if not kids:
                 parent.kids = None
+            node.key = b""
             self.nodes -= 1
             lost = True
             node = parent
@@ -170,6 +194,7 @@ class Tree:
                 parent.kids = None
                 if not parent.leases:
                     self.prune(parent)
+            node.key = b""
             gone += 1
         self.nodes -= gone
 

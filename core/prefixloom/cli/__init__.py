@@ -1,7 +1,8 @@
 """The command line. A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``.
 
 This module knows their names and one line about each; a subcommand's module is imported only when it runs, so that none
-pays for, or breaks, another.
+pays for, or breaks, another. One that is no module here is found as an entry point of the group
+``prefixloom.commands``, and so is any that another distribution adds.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import PrefixloomError
+from ..errors import CompositionError, PrefixloomError
 
 COMMANDS = {
     "components": "what is installed, from which distribution, and what is broken",
-    "conformance": "hold an installed component against every law of the conformance kit",
-    "demo": "synthetic conversations through a composed cache",
+    "conformance": "hold an installed component, store or policy against every law of the conformance kit",
+    "demo": "conversations through the built-in model: what hits, what it saves, and whether all stays the same",
+    "new-component": "a distribution with a component of your own, which installs and passes the kit at once",
 }
+GROUP = "prefixloom.commands"
 ERROR = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -102,10 +105,32 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     parser = _Parser(prog="prefixloom", description="The prefix cache for hybrid language models.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
+    for name, summary in {**_installed(), **COMMANDS}.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == chosen:
-            module = importlib.import_module(f"{__name__}.{name}")
+            module = _module(name)
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
     return parser
+
+
+def _installed() -> dict[str, str]:
+    """The commands of other distributions, which say nothing of themselves before they are imported."""
+    found = importlib.metadata.entry_points(group=GROUP)
+    return {point.name: f"of distribution {point.dist.name if point.dist else '?'}" for point in found}
+
+
+def _module(name: str) -> Any:
+    own = f"{__name__}.{name.replace('-', '_')}"
+    try:
+        return importlib.import_module(own)
+    except ModuleNotFoundError as error:
+        if error.name != own:
+            raise
+    found = list(importlib.metadata.entry_points(group=GROUP, name=name))
+    if not found:
+        raise CompositionError(
+            f"the command {name!r} is not installed: nothing offers it in the entry-point group {GROUP!r}. Install "
+            f"prefixloom itself with pip (`pip install -e .` in a checkout)"
+        )
+    return found[0].load()

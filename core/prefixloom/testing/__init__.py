@@ -14,21 +14,28 @@ if TYPE_CHECKING:
     from .conformance import LAWS, Report, Verdict, check_component, check_law, report_on
     from .oracle.machine import Pit, replay
     from .oracle.stateful import state_machine
+    from .policies import AdmissionCase, PolicyCase
     from .pytest_plugin import parametrize_with_laws
     from .scripts import Setting, play
+    from .storage import BackendCase, check_backend, parametrize_with_checks
 
 __all__ = [
     "LAWS",
+    "AdmissionCase",
+    "BackendCase",
     "ComponentCase",
     "LawBroken",
     "NotApplicable",
     "Pit",
+    "PolicyCase",
     "Report",
     "Setting",
     "Truth",
     "Verdict",
+    "check_backend",
     "check_component",
     "check_law",
+    "parametrize_with_checks",
     "parametrize_with_laws",
     "play",
     "replay",
@@ -41,6 +48,8 @@ HOMES = {
     "oracle.machine": ("Pit", "replay"),
     "oracle.stateful": ("state_machine",),
     "pytest_plugin": ("parametrize_with_laws",),
+    "policies": ("AdmissionCase", "PolicyCase"),
+    "storage": ("BackendCase", "check_backend", "parametrize_with_checks"),
     "scripts": ("Setting", "play"),
 }
 

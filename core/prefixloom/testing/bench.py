@@ -19,6 +19,7 @@ from ..manifest import Buffer, Manifest
 from ..reach import Path, Point, Window
 from ..values import Component
 from .case import ComponentCase, Truth, made
+from .explore import touch
 from .memory import POISON, STRANGE, Memory
 from .names import Extra, Names, with_extra
 from .spy import Spy
@@ -189,19 +190,19 @@ class Bench:
             )
             hold(not absent, "absent", said, ready, absent[0] if absent else 0, part.name, ready)
 
-    def run(self, run: Running, count: int) -> None:
+    def run(self, run: Running, count: int, stream: Any = None) -> None:
         """Reserve and compute so many tokens in one step."""
-        s = run.sequence
+        s, stream = run.sequence, stream or self.stream
         s.grow(count)
         self.extend(run, s.reserved)
         with self.cache.step([s]) as step:
-            step.run_ops(self.stream)
+            step.run_ops(stream)
             work = [self._forward(run, part, s.committed, s.reserved) for part in self.parts]
-            if self.stream is None:
+            if stream is None:
                 for one in work:
                     one()
             else:
-                self.stream.run(lambda: [one() for one in work])
+                stream.run(lambda: [one() for one in work])
 
     def _forward(self, run: Running, part: Any, start: int, end: int) -> Callable[[], None]:
         """What the layers of one component do over [start, end), to be run on the step's stream."""
@@ -219,8 +220,10 @@ class Bench:
                     wanted.append((slot, entry, self.expected(run, part, entry), p))
         puts = self._puts(run, part, table, end)
         memory, per, failures = self.memories[part.name], page // group, self.late
+        reads, writes = self._things(part, {w[0] for w in wanted}), self._things(part, {put[0] for put in puts})
 
         def work() -> None:
+            touch(reads, writes)
             for slot, entry, number, p in wanted:
                 found = memory.read(slot, entry % per)
                 if not memory.same(found, number):
@@ -268,17 +271,24 @@ class Bench:
         if end > start:
             run.states[part.name] = number_at(end)
             run.singles[part.name] = kept
-        failures, lossy = self.late, part.manifest.stored_as is not None
+        failures, codec = self.late, part.manifest.stored_as
+        touched = self._things(part, {slot, *(at for at, _ in puts)})
 
         def work() -> None:
+            touch(touched, touched if puts else ())
             found = memory.read(slot, 0)
-            if not lossy and not memory.same(found, wanted):
+            if not (memory.same(found, wanted) or (codec and memory.near(slot, 0, wanted, codec.tolerance))):
                 said = f"the state of {part.name} at {start}, from which the next tokens are computed, "
                 failures.append(Failure("content", said + self._is(run, found, wanted)))
             for at, number in puts:
                 memory.write(at, 0, number)
 
         return work
+
+    def _things(self, part: Any, slots: set[int]) -> list[Any]:
+        """Slots of a component, as the schedule explorer knows them."""
+        pool = self.cache.pool(part.name)
+        return [("slot", pool.name, slot) for slot in sorted(slots)]
 
     def _is(self, run: Running, found: int, wanted: int) -> str:
         if found == POISON:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import attrs
 
 from ..errors import PrefixloomError
-from . import laws_of_facts, laws_of_hooks, laws_of_machine, laws_of_service
+from . import laws_of_facts, laws_of_hooks, laws_of_machine, laws_of_schedules, laws_of_service
 from .bench import Failure
 from .case import ComponentCase, LawBroken, NotApplicable, Truth
 
@@ -24,7 +24,7 @@ def _laws(module: ModuleType) -> list[Law]:
     return [value for name, value in vars(module).items() if name.startswith("law_")]
 
 
-MODULES = (laws_of_facts, laws_of_hooks, laws_of_service, laws_of_machine)
+MODULES = (laws_of_facts, laws_of_hooks, laws_of_service, laws_of_machine, laws_of_schedules)
 LAWS: tuple[Law, ...] = tuple(law for module in MODULES for law in _laws(module))
 """Every law, those first that are proved without traffic."""
 
@@ -114,8 +114,7 @@ def untested(case: ComponentCase) -> list[str]:
         out.append(
             f"what the layers do is believed as the component says it: {', '.join(believed)} (say them in a Truth)"
         )
-    if case.manifest.stored_as is not None:
-        out.append("content of states that rest in another form: a round trip changes it within the codec's tolerance")
+    out += [f"some orders of steps ({told})" for told in case.memo.get("orders", ())]
     out.append("the arithmetic of the layers: run the toy model of prefixloom.testing.toy through a cache for that")
     out.append("copies to a tier below the device: the kit composes none (T1, D1)")
     return out

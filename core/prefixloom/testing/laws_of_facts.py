@@ -186,6 +186,30 @@ def law_the_reach_covers_what_the_layers_read(case: ComponentCase) -> None:
                 )
 
 
+def law_the_reach_names_nothing_that_no_layer_reads(case: ComponentCase) -> None:
+    """Of what resuming at n needs, every position is read by some token at or after n: nothing is locked for nothing.
+
+    Clauses: R9, R10, L2.
+    """
+    case.only_pages()
+    reads = case.truth.reads
+    if reads is None:
+        raise NotApplicable("nobody said what its layers read (Truth.reads): the reach is believed")
+    if case.reach.closed_upward:
+        return
+    last: dict[int, int] = {}
+    for q in range(HORIZON):
+        for p in reads(q):
+            last[p] = q
+    for n in range(HORIZON // 2):
+        idle = [p for p in sorted(needed(case.reach, n)) if last.get(p, -1) < n]
+        if idle:
+            raise LawBroken(
+                f"needs({n}) names position {idle[0]}, and no token from {n} to {HORIZON} reads it: it would be kept, "
+                f"locked and moved for nothing, and boundaries without it would be lost"
+            )
+
+
 def law_the_manifest_has_all_that_the_layers_write(case: ComponentCase) -> None:
     """Every buffer and every layer that is written has a place in a slot, at the right number of tokens per entry.
 
@@ -220,8 +244,9 @@ def law_the_pool_has_the_shape_of_the_manifest(case: ComponentCase) -> None:
         wanted = (len(buffer.layers), pool.capacity, *middle, *buffer.shape)
         if tuple(tensor.shape) != wanted or str(tensor.dtype) != f"torch.{buffer.dtype}":
             raise LawBroken(f"buffer {buffer.name!r} is {tuple(tensor.shape)} of {tensor.dtype}, not {wanted}")
-    if bench.spy.pool is not pool:
-        raise LawBroken("a component that has an attribute pool is not given its pool")
+    component = bench.spy.original
+    if hasattr(component, "pool") and component.pool is not pool:
+        raise LawBroken("its attribute pool is not the pool that it was given: its hooks and ops would touch another")
 
 
 def facts_laws() -> Iterator[str]:

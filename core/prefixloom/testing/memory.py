@@ -58,6 +58,21 @@ class Memory:
         """Whether two numbers look alike, which small entries cannot always help."""
         return number == other or (other != STRANGE and self._pattern(number) == self._pattern(other))
 
+    def near(self, slot: int, entry: int, number: int, tolerance: float) -> bool:
+        """Whether an entry is what stands for a number, but for what a codec may change.
+
+        Every value within ``tolerance`` times the largest of its row; what is no floating point number, bit by bit.
+        """
+        at = slot * self.entries + entry
+        blocks = iter(zip(self._blocks, self._pattern(number), strict=True))
+        for buffer in self._buffers:
+            for _ in buffer.layers:
+                (view, base, size), wanted = next(blocks)
+                found = bytes(view[base + at * size : base + (at + 1) * size])
+                if found != wanted and not _within(buffer, found, wanted, tolerance):
+                    return False
+        return True
+
     def poison(self, free: Iterable[int]) -> None:
         """What was given back must not be read again before it is written."""
         now = set(free)
@@ -85,6 +100,16 @@ class Memory:
             self._patterns[number] = known
             self._known.setdefault(b"".join(known), number)
         return known
+
+
+def _within(buffer: Buffer, found: bytes, wanted: bytes, tolerance: float) -> bool:
+    dtype: torch.dtype = getattr(torch, buffer.dtype)
+    if not dtype.is_floating_point or not buffer.shape:
+        return False
+    there, here = (
+        torch.frombuffer(bytearray(data), dtype=dtype).view(buffer.shape).double() for data in (found, wanted)
+    )
+    return bool(((there - here).abs() <= here.abs().amax(-1, keepdim=True) * tolerance).all())
 
 
 def _some(buffer: Buffer, number: int, generator: torch.Generator) -> bytes:

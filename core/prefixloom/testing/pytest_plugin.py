@@ -30,7 +30,7 @@ def parametrize_with_laws(*cases: ComponentCase) -> Callable[[Callable[..., None
 def _pairs(cases: Iterable[ComponentCase]) -> tuple[tuple[str, str], list[tuple[Any, Any]], list[str]]:
     from .conformance import LAWS, name_of
 
-    pairs = [(case, _Judged(law)) for case in cases for law in LAWS]
+    pairs = [(case, _Judged(law)) for case in cases for law in getattr(case, "laws", LAWS)]
     return ("case", "law"), pairs, [f"{case}-{name_of(law._law)}" for case, law in pairs]
 
 

@@ -62,6 +62,11 @@ class Spy:
                 setattr(self, name, None)
 
     @property
+    def original(self) -> Any:
+        """The component in whose place this stands."""
+        return self._component
+
+    @property
     def pool(self) -> Any:
         return self._pool
 

@@ -11,12 +11,17 @@ Without pytest: ``check_backend(case)``. It imports pytest only to make the deco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
 
-from ..storage import Backend
+from ..errors import CompositionError
+from ..storage import Backend, BackendType, opened
 from . import laws_of_storage as laws
 
 Check = Callable[["BackendCase"], None]
@@ -58,6 +63,36 @@ NEEDS: Mapping[Check, tuple[str, ...]] = {
     laws.check_what_was_deleted_stays_deleted_after_reopening: ("reopen",),
     laws.check_damage_is_a_counted_miss: ("damage",),
 }
+
+
+@contextmanager
+def installed_case(kind: BackendType, options: Mapping[str, Any]) -> Iterator[BackendCase]:
+    """A case of an installed kind of store: each in a folder of its own, if it takes one, where it is found again.
+
+    ``open`` must take ``capacity``, and of a store that lasts ``directory``, ``folder`` or ``path``.
+    """
+    parameters = inspect.signature(kind.open).parameters
+    place = next((name for name in ("directory", "folder", "path") if name in parameters and name not in options), None)
+    if "capacity" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise CompositionError(
+            f"storage {kind.name!r}: its open takes no capacity, and the laws are of one that has one"
+        )
+    homes: dict[int, tuple[str, int]] = {}
+    with tempfile.TemporaryDirectory(prefix="prefixloom-store-") as root:
+
+        def at(folder: str, capacity: int) -> Backend:
+            where = {place: Path(folder) / "store"} if place else {}
+            backend = opened(kind, capacity=capacity, **where, **options)
+            homes[id(backend)] = folder, capacity
+            return backend
+
+        def reopen(backend: Backend) -> Backend:
+            backend.close()
+            return at(*homes[id(backend)])
+
+        yield BackendCase(
+            kind.name, lambda capacity: at(tempfile.mkdtemp(dir=root), capacity), reopen if place else None
+        )
 
 
 @attrs.frozen

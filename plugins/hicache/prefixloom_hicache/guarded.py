@@ -139,6 +139,20 @@ class Guarded:
         refusals = lambda reason, told: tuple(Refused(key, reason, told) for key in keys)  # noqa: E731
         return self._hand_in("put", "writes", lambda: self.backend.put(records), keys, size, refusals, released)
 
+    def ask(
+        self,
+        run: Callable[[Backend], tuple[Any, ...]],
+        instead: Callable[[Reason, str], tuple[Any, ...]],
+        *,
+        writes: bool = False,
+        size: int = 0,
+        released: Callable[[], None] | None = None,
+    ) -> Call[tuple[Any, ...]]:
+        """Whatever ``run`` does with the store, as one call; ``instead``: what is answered if it is not, or in vain."""
+        lane = "writes" if writes else "reads"
+        what = "put" if writes else "get"
+        return self._hand_in(what, lane, lambda: run(self.backend), None, size, instead, released)
+
     def exists(self, keys: Sequence[Key]) -> Call[tuple[bool, ...]]:
         keys = tuple(keys)
         return self._hand_in("exists", "reads", lambda: self.backend.exists(keys), keys, 0, _nowhere(keys))
@@ -180,27 +194,31 @@ class Guarded:
         what: str,
         lane: str,
         run: Callable[[], Any],
-        keys: Sequence[Key | None],
+        keys: Sequence[Key | None] | None,
         size: int,
         instead: Callable[[Any, str], Any],
         released: Callable[[], None] | None = None,
     ) -> Call[Any]:
         self._count(self._calls, what)
+        count = 1 if keys is None else len(keys)
         token, reason = self._admit(lane, size if what == "put" else 0, size)
         if token is None:
-            self._count(self._refused, reason, len(keys))
+            self._count(self._refused, reason, count)
             if released is not None:
                 released()
             return Call(None, None, lambda _, told: instead(reason, told))
 
         def checked() -> Any:
             answers = run()
-            if not isinstance(answers, tuple) or len(answers) != len(keys) or not all(map(_fits, answers, keys)):
-                raise TypeError(f"{type(self.backend).__name__}.{what} answered {answers!r:.200} for {len(keys)} keys")
+            fits = isinstance(answers, tuple)
+            if keys is not None:
+                fits = fits and len(answers) == len(keys) and all(map(_fits, answers, keys))
+            if not fits:
+                raise TypeError(f"{type(self.backend).__name__}.{what} answered {answers!r:.200} for {count} keys")
             return answers
 
         def settled(ticket: Ticket, state: State) -> None:
-            self._settle(ticket, state, token, lane, size, len(keys))
+            self._settle(ticket, state, token, lane, size, count)
 
         worker = self._workers[lane]
         ticket = worker.hand_in(checked, self.limits.deadline, settled, released or (lambda: None))

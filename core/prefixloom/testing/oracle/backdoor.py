@@ -196,3 +196,8 @@ def unfilled(sequence: Any) -> set[str]:
 
 def sequence_anchor(sequence: Any) -> Any:
     return sequence._lease._node
+
+
+def has_ops(step: Any) -> bool:
+    """Whether plugins have ops of their own for a step."""
+    return bool(step._claimed or step._deferred)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import CapacityError, InputError, PluginError, ProtocolError
 from ..memory import POISON
-from .backdoor import hold, unfilled
+from .backdoor import has_ops, hold, unfilled
 from .sets import Facts, Running
 from .world import World
 
@@ -216,7 +216,7 @@ class Steps(World):
         waiting = any(run.pending for run in batch)
         try:
             with self.cache.step(sequences, role="draft" if mode == 6 else "target") as step:
-                waiting = waiting or bool(step.ops)
+                waiting = waiting or has_ops(step)
                 if mode == 6:
                     step.table(self.model.facts[0].name)
                 if mode == 7:

@@ -7,24 +7,36 @@ from __future__ import annotations
 
 import random
 
-SYSTEM = 192
+SYSTEM = 512
 """Tokens of the system prompt."""
-SAID = (24, 64)
+SAID = (40, 100)
 """Fewest and most tokens that a user says in a turn."""
 
 
 class Conversations:
-    """``count`` conversations of up to ``turns`` turns; each answer has ``reply`` tokens."""
+    """``count`` conversations of up to ``turns`` turns; each answer has ``reply`` tokens, the prompt of all ``system``,
+    and a user says between the two of ``said``."""
 
-    def __init__(self, count: int, turns: int, reply: int, vocabulary: int, seed: int) -> None:
+    def __init__(
+        self,
+        count: int,
+        turns: int,
+        reply: int,
+        vocabulary: int,
+        seed: int,
+        *,
+        system: int = SYSTEM,
+        said: tuple[int, int] = SAID,
+    ) -> None:
         self._rng = random.Random(seed)
         self._vocabulary = vocabulary
         self.turns = turns
-        self.longest = SYSTEM + turns * (SAID[1] + reply)
-        self.total = SYSTEM + count * turns * (sum(SAID) // 2 + reply)
+        self._system, self._said = system, said
+        self.longest = system + turns * (said[1] + reply)
+        self.total = system + count * turns * (sum(said) // 2 + reply)
         """About as many different tokens as all conversations have in the end: what they share is counted once."""
-        system = self._tokens(SYSTEM)
-        self._histories = [list(system) for _ in range(count)]
+        shared = self._tokens(system)
+        self._histories = [list(shared) for _ in range(count)]
 
     def order(self) -> list[int]:
         """In which order the conversations speak in a turn."""
@@ -39,8 +51,8 @@ class Conversations:
         """
         if number % 3 == 2 and turn == max(1, self.turns // 2):
             other = self._histories[number - 1]
-            self._histories[number] = other[: self._rng.randrange(SYSTEM, len(other) + 1)]
-        self._histories[number] += self._tokens(self._rng.randint(*SAID))
+            self._histories[number] = other[: self._rng.randrange(self._system, len(other) + 1)]
+        self._histories[number] += self._tokens(self._rng.randint(*self._said))
         return list(self._histories[number])
 
     def answered(self, number: int, reply: list[int]) -> None:

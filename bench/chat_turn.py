@@ -1,0 +1,130 @@
+"""What a chat turn costs the scheduling thread, phase by phase: ``python bench/chat_turn.py [--bytecodes]``.
+
+Conversations that share a system prompt take turns in random order, in pools that hold three tenths of all their
+tokens. Each turn opens its whole history, grows, names the answer, computes and closes. Thread CPU time in
+microseconds, medians; or, with ``--bytecodes``, what the interpreter executed per turn, which is the same in every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from peer_driver import Sequences
+
+from prefixloom import Tokens, encode
+
+PHASES = ("open", "grow", "append", "step", "close")
+Turn = tuple[list[int], list[int]]
+
+
+def trace(conversations: int, turns: int) -> tuple[list[Turn], int]:
+    """(prompt, prompt and answer) of each turn in order, and the tokens of all conversations."""
+    chance = random.Random(5)
+
+    def tokens(count: int) -> list[int]:
+        return [chance.randrange(1, 150_000) for _ in range(count)]
+
+    system = tokens(512)
+    histories = [list(system) for _ in range(conversations)]
+    order = [which for which in range(conversations) for _ in range(turns)]
+    chance.shuffle(order)
+    out, total = [], len(system)
+    for which in order:
+        asked, answered = chance.randrange(64, 512), chance.randrange(64, 512)
+        prompt = histories[which] + tokens(asked)
+        histories[which] = prompt + tokens(answered)
+        out.append((prompt, histories[which]))
+        total += asked + answered
+    return out, total
+
+
+def phases(driver: Sequences, prompt: Tokens, whole: Tokens) -> list[Callable[[], Any]]:
+    """The calls of a turn. The first makes the sequence that the others use."""
+    found: list[Any] = []
+    return [
+        lambda: found.append(driver.cache.open(prompt)),
+        lambda: found[0].grow(whole.count // driver.page * driver.page - found[0].reserved),
+        lambda: found[0].append(whole.part(prompt.count)),
+        lambda: driver.compute(found[0]),
+        lambda: found[0].close(),
+    ]
+
+
+def timed(driver: Sequences, turns: list[Turn]) -> dict[str, list[float]]:
+    clock = time.thread_time_ns
+    spent: dict[str, list[float]] = {name: [] for name in (*PHASES, "turn")}
+    for prompt, whole in turns:
+        calls = phases(driver, encode(prompt), encode(whole))
+        marks = [clock()]
+        for call in calls:
+            call()
+            marks.append(clock())
+        for name, before, after in zip(PHASES, marks, marks[1:], strict=False):
+            spent[name].append((after - before) / 1e3)
+        spent["turn"].append((marks[-1] - marks[0]) / 1e3)
+    return spent
+
+
+def counted(driver: Sequences, turns: list[Turn], every: int = 7) -> tuple[Counter[str], Counter[str]]:
+    """Bytecodes per turn, by phase and by function, of one turn in ``every`` once the pools are full."""
+    by_phase: Counter[str] = Counter()
+    by_function: Counter[str] = Counter()
+    phase = ""
+
+    def follow(frame: FrameType, event: str, _: object) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            by_phase[phase] += 1
+            by_function[f"{phase:7}{frame.f_code.co_qualname}"] += 1
+        return follow
+
+    looked_at = 0
+    for number, (prompt, whole) in enumerate(turns):
+        watched = number >= len(turns) * 3 // 10 and number % every == 0
+        looked_at += watched
+        for name, call in zip(PHASES, phases(driver, encode(prompt), encode(whole)), strict=True):
+            phase = name
+            if watched:
+                sys.settrace(follow)
+            call()
+            sys.settrace(None)
+    for counter in (by_phase, by_function):
+        for name in counter:
+            counter[name] = round(counter[name] / looked_at)
+    return by_phase, by_function
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--comps", nargs="*", default=["F", "FS", "FM", "FSM"])
+    parser.add_argument("--conversations", type=int, default=200)
+    parser.add_argument("--bytecodes", action="store_true")
+    parser.add_argument("--functions", type=int, default=0, help="with --bytecodes: so many functions, the most first")
+    given = parser.parse_args()
+    turns, total = trace(given.conversations, 10)
+    for comps in given.comps:
+        driver = Sequences(comps, 16, total * 3 // 10, 3 * given.conversations, 1024)
+        gc.collect()
+        gc.disable()
+        if given.bytecodes:
+            by_phase, by_function = counted(driver, turns)
+            print(f"{comps:4} bytecodes {by_phase.total():6}  ", *(f"{name} {by_phase[name]:5}" for name in PHASES))
+            for name, count in by_function.most_common(given.functions):
+                print(f"{count:10} {name}")
+        else:
+            spent = timed(driver, turns)
+            print(f"{comps:4} us", *(f"{name} {statistics.median(each):5.1f}" for name, each in spent.items()))
+        gc.enable()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The reference engine on ``ThreeWay`` of 80M parameters: what a hit saves, what the cache costs, what overlap gains.
+
+``python bench/engine.py [--size large] [--threads 2] [--json]``
+
+All are ratios within one run. "Outside of the forward" is everything that the engine and the cache do for a step:
+planning, slots, page tables, ops on states, publication, sampling, handling what came back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+
+from prefixloom import Cache, compose
+from prefixloom_engine import Engine, Request, ThreeWay
+
+LENGTH, CACHED, CHUNK = 2048, 1920, 512
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="large")
+    parser.add_argument("--threads", type=int, default=2, help="of torch (default: 2)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model = ThreeWay(args.size)
+    told = {
+        "parameters": model.parameters,
+        "threads": args.threads,
+        "prefill": prefill(model, args.rounds),
+        "decode": {str(rows): decode(model, rows) for rows in (1, 8)},
+        "chunk": chunks(model),
+        "overlap": overlap(model, args.rounds),
+    }
+    print(json.dumps(told, indent=2) if args.json else text(told))
+    return 0
+
+
+def cache_for(model: ThreeWay, rows: int = 1) -> Cache:
+    tokens = (LENGTH + 512) * (rows + 1)
+    return compose(model.config, capacity={"full": tokens, "swa": tokens, "mamba": 64}, debug=False)
+
+
+def prompt(seed: int, length: int, vocabulary: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(vocabulary) for _ in range(length)]
+
+
+def timed(engine: Engine, request: Request) -> tuple[float, float, int]:
+    """Seconds until all came back, seconds of forward passes, steps."""
+    steps, forward, started = engine.counts.steps, engine.forward_seconds, time.perf_counter()
+    engine.generate([request])
+    return time.perf_counter() - started, engine.forward_seconds - forward, engine.counts.steps - steps
+
+
+def prefill(model: ThreeWay, rounds: int) -> dict[str, float]:
+    """2048 tokens with 1920 cached against the same cold, to the first token."""
+    cold, warm = [], []
+    for number in range(rounds):
+        cache = cache_for(model)
+        with Engine(model, cache, chunk=CHUNK, overlap=False) as engine:
+            shared = prompt(number, CACHED, model.vocabulary)
+            tails = [prompt(1000 + 2 * number + i, LENGTH - CACHED, model.vocabulary) for i in range(2)]
+            engine.generate([Request(shared, 1)])
+            seconds, _, _ = timed(engine, Request([*shared, *tails[0]], 1))
+            warm.append(seconds)
+            seconds, _, _ = timed(engine, Request([*shared, *tails[0]], 1, namespace="cold"))
+            cold.append(seconds)
+    return {"cold_s": min(cold), "warm_s": min(warm), "faster": min(cold) / min(warm)}
+
+
+def decode(model: ThreeWay, rows: int, tokens: int = 48) -> dict[str, float]:
+    """Steps of ``rows`` requests that decode after 512 tokens each."""
+    cache = cache_for(model, rows)
+    with Engine(model, cache, chunk=CHUNK * rows, max_running=rows, overlap=False) as engine:
+        answers = [engine.add(Request(prompt(row, 512, model.vocabulary), tokens)) for row in range(rows)]
+        while any(not answer.tokens for answer in answers):
+            engine.step()
+        return outside(engine, 40)
+
+
+def chunks(model: ThreeWay) -> dict[str, float]:
+    """Chunks of 512 tokens of a long prompt."""
+    cache = cache_for(model)
+    with Engine(model, cache, chunk=CHUNK, overlap=False) as engine:
+        engine.add(Request(prompt(1, 4 * CHUNK, model.vocabulary), 1))
+        return outside(engine, 4)
+
+
+def outside(engine: Engine, steps: int) -> dict[str, float]:
+    parts, whole = [], []
+    for _ in range(steps):
+        forward, started = engine.forward_seconds, time.perf_counter()
+        engine.step()
+        seconds = time.perf_counter() - started
+        whole.append(seconds)
+        parts.append(1 - (engine.forward_seconds - forward) / seconds)
+    return {"step_ms": 1000 * statistics.median(whole), "outside": statistics.median(parts)}
+
+
+def overlap(model: ThreeWay, rounds: int) -> dict[str, float]:
+    """Eight conversations, prefill and decode mixed, with the scheduler ahead and not; the runs alternate."""
+    requests = [Request(prompt(i, 128 + 32 * i, model.vocabulary), 32) for i in range(8)]
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * rounds):
+        ahead = bool(number % 2)
+        with Engine(model, cache_for(model, 4), chunk=CHUNK, max_running=8, overlap=ahead) as engine:
+            started = time.perf_counter()
+            engine.generate(requests)
+            seconds[ahead].append(time.perf_counter() - started)
+    on, off = (min(seconds[ahead]) for ahead in (True, False))
+    return {"on_s": on, "off_s": off, "faster": off / on}
+
+
+def text(told: dict[str, Any]) -> str:
+    lines = [
+        f"ThreeWay, {told['parameters'] / 1e6:.1f}M parameters, float32, {told['threads']} threads",
+        f"prefill of {LENGTH} tokens, {CACHED} cached:   {told['prefill']['faster']:.1f} times as fast as cold "
+        f"({told['prefill']['warm_s']:.3f} s against {told['prefill']['cold_s']:.3f} s)",
+    ]
+    for rows, each in told["decode"].items():
+        lines.append(
+            f"outside of a decode step's forward, {rows} rows: {each['outside']:.2%} of {each['step_ms']:.1f} ms"
+        )
+    each = told["chunk"]
+    lines.append(f"outside of a {CHUNK}-token chunk's forward: {each['outside']:.2%} of {each['step_ms']:.1f} ms")
+    each = told["overlap"]
+    lines.append(
+        f"overlap on against off: {each['faster']:.3f} times as fast ({each['on_s']:.2f} s, {each['off_s']:.2f} s)"
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What a store brought becomes the tree's: nodes for its tokens, slots of the host, and the bytes in them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as Many
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .insert import spelled
+from .lease import inert
+from .pool import ABSENT
+
+if TYPE_CHECKING:
+    from .fetching import Fetch, Piece
+    from .lane_host import HostLane
+    from .tree import Node
+
+Brought = Many[tuple["Piece", Any]]
+
+
+def place(fetch: Fetch, brought: Brought) -> None:
+    """As deep as all components that need everything above have arrived; what has no room below is left out."""
+    cache = fetch.shelf.cache
+    whole = len(brought) == len(fetch.pieces)
+    upto = fetch.boundary if whole else _path_end(fetch, brought)
+    if upto <= 0:
+        return
+    width = cache._tree.element_bytes
+    root = cache._root(fetch.plan.namespace)
+    root.leases += 1
+    run = spelled(cache, root, fetch.key[: upto * width], upto)
+    pinned: list[tuple[HostLane, Any]] = []
+    try:
+        for lane in fetch.shelf.tier.lanes:  # what leads there is not to go for the sake of what is there
+            for node in run:
+                cell = node.cells[lane.index]
+                if cell is not None and lane.closed:
+                    lane.pin(cell)
+                    pinned.append((lane, cell))
+        _fill(fetch, run, [(piece, answer) for piece, answer in brought if piece.end <= upto], pinned)
+    finally:
+        for lane, cell in pinned:
+            lane.unpin(cell)
+        root.leases -= 1
+        for node in (*reversed(run), root):
+            cache._tree.prune(node)
+
+
+def _path_end(fetch: Fetch, brought: Brought) -> int:
+    """The boundary up to which all of the path came."""
+    ends = [
+        max((piece.end for piece, _ in brought if piece.lane is lane), default=fetch.held)
+        for lane in fetch.shelf.tier.lanes
+        if lane.closed
+    ]
+    return min(ends, default=0) // fetch.shelf.cache._page * fetch.shelf.cache._page
+
+
+def _fill(fetch: Fetch, run: list[Node], brought: Brought, pinned: list[tuple[HostLane, Any]]) -> None:
+    tier = fetch.shelf.tier
+    hold = inert(fetch.shelf.cache)
+    jobs: list[tuple[HostLane, list[int], Any]] = []
+    try:
+        for lane in tier.lanes:
+            mine = {piece.start: answer.payload for piece, answer in brought if piece.lane is lane}
+            for node in run:
+                places, payloads = _lacking(lane, node, mine)
+                slots = tier.take(lane, len(places)) if places else None
+                if slots is None:
+                    tier.dropped += bool(places)
+                    continue
+                fresh = node.cells[lane.index] is None
+                lane.add(node, places, slots)
+                cell = node.cells[lane.index]
+                cell.stored = fresh
+                if fresh:
+                    lane.pin(cell)
+                    pinned.append((lane, cell))
+                jobs.append((lane, slots.tolist(), partial(_write, lane.pool, slots.tolist(), payloads)))
+        hold.claim(fetch.shelf.cache._flight)
+        if jobs:
+            tier.bring(jobs, run, hold)
+    except BaseException:
+        for lane, filled, _ in jobs:
+            for node in run:
+                lane.retract(node, set(filled))
+        raise
+    tier.fetched += sum(len(filled) for _, filled, _ in jobs)
+
+
+def _lacking(lane: HostLane, node: Node, mine: dict[int, Any]) -> tuple[list[int], list[Any]]:
+    """The places of ``node``'s edge that were brought and that the host has not, with what is to be there."""
+    cell = node.cells[lane.index]
+    if lane.unit == "boundary":
+        return ([0], [mine[node.end]]) if cell is None and node.end in mine else ([], [])
+    page, start = lane.part.page_tokens, node.parent.end
+    ours = None if cell is None else array("i", cell.data)
+    places = [
+        place
+        for place in range((node.end - start) // page)
+        if start + place * page in mine and (ours is None or ours[place] == ABSENT)
+    ]
+    return places, [mine[start + place * page] for place in places]
+
+
+def _write(pool: Any, slots: Many[int], payloads: Many[Any]) -> None:
+    for slot, payload in zip(slots, payloads, strict=True):
+        pool.write_from(slot, payload)

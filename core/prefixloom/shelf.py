@@ -1,0 +1,156 @@
+"""Shelf: the store behind the host tier of one cache. It may come and go while the cache runs.
+
+Everything that a store does is a ticket, and what follows from it happens at a poll, once all ranks know that it is
+done (``consensus``). Tickets are numbered as they are asked for, so the same one is the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from .addresses import fingerprint
+from .consensus import Completions, Consensus, LocalConsensus
+from .fetching import Fetch
+from .storage import Backend, Fingerprint, Reason
+from .storing import Storing
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .flight import Work
+    from .lane_host import HostLane
+    from .restore import Restored
+    from .sequence import Sequence as Running
+    from .tier import LowerTier
+    from .tree import Node
+
+Answers = tuple[Any, ...]
+
+
+class Call(Protocol):
+    """Something that was asked of a store. ``answers`` is None until it is ``over``."""
+
+    @property
+    def over(self) -> bool: ...
+
+    @property
+    def answers(self) -> Answers | None: ...
+
+
+class Store(Protocol):
+    """A backend behind guards: whatever is asked comes back at once, and nobody waits for it or dies of it."""
+
+    def ask(
+        self,
+        run: Callable[[Backend], Answers],
+        instead: Callable[[Reason, str], Answers],
+        *,
+        writes: bool = False,
+        size: int = 0,
+        released: Callable[[], None] | None = None,
+    ) -> Call:
+        """Have ``run`` talk to the backend on a thread of the store's; ``instead`` answers where it cannot, or raises.
+
+        ``released`` is called once when ``run`` touches nothing any more, from any thread.
+        """
+
+    def poll(self) -> None: ...
+
+
+class Shelved(Protocol):
+    """What a tier with a store says: ``store`` is None while there is none. ``identity`` is the caller's part of the
+    fingerprint: the model, and where they apply its weights and the ranks' shards.
+    """
+
+    store: Store | None
+    identity: Mapping[str, Any]
+    consensus: Consensus
+    keep: Literal["through", "selective", "back"]
+    fetch: Literal["best_effort", "wait", "timeout"]
+    fetch_at_least: int
+
+    def patience(self, pages: int) -> float:
+        """Seconds that a fetch of so many pages may take where ``fetch`` is "timeout"."""
+
+    def now(self) -> float: ...
+
+
+class Shelf:
+    """One per cache whose tier can have a store."""
+
+    def __init__(self, cache: Cache, tier: LowerTier, component: Shelved) -> None:
+        self.cache = cache
+        self.tier = tier
+        self.component = component
+        self.fingerprints: dict[int, Fingerprint] = {}
+        self.consensus = getattr(component, "consensus", None) or LocalConsensus()
+        self.store: Store | None = None
+        self.completions = Completions(self.consensus)
+        self.storing = Storing(self)
+        self.fetches: dict[int, Fetch] = {}
+
+    # ------------------------------------------------------------ coming and going
+    def poll(self) -> None:
+        """Apply what is done on all ranks, and go on."""
+        store = self.component.store
+        if store is not self.store:
+            self.store = store
+            if store is not None:
+                self.fingerprints = {
+                    lane.index: fingerprint(lane.device, self.cache._page, self.component.identity)
+                    for lane in self.tier.lanes
+                }
+                if self.component.keep == "through":
+                    self._backfill()
+            for lane in self.tier.lanes:
+                lane.going = self.storing.rescue if store is not None and self.component.keep == "back" else None
+        if store is not None:
+            store.poll()
+        for fetch in list(self.fetches.values()):
+            fetch.poll()
+        for ticket, amount in self.completions.poll().items():
+            if not self.storing.advance(ticket):
+                self.fetches.pop(ticket).advance(amount)
+        self.storing.poll()
+
+    def _backfill(self) -> None:
+        """What came to the host while no store was there."""
+        for root in self.cache._tree.roots.values():
+            stack: list[Node] = list((root.kids or {}).values())
+            while stack:
+                node = stack.pop()
+                stack.extend((node.kids or {}).values())
+                for lane in self.tier.lanes:
+                    if node.cells[lane.index] is not None:
+                        node.cells[lane.index].stored = False
+                        self.storing.offer(lane, node)
+
+    def flushed(self) -> None:
+        self.storing.flushed()
+        for fetch in self.fetches.values():
+            fetch.forget()
+
+    # ------------------------------------------------------------ what it is asked
+    def copied(self, lane: HostLane, node: Node) -> None:
+        """The host has, or is about to have, something at ``node`` that it had not."""
+        if self.store is not None and self.component.keep == "through":
+            self.storing.offer(lane, node)
+
+    def used(self, nodes: Sequence[Node]) -> None:
+        """These were hit often enough to be copied down."""
+        if self.store is not None and self.component.keep == "selective":
+            for node in nodes:
+                for lane in self.tier.lanes:
+                    if node.cells[lane.index] is not None:
+                        self.storing.offer(lane, node)
+
+    def copies_to(self, lane: HostLane, node: Node) -> list[Work]:
+        """The copies in flight that have yet to write some of what the host has at ``node``."""
+        flight = self.cache._flight
+        numbers = {each.number for each in flight.nodes.get(node, ()) for other, _ in each.slots if other is lane}
+        return [work for work in flight.works if work.number in numbers and work.event is not None]
+
+    def fetch(self, sequence: Running, told: Restored) -> None:
+        """Look for more of a sequence's prompt than the cache has; ``told`` hears of it."""
+        if self.store is not None:
+            Fetch.begin(self, sequence, told)

@@ -1,0 +1,148 @@
+"""``PooledCache``: what a transformers model takes as ``past_key_values``, over the pools of a composed cache.
+
+It holds no memory. Between ``begin`` and ``end`` the model's layers read and write the entries of one ``Batch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from torch import Tensor
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.cache_utils import DynamicCache
+
+from prefixloom import Cache, CompositionError, ProtocolError
+
+from ..model import Batch
+from .layers import pooled
+from .pages import Pages
+from .rows import Rows
+from .states import States
+
+
+class PooledCache(TransformersCache):
+    """One for each user: a session, or a runner. ``config`` is that of the model's text part."""
+
+    is_compileable = False  # the tensors that layers hand out have no lasting addresses
+    is_croppable = False
+
+    def __init__(self, cache: Cache, config: Any) -> None:
+        templates = DynamicCache(config=config).layers
+        super().__init__(layers=[pooled(template, cache, at) for at, template in enumerate(templates)])
+        self._pages = [pages for layer in self.layers for pages in _of(layer, Pages)]
+        self._states: dict[int, States] = {
+            at: states for at, layer in enumerate(self.layers) for states in _of(layer, States)
+        }
+        self._length = 0
+        _check_entries(self._pages)
+
+    # ------------------------------------------------------------ passes
+    def begin(self, batch: Batch) -> Rows:
+        """The model is called next, with the tokens of ``batch``."""
+        rows = Rows(batch)
+        for pages in self._pages:
+            pages.begin(rows)
+        for states in self._states.values():
+            states.begin(rows)
+        self._length = rows.past_count
+        return rows
+
+    def end(self) -> None:
+        """The model has returned, or raised."""
+        for pages in self._pages:
+            pages.end()
+        for states in self._states.values():
+            states.end()
+
+    def check(self, rows: Rows) -> None:
+        """Called before ``end`` where the model returned: it has left everything with the cache that it remembers.
+
+        One that ignores the cache it is given, as encoders do, would be taken at its word and answer nonsense.
+        """
+        length = rows.past_count + rows.count
+        left_out = [pages.layer for pages in self._pages if pages.seen != length]
+        left_out += [at for at, states in self._states.items() if not states.entered]
+        if left_out:
+            told = ", ".join(map(str, sorted(set(left_out))))
+            raise CompositionError(
+                f"layers {told} ran without the cache that the model was given, so what they remember is kept nowhere. "
+                f"Is it a causal language model?"
+            )
+        self._length = length
+
+    def rest(self, length: int) -> None:
+        """Between passes: how many tokens the next one continues from."""
+        self._length = length
+        for pages in self._pages:
+            pages.seen = length
+
+    # ------------------------------------------------------------ what models call
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """As transformers has it; and where no layer counts, since all are recurrent, there is an answer as well."""
+        if not self._pages:
+            return self._length
+        return int(super().get_seq_length(layer_idx))
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        self._enter(layer_idx)
+        state: Tensor | None = super().get_conv_state(layer_idx, state_idx)
+        return state
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        self._enter(layer_idx)
+        state: Tensor | None = super().get_recurrent_state(layer_idx, state_idx)
+        return state
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        self._enter(layer_idx)
+        state: Tensor = super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
+        return state
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        self._enter(layer_idx)
+        state: Tensor = super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
+        return state
+
+    def _enter(self, layer: int) -> None:
+        states = self._states.get(layer)
+        if states is not None:
+            states.enter()
+
+    # ------------------------------------------------------------ what pools cannot do
+    def reset(self) -> None:
+        self._refuse("reset", "open another session")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._refuse("reorder_cache", "beams would write into each other's pages: use num_beams=1")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._refuse("batch_repeat_interleave", "a session is one conversation: open one for each answer")
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._refuse("batch_select_indices", "a session is one conversation: open one for each answer")
+
+    def activate_past_recording(self) -> None:
+        self._refuse("activate_past_recording", "generate without an assistant; prefixloom's engine speculates")
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self._refuse("crop", "generate without an assistant; prefixloom's engine speculates")
+
+    def _refuse(self, what: str, instead: str) -> NoReturn:
+        raise ProtocolError(f"a cache over pools has no {what}: {instead}")
+
+
+def _of(layer: object, kind: type) -> Iterable[Any]:
+    return [value for value in vars(layer).values() if isinstance(value, kind)]
+
+
+def _check_entries(pages: Iterable[Pages]) -> None:
+    for one in pages:
+        rows = one.memory.rows[one.names[0]]
+        if rows.shape[1] != one.memory.page_tokens:
+            raise CompositionError(
+                f"layer {one.layer}: component {one.memory.component!r} keeps one entry for several tokens, and "
+                f"transformers' attention takes one for each"
+            )

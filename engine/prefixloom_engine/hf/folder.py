@@ -1,0 +1,91 @@
+"""``load``: a model from a folder on disk; every way in which that can fail is told in a sentence.
+
+Nothing is downloaded, no code that lies in the folder is run, and no weight that is missing is made up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from prefixloom import CompositionError
+
+from .model import HFModel
+from .refusals import refuse
+
+FEW = 3
+"""Names of weights that a message shows."""
+LONG = 300
+"""Characters of another library's message that ours shows."""
+
+
+def load(path: str | os.PathLike[str], *, dtype: str = "auto", device: str = "cpu") -> HFModel:
+    """The causal language model in a folder that ``save_pretrained`` wrote, or that was downloaded.
+
+    ``dtype``   what it computes in, such as "float32" or "bfloat16"; "auto": as its config says
+    ``device``  where its weights go
+    """
+    folder = Path(path)
+    where = f"the model in {os.fspath(path)!r}"
+    config = _config(folder, where)
+    refuse(config)
+    if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise CompositionError(f"dtype={dtype!r} is none of torch's; say 'auto', 'float32', 'bfloat16' or 'float16'")
+    try:
+        model, told = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # what is mismatched is refused below, by name
+        )
+    except Exception as error:  # a dozen types, from several libraries
+        raise CompositionError(f"{where} cannot be loaded: {_sentence(error)}") from error
+    _check_whole(told, where)
+    try:
+        model = model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise CompositionError(f"{where} cannot be put on device {device!r}: {_sentence(error)}") from error
+    return HFModel(model.eval())
+
+
+def _config(folder: Path, where: str) -> Any:
+    if not folder.is_dir():
+        raise CompositionError(f"{where} is not there: nothing is downloaded, so pass the folder of a downloaded model")
+    try:
+        raw = json.loads(folder.joinpath("config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CompositionError(f"{where} has no config.json: it is not the folder of a model") from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CompositionError(f"{where} has a config.json that cannot be read: {error}") from error
+    if not isinstance(raw, dict) or not raw.get("model_type"):
+        raise CompositionError(f"{where} has a config.json without a model_type: it does not say what it is")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a dozen types, from several libraries
+        raise CompositionError(
+            f"{where} is of model type {raw['model_type']!r}, and transformers cannot read its config: "
+            f"{_sentence(error)}"
+        ) from error
+
+
+def _check_whole(told: Any, where: str) -> None:
+    """transformers fills what is missing with chance, and leaves it at a warning."""
+    for what, key in (("lacks weights", "missing_keys"), ("has weights of other shapes", "mismatched_keys")):
+        names = sorted(name if isinstance(name, str) else name[0] for name in told.get(key) or ())
+        if names:
+            more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+            raise CompositionError(f"{where} {what}: {', '.join(names[:FEW])}{more}. Download or save it again")
+
+
+def _sentence(error: BaseException) -> str:
+    """What went wrong, on one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= LONG else f"{text[:LONG]}..."

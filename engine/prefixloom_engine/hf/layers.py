@@ -1,0 +1,211 @@
+"""Layers: transformers' cache layers, with their memory in the pools of a composed cache.
+
+There is one class for each class that transformers makes of a layer kind, a subclass of it, since masks and models ask
+which it is. None knows an architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from prefixloom import Cache, Chunk, CompositionError, Reach, Window
+
+from ..binding import LayerMemory, layer_memories
+from .pages import Pages
+from .refusals import RECOMPOSE
+from .states import CONV, RECURRENT, States
+
+ATTENTION = (("k", "v"), ("latent", "rope"))
+"""The buffers of what attention caches: keys and values, or what multi-head latent attention hands over as such."""
+INDEX = ("index",)
+
+
+class Paged:
+    """A layer with keys and values."""
+
+    pages: Pages
+    is_initialized = True
+
+    def update(self, keys: Tensor, values: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        keys, values = self.pages.extend(keys, values)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return self.pages.seen
+
+
+class Stated:
+    """A layer with states. transformers' own methods work on them once they are held."""
+
+    states: States
+
+    def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, **kwargs: object) -> Tensor:
+        self.states.check(CONV, conv_states)
+        out: Tensor = super().update_conv_state(conv_states, state_idx, **kwargs)  # type: ignore[misc]
+        return out
+
+    def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: object) -> Tensor:
+        self.states.check(RECURRENT, recurrent_states)
+        out: Tensor = super().update_recurrent_state(recurrent_states, state_idx, **kwargs)  # type: ignore[misc]
+        return out
+
+
+class PagedLayer(Paged, DynamicLayer):
+    """Full attention, and multi-head latents."""
+
+    def __init__(self, pages: Pages) -> None:
+        super().__init__()
+        self.pages = pages
+        self.is_initialized = True
+
+
+class WindowLayer(Paged, DynamicSlidingWindowLayer):
+    """Sliding-window and chunked attention: attention is handed the last window, of which the query is a part."""
+
+    def __init__(self, pages: Pages, window: int) -> None:
+        super().__init__(sliding_window=window)
+        self.pages = pages
+        self.is_initialized = True
+
+    @property
+    def cumulative_length(self) -> int:
+        return self.pages.seen
+
+    @cumulative_length.setter
+    def cumulative_length(self, value: int) -> None:
+        """transformers' constructor sets it; the truth is in the pages."""
+
+
+class IndexedLayer(PagedLayer, DynamicIndexedLayer):
+    """Attention that reads what an indexer picks by keys of its own."""
+
+    def __init__(self, pages: Pages, keys: Pages) -> None:
+        super().__init__(pages)
+        self.index = keys
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        return self.index.extend(indexer_key_states[:, None])[0][:, 0]
+
+
+class StateLayer(Stated, LinearAttentionLayer):
+    """Linear attention, state spaces, short convolutions."""
+
+    def __init__(self, layer: int, memory: LayerMemory) -> None:
+        super().__init__()
+        self.states = States(layer, memory, self)
+
+
+class StatePagedLayer(Stated, Paged, LinearAttentionAndFullAttentionLayer):
+    """A state beside full attention."""
+
+    def __init__(self, layer: int, memory: LayerMemory, pages: Pages) -> None:
+        super().__init__()
+        self.pages = pages
+        self.states = States(layer, memory, self)
+        self.is_initialized = True
+
+
+class StateWindowLayer(Stated, Paged, LinearAttentionAndSlidingWindowAttentionLayer):
+    """A state beside attention with a window."""
+
+    cumulative_length = WindowLayer.cumulative_length
+
+    def __init__(self, layer: int, memory: LayerMemory, pages: Pages, window: int) -> None:
+        super().__init__(sliding_window=window)
+        self.pages = pages
+        self.states = States(layer, memory, self)
+        self.is_initialized = True
+
+
+# ---------------------------------------------------------------- from transformers' own layers
+
+
+def pooled(template: Any, cache: Cache, layer: int) -> Any:
+    """The layer that does what ``template`` does, which transformers made for this layer, with its memory in pools."""
+    make = MAKERS.get(type(template))
+    if make is None:
+        raise CompositionError(
+            f"layer {layer} remembers in transformers' {type(template).__name__}, which is not known here. Known: "
+            f"{', '.join(kind.__name__ for kind in MAKERS)}"
+        )
+    return make(template, cache, layer)
+
+
+def _attention(template: Any, cache: Cache, layer: int) -> Pages:
+    window = int(template.sliding_window) if isinstance(template, DynamicSlidingWindowLayer) else 0
+    memory, names = _serving(cache, layer, ATTENTION)
+    reach = {part.name: part.reach for part in cache.composition.parts}[memory.component]
+    if not _fits(reach, window):
+        raise CompositionError(
+            f"layer {layer} attends to {f'the last {window} tokens' if window else 'every token'}, and component "
+            f"{memory.component!r} keeps {reach}. {RECOMPOSE}"
+        )
+    return Pages(layer, memory, names, window - 1 if window else 0, holes=not reach.closed_upward)
+
+
+def _fits(reach: Reach, window: int) -> bool:
+    """Whether what is kept is what attention reads; what keeps more does as well."""
+    return reach.closed_upward or (window > 0 and reach in (Window(window), Chunk(window)))
+
+
+def _index(cache: Cache, layer: int) -> Pages:
+    memory, names = _serving(cache, layer, (INDEX,))
+    return Pages(layer, memory, names, 0, holes=False)
+
+
+def _states(template: Any, cache: Cache, layer: int) -> LayerMemory:
+    if template.number_of_states != 1:
+        raise CompositionError(
+            f"layer {layer} has {template.number_of_states} conv states, and there is a place for one"
+        )
+    return _serving(cache, layer, ((CONV, RECURRENT), (CONV,), (RECURRENT,)))[0]
+
+
+def _serving(cache: Cache, layer: int, wanted: tuple[tuple[str, ...], ...]) -> tuple[LayerMemory, tuple[str, ...]]:
+    """The one component that keeps all buffers of one of these names for a layer, and which names they are."""
+    memories = layer_memories(cache, layer)
+    for names in wanted:
+        serving = [memory for memory in memories if set(names) <= set(memory.rows)]
+        if len(serving) == 1:
+            return serving[0], names
+        if serving:
+            raise CompositionError(
+                f"layer {layer} has its {' and '.join(names)} in several components: "
+                f"{', '.join(memory.component for memory in serving)}"
+            )
+    told = "; or ".join(" and ".join(names) for names in wanted)
+    raise CompositionError(
+        f"layer {layer} needs a component with the buffers {told}, and {cache!r} has none for it. {RECOMPOSE}"
+    )
+
+
+MAKERS: dict[type, Callable[[Any, Cache, int], Any]] = {
+    DynamicLayer: lambda template, cache, layer: PagedLayer(_attention(template, cache, layer)),
+    DynamicSlidingWindowLayer: lambda template, cache, layer: WindowLayer(
+        _attention(template, cache, layer), template.sliding_window
+    ),
+    DynamicIndexedLayer: lambda template, cache, layer: IndexedLayer(
+        _attention(template, cache, layer), _index(cache, layer)
+    ),
+    LinearAttentionLayer: lambda template, cache, layer: StateLayer(layer, _states(template, cache, layer)),
+    LinearAttentionAndFullAttentionLayer: lambda template, cache, layer: StatePagedLayer(
+        layer, _states(template, cache, layer), _attention(template, cache, layer)
+    ),
+    LinearAttentionAndSlidingWindowAttentionLayer: lambda template, cache, layer: StateWindowLayer(
+        layer, _states(template, cache, layer), _attention(template, cache, layer), template.sliding_window
+    ),
+    DummyLayer: lambda template, cache, layer: DummyLayer(),
+}
+"""transformers' class of a layer -> the one that does the same over pools."""

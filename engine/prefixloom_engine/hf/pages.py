@@ -1,0 +1,82 @@
+"""Pages: what one layer keeps of every token, in the pages of a pool.
+
+What is new is written into the pool; what attention reads is the past, gathered from the pool, and the new behind it,
+as one contiguous tensor: bit for bit what transformers' own cache layer would hand over.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from prefixloom import CompositionError, ProtocolError
+
+from ..binding import LayerMemory
+from .refusals import RECOMPOSE
+from .rows import Rows, outside
+
+
+class Pages:
+    """Some buffers of one layer, named in the order in which the model's code hands their content over.
+
+    ``reads`` is how many tokens before the new ones a layer may read, 0: all. ``holes``: some of these may be absent.
+    """
+
+    def __init__(self, layer: int, memory: LayerMemory, names: tuple[str, ...], reads: int, holes: bool) -> None:
+        self.layer = layer
+        self.memory = memory
+        self.names = names
+        self.reads = reads
+        self.holes = holes
+        self.seen = 0
+        """Tokens that the layer has, those of the pass that runs included once it has been reached."""
+        self._rows: Rows | None = None
+
+    def begin(self, rows: Rows) -> None:
+        self._rows = rows
+        self.seen = rows.past_count
+
+    def end(self) -> None:
+        self._rows = None
+
+    def extend(self, *new: Tensor) -> list[Tensor]:
+        """Write the new entries, each (rows, heads, count, width); the past that may be read, and they behind it."""
+        rows = self._rows
+        if rows is None:
+            raise outside(self.layer)
+        rows.batch.gate(self.layer)
+        past = min(rows.past_count, self.reads) if self.reads else rows.past_count
+        out = [self._extended(name, entries, rows, past) for name, entries in zip(self.names, new, strict=True)]
+        self.seen = rows.past_count + rows.count
+        return out
+
+    def _extended(self, name: str, new: Tensor, rows: Rows, past: int) -> Tensor:
+        pool = self.memory.rows[name]
+        self._check(name, new, pool, rows)
+        batch, heads, count, width = new.shape
+        flat = pool.flatten(0, 1)
+        entries = new.transpose(1, 2).reshape(batch * count, *pool.shape[2:])
+        flat.index_copy_(0, rows.fresh(self.memory), entries)
+        if not past:
+            return new.contiguous()
+        index, absent = rows.past(self.memory, past, self.holes)
+        old = flat.index_select(0, index).view(batch, past, heads, width)
+        if absent is not None:  # hidden by the mask; but 0 times whatever lies there need not be 0
+            old.masked_fill_(absent[:, :, None, None], 0)
+        out = new.new_empty(batch, heads, past + count, width)
+        out[:, :, :past] = old.transpose(1, 2)
+        out[:, :, past:] = new
+        return out
+
+    def _check(self, name: str, new: Tensor, pool: Tensor, rows: Rows) -> None:
+        batch, heads, count, width = new.shape
+        if (batch, count) != (len(rows), rows.count):
+            raise ProtocolError(
+                f"layer {self.layer} was given {batch} rows of {count} tokens, in a pass over {len(rows)} rows of "
+                f"{rows.count}"
+            )
+        shape = tuple(pool.shape[2:])
+        if new.dtype != pool.dtype or shape not in ((heads, width), (heads * width,)):
+            raise CompositionError(
+                f"layer {self.layer} writes {name!r} as {heads} x {width} in {new.dtype}, and component "
+                f"{self.memory.component!r} keeps {' x '.join(map(str, shape))} in {pool.dtype}. {RECOMPOSE}"
+            )

@@ -1,0 +1,84 @@
+"""Rows: where the rows of one forward pass have their entries in the pages of each component.
+
+Rows of different lengths are aligned at their ends, as transformers pads on the left: the past of a shorter row begins
+with entries that are no token's, and its mask hides them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from prefixloom import ProtocolError
+
+from ..binding import LayerMemory
+from ..model import Batch
+
+
+def outside(layer: int) -> ProtocolError:
+    """What a layer says that is called when no pass runs."""
+    return ProtocolError(
+        f"layer {layer} was called outside of a pass of prefixloom's: this cache works for the model that it was made "
+        f"for, called as a whole, while its session is open"
+    )
+
+
+class Rows:
+    """The positions of one ``Batch`` and the entries that they have, worked out once for all layers of a component."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.count = batch.count
+        self.past_count = max(span.start for span in batch.spans)
+        self.ragged = any(span.start != self.past_count for span in batch.spans)
+        self._past: dict[tuple[str, int], tuple[Tensor, Tensor | None]] = {}
+        self._fresh: dict[str, Tensor] = {}
+        self._starts: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.batch.spans)
+
+    @property
+    def starts(self) -> Tensor:
+        """(rows, 1): the first position of each row."""
+        if self._starts is None:
+            device = self.batch.tokens.device
+            self._starts = torch.tensor([[span.start] for span in self.batch.spans], device=device)
+        return self._starts
+
+    def positions(self) -> Tensor:
+        """(rows, count): of the tokens that are computed."""
+        return self.starts + torch.arange(self.count, device=self.starts.device)
+
+    def mask(self) -> Tensor | None:
+        """(rows, past + count): 0 where a shorter row has no token. None where all are equally long."""
+        if not self.ragged:
+            return None
+        at = torch.arange(self.past_count + self.count, device=self.starts.device)
+        return (at >= self.past_count - self.starts).long()
+
+    def fresh(self, memory: LayerMemory) -> Tensor:
+        """(rows * count): the entries to be written, in the pages laid end to end."""
+        found = self._fresh.get(memory.component)
+        if found is None:
+            found = self._fresh[memory.component] = self._entries(memory, self.positions())[0].flatten()
+        return found
+
+    def past(self, memory: LayerMemory, width: int, holes: bool) -> tuple[Tensor, Tensor | None]:
+        """(rows * width): the entries of the last ``width`` positions before the new ones; and (rows, width), which of
+        them hold no token that may be read, if any may be so. ``holes``: pages of these positions may be absent.
+        """
+        key = (memory.component, width)
+        found = self._past.get(key)
+        if found is None:
+            at = self.starts + torch.arange(-width, 0, device=self.starts.device)
+            entries, absent = self._entries(memory, at)
+            found = self._past[key] = (entries.flatten(), absent if holes or self.ragged else None)
+        return found
+
+    def _entries(self, memory: LayerMemory, positions: Tensor) -> tuple[Tensor, Tensor]:
+        size = memory.page_tokens
+        table = self.batch.tables[memory.component]
+        pages = table.gather(1, (positions // size).clamp(min=0))
+        absent = (pages < 0) | (positions < 0)
+        return pages.clamp(min=0).long() * size + positions % size, absent

@@ -1,0 +1,86 @@
+"""``HFRunner``: a transformers model over the pools of one cache, as the engine calls it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from prefixloom import Cache, CompositionError
+
+from ..model import Batch, Span
+from .cache import PooledCache
+
+CACHE_NAMES = ("past_key_values", "cache_params")
+
+
+class HFRunner:
+    """A ``model.Runner``. transformers' code runs as it is: it is told positions, a mask and a cache."""
+
+    def __init__(self, model: Any, cache: Cache) -> None:
+        self._model = model
+        self._cache = cache
+        self.pooled = PooledCache(cache, model.config.get_text_config(decoder=True))
+        takes = inspect.signature(model.forward).parameters
+        names = [name for name in CACHE_NAMES if name in takes]
+        if not names:
+            raise CompositionError(
+                f"{type(model).__name__} takes none of {', '.join(CACHE_NAMES)}, so it cannot be given what is cached"
+            )
+        self.cache_name = names[0]
+        self._takes_positions = "position_ids" in takes
+        self._takes_wanted = "logits_to_keep" in takes
+
+    def groups(self, spans: Sequence[Span]) -> list[list[int]]:
+        """Rows of one count, and of these apart the ones that start from nothing: they have no state to go on from.
+
+        What one forward computes is then never padded; only what lies before it is.
+        """
+        found: dict[tuple[int, bool], list[int]] = {}
+        for row, span in enumerate(spans):
+            found.setdefault((span.count, span.start == 0), []).append(row)
+        return list(found.values())
+
+    def forward(self, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            stepwise = [name for name, slots in batch.singles.items() if batch.count <= slots.shape[1]]
+            return self._one_by_one(batch, stepwise) if stepwise else self._through(batch)
+
+    def _through(self, batch: Batch) -> Tensor:
+        rows = self.pooled.begin(batch)
+        try:
+            logits = self.call(batch.tokens, rows.positions(), rows.mask(), max(batch.wanted, 1))
+            self.pooled.check(rows)
+        finally:
+            self.pooled.end()
+        return logits[:, logits.shape[1] - batch.wanted :]
+
+    def call(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, wanted: int) -> Tensor:
+        """The model's own forward over ``pooled``; the logits of the last ``wanted`` tokens, or of all."""
+        inputs = {"input_ids": tokens, "use_cache": True, self.cache_name: self.pooled}
+        if self._takes_positions:
+            inputs["position_ids"] = positions
+        if mask is not None:
+            inputs["attention_mask"] = mask
+        if self._takes_wanted:
+            inputs["logits_to_keep"] = wanted
+        logits: Tensor = self._model(**inputs).logits
+        return logits
+
+    def _one_by_one(self, batch: Batch, components: Sequence[str]) -> Tensor:
+        """Token by token, since transformers' kernels hand over no state from within a run; each is kept."""
+        wanted = []
+        for at in range(batch.count):
+            spans = [Span(span.start + at, span.start + at + 1) for span in batch.spans]
+            keep = int(at >= batch.count - batch.wanted)
+            one = attrs.evolve(batch, tokens=batch.tokens[:, at : at + 1], spans=spans, singles={}, wanted=keep)
+            wanted.append(self._through(one))
+            for name in components:
+                source, target = batch.tables[name][:, 0].long(), batch.singles[name][:, at].long()
+                for content in self._cache.pool(name).buffers.values():
+                    content.index_copy_(1, target, content.index_select(1, source))
+        return torch.cat(wanted, dim=1)

@@ -1,0 +1,48 @@
+"""``prefixloom demo --model PATH``: the folder of a Hugging Face model in place of the built-in one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
+
+from hf_models import REGISTRY, model_of
+
+from prefixloom import compose
+from prefixloom.cli import main
+from prefixloom_engine import demo
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = ["--conversations", "2", "--turns", "2", "--json"]
+
+
+@pytest.fixture(autouse=True)
+def commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found as in an installation, also where only the source is on the path."""
+
+    def composed(*args: object, **options: object) -> object:
+        return compose(*args, registry=REGISTRY, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(demo, "compose", composed)
+    monkeypatch.setattr("prefixloom.cli._module", lambda name: demo)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_5_text"])
+def test_a_model_on_disk_is_served_and_judged(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model_of(name).save_pretrained(tmp_path / name)
+    assert main(["demo", "--model", str(tmp_path / name), "--dtype", "float64", *SMALL]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["verdict"]["passed"] is True
+    assert told["verdict"]["pages"] > 30
+    assert told["hit_rate"] > 0.5
+    assert told["verdict"]["moved"]["full"] is None or told["verdict"]["moved"]["full"] > 1e-3
+
+
+def test_a_folder_that_is_none_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--model", str(tmp_path / "nothing"), *SMALL]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("prefixloom: the model in ")
+    assert err.count("\n") == 1

@@ -1,0 +1,127 @@
+"""The engine serves transformers' models: the tokens that plain greedy decoding gives, whatever it does meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
+
+import torch
+from hf_models import CONFIGS, MATRIX, Served, model_of, prompt
+from transformers import DynamicCache
+
+from prefixloom_engine import Answer, Engine, Request
+from prefixloom_engine.hf import HFModel
+
+EACH = pytest.mark.parametrize("name", MATRIX)
+pytestmark = pytest.mark.usefixtures("one_thread")
+SYSTEM = 100
+
+
+@functools.cache
+def plain(name: str, tokens: tuple[int, ...], count: int) -> list[int]:
+    """Greedy decoding with transformers' own cache, one request at a time."""
+    model, past, fed, out = model_of(name), DynamicCache(config=model_of(name).config), list(tokens), []
+    with torch.no_grad():
+        for _ in range(count):
+            at = len(tokens) + len(out) - len(fed)
+            more = {} if name == "mamba2" else {"position_ids": torch.arange(at, at + len(fed))[None]}
+            cache = {"cache_params" if name == "mamba2" else "past_key_values": past}
+            logits = model(torch.tensor([fed]), use_cache=True, **cache, **more).logits[0, -1]
+            fed = [int(logits.argmax())]
+            out += fed
+    return out
+
+
+def requests(count: int, **more: Any) -> list[Request]:
+    """Of which every second has the same beginning."""
+    rng = random.Random(3)
+    return [
+        Request(
+            prompt(99, SYSTEM) * (seed % 2) + prompt(seed, rng.randrange(5, 60)), rng.randrange(2, 24), stops=(), **more
+        )
+        for seed in range(count)
+    ]
+
+
+class Knowing:
+    """Guesses what plain decoding says, and every now and then the first, second or third token wrong."""
+
+    def __init__(self, name: str, asked: list[Request]) -> None:
+        self.texts = [[*each.tokens, *plain(name, tuple(each.tokens), each.max_tokens)] for each in asked]
+
+    def guess(self, tokens: Sequence[int], most: int) -> list[int]:
+        known = list(tokens)
+        (text,) = (text for text in self.texts if text[: len(known)] == known)
+        out = text[len(known) : len(known) + most]
+        wrong = len(known) % 4
+        if wrong < len(out):
+            out[wrong] = (out[wrong] + 1) % 97
+        return out
+
+
+def check(name: str, answers: list[Answer], served: Served) -> None:
+    for answer in answers:
+        assert answer.error is None
+        asked = answer.request
+        assert answer.tokens == plain(name, tuple(asked.tokens), asked.max_tokens)
+    served.cache.poll()
+    served.settled()
+
+
+@EACH
+@pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
+def test_answers_are_those_of_plain_decoding(name: str, overlap: bool) -> None:
+    served = Served(name, capacity=320, max_running=5)
+    with Engine(served.hf, served.cache, overlap=overlap, chunk=128, max_running=5) as engine:
+        answers = engine.generate(requests(10))
+    check(name, answers, served)
+    told = served.cache.stats()
+    assert told.hit_tokens > 0
+    assert any(figures.evicted for figures in told.components.values())
+
+
+@EACH
+def test_guesses_change_no_token(name: str) -> None:
+    """Recurrent models too: the state after each guessed token is kept, and the one behind the last right one taken."""
+    served, asked = Served(name, max_rewind=3, capacity=1600, max_running=5), requests(6)
+    with Engine(served.hf, served.cache, speculate=3, max_running=4, guesser=Knowing(name, asked)) as engine:
+        answers = engine.generate(asked)
+        counts = engine.counts
+    check(name, answers, served)
+    assert counts.drafted > counts.accepted > 0.3 * counts.drafted
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in MATRIX])
+def test_an_architecture_that_nobody_wrote_a_line_for_is_served(name: str) -> None:
+    served = Served(name, capacity=2048)
+    with Engine(served.hf, served.cache, chunk=128, max_running=4) as engine:
+        answers = engine.generate(requests(4))
+    check(name, answers, served)
+
+
+def test_the_next_turn_hits_at_its_full_length_rounded_to_the_grid() -> None:
+    served, tokens = Served("qwen3_5_text"), prompt(1, 100)
+    with Engine(HFModel(model_of("qwen3_5_text")), served.cache) as engine:
+        for count in (40, 90):
+            (answer,) = engine.generate([Request(tokens, count, stops=())])
+            tokens = [*tokens, *answer.tokens]
+            assert served.cache.peek([*tokens, 5], leave=1) == (len(tokens) - 1) // 64 * 64
+            tokens += prompt(count, 20)
+
+
+def test_the_models_own_stops_end_an_answer() -> None:
+    served, tokens = Served("llama"), prompt(1, 30)
+    expected = plain("llama", tuple(tokens), 12)
+    served.model.generation_config.eos_token_id = expected[4]
+    try:
+        with Engine(served.hf, served.cache) as engine:
+            (answer,) = engine.generate([Request(tokens, 12)])
+    finally:
+        served.model.generation_config.eos_token_id = 2
+    assert (answer.tokens, answer.reason) == (expected[: expected.index(expected[4]) + 1], "stop")

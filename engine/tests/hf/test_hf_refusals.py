@@ -1,0 +1,224 @@
+"""Models that cannot be served, by name and reason; and folders that hold no model, or half of one."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
+
+import torch
+from hf_models import COMMON, CONFIGS, config_of, distance, model_of, prompt
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from prefixloom import CompositionError
+from prefixloom_engine.hf import HFModel, load
+from prefixloom_engine.hf.refusals import CLASS_OF_ITS_OWN, FROM_ZERO, OUTSIDE, REFUSED, refuse
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WRONG = 1e-3
+"""How far from right at least; measured: 2.3e-3 and more, where what is right is within 1.5e-7."""
+STATES = {"mamba_d_state": 8}
+SIZES: dict[str, dict[str, Any]] = {
+    "mamba": {"state_size": 8, "expand": 2},
+    "falcon_mamba": {"state_size": 8, "expand": 2},
+    "jamba": {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4, "num_experts": 2, "num_experts_per_tok": 1,
+        **STATES,
+    },
+    "zamba": {
+        "num_hidden_layers": 6, "layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2,
+        "mamba_dt_rank": 4, "n_mamba_heads": 2, **STATES,
+    },
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid"] * 2, "n_mamba_heads": 4, "mamba_headdim": 16, "mamba_ngroups": 1,
+        "chunk_size": 16, "time_step_min": 2.0, **STATES,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "attention"] * 2, "mamba_num_heads": 4, "mamba_head_dim": 16,
+        "ssm_state_size": 8, "n_groups": 1, "chunk_size": 16, "time_step_min": 2.0,
+    },
+    "mamba2": {**CONFIGS["mamba2"], "time_step_limit": (2.0, float("inf"))},
+    "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16},
+    "rwkv": {"attention_hidden_size": 32},
+}  # fmt: skip
+"""With time steps that the clamp does move."""
+
+
+def tiny(name: str) -> Any:
+    given = {key: value for key, value in {**COMMON, **SIZES[name]}.items() if value is not None}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **given), dtype=torch.float64).eval()
+    if "num_experts" in given:
+        model.set_experts_implementation("eager")  # the grouped one has no kernel for float64
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.2)
+    return model
+
+
+def test_every_refusal_names_the_model_the_reason_and_what_to_do() -> None:
+    for model_type, reason in REFUSED.items():
+        config = config_of("llama")
+        config.model_type = model_type
+        with pytest.raises(CompositionError) as told:
+            refuse(config)
+        assert str(told.value).startswith(f"model type {model_type!r} cannot be served: {reason}")
+        assert "Use another architecture" in str(told.value)
+
+
+def split(name: str, cuts: tuple[int, ...]) -> float:
+    """How far a prompt in passes is from the same in one, with transformers' own cache and nothing of ours."""
+    model = tiny(name)
+    takes = inspect.signature(model.forward).parameters
+    key = "past_key_values" if "past_key_values" in takes else "cache_params"
+    past, start, rows = DynamicCache(config=model.config), 0, []
+    with torch.no_grad():
+        ids = torch.tensor([prompt(1, cuts[-1])])
+        for cut in cuts:
+            rows.append(model(ids[:, start:cut], use_cache=True, **{key: past}).logits)
+            start = cut
+        return distance(torch.cat(rows, dim=1), model(ids, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("name", [name for name in REFUSED if REFUSED[name] == FROM_ZERO])
+def test_what_is_refused_for_starting_from_zero_does_so_in_transformers(name: str) -> None:
+    """If this fails, transformers has mended it: take the refusal away."""
+    assert split(name, (20, 40)) > WRONG
+    assert split(name, (20, *range(21, 41))) < 1e-6  # and nothing else is wrong there
+
+
+@pytest.mark.parametrize("name", ["zamba2", "nemotron_h", "mamba2"])
+def test_what_is_refused_for_not_clamping_does_not_in_transformers(name: str) -> None:
+    assert split(name, (32, *range(33, 41))) > WRONG
+    assert split(name, (20, 40)) < 1e-6
+
+
+def test_a_time_step_that_has_limits_is_refused_whatever_the_architecture() -> None:
+    with pytest.raises(CompositionError, match=r"'mamba2' cannot be served with time steps from 2.0 to inf: "):
+        HFModel(tiny("mamba2"))
+    model = AutoModelForCausalLM.from_config(config_of("bamba")).eval()
+    assert HFModel(model)
+    model.model.layers[0].mamba.time_step_limit = (0.0, 0.1)
+    with pytest.raises(CompositionError, match=r"'bamba' cannot be served with time steps from 0.0 to 0.1"):
+        HFModel(model)
+
+
+def test_what_is_refused_for_a_state_outside_of_the_cache_keeps_it_there() -> None:
+    """What another prompt left is gone on from, in the one; the other takes no cache at all."""
+    model, one, two = tiny("recurrent_gemma"), torch.tensor([prompt(1, 20)]), torch.tensor([prompt(2, 20)])
+    with torch.no_grad():
+        found = []
+        for between in (False, True):
+            past = DynamicCache(config=model.config)
+            model(one, past_key_values=past, use_cache=True)
+            if between:
+                model(two, past_key_values=DynamicCache(config=model.config), use_cache=True)
+            at = torch.tensor([[20]])
+            found.append(model(one[:, :1], past_key_values=past, use_cache=True, position_ids=at).logits)
+    assert distance(*found) > WRONG
+    assert not {"past_key_values", "cache_params"} & set(inspect.signature(tiny("rwkv").forward).parameters)
+    assert [name for name in REFUSED if REFUSED[name] == OUTSIDE] == ["recurrent_gemma", "rwkv"]
+
+
+def test_what_is_refused_for_a_cache_class_of_its_own_takes_no_other() -> None:
+    assert [name for name in REFUSED if REFUSED[name] == CLASS_OF_ITS_OWN] == ["minimax"]
+    given = {**COMMON, "num_local_experts": 2, "num_experts_per_tok": 1, "num_hidden_layers": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("minimax", **given)).eval()
+    with pytest.raises(ValueError, match="MiniMax uses cache of its own"), torch.no_grad():
+        model(torch.tensor([[3, 4]]), past_key_values=DynamicCache(config=model.config), use_cache=True)
+
+
+def test_a_loaded_model_is_refused_as_its_config_is() -> None:
+    with pytest.raises(CompositionError, match="'mamba' cannot be served"):
+        HFModel(tiny("mamba"))
+
+
+# ---------------------------------------------------------------- folders
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    model_of("llama").save_pretrained(folder)
+    return folder
+
+
+def test_a_model_from_a_folder_is_the_one_that_was_saved(saved: Path) -> None:
+    ids = torch.tensor([prompt(1, 20)])
+    loaded = load(saved)
+    assert loaded.model.dtype == torch.float64
+    with torch.no_grad():
+        assert torch.equal(loaded.model(ids).logits, model_of("llama")(ids).logits)
+    assert load(str(saved), dtype="float32").model.dtype == torch.float32
+
+
+def config(**values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return change
+
+
+def write(name: str, data: bytes) -> Callable[[Path], None]:
+    return lambda folder: void(folder.joinpath(name).write_bytes(data))
+
+
+def void(_: object) -> None:
+    """A value that nobody wants."""
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no config": (lambda folder: folder.joinpath("config.json").unlink(), "has no config.json: it is not the folder"),
+    "no JSON": (write("config.json", b"{"), "has a config.json that cannot be read: Expecting property name"),
+    "no text": (write("config.json", b"\xff\xfe\x00"), "has a config.json that cannot be read: 'utf-8' codec"),
+    "no object": (write("config.json", b"[]"), "has a config.json without a model_type"),
+    "no type": (config(model_type=""), "has a config.json without a model_type"),
+    "unknown type": (config(model_type="zorp"), "is of model type 'zorp', .* does not recognize this architecture"),
+    "its own code": (config(model_type="zorp", auto_map={"AutoConfig": "x.Y"}), "contains custom code"),
+    "refused": (config(model_type="jamba"), "'jamba' cannot be served: transformers starts its scan from zero"),
+    "encoder-decoder": (config(model_type="t5"), "'t5' is an encoder-decoder model"),
+    "no language": (config(model_type="vit"), "cannot be loaded: Unrecognized configuration class .*ViTConfig"),
+    "wrong number": (config(num_attention_heads="x"), "cannot read its config: .*num_attention_heads.*int, got str"),
+    "no weights": (lambda folder: folder.joinpath("model.safetensors").unlink(), "no file named model.safetensors"),
+    "half of a file": (cut, "cannot be loaded: .*deserializing header"),
+    "no such file": (write("model.safetensors", b"hello"), "cannot be loaded: .*deserializing header"),
+    "more layers": (config(num_hidden_layers=6), r"lacks weights: model.layers.4.*, .* and 15 more. Download or save"),
+    "other widths": (config(intermediate_size=64), "has weights of other shapes: model.layers.0.mlp.down_proj.weight"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_folder_is_told_in_a_sentence(name: str, saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(saved, folder)
+    change, told = BROKEN[name]
+    change(folder)
+    with pytest.raises(CompositionError, match=told) as found:
+        load(folder)
+    text = str(found.value)
+    assert "\n" not in text and len(text) < 600
+    assert name in ("refused", "encoder-decoder") or str(folder) in text
+
+
+def test_a_folder_that_is_not_there_a_dtype_and_a_device_that_are_none(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(CompositionError, match="is not there: nothing is downloaded"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(CompositionError, match="is not there: nothing is downloaded"):
+        load("somebody/some-model")
+    with pytest.raises(CompositionError, match="dtype='floaty' is none of torch's"):
+        load(saved, dtype="floaty")
+    with pytest.raises(CompositionError, match="cannot be put on device 'nowhere'"):
+        load(saved, device="nowhere")

@@ -1,0 +1,346 @@
+"""``session``: plain ``generate`` over a composed cache, turn by turn; what it refuses, and that nothing is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
+
+import torch
+from hf_models import MATRIX, Served, distance, figure, model_of, prompt
+from transformers import DynamicCache
+
+from prefixloom import CapacityError, InputError, ProtocolError, TierManifest
+from prefixloom_engine.hf import HFModel, session
+from prefixloom_hicache import HostTier
+
+EACH = pytest.mark.parametrize("name", MATRIX)
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def ids_of(tokens: list[int]) -> torch.Tensor:
+    return torch.tensor([tokens])
+
+
+def generated(model: Any, ids: torch.Tensor, count: int, cache: Any = None, **options: Any) -> list[int]:
+    """With a mask of ones: a random model says its own pad token, and ``generate`` would hide it in the next turn."""
+    out = model.generate(
+        ids, past_key_values=cache, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0,
+        attention_mask=torch.ones_like(ids), **options,
+    )  # fmt: skip
+    return out[0].tolist()
+
+
+@pytest.fixture(params=["llama"])
+def served(request: pytest.FixtureRequest) -> Any:
+    """And afterwards nothing is left: no sequence, no slot, no hook on the model."""
+    it = Served(request.param, capacity=512)
+    hooks = (len(it.model._forward_pre_hooks), len(it.model._forward_hooks))
+    yield it
+    it.cache.poll()
+    it.settled()
+    assert (len(it.model._forward_pre_hooks), len(it.model._forward_hooks)) == hooks
+
+
+# ---------------------------------------------------------------- conversations
+
+
+@EACH
+def test_every_turn_hits_what_was_said_and_generates_the_same(name: str) -> None:
+    served, tokens, said = Served(name), prompt(1, 100), 0
+    for turn, count in enumerate((40, 90, 30)):
+        ids = ids_of(tokens)
+        with session(served.cache, served.model, ids) as s:
+            assert s.ready == (said // served.page * served.page if turn else 0)
+            out = generated(served.model, ids, count, s.cache)
+        assert out == generated(served.model, ids, count)
+        said = len(out) - 1  # the last token was chosen, and not computed
+        tokens = out + prompt(count, 20)
+    served.settled()
+
+
+@EACH
+def test_what_a_session_computes_is_transformers_own_to_the_bit(name: str) -> None:
+    """Called as a model, in passes as they come; a hit in between."""
+    served, tokens = Served(name), prompt(2, 150)
+    cuts = (128, 149, 150)
+    expected = served.plain(tokens, cuts)
+    for _ in range(2):
+        with session(served.cache, served.model, ids_of(tokens)) as s, torch.no_grad():
+            start = s.cache.get_seq_length()
+            rows = []
+            for cut in cuts:
+                if cut > start:
+                    rows.append(served.model(ids_of(tokens[start:cut]), past_key_values=s.cache).logits[0])
+                    start = cut
+        found = torch.cat(rows)
+        if name == "lfm3":  # single-token states are on the grid there, so its hits are deeper than 128
+            assert distance(found, expected[-len(found) :]) < figure(name)
+        else:
+            assert torch.equal(found, expected[-len(found) :])
+
+
+@EACH
+@pytest.mark.parametrize("chunk", [16, 50])
+def test_a_prompt_may_be_computed_in_chunks(name: str, chunk: int) -> None:
+    served, ids = Served(name), ids_of(prompt(3, 170))
+    with session(served.cache, served.model, ids, chunk=chunk) as s:
+        assert s.cache.get_seq_length() >= 128
+        out = generated(served.model, ids, 4, s.cache)
+    assert out == generated(served.model, ids, 4)
+    assert served.cache.peek([*out, 5]) >= 128
+
+
+@EACH
+def test_a_conversation_that_left_the_device_comes_back_from_the_host(name: str) -> None:
+    served = Served(name, plugins=[HostTier(TierManifest(memory="8MiB", write="through"))])
+    ids = ids_of(prompt(3, 150))
+    for expected in (0, 149 // served.page * served.page):
+        with session(served.cache, served.model, ids) as s:
+            assert s.ready == expected
+            out = generated(served.model, ids, 4, s.cache)
+        assert out == generated(served.model, ids, 4)
+        served.cache.poll()
+        served.cache.evict(dict.fromkeys(served.components, 10_000))
+        assert served.cache.peek(prompt(3, 150)) == 0
+    assert served.cache.stats().tier.restored_tokens == expected
+
+
+def test_a_whole_hit_leaves_a_token_to_compute(served: Served) -> None:
+    ids = ids_of(prompt(4, 64))
+    for expected in (0, 48):
+        with session(served.cache, served.model, ids) as s:
+            assert s.ready == expected
+            assert generated(served.model, ids, 5, s.cache) == generated(served.model, ids, 5)
+
+
+def test_namespaces_share_nothing_and_ids_may_be_a_list(served: Served) -> None:
+    tokens, hits = prompt(5, 70), []
+    for namespace in ("a", "b", "a"):
+        with session(served.cache, HFModel(served.model), tokens, namespace=namespace, label="mine") as s:
+            hits.append(s.ready)
+            assert repr(s.sequence).startswith("<mine")
+            generated(served.model, ids_of(tokens), 2, s.cache)
+    assert hits == [0, 0, 64]
+
+
+def test_a_branch_of_a_conversation_hits_where_it_parts() -> None:
+    served, trunk = Served("lfm3"), prompt(6, 128)
+    ready = []
+    for seed in (1, 2, 3):
+        ids = ids_of(trunk[:96] + prompt(seed, 40))
+        with session(served.cache, served.model, ids) as s:
+            ready.append(s.ready)
+            assert generated(served.model, ids, 3, s.cache) == generated(served.model, ids, 3)
+    assert ready == [0, 0, 96]  # the second is told where they part, and leaves a state there
+
+
+def test_two_sessions_of_one_model_do_not_meet(served: Served) -> None:
+    one, two = ids_of(prompt(7, 40)), ids_of(prompt(8, 50))
+    with session(served.cache, served.model, one) as a, session(served.cache, served.model, two) as b:
+        assert generated(served.model, one, 6, a.cache) == generated(served.model, one, 6)
+        assert generated(served.model, two, 6, b.cache) == generated(served.model, two, 6, DynamicCache())
+
+
+def test_an_answer_may_be_continued_in_the_same_session(served: Served) -> None:
+    ids = ids_of(prompt(9, 40))
+    with session(served.cache, served.model, ids) as s:
+        first = generated(served.model, ids, 5, s.cache)
+        more = ids_of([*first, 7, 8, 9])
+        assert generated(served.model, more, 5, s.cache) == generated(served.model, more, 5)
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+class Broken(Exception):
+    pass
+
+
+def breaking(at: int) -> Any:
+    """A hook that raises in the ``at``-th pass."""
+    passes = []
+
+    def hook(module: Any, args: Any, output: Any) -> None:
+        passes.append(1)
+        if len(passes) == at:
+            raise Broken
+
+    return hook
+
+
+@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize("served", ["llama", "lfm3", "olmo_hybrid"], indirect=True)
+def test_an_exception_inside_of_the_model_leaks_nothing(served: Served, at: int) -> None:
+    ids = ids_of(prompt(10, 140))
+    handle = served.model.model.layers[2].register_forward_hook(breaking(at))
+    try:
+        with pytest.raises(Broken), session(served.cache, served.model, ids) as s:
+            generated(served.model, ids, 8, s.cache)
+    finally:
+        handle.remove()
+    with session(served.cache, served.model, ids) as s:
+        assert generated(served.model, ids, 8, s.cache) == generated(served.model, ids, 8)
+
+
+def test_an_exception_in_the_block_publishes_nothing_more(served: Served) -> None:
+    ids, out = ids_of(prompt(10, 100)), []
+    with pytest.raises(Broken), session(served.cache, served.model, ids) as s:
+        out = generated(served.model, ids, 8, s.cache)
+        raise Broken
+    assert len(out) == 108
+    assert served.cache.peek(out) == 0
+
+
+def test_a_pass_that_failed_may_be_repeated_where_nothing_recurs(served: Served) -> None:
+    ids = ids_of(prompt(11, 40))
+    with session(served.cache, served.model, ids) as s:
+        handle = served.model.model.layers[1].register_forward_hook(breaking(3))
+        with pytest.raises(Broken):
+            generated(served.model, ids, 8, s.cache)
+        handle.remove()
+        assert s.cache.get_seq_length() == 41
+        so_far = generated(served.model, ids, 1)
+        other = ids_of([*so_far, 5])  # something else than what the failed pass was given
+        out = generated(served.model, other, 10, s.cache)
+        assert out == generated(served.model, other, 10)
+    assert served.cache.peek(out) == 48  # under the names of what was computed, and not of what was given up
+
+
+def test_a_state_that_a_failed_pass_may_have_written_is_not_gone_on_from() -> None:
+    served, ids = Served("lfm3"), ids_of(prompt(11, 40))
+    with pytest.raises(ProtocolError, match="may have written half a state"):  # noqa: SIM117
+        with session(served.cache, served.model, ids) as s:
+            handle = served.model.model.layers[1].register_forward_hook(breaking(3))
+            with pytest.raises(Broken):
+                generated(served.model, ids, 8, s.cache)
+            handle.remove()
+            so_far = generated(served.model, ids, 2)
+            generated(served.model, ids_of(so_far), 6, s.cache)
+    served.settled()
+
+
+def test_a_prompt_that_the_pools_cannot_hold_is_refused_and_leaves_nothing(served: Served) -> None:
+    ids = ids_of(prompt(12, 600))
+    with pytest.raises(InputError, match="longer than the pool of component 'full', which holds 512"):  # noqa: SIM117
+        with session(served.cache, served.model, ids) as s:
+            generated(served.model, ids, 2, s.cache)
+    with (
+        session(served.cache, served.model, prompt(13, 400)) as s,
+        torch.no_grad(),
+        pytest.raises(CapacityError, match="full"),
+        session(served.cache, served.model, prompt(14, 400)) as other,
+    ):
+        served.model(ids_of(prompt(13, 400)), past_key_values=s.cache)
+        served.model(ids_of(prompt(14, 400)), past_key_values=other.cache)
+
+
+def test_other_tokens_than_the_sessions_are_refused(served: Served) -> None:
+    ids, other = ids_of(prompt(15, 40)), ids_of(prompt(16, 40))
+    with session(served.cache, served.model, ids) as s, pytest.raises(InputError, match="given other tokens at 0"):
+        generated(served.model, other, 2, s.cache)
+
+
+def test_the_same_ids_twice_in_a_session_are_refused_where_they_would_be_fed_again(served: Served) -> None:
+    ids = ids_of(prompt(17, 40))
+    with session(served.cache, served.model, ids) as s:
+        generated(served.model, ids, 5, s.cache)
+        with pytest.raises(InputError, match=r"begins at position .*, and 44 tokens are computed"):
+            generated(served.model, ids, 5, s.cache)
+
+
+REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("beams", {"num_beams": 2}, r"ids of shape \(1, n\), got \(2, 40\); num_beams and num_return_sequences must be 1"),
+    ("answers", {"num_return_sequences": 2, "do_sample": True}, r"shape \(1, n\), got \(2, 40\)"),
+)
+
+
+@pytest.mark.parametrize(("options", "told"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_several_answers_at_once_are_refused(served: Served, options: dict[str, Any], told: str) -> None:
+    ids = ids_of(prompt(18, 40))
+    with session(served.cache, served.model, ids) as s, pytest.raises(InputError, match=told):
+        served.model.generate(ids, past_key_values=s.cache, max_new_tokens=2, **options)
+
+
+def test_an_assistant_is_refused(served: Served) -> None:
+    ids = ids_of(prompt(18, 40))
+    with (
+        session(served.cache, served.model, ids) as s,
+        pytest.raises(ProtocolError, match="engine speculates"),
+    ):
+        generated(served.model, ids, 4, s.cache, prompt_lookup_num_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"attention_mask": torch.tensor([[0] * 3 + [1] * 37])}, "attention_mask must be all ones: leave padding out"),
+        ({"attention_mask": torch.zeros(1, 1, 40, 40)}, "attention_mask must be all ones"),
+        ({"token_type_ids": torch.ones(1, 40, dtype=torch.long)}, "this pass has token_type_ids as well"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(1, 40, 32).double()}, "this pass has none: inputs_embeds"),
+        ({"position_ids": torch.arange(3, 43)[None]}, "begins at position 3, and 0 tokens are computed"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_token_ids_do_not_tell_is_refused(served: Served, more: dict[str, Any], told: str) -> None:
+    ids = ids_of(prompt(19, 40))
+    with (
+        session(served.cache, served.model, ids) as s,
+        torch.no_grad(),
+        pytest.raises(InputError, match=told),
+    ):
+        served.model(**{"input_ids": ids, "past_key_values": s.cache, **more})
+
+
+def test_gradients_are_refused(served: Served) -> None:
+    ids = ids_of(prompt(19, 40))
+    with session(served.cache, served.model, ids) as s, pytest.raises(InputError, match="no_grad"):
+        served.model(ids, past_key_values=s.cache)
+
+
+def test_a_part_of_the_model_or_another_model_is_refused(served: Served) -> None:
+    ids = ids_of(prompt(20, 40))
+    for other in (served.model.model, model_of("mistral")):
+        with (
+            session(served.cache, served.model, ids) as s,
+            torch.no_grad(),
+            pytest.raises(ProtocolError, match=r"layer 0 was called outside of a pass.*called as a whole"),
+        ):
+            other(ids, past_key_values=s.cache)
+
+
+def test_a_session_that_is_over_or_was_used_is_refused(served: Served) -> None:
+    ids = ids_of(prompt(21, 40))
+    one = session(served.cache, served.model, ids)
+    with one as s:
+        generated(served.model, ids, 2, s.cache)
+    with pytest.raises(ProtocolError, match="while its session is open"), torch.no_grad():
+        served.model(ids, past_key_values=s.cache)
+    with pytest.raises(ProtocolError, match="used once"), one:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (torch.zeros(2, 5, dtype=torch.long), r"of shape \(1, n\) or \(n,\), got \(2, 5\) in torch.int64"),
+        (torch.zeros(5), "in torch.float32"),
+        ([], "at least one token"),
+        (torch.zeros(1, 0, dtype=torch.long), "at least one token"),
+    ],
+)
+def test_ids_that_are_no_conversation_are_refused(served: Served, ids: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        session(served.cache, served.model, ids)
+    with pytest.raises(InputError, match="chunk takes a number of tokens from 1 up, got 0"):
+        session(served.cache, served.model, [1, 2], chunk=0)
+
+
+@pytest.mark.parametrize("what", ["reset", "reorder_cache", "batch_repeat_interleave", "batch_select_indices", "crop"])
+def test_what_pools_cannot_do_says_what_to_do_instead(served: Served, what: str) -> None:
+    with session(served.cache, served.model, [1, 2, 3]) as s:
+        arguments = () if what == "reset" else (1,)
+        with pytest.raises(ProtocolError, match=f"a cache over pools has no {what}: "):
+            getattr(s.cache, what)(*arguments)

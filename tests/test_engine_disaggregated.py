@@ -1,0 +1,222 @@
+"""A prefill process and a decode process: what is handed over is enough and no more, and either may die."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from engines import CAPACITY, cache_for, mixed, model, nothing_left, plain, prompt
+from prefixloom import Cache, InputError
+from prefixloom_engine import Engine, Request, ThreeWay
+from prefixloom_engine.disaggregate import DecodeEngine, PrefillServer
+from prefixloom_engine.handover import Handed, needed, packed, unpacked
+from prefixloom_engine.wire import HEAD
+
+pytestmark = pytest.mark.usefixtures("installed", "one_thread")
+
+
+@contextmanager
+def serving(make: Callable[[], Cache], it: ThreeWay | None = None) -> Iterator[PrefillServer]:
+    """A server in a thread of its own, which made the cache that it drives; nothing is left of it in the end."""
+    made: list[PrefillServer] = []
+    failed: list[BaseException] = []
+    ready = threading.Event()
+
+    def run() -> None:
+        try:
+            made.append(PrefillServer(Engine(it or model(), make(), chunk=128)))
+            ready.set()
+            made[0].run()
+            nothing_left(made[0].engine.cache)
+        except BaseException as error:
+            failed.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    try:
+        yield made[0]
+    finally:
+        made[0].stop()
+        thread.join(timeout=60)
+    assert not failed, failed
+
+
+def decoding(cache: Cache, server: PrefillServer, **options: Any) -> DecodeEngine:
+    return DecodeEngine(Engine(model(), cache, chunk=128, **options), server.address)
+
+
+@pytest.mark.parametrize("speculate", [0, 3])
+@pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
+def test_answers_are_those_of_one_process(overlap: bool, speculate: int) -> None:
+    requests = mixed(16)
+    cache = cache_for(model(), CAPACITY)
+    with serving(lambda: cache_for(model(), CAPACITY)) as server:
+        with decoding(cache, server, overlap=overlap, speculate=speculate) as decode:
+            answers = decode.generate(requests)
+        assert [answer.tokens for answer in answers] == plain(model(), requests)
+        assert decode.handed_over >= 8
+        assert decode.engine.counts.arrived > 0
+    nothing_left(cache)
+
+
+def test_with_a_draft_its_memory_comes_along() -> None:
+    it = ThreeWay(attrs.evolve(model(mixing=0.1).sizes), dtype="float64", draft=True)
+    capacity = {**CAPACITY, "draft": 1200}
+    requests = mixed(6)
+    cache = cache_for(it, capacity)
+    with (
+        serving(lambda: cache_for(it, capacity), it) as server,
+        DecodeEngine(Engine(it, cache, speculate=3), server.address) as decode,
+    ):
+        answers = decode.generate(requests)
+    assert [answer.tokens for answer in answers] == plain(model(mixing=0.1), requests)
+    assert decode.engine.counts.accepted > 0
+    assert decode.handed_over > 0
+    nothing_left(cache)
+
+
+@pytest.mark.parametrize("component", ["full", "swa", "mamba"])
+def test_whatever_of_it_is_lost_on_the_way_changes_the_answer(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefixloom_engine import disaggregate
+
+    def spoiled(data: bytes) -> Handed:
+        handed = unpacked(data)
+        for (name, _), content in handed.content.items():
+            if name == component:
+                content.zero_()
+        return handed
+
+    requests = [Request(prompt(3, 150), 12, logprobs=True)]
+    told = []
+    for spoil in (False, True):
+        cache = cache_for(model())
+        with serving(lambda: cache_for(model())) as server, decoding(cache, server) as decode:
+            if spoil:
+                monkeypatch.setattr(disaggregate, "unpacked", spoiled)
+            (answer,) = decode.generate(requests)
+        assert decode.handed_over == 1
+        told.append(answer)
+    assert [told[0].tokens] == plain(model(), requests)
+    assert max(abs(a - b) for a, b in zip(told[0].logprobs, told[1].logprobs, strict=True)) > 1e-3
+
+
+def test_what_goes_over_is_what_the_reaches_need_at_the_unaligned_end() -> None:
+    cache = cache_for(model())
+    assert needed(cache, 0, 150) == {"full": list(range(10)), "swa": [6, 7, 8, 9]}, "a window of 40 begins at 111"
+    assert needed(cache, 128, 150) == {"full": [8, 9], "swa": [8, 9]}
+    with Engine(model(), cache) as engine:
+        (whole,) = engine.generate([Request(prompt(1, 150), 1, hand_over=0)])
+        (rest,) = engine.generate([Request(prompt(1, 150), 1, hand_over=128)])
+    assert whole.handed is not None and rest.handed is not None
+    page = 16 * 2 * 2 * 16 * 8  # tokens, k and v, heads, width, bytes: of one layer
+    state = sum(buffer[:, 0].numel() * 8 for buffer in cache.pool("mamba").buffers.values())
+    assert whole.handed.size == (10 + 4) * page + state
+    assert rest.handed.size == (2 + 2) * page + state
+    back = unpacked(packed(rest.handed))
+    assert (back.have, back.border, back.token, back.pages) == (128, 150, rest.tokens[0], rest.handed.pages)
+    assert all(back.content[name].equal(content) for name, content in rest.handed.content.items())
+    with pytest.raises(InputError, match="bytes, and its header tells of"):
+        unpacked(packed(rest.handed) + b"x")
+
+
+def test_what_came_too_late_to_fit_is_computed_here() -> None:
+    """The tokens that the decode process said to have were evicted before the rest came."""
+    requests = [Request(prompt(1, 150), 6)]
+    cache = cache_for(model())
+    with Engine(model(), cache) as engine:
+        (handed,) = engine.generate([Request(prompt(1, 150), 1, hand_over=128)])
+        cache.flush()
+        answer = engine.add(requests[0], handed.handed)
+        while engine.step():
+            pass
+        assert engine.counts.arrived == 0
+    assert [answer.tokens] == plain(model(), requests)
+    nothing_left(cache)
+
+
+def test_two_that_keep_other_things_do_not_work_together() -> None:
+    other = ThreeWay("tiny")
+    with serving(lambda: cache_for(other), other) as server, pytest.raises(InputError, match="from the same config"):
+        decoding(cache_for(model()), server).generate([Request(prompt(1, 150), 2)])
+
+
+def test_no_prefill_process_costs_a_recompute_and_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    requests = mixed(4)
+    cache = cache_for(model())
+    with DecodeEngine(Engine(model(), cache), ("127.0.0.1", free)) as decode:
+        answers = decode.generate(requests)
+    assert [answer.tokens for answer in answers] == plain(model(), requests)
+    assert len([record for record in caplog.records if "no prefill process" in record.message]) == 1
+    nothing_left(cache)
+
+
+def test_a_prefill_process_that_is_killed_costs_a_recompute(caplog: pytest.LogCaptureFixture) -> None:
+    """At random points; another one takes its place at once."""
+    caplog.set_level(logging.WARNING)
+    rng = random.Random(1)
+    requests = mixed(12)
+    expected = plain(model(), requests)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, str(Path(__file__).with_name("prefill_process.py"))]
+    cache = cache_for(model(), CAPACITY)
+    lost = handed = 0
+    for _ in range(2):
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        with DecodeEngine(Engine(model(), cache, chunk=64, speculate=2), ("127.0.0.1", port)) as decode:
+            cache.flush()
+            pending = [decode.add(request) for request in requests]
+            when = time.monotonic() + rng.uniform(0.02, 0.3)
+            while not all(each.done for each in pending):
+                decode.step()
+                if time.monotonic() > when and process.poll() is None:
+                    process.kill()
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        lost, handed = lost + decode.lost, handed + decode.handed_over
+        assert [each.answer.tokens for each in pending if each.answer] == expected
+        nothing_left(cache)
+    assert lost > 0
+    assert "the prefill process is gone" in caplog.text
+
+
+def test_a_decode_process_that_is_gone_leaves_nothing_behind() -> None:
+    with serving(lambda: cache_for(model(), CAPACITY)) as server:
+        for after in (0, 1, 4):
+            decode = decoding(cache_for(model(), CAPACITY), server)
+            for request in mixed(6):
+                decode.add(request)
+            for _ in range(after):
+                decode.step()
+            decode.close()
+        with socket.create_connection(server.address) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\nHost: elsewhere\r\n\r\n")
+            stranger.settimeout(10)
+            assert stranger.recv(10) == b"", "what is no frame of ours closes the connection"
+        with socket.create_connection(server.address) as stranger:
+            stranger.sendall(HEAD.pack(b"a", 1, 9) + b"not json}")
+            stranger.settimeout(10)
+            assert stranger.recv(1) == b"x", "it is told, and others go on"
+        with decoding(cache_for(model()), server) as decode:
+            (answer,) = decode.generate([Request(prompt(1, 150), 2)])
+        assert decode.handed_over == 1
+        assert [answer.tokens] == plain(model(), [Request(prompt(1, 150), 2)])

@@ -1,0 +1,437 @@
+"""The store behind the host tier: what comes back after a restart, what does not and why, and that nobody waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path as File
+from typing import Any
+
+import pytest
+
+from helpers import cache_of, every_reach, part, settle
+from prefixloom import CompositionError, Path, Point, StorageError, TierManifest, Window
+from prefixloom.cache import Cache
+from prefixloom.fetching import READ
+from prefixloom.restore import Restored
+from prefixloom.sequence import Sequence
+from prefixloom.storage import Miss, Refused
+from prefixloom_hicache import FileBackend, GuardLimits, HostTier, MemoryBackend
+from tiers import compute, restorable, serve, wrong
+
+SETS = {
+    "F": ("path",), "S": ("window",), "M": ("point",), "FS": ("path", "window"), "FM": ("path", "point"),
+    "FSM": ("path", "window", "point"), "FU": ("path", "union"), "FH": ("path", "holes"), "FT": ("path", "tail"),
+}  # fmt: skip
+Composed = tuple[Cache, HostTier]
+
+
+def parts(names: tuple[str, ...]) -> list[Any]:
+    return [part(name, every_reach()[name]) for name in names]
+
+
+def composed(
+    *components: Any, store: Any = None, model: str = "m", page: int = 4, host: Any = 4096, fetch: str = "wait",
+    layout: str = "layer_first", limits: GuardLimits | None = None, keep: str = "through", **options: Any,
+) -> Composed:  # fmt: skip
+    """A cache over a host tier, with ``store`` attached."""
+    tier = HostTier(
+        TierManifest(capacity=host, layout=layout), identity={"model": model}, fetch=fetch,  # type: ignore[arg-type]
+        limits=limits or GuardLimits(deadline=5.0), keep=keep,  # type: ignore[arg-type]
+    )  # fmt: skip
+    cache = cache_of(*(components or parts(("path", "window", "point"))), tier, page=page, **options)  # type: ignore[arg-type]
+    if store is not None:
+        tier.attach(store)
+        cache.poll()
+    return cache, tier
+
+
+def until(cache: Cache, done: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "it never came"
+        cache.poll()
+        time.sleep(0.0005)
+
+
+def idle(cache: Cache) -> None:
+    """All that is to be stored has been."""
+    storing = shelf(cache).storing
+    until(cache, lambda: not storing.queue and not storing.calls and not storing.let_go)
+
+
+def shelf(cache: Cache) -> Any:
+    assert cache._tier is not None
+    return cache._tier.shelf
+
+
+def restored(cache: Cache, sequence: Sequence) -> Restored:
+    told = sequence.restore()
+    until(cache, lambda: told.over)
+    return told
+
+
+def read_back(cache: Cache, tokens: list[int], **options: Any) -> int:
+    """Restore, and see that what is there is what was computed; up to where."""
+    with cache.open(tokens, leave=1, **options) as sequence:
+        restored(cache, sequence)
+        with cache.step([sequence]) as step:
+            step.run_ops()
+        assert wrong(cache, sequence, tokens) == []
+        return sequence.ready
+
+
+@pytest.fixture
+def file(tmp_path: File) -> Iterator[Callable[[], FileBackend]]:
+    opened: list[FileBackend] = []
+
+    def again() -> FileBackend:
+        """The same store, opened by the next process."""
+        if opened:
+            opened[-1].close()
+        opened.append(FileBackend(tmp_path / "store", capacity=1 << 22, segment_bytes=1 << 20))
+        return opened[-1]
+
+    yield again
+    opened[-1].close()
+
+
+# ---------------------------------------------------------------- restart
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("names", SETS.values(), ids=SETS)
+def test_a_process_that_comes_back_finds_its_prefixes(names: tuple[str, ...], page: int, file: Any) -> None:
+    cache, _ = composed(*parts(names), store=file(), page=page)
+    prompts = [[*range(20), *([k] * 17)] for k in range(3)]
+    for tokens in prompts:
+        serve(cache, tokens, chunk=12)
+    idle(cache)
+    best = [max(restorable(cache, [*tokens, 1])) for tokens in prompts]
+    assert min(best) > 0
+    for layout in ("layer_first", "page_first"):
+        cache, _ = composed(*parts(names), store=file(), page=page, layout=layout)
+        assert [read_back(cache, [*tokens, 1]) for tokens in prompts] == best
+        settle(cache)
+        assert not shelf(cache).storing.refused
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"model": "another"}, "model is 'm' there and 'another' here"),
+        ({"page": 8}, "page_size is 4 there and 8 here"),
+        ({"components": [part("path", Path(), version=2)]}, "plugin_version is '1' there and '2' here"),
+        ({"components": [part("path", Path(), type("Other", (type(part("path", Path())),), {}))]}, "plugin is"),
+    ],
+)
+def test_after_a_change_of_what_matters_nothing_is_found_and_it_is_said_why(changed: Any, why: str, file: Any) -> None:
+    cache, _ = composed(part("path", Path()), store=file())
+    serve(cache, list(range(32)))
+    idle(cache)
+    components = changed.pop("components", [part("path", Path())])
+    cache, _ = composed(*components, store=file(), **changed)
+    with cache.open(range(33)) as sequence:
+        told = restored(cache, sequence)
+    assert told.ready == 0
+    assert why in told.why
+
+
+def test_extra_keys_come_back_where_they_have_a_lasting_name(file: Any) -> None:
+    class Image:
+        pass
+
+    cache, _ = composed(part("path", Path()), store=file())
+    tokens = list(range(32))
+    for key in ("cat", ("dog", 7), Image()):
+        with cache.open(tokens, extra=[(8, 12, key)]) as sequence:
+            compute(cache, sequence, tokens, 32)
+    idle(cache)
+    assert shelf(cache).storing.unnamed == 6
+    cache, _ = composed(part("path", Path()), store=file())
+    assert read_back(cache, [*tokens, 1], extra=[(8, 12, "cat")]) == 32
+    assert read_back(cache, [*tokens, 1], extra=[(8, 12, ("dog", 7))]) == 32
+    assert read_back(cache, [*tokens, 1], extra=[(8, 12, "dog")]) == 8
+    assert read_back(cache, [*tokens, 1], extra=[(8, 12, Image())]) == 8
+    assert read_back(cache, [*tokens, 1]) == 8
+
+
+def test_namespaces_do_not_meet_in_a_store(file: Any) -> None:
+    cache, _ = composed(part("path", Path()), store=file())
+    serve(cache, list(range(32)), namespace="a")
+    idle(cache)
+    cache, _ = composed(part("path", Path()), store=file())
+    assert read_back(cache, list(range(33)), namespace="b") == 0
+    assert read_back(cache, list(range(33)), namespace="a") == 32
+
+
+# ---------------------------------------------------------------- coming and going
+
+
+def test_a_store_that_is_attached_while_running_gets_what_the_host_has_already() -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    cache, tier = composed(part("path", Path()))
+    serve(cache, list(range(32)))
+    tier.attach(store)
+    idle(cache)
+    cache.poll()
+    idle(cache)
+    assert store.status().records == 8
+    with pytest.raises(StorageError, match="attached already"):
+        tier.attach(store)
+    tier.detach()
+    cache.poll()
+    serve(cache, list(range(100, 132)))
+    cache.poll()
+    assert store.status().records == 8 or store.status().records == 0  # it may have been closed
+
+
+def test_a_store_needs_to_know_of_which_model_its_records_are() -> None:
+    with pytest.raises(StorageError, match="of which model"):
+        HostTier(TierManifest(capacity=64)).attach(MemoryBackend(capacity=1 << 20))
+    with pytest.raises(CompositionError, match="fetch must be"):
+        HostTier(TierManifest(capacity=64), fetch="never")  # type: ignore[arg-type]
+
+
+def test_a_split_and_a_drop_while_the_store_still_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, held = MemoryBackend(capacity=1 << 22), threading.Event()
+    put = store.put
+    monkeypatch.setattr(store, "put", lambda records: (held.wait(10), put(records))[1])
+    cache, _ = composed(part("path", Path()), part("state", Point()), store=store)
+    serve(cache, list(range(40)))
+    cache.poll()
+    pinned = cache._tier.lanes[0].leased  # type: ignore[union-attr]
+    assert pinned == 10
+    serve(cache, [*range(20), *[9] * 12])  # splits what the store's thread reads
+    cache.evict({"path": 100, "state": 9})
+    cache.drop_namespace("")
+    assert cache._tier.lanes[0].leased == pinned  # type: ignore[union-attr]
+    held.set()
+    idle(cache)
+    assert [lane.leased for lane in cache._tier.lanes] == [0, 0]  # type: ignore[union-attr]
+    assert cache.stats().tier.cached == {"path": 0, "state": 0}  # type: ignore[union-attr]
+    settle(cache)
+
+
+def test_a_flush_while_the_store_still_reads_stores_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, held = MemoryBackend(capacity=1 << 22), threading.Event()
+    cache, _ = composed(part("path", Path()), store=store)
+    pool: Any = cache._tier.lanes[0].pool  # type: ignore[union-attr]
+    read_into = pool.read_into
+    monkeypatch.setattr(type(pool), "read_into", lambda self, *given: (held.wait(10), read_into(*given))[1])
+    tokens = list(range(40))
+    serve(cache, tokens)
+    cache.poll()
+    cache.flush()
+    serve(cache, list(range(500, 540)))  # takes the same slots
+    held.set()
+    idle(cache)
+    cache.flush()
+    assert read_back(cache, [*tokens, 1]) == 0
+    assert read_back(cache, list(range(500, 541))) == 40
+    settle(cache)
+
+
+def test_a_flush_while_a_prompt_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, held = MemoryBackend(capacity=1 << 22), threading.Event()
+    cache, _ = composed(store=store)
+    serve(cache, list(range(40)))
+    idle(cache)
+    cache, _ = composed(store=store)
+    get = store.get
+    monkeypatch.setattr(store, "get", lambda *given: (held.wait(10), get(*given))[1])
+    told = cache.open(range(44)).restore()
+    until(cache, lambda: any(fetch.calls for fetch in shelf(cache).fetches.values()))
+    cache.flush()
+    assert told.over
+    held.set()
+    until(cache, lambda: not shelf(cache).fetches)
+    assert told.ready == 0
+    assert cache.stats().tier.cached == dict.fromkeys(("path", "window", "point"), 0)  # type: ignore[union-attr]
+
+
+def test_what_a_store_gets_is_the_policys_to_say() -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), store=store, keep="selective")
+    for hits in range(3):
+        idle(cache)
+        assert store.status().records == 0, hits
+        serve(cache, list(range(21)))
+    idle(cache)
+    assert store.status().records == 5
+
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), store=store, keep="back", host=40)
+    serve(cache, list(range(32)))
+    idle(cache)
+    assert store.status().records == 0
+    serve(cache, list(range(100, 132)))
+    idle(cache)
+    assert store.status().records == 8  # what made room
+    cache, _ = composed(part("path", Path()), store=store)
+    assert read_back(cache, list(range(33))) == 32
+    assert read_back(cache, list(range(100, 133))) == 0
+
+
+# ---------------------------------------------------------------- nobody waits
+
+
+def slow(store: Any, seconds: float) -> Any:
+    for name in ("get", "exists", "put"):
+        whole = getattr(store, name)
+        setattr(store, name, lambda *given, whole=whole: (time.sleep(seconds), whole(*given))[1])
+    return store
+
+
+class Slow(MemoryBackend):
+    """Every call takes so long."""
+
+    seconds = 0.0
+
+    def get(self, *given: Any) -> Any:
+        time.sleep(self.seconds)
+        return super().get(*given)
+
+    def put(self, *given: Any) -> Any:
+        time.sleep(self.seconds)
+        return super().put(*given)
+
+
+def filled(tokens: list[int]) -> Slow:
+    store = Slow(capacity=1 << 22)
+    cache, _ = composed(store=store)
+    serve(cache, tokens)
+    idle(cache)
+    return store
+
+
+@pytest.mark.parametrize("fetch", ["best_effort", "wait", "timeout"])
+def test_how_long_a_prompt_waits_is_the_policys_to_say(fetch: str) -> None:
+    tokens = list(range(40))
+    store = filled(tokens)
+    store.seconds = 0.5
+    cache, _ = composed(store=store, fetch=fetch)
+    with cache.open([*tokens, 1]) as sequence:
+        begun = time.monotonic()
+        told = sequence.restore()
+        assert told.over == (fetch == "best_effort")
+        assert time.monotonic() - begun < 0.2
+        until(cache, lambda: told.over)
+        waited = time.monotonic() - begun
+        assert told.ready == sequence.ready == (40 if fetch == "wait" else 0)
+        assert waited < 0.4 if fetch != "wait" else waited > 0.4
+        assert fetch != "timeout" or "too slow" in told.why
+
+
+def test_a_sequence_that_went_on_is_left_alone_and_the_next_one_has_it() -> None:
+    tokens = list(range(40))
+    store = filled(tokens)
+    store.seconds = 0.05
+    cache, _ = composed(store=store, fetch="best_effort")
+    with cache.open([*tokens, 1]) as sequence:
+        told = sequence.restore()
+        compute(cache, sequence, [*tokens, 1], 12)
+        until(cache, lambda: not shelf(cache).fetches)
+        assert sequence.ready == told.ready == 0
+        assert "was used before" in told.why
+    with cache.open([*tokens, 1]) as sequence:
+        assert sequence.restore().ready == 40
+    settle(cache)
+
+
+def test_what_is_too_much_for_the_store_is_dropped_and_counted() -> None:
+    store = Slow(capacity=1 << 22)
+    store.seconds = 0.1
+    cache, _ = composed(part("path", Path()), store=store, limits=GuardLimits(deadline=0.05, backlog_calls=2))
+    for k in range(12):
+        serve(cache, [k] * 20)
+        cache.poll()
+    until(cache, lambda: not shelf(cache).storing.calls)
+    assert shelf(cache).storing.refused > 0
+    store.seconds = 0.0
+    until(cache, lambda: not shelf(cache).storing.let_go)
+    assert cache._tier.lanes[0].leased == 0  # type: ignore[union-attr]
+    settle(cache)
+
+
+# ---------------------------------------------------------------- bad stores
+
+
+class Bad(MemoryBackend):
+    """Answers reads with ``answer(key, record)``."""
+
+    answer: Any = None
+
+    def get(self, keys: Any, into: Any = None) -> Any:
+        return tuple(self.answer(key, record) for key, record in zip(keys, super().get(keys), strict=True))
+
+
+def other(record: Any) -> Any:
+    import attrs
+
+    return attrs.evolve(record, start=record.start + 4, end=record.end + 4)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda key, record: Miss(key, "corrupt", "flipped"), "corrupt flipped"),
+        (lambda key, record: other(record), "the store gave"),
+        (lambda key, record: 1 / 0, "error ZeroDivisionError"),
+        (lambda key, record: Refused(key, "io"), "io"),
+    ],
+    ids=["corrupt", "another piece", "raises", "nonsense"],
+)
+def test_whatever_a_store_answers_it_is_a_miss_with_a_reason(answer: Any, why: str) -> None:
+    tokens = list(range(40))
+    store = Bad(capacity=1 << 22)
+    store.answer = lambda key, record: record
+    cache, _ = composed(store=store)
+    serve(cache, tokens)
+    idle(cache)
+    store.answer = answer
+    cache, _ = composed(store=store)
+    with cache.open([*tokens, 1]) as sequence:
+        told = restored(cache, sequence)
+        assert told.ready == 0 and why in told.why, told
+    assert serve(cache, tokens) == 0
+    settle(cache)
+
+
+def test_of_a_path_what_came_before_a_bad_piece_counts() -> None:
+    tokens = list(range(4 * READ + 80))
+    store = Bad(capacity=1 << 24)
+    store.answer = lambda key, record: record
+    cache, _ = composed(part("path", Path()), store=store, tokens=1024)
+    serve(cache, tokens)
+    idle(cache)
+    late = 4 * READ + 8
+    store.answer = lambda key, record: Miss(key, "corrupt") if record.end == late else record
+    cache, _ = composed(part("path", Path()), store=store, tokens=1024)
+    assert read_back(cache, tokens) == 4 * READ
+    settle(cache)
+
+
+def test_a_host_that_is_too_small_takes_what_fits_and_serving_goes_on() -> None:
+    tokens = list(range(40))
+    store = filled(tokens)
+    cache, _ = composed(store=store, host={"path": 20, "window": 20, "point": 2})
+    with cache.open([*tokens, 1]) as sequence:
+        told = restored(cache, sequence)
+        assert told.ready < 40 and told.wanted == 40
+    assert serve(cache, [*tokens, 1], restore=False) < 40
+    settle(cache)
+
+
+def test_windows_come_back_where_only_the_path_is_held() -> None:
+    """What is held on the device and what is fetched complete each other."""
+    tokens = list(range(64))
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), part("near", Window(8)), store=store)
+    serve(cache, tokens, chunk=16)
+    idle(cache)
+    cache, _ = composed(part("path", Path()), part("near", Window(8)), store=store, host={"path": 4096, "near": 12})
+    assert read_back(cache, tokens[:33]) == 32
+    assert read_back(cache, [*tokens, 1]) == 64
+    settle(cache)
