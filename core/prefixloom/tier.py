@@ -28,8 +28,8 @@ from .pool_host import DebugHostPool, HostPool
 from .shelf import Shelf
 from .stats import TierStats
 from .streams import Stream, ThreadStream
-from .transfers import on_path, plan_of, proposed, tell
-from .tree import Node
+from .transfers import COPY, FETCH, on_path, plan_of, proposed, tell
+from .tree import CountedNode, Node
 from .values import Outcome, TransferPlan
 
 if TYPE_CHECKING:
@@ -40,42 +40,6 @@ if TYPE_CHECKING:
     from .tier_part import TierPart
 
 log = logging.getLogger("prefixloom")
-
-
-class CountedNode(Node):
-    """A node of a tree with a tier: ``hits`` counts how often it was matched, where that decides about its copy;
-    ``links`` says where the pages of its edge lie in a store, once that was asked.
-    """
-
-    __slots__ = ("hits", "links")
-
-    def __init__(self, parent: Node | None, key: bytes, first: bytes, end: int, width: int) -> None:
-        super().__init__(parent, key, first, end, width)
-        self.hits = 0
-        self.links: list[bytes | None] | None = None
-
-    def above(self, key: bytes, end: int) -> CountedNode:
-        upper = super().above(key, end)
-        assert isinstance(upper, CountedNode)
-        upper.hits = self.hits
-        if self.links is not None:
-            pages = len(self.links) * len(key) // len(self.key)
-            upper.links, self.links = self.links[:pages], self.links[pages:]
-        return upper
-
-
-class Copying:
-    """What a copy is called where somebody is told of it."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __repr__(self) -> str:
-        return self.what
-
-
-COPY = {"down": Copying("a copy to the host"), "up": Copying("a copy to the device")}
-FETCH = Copying("what a store brought")
 
 
 Job = tuple[HostLane, list[int], Callable[[], object]]
