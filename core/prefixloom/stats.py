@@ -42,7 +42,7 @@ class TierStats:
 
     ``backed_up``, ``dropped`` and ``evicted`` count pages and states: copied down, left out for lack of room or order,
     gone from the tier. ``restored_tokens`` in so many ``restores``; ``fallbacks`` to a lower boundary; ``failed``
-    copies.
+    copies. Of the store behind it: pages and states that it ``stored`` or ``refused``, and that were ``fetched``.
     """
 
     name: str
@@ -55,13 +55,17 @@ class TierStats:
     restored_tokens: int
     fallbacks: int
     failed: int
+    stored: int = 0
+    refused: int = 0
+    fetched: int = 0
 
     def __str__(self) -> str:
         held = ", ".join(f"{self.cached[name]} of {count} {name}" for name, count in self.capacity.items())
         return (
             f"tier {self.name!r}: {held}; {self.backed_up} copied down, {self.dropped} left out, {self.evicted} "
             f"evicted; {self.restored_tokens} tokens restored in {self.restores} loads, {self.fallbacks} of them "
-            f"shortened; {self.failed} copies failed"
+            f"shortened; {self.failed} copies failed; its store took {self.stored}, refused {self.refused} and brought "
+            f"{self.fetched}"
         )
 
 

@@ -117,6 +117,9 @@ class LowerTier:
             {name: lane.in_tree for name, lane in by_name.items()},
             self.backed_up, self.dropped, self.evicted,
             self.restores, self.restored_tokens, self.fallbacks, self.failed,
+            0 if self.shelf is None else self.shelf.storing.stored,
+            0 if self.shelf is None else self.shelf.storing.refused,
+            self.fetched,
         )  # fmt: skip
 
     def forsake(self, parts: Iterable[Part]) -> None:
