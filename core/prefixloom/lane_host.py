@@ -9,7 +9,7 @@ goes before those above it, since without it they still serve and without them i
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane, PageLane
@@ -252,3 +252,30 @@ class HostStates(HostLane):
 
     def slots_of(self, cell: HostCell | None) -> list[int]:
         return [] if cell is None else [cell.data]
+
+
+class Moves:
+    """Copies of one component between its two pools."""
+
+    __slots__ = ("dst", "lane", "raised", "src")
+
+    def __init__(self, lane: HostLane) -> None:
+        self.lane = lane
+        self.src: list[int] = []
+        self.dst: list[int] = []
+        self.raised = False
+
+    def ends(self, way: str) -> tuple[Pool, Pool]:
+        """Where copies ``way`` read, and where they write."""
+        host, device = self.lane.pool, self.lane.device.pool
+        return (device, host) if way == "down" else (host, device)
+
+    def take_back(self, nodes: Iterable[Node]) -> None:
+        """The copies down never came: give the slots back, whether ``nodes`` have them already or not."""
+        left = set(self.dst)
+        for node in nodes:
+            held = left.intersection(self.lane.slots_of(node.cells[self.lane.index]))
+            self.lane.retract(node, held)
+            left -= held
+        if left:
+            self.lane.pool.give(array("i", sorted(left)).tobytes())

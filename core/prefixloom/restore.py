@@ -19,13 +19,13 @@ from .holding import Holding
 from .insert import split
 from .lane import PageLane
 from .lane_coded import CodedLane
+from .lane_host import Moves
 from .lane_point import PointLane
 from .lease import Hold, acquire, inert, release_part, swap
 from .ops import CLEAR, Fill
 from .plan import MatchPlan, claims_at, make_plan, restorable
 from .pool import ABSENT, ABSENT_BYTES
 from .reach import Interval, merged
-from .tier import Moves
 from .transfers import plan_of, proposed
 from .tree import climb
 from .values import Claim, TransferPlan
@@ -271,6 +271,7 @@ def _copy_up(cache: Cache, sequence: Sequence, parts: list[Part]) -> tuple[Work,
         nodes = list(dict.fromkeys(node for part in parts for node in part.run))
         work = tier.run(moves, nodes, hold, "up")
     except BaseException as error:
+        tier.end(before, "up")
         for part in parts:
             part.lane.pool.give(part.slots.tobytes())
         if any(work.number > before and not work.over for work in flight.works):  # some of the copies still run

@@ -11,6 +11,7 @@ here waits, and nothing is pinned longer than the operation that records the cop
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from array import array
@@ -20,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import InvariantError
 from .kernels_move import move_slots
-from .lane_host import HostLane, HostPages, HostStates
+from .lane_host import HostLane, HostPages, HostStates, Moves
 from .lease import Hold, inert
 from .pool import Pool, Stage
 from .pool_host import DebugHostPool, HostPool
 from .shelf import Shelf
 from .stats import TierStats
 from .streams import Stream, ThreadStream
-from .transfers import on_path, plan_of, proposed, tell
-from .tree import Node
+from .transfers import COPY, FETCH, on_path, plan_of, proposed, tell
+from .tree import CountedNode, Node
 from .values import Outcome, TransferPlan
 
 if TYPE_CHECKING:
@@ -41,66 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("prefixloom")
 
 
-class CountedNode(Node):
-    """A node of a tree with a tier: ``hits`` counts how often it was matched, where that decides about its copy;
-    ``links`` says where the pages of its edge lie in a store, once that was asked.
-    """
-
-    __slots__ = ("hits", "links")
-
-    def __init__(self, parent: Node | None, key: bytes, first: bytes, end: int, width: int) -> None:
-        super().__init__(parent, key, first, end, width)
-        self.hits = 0
-        self.links: list[bytes | None] | None = None
-
-    def above(self, key: bytes, end: int) -> CountedNode:
-        upper = super().above(key, end)
-        assert isinstance(upper, CountedNode)
-        upper.hits = self.hits
-        if self.links is not None:
-            pages = len(self.links) * len(key) // len(self.key)
-            upper.links, self.links = self.links[:pages], self.links[pages:]
-        return upper
-
-
-class Copying:
-    """What a copy is called where somebody is told of it."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __repr__(self) -> str:
-        return self.what
-
-
-COPY = {"down": Copying("a copy to the host"), "up": Copying("a copy to the device")}
-FETCH = Copying("what a store brought")
-
-
 Job = tuple[HostLane, list[int], Callable[[], object]]
 """(where, which slots, what writes them)"""
-
-
-class Moves:
-    """Copies of one component between its two pools."""
-
-    __slots__ = ("dst", "lane", "raised", "src")
-
-    def __init__(self, lane: HostLane) -> None:
-        self.lane = lane
-        self.src: list[int] = []
-        self.dst: list[int] = []
-        self.raised = False
-
-    def take_back(self, nodes: Iterable[Node]) -> None:
-        """The copies down never came: give the slots back, whether ``nodes`` have them already or not."""
-        left = set(self.dst)
-        for node in nodes:
-            held = left.intersection(self.lane.slots_of(node.cells[self.lane.index]))
-            self.lane.retract(node, held)
-            left -= held
-        if left:
-            self.lane.pool.give(array("i", sorted(left)).tobytes())
 
 
 class LowerTier:
@@ -116,6 +59,7 @@ class LowerTier:
             self._make_lane(count + number, lane)
             for number, lane in enumerate(lane for lane in cache._lanes if lane.name in part.capacity)
         )
+        self.groups = layer_groups(self.lanes, self.manifest.gates)
         by_name = {lane.name: lane for lane in self.lanes}
         self.by_component = tuple(by_name.get(lane.name) for lane in cache._lanes)
         self.pending: list[Node] = []
@@ -261,6 +205,7 @@ class LowerTier:
     def _copy_down(self, pieces: Sequence[tuple[HostLane, Node]], hold: Hold, plan: TransferPlan | None) -> None:
         """Reserve, and record the copies. Whatever happens, the tree has nothing that is not going to be written."""
         moves: dict[HostLane, Moves] = {}
+        before = self.cache._flight._launched
         nodes = list(dict.fromkeys(node for _, node in pieces))
         pinned: list[tuple[HostLane, Any]] = []
         work = None
@@ -280,6 +225,7 @@ class LowerTier:
                         self.shelf.copied(lane, node)
                 self.backed_up += sum(len(mine.src) for mine in moving)
         except BaseException as error:
+            self.end(before, "down")
             for mine in moves.values():
                 mine.take_back(nodes)
             for node in nodes:
@@ -399,28 +345,19 @@ class LowerTier:
 
         What an inline stream raises comes out here, and nothing was copied that anybody may read.
         """
-        flight, debug = self.cache._flight, self.cache._debug
-        work = flight.begin()
-        stream = self.stream(way, hold.fence)
-        work.stream, work.since = stream, stream.tick
+        flight = self.cache._flight
+        stream, before = self.stream(way, hold.fence), flight._launched
         try:
+            work = flight.begin()
+            work.stream, work.since = stream, stream.tick
             flight.order(work, stream, hold.fence, hold)
-            for mine in moves:
-                host, device = mine.lane.pool, mine.lane.device.pool
-                source, target = (device, host) if way == "down" else (host, device)
-                target.enter(mine.dst, Stage.WRITING)
-                try:
-                    stream.run(partial(copy_between, source, mine.src, target, mine.dst))
-                except BaseException:
-                    mine.raised = True
-                    raise
-                target.enter(mine.dst, Stage.SEALED)
-                if debug is not None:
-                    debug.accessed(stream, f"copy {way} of {device.name}", target, mine.src, mine.dst, source)
-                if way == "down":
-                    target.enter(mine.dst, Stage.PUBLISHED)
+            for group in self.groups if way == "up" and not stream.inline else ((),):
+                for mine in moves:
+                    self._run_one(mine, stream, way, group)
+                if group:
+                    work.gates = [*work.gates, (group[1] - 1, stream.record())]
         finally:
-            flight.end(work, stream, (), COPY[way])
+            self.end(before, way)
         if not work.over:
             work.holds = [hold]
             written: list[tuple[Lane, set[int]]] = [
@@ -429,7 +366,52 @@ class LowerTier:
             flight.carry(work, hold, nodes, written, below=way == "down")
         return work
 
+    def end(self, before: int, way: str) -> None:
+        """No work that was begun after number ``before`` is left open: an interrupt may come before it has a name."""
+        flight = self.cache._flight
+        for work in flight.works[:]:
+            if work.number > before and work.event is None and not work.over:
+                flight.end(work, work.stream or self.cache._stream(None), (), COPY[way])
 
-def copy_between(source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int]) -> None:
-    if source.device != "meta":
-        move_slots(list(source.buffers.values()), src, list(target.buffers.values()), dst)
+    def _run_one(self, mine: Moves, stream: Stream, way: str, group: tuple[int, ...]) -> None:
+        """Enqueue the copies of one component, of a group of the model's layers or of all."""
+        source, target = mine.ends(way)
+        target.enter(mine.dst, Stage.WRITING)
+        try:
+            stream.run(partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group))
+        except BaseException:
+            mine.raised = True
+            raise
+        target.enter(mine.dst, Stage.SEALED)
+        debug = self.cache._debug
+        if debug is not None:
+            debug.accessed(stream, f"copy {way} of {mine.lane.device.pool.name}", target, mine.src, mine.dst, source)
+        if way == "down":
+            target.enter(mine.dst, Stage.PUBLISHED)
+
+
+def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:
+    """The model's layers in so many groups, as nearly equal as they come: (first, one past the last). One is ()."""
+    layers = sorted({layer for lane in lanes for buffer in lane.pool.manifest.buffers for layer in buffer.layers})
+    count = min(count, len(layers))
+    if count < 2:
+        return ((),)
+    firsts = [0, *(layers[number * len(layers) // count] for number in range(1, count)), layers[-1] + 1]
+    return tuple(itertools.pairwise(firsts))
+
+
+def copy_between(
+    source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int], low: int = 0, high: int = 1 << 62
+) -> None:
+    """Of the model's layers from ``low`` to before ``high``."""
+    if source.device == "meta":
+        return
+    for buffer in source.manifest.buffers:
+        ends = [source.buffers[buffer.name]], src, [target.buffers[buffer.name]], dst
+        inside = [low <= layer < high for layer in buffer.layers]
+        if all(inside):
+            move_slots(*ends)
+            continue
+        for at, there in enumerate(inside):
+            if there:
+                move_slots(*ends, layers=slice(at, at + 1))

@@ -21,6 +21,20 @@ if TYPE_CHECKING:
 WAYS: dict[Phase, tuple[Tier, Tier]] = {"backup": ("device", "host"), "load": ("host", "device")}
 
 
+class Copying:
+    """What a copy is called where somebody is told of it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __repr__(self) -> str:
+        return self.what
+
+
+COPY = {"down": Copying("a copy to the host"), "up": Copying("a copy to the device")}
+FETCH = Copying("what a store brought")
+
+
 class Asked:
     """A tier, as far as calling its hooks goes; components are asked as their lanes."""
 

@@ -48,6 +48,28 @@ class Node:
         return f"<Node [{self.start}, {self.end}) {held} kids={len(self.kids or ())} leases={self.leases}>"
 
 
+class CountedNode(Node):
+    """A node of a tree with a tier: ``hits`` counts how often it was matched, where that decides about its copy;
+    ``links`` says where the pages of its edge lie in a store, once that was asked.
+    """
+
+    __slots__ = ("hits", "links")
+
+    def __init__(self, parent: Node | None, key: bytes, first: bytes, end: int, width: int) -> None:
+        super().__init__(parent, key, first, end, width)
+        self.hits = 0
+        self.links: list[bytes | None] | None = None
+
+    def above(self, key: bytes, end: int) -> CountedNode:
+        upper = super().above(key, end)
+        assert isinstance(upper, CountedNode)
+        upper.hits = self.hits
+        if self.links is not None:
+            pages = len(self.links) * len(key) // len(self.key)
+            upper.links, self.links = self.links[:pages], self.links[pages:]
+        return upper
+
+
 class Root(Node):
     """Where a namespace begins: boundary 0, which needs nothing. It lives while anything hangs or is anchored there."""
 
