@@ -66,6 +66,22 @@ def test_what_is_restorable_is_what_sets_say_and_comes_back_as_it_was(
     assert write == "selective" or (told and restored)
 
 
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("names", SETS.values(), ids=SETS)
+def test_it_is_the_same_without_the_second_set_of_books(names: tuple[str, ...], write: str) -> None:
+    told = []
+    for debug in (True, False):
+        requests = Requests((names, write))
+        cache = tiered(
+            *parts(names), tokens=96, slots=7, write=write, hits=1, debug=debug,
+            host={n: 9 if n == "point" else 200 for n in names},
+        )  # fmt: skip
+        hits = [serve(cache, requests.next(), chunk=8) for _ in range(20)]
+        told.append((hits, cache.stats().tier))
+    assert told[0] == told[1]
+    assert told[0][1].backed_up > 0  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("names", SETS.values(), ids=SETS)
 def test_what_has_room_below_is_never_lost(names: tuple[str, ...]) -> None:
     """Write-back: whatever could once be resumed at still can, on one tier or the other."""

@@ -52,7 +52,8 @@ class Assembly(Asking):
         self._several_near = len(self._near_lanes) > 1
         self._tracking = any(lane.track_every for lane in self._point_lanes)
         self._thins = any(lane.part.manifest.states_per_path is not None for lane in self._point_lanes)
-        self._follows = bool(self._coded_lanes) or self._thins or composition.debug  # a publication has consequences
+        self._follows = bool(self._coded_lanes) or self._thins or composition.debug or composition.tier is not None
+        """Whether a publication always has consequences."""
         self._unshared = any(not lane.shared for lane in self._lanes)
         self._sparing = any(lane.retains for lane in self._lanes)
         self._retaining = bool(self._point_lanes) or self._sparing
