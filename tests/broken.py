@@ -48,6 +48,7 @@ from broken_parts import (
     Renamed,
     StateWithPositions,
     StrangeArgument,
+    Swelling,
     TakesASlot,
     Tiring,
     Unmarked,
@@ -84,9 +85,11 @@ class Broken:
     make: Callable[[], Any]
     truth: Truth
     law: str
+    seed: int = 0
+    effort: int = 1
 
     def case(self) -> ComponentCase:
-        return ComponentCase(self.make, self.truth, self.mistake, effort=1)
+        return ComponentCase(self.make, self.truth, self.mistake, seed=self.seed, effort=self.effort)
 
 
 def of(kind: Any = Component, reach: Callable[[], Reach] = lambda: Window(W), **facts: Any) -> Callable[[], Any]:
@@ -102,7 +105,7 @@ def rows() -> list[Broken]:
     idle = "law_the_reach_names_nothing_that_no_layer_reads"
     ahead, grid = "law_content_depends_on_no_later_token", "law_content_is_exact_on_the_grid"
     touch, keeps = "law_hooks_change_nothing_that_they_are_shown", "law_a_running_sequence_keeps_what_it_still_needs"
-    found = [
+    found: list[Any] = [
         ("the reach is one short", of(reach=lambda: Window(W - 1)), WINDOW, covers),
         ("the reach is a page short", of(reach=lambda: Window(W - 4)), WINDOW, covers),
         ("a window where the layers read all", of(), PATH, covers),
@@ -111,6 +114,7 @@ def rows() -> list[Broken]:
         ("the reach is a page long", of(reach=lambda: Window(W + 4)), WINDOW, idle),
         ("needs beyond the boundary", of(reach=PastTheBoundary), Truth(), "law_needs_lie_before_the_boundary"),
         ("needs that tire", of(reach=Tiring), Truth(), "law_needs_and_until_are_pure"),
+        ("a reach that grows in use", of(reach=Swelling), WINDOW, "law_what_is_leased_is_not_evicted", 2, 2),
         ("until is one too early", of(reach=EarlyByOne), WINDOW, early),
         ("until is a page too early", of(reach=EarlyByAPage), WINDOW, early),
         ("until is a page too early, served", of(reach=EarlyByAPage), WINDOW, keeps),

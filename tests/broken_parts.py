@@ -103,6 +103,14 @@ class Tiring(Plain):
         return ((max(0, n - self.back - self.asked % 2), n),) if n else ()
 
 
+class Swelling(Tiring):
+    """Needs more the longer it is in use: what a lease covered is no longer enough."""
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        self.asked += 1
+        return ((max(0, n - self.back - self.asked // 10), n),) if n else ()
+
+
 # ---------------------------------------------------------------- components
 
 

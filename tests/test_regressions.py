@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers import cache_of, part, run, serve, serve_tightly
+from helpers import cache_of, part, run, serve, serve_tightly, settle
 from prefixloom import Chunk, Path, Point, ProtocolError, Sinks, Window
 
 TOKENS = list(range(100, 140))
@@ -229,3 +229,17 @@ def test_a_batch_commits_as_a_whole_or_not_at_all() -> None:
     ahead.__exit__(None, None, None)
     one.abort()
     other.abort()
+
+
+def test_a_state_that_was_only_copied_may_become_the_trees_again() -> None:
+    """Its own was evicted meanwhile, and at the end of the sequence the tree takes what has the same content."""
+    cache = cache_of(part("path", Path()), part("state", Point(), admission="branch-and-last"))
+    serve(cache, range(8))
+    with cache.open(range(8)) as sequence:
+        assert sequence.ready == 8
+        with cache.step([sequence]) as step:
+            step.run_ops()
+        cache.evict({"state": 1})
+        assert cache.peek(range(8)) == 0
+    assert cache.peek(range(8)) == 8
+    settle(cache)

@@ -22,6 +22,7 @@ from .pool import Fence, Pool
 
 if TYPE_CHECKING:
     from .cache import Cache
+    from .gates import Gates
     from .lane import Lane
     from .lease import Hold
     from .sequence import Sequence
@@ -34,21 +35,23 @@ log = logging.getLogger("prefixloom")
 class Work:
     """One step in flight: its layers run, or are still being enqueued (``event`` is None).
 
-    ``holds`` are its sequences' leases; ``published`` what these handed to the tree since.
+    ``holds`` are its sequences' leases; ``published`` what these handed to the tree since. ``gates`` of a load by
+    groups of layers: (the last layer of a group, the event after its copies), in order.
     """
 
-    __slots__ = ("event", "failed", "holds", "name", "number", "over", "published", "since", "stream")
+    __slots__ = ("event", "failed", "gates", "holds", "name", "number", "over", "published", "since", "stream")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.over = self.failed = False
         self.event = self.stream = None
-        self.published = self.holds = ()
+        self.published = self.holds = self.gates = ()
 
     event: Event | None
     stream: Stream | None
     published: Many[Published]
     holds: Many[Hold]
+    gates: Many[tuple[int, Event]]
     name: str
     since: int
 
@@ -95,12 +98,17 @@ class Flight(Fence):
         self.works.append(work)
         return work
 
-    def order(self, own: Work, stream: Stream, fence: int, who: object) -> None:
-        """What is enqueued on ``stream`` from now on, which is ``own``, comes after the steps up to ``fence``."""
+    def order(self, own: Work, stream: Stream, fence: int, who: object, gates: Gates | None = None) -> None:
+        """What is enqueued on ``stream`` from now on, which is ``own``, comes after the steps up to ``fence``.
+
+        With ``gates`` it comes after a load that has any layer by layer, as the gates are passed.
+        """
         for work in self.unfinished(fence, own):
             if work.event is None:
                 raise ProtocolError(f"{who!r} comes after step {work.number}, whose block is open: end that first")
-            if work.stream is not stream:
+            if gates is not None and work.gates:
+                gates.add(work)
+            elif work.stream is not stream:
                 stream.wait(work.event)
 
     def end(self, work: Work, stream: Stream, sequences: Iterable[Sequence], who: object) -> None:
@@ -153,9 +161,9 @@ class Flight(Fence):
         while works and works[0].over:
             work = works.pop(0)
             self.over = work.number
-            if work.event is not None:
+            if work.published:
                 self._forget(work.published)
-                work.holds = work.published = ()  # they know the work, too
+            work.holds = work.published = ()  # they know the work, too
         if not works:
             self.stamp = 0
         if self.retiring:

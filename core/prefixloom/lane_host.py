@@ -265,6 +265,11 @@ class Moves:
         self.dst: list[int] = []
         self.raised = False
 
+    def ends(self, way: str) -> tuple[Pool, Pool]:
+        """Where copies ``way`` read, and where they write."""
+        host, device = self.lane.pool, self.lane.device.pool
+        return (device, host) if way == "down" else (host, device)
+
     def take_back(self, nodes: Iterable[Node]) -> None:
         """The copies down never came: give the slots back, whether ``nodes`` have them already or not."""
         left = set(self.dst)

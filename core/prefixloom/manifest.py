@@ -173,6 +173,8 @@ class TierManifest:
                      is about to lose it
     ``load_at_least`` tokens that a load must bring, or else they are computed
     ``layout``       "layer_first", as on the device, or "page_first": all layers of a slot together
+    ``gates``        groups of layers that a load is copied in: the first layers of a step may run while the last are
+                     on their way (``Step.gate``). Where copies run beside the scheduling thread
     ``overlap``      always copy beside the scheduling thread; False: in it while nothing else is running (on a CPU)
     """
 
@@ -182,6 +184,7 @@ class TierManifest:
     hits: int = attrs.field(default=2, validator=_whole(1))
     load_at_least: int = attrs.field(default=1, validator=_whole(1))
     layout: Literal["layer_first", "page_first"] = "layer_first"
+    gates: int = attrs.field(default=1, validator=_whole(1))
     overlap: bool = False
 
     def __attrs_post_init__(self) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
 from .errors import PluginError
+from .kernels import index_of
+from .pool import Stage
 from .values import Op
 
 if TYPE_CHECKING:
@@ -80,6 +82,21 @@ def batches(sequences: Many[Sequence]) -> list[Batch]:
 # ---------------------------------------------------------------- running
 
 
+def select_states(cache: Cache, stream: Stream, lane: Any, kept: Any, rows: list[int], holdings: list[Any]) -> None:
+    """Have each of ``holdings`` go on from the state after so many tokens as ``kept`` says, at its row of ``rows``."""
+    choices = [list(holding.steps) for holding in holdings]
+    dst = [holding.slot for holding in holdings]
+    for holding in holdings:
+        holding.accepted = True
+
+    def work() -> None:
+        mine = kept if len(rows) == len(kept) else kept.index_select(0, index_of(rows, [kept]))
+        lane.live.select(choices, mine - 1, dst)
+
+    reads = [slot for row in choices for slot in row]
+    run_told(cache, stream, f"select of {lane.name}", lane.live, work, reads, dst)
+
+
 def run_kind(cache: Cache, stream: Stream, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
     """One of the core's own kinds of op on states."""
     stream.run(lane.work(kind, src, dst))
@@ -92,6 +109,8 @@ def run_batch(cache: Cache, stream: Stream, batch: Batch) -> None:
     """Give state slots their content, and let go of the sources."""
     lane = batch.lane
     run_kind(cache, stream, lane, batch.kind, batch.src, batch.dst)
+    if cache._debug is not None:
+        lane.live.enter(batch.dst, Stage.SEALED)  # the tree may take it over, if it has lost its own
     i = lane.index
     for sequence, fill in batch.fills:
         fill.holding.ready = True

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
-from .kernels import index_of
-from .ops import Batch, batches, run_batch, run_kind, run_op, run_told
+from .gates import Gates
+from .ops import Batch, batches, run_batch, run_kind, run_op, select_states
 from .pool import Stage
 from .values import Op, WalkView
 
@@ -35,8 +35,8 @@ class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
     __slots__ = (
-        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_ordered", "_sequences", "_starts", "_state",
-        "_stream", "_touched", "_tracks", "_work", "role",
+        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_gates", "_ordered", "_sequences", "_starts",
+        "_state", "_stream", "_touched", "_tracks", "_work", "role",
     )  # fmt: skip
 
     _stream: Stream | None
@@ -58,6 +58,7 @@ class Step:
         self._work = self._stream = None
         self._ordered = 0  # the fence that the stream has been made to wait for
         self._starts = self._tracks = self._claimed = self._deferred = ()
+        self._gates: Gates | None = None
         if role == "target":
             if cache._match_hooks:
                 self._claimed = [(sequence, op) for sequence in self._sequences for op in sequence._claimed_ops]
@@ -174,11 +175,12 @@ class Step:
         self._tracks.append((sequence, lane, holding, lane.plan_track(holding, at, old), source))
         sequence._lease.claim(self._cache._flight)
 
-    def run_ops(self, stream: Any = None) -> None:
+    def run_ops(self, stream: Any = None, *, gated: bool = False) -> None:
         """Run the ops on ``stream``, on which the layers that read their slots are enqueued next.
 
         A stream is one of ``prefixloom.streams``, a ``torch.cuda.Stream``, or None: the current one, which on a CPU is
         the caller. A second call is refused; a draft step runs no ops, but is ordered after what it reads.
+        ``gated``: the caller calls ``gate`` before each layer, and what is being loaded is waited for there.
         """
         if self._state != OPEN:
             if self._state in (FILLING, READY):
@@ -188,19 +190,27 @@ class Step:
         if cache._guarded:
             cache._enter()
         stream = self._take_stream(cache._stream(stream))
+        due = batches(self._sequences) if self.role == "target" else []
+        if gated and not due and not self._claimed and not self._deferred:  # an op may read any of it
+            self._gates = Gates(stream)
         if len(cache._flight.works) > 1:
             self._order(stream)
-        if self.role == "target":
-            due = batches(self._sequences)
-            if due or self._claimed or self._deferred:
-                self._state = FILLING
-                for batch in due:
-                    run_batch(cache, stream, batch)
-                if self._claimed or self._deferred:
-                    self._run_plugins(stream, after=False)
+        if self.role == "target" and (due or self._claimed or self._deferred):
+            self._state = FILLING
+            for batch in due:
+                run_batch(cache, stream, batch)
+            if self._claimed or self._deferred:
+                self._run_plugins(stream, after=False)
         self._state = READY
         if cache._debug is not None:
             cache._leave("run_ops")
+
+    def gate(self, layer: int) -> None:
+        """Before the model's layer ``layer``, in ascending order: it comes after what a load brings for it."""
+        if self._state != READY:
+            raise ProtocolError("gate belongs into the step's with block, after run_ops")
+        if self._gates is not None:
+            self._gates.open(layer)
 
     def _run_plugins(self, stream: Stream, after: bool) -> None:
         """The plugins' own ops, those before the layers or those after them."""
@@ -224,7 +234,7 @@ class Step:
         fence = self._fence()
         if fence > self._ordered:
             assert self._work is not None
-            self._cache._flight.order(self._work, stream, fence, self)
+            self._cache._flight.order(self._work, stream, fence, self, self._gates)
             self._ordered = fence
 
     def _fence(self) -> int:
@@ -283,31 +293,15 @@ class Step:
         self._accepted = True
         assert self._stream is not None
         for lane in self._cache._point_lanes:
-            self._select(lane, kept, self._stream)
-
-    def _select(self, lane: Any, kept: Any, stream: Stream) -> None:
-        rows: list[int] = []
-        choices: list[list[int]] = []
-        dst: list[int] = []
-        for row, sequence in enumerate(self._sequences):
-            if sequence._lease._cache is None:
-                continue
-            holding = sequence._holding(lane.name)[1]
-            if 0 < self._ends[row] - self._starts[row] <= len(holding.steps):
-                rows.append(row)
-                choices.append(list(holding.steps))
-                dst.append(holding.slot)
-                holding.accepted = True
-        if not rows:
-            return
-        reads = [slot for row_choices in choices for slot in row_choices]
-        cache = self._cache
-
-        def work() -> None:
-            mine = kept if len(rows) == len(kept) else kept.index_select(0, index_of(rows, [kept]))
-            lane.live.select(choices, mine - 1, dst)
-
-        run_told(cache, stream, f"select of {self!r}", lane.live, work, reads, dst)
+            rows, holdings = [], []
+            for row, sequence in enumerate(self._sequences):
+                if sequence._lease._cache is not None:
+                    holding = sequence._holding(lane.name)[1]
+                    if 0 < self._ends[row] - self._starts[row] <= len(holding.steps):
+                        rows.append(row)
+                        holdings.append(holding)
+            if rows:
+                select_states(self._cache, self._stream, lane, kept, rows, holdings)
 
     # ------------------------------------------------------------ after the layers
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -317,6 +311,8 @@ class Step:
         goes_on = self._leave()
         if stream is None:
             stream = self._take_stream(cache._stream(None))
+        if self._gates is not None:
+            self._gates.finish()
         try:
             if cache._debug is not None:
                 cache._debug.layers(self, stream, kind is None)
@@ -345,6 +341,8 @@ class Step:
         try:  # the layers of a step that is refused at its end have run all the same
             if before == OPEN and (self._fills() or self._claimed or self._deferred or self._comes_after()):
                 raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
+            if self._gates is not None and self._gates.missed:
+                raise ProtocolError(self._gates.missed)
             if not goes_on:
                 self._look_back()
             if self._tracks:

@@ -11,6 +11,7 @@ here waits, and nothing is pinned longer than the operation that records the cop
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from array import array
@@ -33,7 +34,6 @@ from .values import Outcome, TransferPlan
 
 if TYPE_CHECKING:
     from .cache import Cache
-    from .debug import Debug
     from .flight import Work
     from .lane import Lane
     from .restore import Part
@@ -59,6 +59,7 @@ class LowerTier:
             self._make_lane(count + number, lane)
             for number, lane in enumerate(lane for lane in cache._lanes if lane.name in part.capacity)
         )
+        self.groups = layer_groups(self.lanes, self.manifest.gates)
         by_name = {lane.name: lane for lane in self.lanes}
         self.by_component = tuple(by_name.get(lane.name) for lane in cache._lanes)
         self.pending: list[Node] = []
@@ -344,14 +345,17 @@ class LowerTier:
 
         What an inline stream raises comes out here, and nothing was copied that anybody may read.
         """
-        flight, debug = self.cache._flight, self.cache._debug
+        flight = self.cache._flight
         stream, before = self.stream(way, hold.fence), flight._launched
         try:
             work = flight.begin()
             work.stream, work.since = stream, stream.tick
             flight.order(work, stream, hold.fence, hold)
-            for mine in moves:
-                self._run_one(mine, stream, way, debug)
+            for group in self.groups if way == "up" and not stream.inline else ((),):
+                for mine in moves:
+                    self._run_one(mine, stream, way, group)
+                if group:
+                    work.gates = [*work.gates, (group[1] - 1, stream.record())]
         finally:
             self.end(before, way)
         if not work.over:
@@ -369,23 +373,45 @@ class LowerTier:
             if work.number > before and work.event is None and not work.over:
                 flight.end(work, work.stream or self.cache._stream(None), (), COPY[way])
 
-    def _run_one(self, mine: Moves, stream: Stream, way: str, debug: Debug | None) -> None:
-        """Enqueue the copies of one component."""
-        host, device = mine.lane.pool, mine.lane.device.pool
-        source, target = (device, host) if way == "down" else (host, device)
+    def _run_one(self, mine: Moves, stream: Stream, way: str, group: tuple[int, ...]) -> None:
+        """Enqueue the copies of one component, of a group of the model's layers or of all."""
+        source, target = mine.ends(way)
         target.enter(mine.dst, Stage.WRITING)
         try:
-            stream.run(partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst)))
+            stream.run(partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group))
         except BaseException:
             mine.raised = True
             raise
         target.enter(mine.dst, Stage.SEALED)
+        debug = self.cache._debug
         if debug is not None:
-            debug.accessed(stream, f"copy {way} of {device.name}", target, mine.src, mine.dst, source)
+            debug.accessed(stream, f"copy {way} of {mine.lane.device.pool.name}", target, mine.src, mine.dst, source)
         if way == "down":
             target.enter(mine.dst, Stage.PUBLISHED)
 
 
-def copy_between(source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int]) -> None:
-    if source.device != "meta":
-        move_slots(list(source.buffers.values()), src, list(target.buffers.values()), dst)
+def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:
+    """The model's layers in so many groups, as nearly equal as they come: (first, one past the last). One is ()."""
+    layers = sorted({layer for lane in lanes for buffer in lane.pool.manifest.buffers for layer in buffer.layers})
+    count = min(count, len(layers))
+    if count < 2:
+        return ((),)
+    firsts = [0, *(layers[number * len(layers) // count] for number in range(1, count)), layers[-1] + 1]
+    return tuple(itertools.pairwise(firsts))
+
+
+def copy_between(
+    source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int], low: int = 0, high: int = 1 << 62
+) -> None:
+    """Of the model's layers from ``low`` to before ``high``."""
+    if source.device == "meta":
+        return
+    for buffer in source.manifest.buffers:
+        ends = [source.buffers[buffer.name]], src, [target.buffers[buffer.name]], dst
+        inside = [low <= layer < high for layer in buffer.layers]
+        if all(inside):
+            move_slots(*ends)
+            continue
+        for at, there in enumerate(inside):
+            if there:
+                move_slots(*ends, layers=slice(at, at + 1))

@@ -128,7 +128,11 @@ def check_component(
     Raises LawBroken for the first law that it breaks. Further options are those of ``ComponentCase``.
     """
     case = make if isinstance(make, ComponentCase) else ComponentCase(make, truth or Truth(), **options)
-    report = report_on(case, laws)
-    for broken in report.broken:
-        raise LawBroken(broken.told, broken.script, broken.law, broken.clauses)
-    return report
+    case.component()  # what cannot be made is refused before any law is asked
+    verdicts = []
+    for law in laws:
+        found = verdict(law, case)
+        if found.status == "broken":
+            raise LawBroken(found.told, found.script, found.law, found.clauses)
+        verdicts.append(found)
+    return Report(str(case), tuple(verdicts), tuple(untested(case)))

@@ -63,13 +63,14 @@ class HostTier:
         hits: int = 2,
         load_at_least: int = 1,
         layout: Literal["layer_first", "page_first"] = "layer_first",
+        gates: int = 1,
         overlap: bool = False,
         **options: Any,
     ) -> HostTier:
         """From the options of a profile."""
         manifest = TierManifest(
             memory=memory, capacity=capacity, write=write, hits=hits, load_at_least=load_at_least, layout=layout,
-            overlap=overlap,
+            gates=gates, overlap=overlap,
         )  # fmt: skip
         return cls(manifest, name, **options)
 
