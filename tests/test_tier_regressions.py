@@ -424,3 +424,20 @@ def test_only_what_the_device_lacks_is_copied_up(monkeypatch: pytest.MonkeyPatch
         assert sequence.restore().ready == 24
     assert copied == [1]
     settle(cache)
+
+
+def test_a_hit_counts_for_all_that_lies_above_it() -> None:
+    cache = tiered(part("path", Path()), write="selective", hits=2)
+    for end in (8, 16):
+        serve(cache, range(end), restore=False)
+    before = [node.hits for node in path_of(cache, range(16))]  # type: ignore[attr-defined]
+    cache.open(range(17)).close()
+    assert [node.hits for node in path_of(cache, range(16))] == [count + 1 for count in before]  # type: ignore[attr-defined]
+
+
+def test_a_state_that_a_load_brought_is_covered_no_longer() -> None:
+    cache = state_below()
+    with cache.open(range(17)) as sequence:
+        assert sequence.restore().ready == 16
+        assert cache.stats().components["state"].leased == 0
+    settle(cache)
