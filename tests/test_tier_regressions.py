@@ -400,3 +400,44 @@ def test_nothing_that_a_copy_was_told_is_changed_afterwards(monkeypatch: pytest.
     for src, src_then, dst, dst_then in told:
         assert (src, dst) == (src_then, dst_then)
     settle(cache)
+
+
+def test_only_what_the_device_lacks_is_copied_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a window's three pages two are there."""
+    cache = tiered(part("near", Window(10)))
+    for end in (8, 16, 24):
+        serve(cache, range(end))
+    cache.evict({"near": 1000})
+    serve(cache, range(25))
+    lane = cache._lanes[0]
+    (cell,) = [node.cells[0] for node in path_of(cache, range(24)) if node.end == 16]
+    lane.drop_cell(cell)
+    copied: list[int] = []
+
+    def counted(source: Any, src: Any, target: Any, dst: Any) -> None:
+        if target is lane.pool:
+            copied.append(len(src))
+        whole(source, src, target, dst)
+
+    monkeypatch.setattr(prefixloom.tier, "copy_between", counted)
+    with cache.open(range(25)) as sequence:
+        assert sequence.restore().ready == 24
+    assert copied == [1]
+    settle(cache)
+
+
+def test_a_hit_counts_for_all_that_lies_above_it() -> None:
+    cache = tiered(part("path", Path()), write="selective", hits=2)
+    for end in (8, 16):
+        serve(cache, range(end), restore=False)
+    before = [node.hits for node in path_of(cache, range(16))]  # type: ignore[attr-defined]
+    cache.open(range(17)).close()
+    assert [node.hits for node in path_of(cache, range(16))] == [count + 1 for count in before]  # type: ignore[attr-defined]
+
+
+def test_a_state_that_a_load_brought_is_covered_no_longer() -> None:
+    cache = state_below()
+    with cache.open(range(17)) as sequence:
+        assert sequence.restore().ready == 16
+        assert cache.stats().components["state"].leased == 0
+    settle(cache)

@@ -1,0 +1,91 @@
+"""Mistakes put into a copy of the host tier's code, each killed by a test: ``python tests/mutants_tiers.py``.
+
+As in ``mutants``: one substitution in one file. Here the killers are tests of pytest's, named beside each.
+"""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TIER, FOUND, LESSON_4 = "test_tier.py", "test_tier_regressions.py", "lessons/test_lesson_4_wrong_anchor.py"
+MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
+    ("a hole below is overlooked", "over_tiers.py", "if one == other == ABSENT and first <= place < last:", "if False:", LESSON_4),
+    ("the device alone is asked of a path", "over_tiers.py", "            if closed and theirs is not None:\n                break", "            if closed:\n                break", TIER),
+    ("a state is looked for above its boundary only", "over_tiers.py", "        if boundary != node.end:\n            node = node.parent", "        node = node.parent", TIER),
+    ("positions are loaded that the device has", "restore.py", "if device[place] == ABSENT and slot", "if slot", FOUND),
+    ("the last position of a span is not loaded", "restore.py", "any(lo < at + page and at < hi for lo, hi in spans)", "any(lo < at + page and at + page < hi for lo, hi in spans)", TIER),
+    ("sources are not pinned", "restore.py", "    if ours is None:\n        return\n    pins.add(host, ours)", "    if ours is None:\n        return", LESSON_4),
+    ("what is tried again is not lower", "restore.py", "if not sequence.ready < boundary <= limit:", "if not sequence.ready < boundary:", FOUND),
+    ("a state that was filled is loaded into", "restore.py", " or s[1].ready)", ")", FOUND),
+    ("a copy of a state leaves no fence", "restore.py", "        lease.fence = max(lease.fence, work.number)\n    tier.follow", "        pass\n    tier.follow", FOUND),
+    ("the state's lease is kept after a load", "restore.py", "        if state.ready:\n            release_part(cache, lease, lane)\n", "        if state.ready:\n            pass\n", FOUND),
+    ("an anchor is not held while it is loaded", "restore.py", "    anchor.leases += 1  # it may", "    anchor.leases += 0  # it may", TIER),
+    ("who reads the device waits for copies down", "flight.py", "if published.below == below and", "if", FOUND),
+    ("a victim is lost to an interrupt", "evict.py", "            for cell in reversed(victims):\n                lane.come_back(cell)\n            raise", "            raise", FOUND),
+    ("a fence is lost with a slot that cannot be had", "tier.py", "            flight.claimed = before\n", "            flight.claimed = 0\n", FOUND),
+    ("slots below are taken while a step is open", "tier.py", "        if self.blocked(flight.claimed):", "        if False:", FOUND),
+    ("what a failed copy had is kept below", "tier.py", "                mine.take_back(nodes)\n", "                pass\n", "test_tier_faults.py"),
+    ("pins below are kept", "tier.py", "                for host, cell in pinned:\n                    host.unpin(cell)", "                pass", TIER),
+    ("demotion is left out", "tier.py", '        if host is not None and self.manifest.write != "selective":', "        if False:", TIER),
+    ("hits are not counted upward", "tier.py", "            node = node.parent\n        if due", "            break\n        if due", FOUND),
+    ("a path's host leaf does not free its parent", "lane_host.py", "            if not above.below and not above.locks and above.next is None:\n                self.queue.add_first(above)", "            pass", TIER),
+    ("inner host cells go first", "lane_host.py", "            if cell is None or not cell.below:", "            if True:", TIER),
+    ("a split keeps the pages of both halves", "lane_host.py", "        cell.pages -= new.pages\n        new.locks", "        new.locks", TIER),
+    ("a split divides a page off", "lane_host.py", "        cut = (upper.end - upper.parent.end) // self.page * ID_BYTES", "        cut = ((upper.end - upper.parent.end) // self.page - 1) * ID_BYTES", TIER),
+    ("what is copied down is put a place off", "lane_host.py", "            data[place] = slot\n", "            data[place - 1] = slot\n", TIER),
+    ("the tier's copies are told in lists that change", "tier.py", "tuple(mine.src), target, tuple(mine.dst)", "mine.src, target, mine.dst", "lessons/test_lesson_5_tier.py"),
+    ("what a plugin adds is not ordered", "tier.py", "                self.cache._flight.copies(hold, node)\n                found", "                found", FOUND),
+    ("an interrupted copy stays open", "tier.py", "            if work.number > before and work.event is None and not work.over:", "            if False:", "test_tier_faults.py"),
+    ("a plugin's transfers are not united", "transfers.py", "            wanted.setdefault(more.component, []).append(", "            wanted.setdefault(more.component, [])[:0] = () and (", "test_tier_hooks.py"),
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="part of a mutant's name")
+    given = parser.parse_args()
+    alive = 0
+    with tempfile.TemporaryDirectory() as folder:
+        bad = Path(folder) / "bad"
+        for name, file, old, new, tests in MUTANTS:
+            if given.only not in name:
+                continue
+            shutil.rmtree(bad, ignore_errors=True)
+            shutil.copytree(ROOT / "core", bad, ignore=shutil.ignore_patterns("__pycache__"))
+            text = (bad / "prefixloom" / file).read_text()
+            if text.count(old) != 1:
+                print(f"STALE     {name}: {file} has changed", flush=True)
+                alive += 1
+                continue
+            (bad / "prefixloom" / file).write_text(text.replace(old, new))
+            killer = outcome(bad, tests.split())
+            alive += not killer
+            print(f"{'killed   ' if killer else 'SURVIVED '} {name}: {killer[:160]}", flush=True)
+    return alive
+
+
+def outcome(core: Path, tests: list[str]) -> str:
+    """The first failure of these tests on this core; empty if there is none."""
+    path = os.pathsep.join([str(core), *(part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)])
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "--show-capture=no", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *(str(ROOT / "tests" / test) for test in tests)], cwd=ROOT, capture_output=True, text=True,
+        check=False, timeout=600, env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    if not done.returncode:
+        return ""
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return (failed or ["did not run to its end"])[0]
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main()))
