@@ -92,7 +92,10 @@ def test_it_installs_into_an_environment_and_its_own_tests_and_the_command_pass(
         (["Ring"], "a component's kind is a lower-case word such as ring_kv, got 'Ring'"),
         (["class"], "a lower-case word"),
         (["ring", "--reach", "window"], "--reach window: it takes path, window:N"),
-        (["ring", "--reach", "window:0"], "--reach window:0: it takes"),
+        (
+            ["ring", "--reach", "window:0"],
+            "--reach window:0: it takes path, window:N, sinks:N, chunk:N, tail:N:K (whole",
+        ),
         (["ring", "--reach", "point+path"], "a state, or a reach of one's own, stands alone"),
         (["ring", "--buffer", "k"], "--buffer takes NAME:SHAPE[:DTYPE]"),
         (["ring", "--layers", "0"], "--layers must be at least 1"),
@@ -106,6 +109,20 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     assert main(["new-component", *arguments, "--into", str(tmp_path)]) == 2
     assert told in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_it_prints_brings_pytest_along_and_runs_the_one_that_it_brought(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An environment that has only prefixloom has no pytest; a bare ``pytest`` is then another environment's."""
+    folder = written("path", tmp_path)
+    out = capsys.readouterr().out
+    assert f"pip install -e '{folder}[test]'\n" in out
+    assert f"python -m pytest {folder}\n" in out
+    assert "pip install -e '.[test]' && prefixloom conformance path && python -m pytest\n" in (
+        folder / "README.md"
+    ).read_text(encoding="utf-8")
+    assert '\ntest = ["prefixloom[testing]"]\n' in (folder / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     print(f"{folder}: a component {name!r} with {reach.code}. Next:\n")
-    print(f"    pip install -e {folder}")
+    print(f"    pip install -e '{folder}[test]'")
     print(f"    prefixloom conformance {name}")
-    print(f"    pytest {folder}\n")
+    print(f"    python -m pytest {folder}\n")
     print(f"Then make it yours: {skeleton.package}/__init__.py says what is stored and what resuming needs,")
     print("tests/test_conformance.py what the layers read. docs/writing-a-plugin.md has the rest.")
     return 0
