@@ -119,8 +119,8 @@ def made(case: ComponentCase) -> Any:
         raise CompositionError(f"{case.label}: it cannot be made: {type(error).__name__}: {error}") from error
     if isinstance(getattr(component, "manifest", None), TierManifest):
         raise CompositionError(
-            f"{case.label} is a tier below the device and no component: the kit has laws for components, and suites for "
-            f"stores (storage:NAME) and policies"
+            f"{case.label} is a tier below the device and no component: the kit has laws for components, and suites "
+            f"for stores (storage:NAME) and policies"
         )
     for attribute, kind in (("name", str), ("manifest", Manifest), ("reach", Reach)):
         if not isinstance(getattr(component, attribute, None), kind):
