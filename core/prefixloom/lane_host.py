@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane, PageLane
-from .policy import Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
+from .queues import Queue
 from .tree import Node
 
 if TYPE_CHECKING:
