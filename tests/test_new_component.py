@@ -129,3 +129,18 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     written("path", tmp_path)
     assert main(["new-component", "path", "--into", str(tmp_path)]) == 2
     assert "exists; give another name, or another folder with --into" in capsys.readouterr().err
+
+
+def test_a_name_whose_package_is_there_already_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two installed packages of one name, Python would import one or the other."""
+    assert main(["new-component", "full", "--into", str(tmp_path)]) == 2
+    assert "a package 'prefixloom_full' is installed already; give another name" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_can_be_written_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["new-component", "path", "--into", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == (
+        f"prefixloom: {tmp_path / 'file' / 'prefixloom-path'} cannot be written: Not a directory\n"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import keyword
 import re
 from pathlib import Path
@@ -53,9 +54,14 @@ def run(args: argparse.Namespace) -> int:
     folder = args.into / f"prefixloom-{name.replace('_', '-')}"
     if folder.exists():
         raise InputError(f"{folder} exists; give another name, or another folder with --into")
-    for path, text in files(skeleton).items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
+    if importlib.util.find_spec(skeleton.package) is not None:
+        raise InputError(f"a package {skeleton.package!r} is installed already; give another name")
+    try:
+        for path, text in files(skeleton).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error.strerror}") from error
     print(f"{folder}: a component {name!r} with {reach.code}. Next:\n")
     print(f"    pip install -e '{folder}[test]'")
     print(f"    prefixloom conformance {name}")
