@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from prefixloom import InputError, compose
+from prefixloom import CompositionError, InputError, PrefixloomError, compose
 
 from .conversations import Conversations
 
@@ -213,7 +213,7 @@ class Demo:
         from .engine import Engine
         from .verdict import OTHERS, TOLERANCE, Ledger, Verdict
 
-        self.about, self.talk, self.progress = about, talk, progress
+        self.about, self.talk, self.progress, self.folder = about, talk, progress, settings.model
         self.rounds: list[Round] = []
         ahead = settings.speculate
         whole, alone = capacity_of(settings, talk), talk.longest + 4 * 64
@@ -257,14 +257,27 @@ class Demo:
 
         started = time.perf_counter()
         stream = engine.stream(Request(prompt, REPLY, stops=(), namespace=namespace, logprobs=True))
-        next(stream)
-        seconds = time.perf_counter() - started
-        for _ in stream:
-            pass
+        try:
+            next(stream)
+            seconds = time.perf_counter() - started
+            for _ in stream:
+                pass
+        except Exception as error:
+            if self.folder is None or isinstance(error, PrefixloomError):
+                raise
+            raise CompositionError(self._failed(error, len(prompt))) from error
         if namespace:
             engine.drain()
             engine.cache.drop_namespace(namespace)
         return stream.answer, seconds
+
+    def _failed(self, error: Exception, length: int) -> str:
+        """What to say of somebody's model that raises: most often it has no embedding for so late a position."""
+        most = getattr(self.engine.model.config, "max_position_embeddings", None)
+        told = f"the model in {str(self.folder)!r} fails with {type(error).__name__} ({error})"
+        if isinstance(most, int) and length + REPLY > most:
+            return f"{told}: a prompt of {length} tokens and its answer, and its config says at most {most} positions"
+        return f"{told} at a prompt of {length} tokens"
 
     def judge(self) -> Verdict:
         """What all comparisons come to. Nobody runs any more, so that nobody may hold a page."""
