@@ -28,7 +28,7 @@ ALLOWED: dict[str, Callable[[int], float]] = {
     "blocks": lambda today: today + 16,
     "peak": lambda today: today * 1.15 + 512,
 }
-"""How much of each figure is allowed, given the table's. Memory depends a little on what the interpreter keeps ready."""
+"""How much of each figure is allowed, given the table's. Memory depends a little on what the interpreter has."""
 OF_THE_INTERPRETER = {"bytecodes", "blocks", "peak"}
 
 
