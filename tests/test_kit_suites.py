@@ -13,7 +13,8 @@ import pytest
 from prefixloom import AdmissionPolicy, EvictionPolicy
 from prefixloom.admission import ADMISSIONS
 from prefixloom.cli import main
-from prefixloom.policy import BUILT_IN, ListQueue
+from prefixloom.policy import BUILT_IN
+from prefixloom.queues import ListQueue
 from prefixloom.registry import default_registry
 from prefixloom.testing import AdmissionCase, PolicyCase, parametrize_with_laws
 from prefixloom.testing.suites import outcome
@@ -156,7 +157,7 @@ def test_the_command_tests_what_is_no_component_too(
 
 BAD = """
 from prefixloom import EvictionPolicy, hookimpl
-from prefixloom.policy import ListQueue
+from prefixloom.queues import ListQueue
 from prefixloom.storage import BackendType
 
 class Lazy(ListQueue):

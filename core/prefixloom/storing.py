@@ -17,7 +17,7 @@ from .addresses import links_at, piece_key
 from .graves import sweep
 from .pool import ABSENT
 from .pool_host import HostPool
-from .storage import Backend, Key, Record, Refused
+from .storage import Backend, Fingerprint, Record, Refused
 
 if TYPE_CHECKING:
     from .flight import Work
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from .tree import Node
 
 PER_POLL = 256
-"""Pieces that are handed over at one poll: about a millisecond of the scheduling thread."""
+"""Pieces that are handed over at one poll: less than half a millisecond of the scheduling thread."""
 PER_CALL = 64
 """Pieces of one call to a store."""
-Piece = tuple[Key, int, int, int]
-"""(key, start, end, slot)"""
+Piece = tuple[bytes, int, int, int]
+"""(link, start, end, slot); the key is made of the link on the store's thread."""
+REFUSED = object()
+"""The answer for a piece that was not asked for, or in vain."""
 
 
 class Storing:
@@ -62,7 +64,7 @@ class Storing:
             if not call.over:
                 going.append((call, count))
                 continue
-            refused = sum(isinstance(answer, Refused) for answer in call.answers)
+            refused = sum(answer is REFUSED or isinstance(answer, Refused) for answer in call.answers)
             self.refused += min(count, refused)
             self.stored += count - min(count, refused)
         self.calls = going
@@ -98,22 +100,15 @@ class Storing:
             return
         for first in range(0, len(pieces), PER_CALL):
             batch = pieces[first : first + PER_CALL]
-            records = []
-            for key, low, high, slot in batch:
-                payload = bytearray(pool.record_bytes)
-                pool.read_into(slot, payload)
-                records.append((key, lane.device.name, low, high, "record", memoryview(payload)))
-
-            def write(backend: Backend, records: list[Any] = records) -> tuple[Any, ...]:
-                return backend.put([Record(*fields) for fields in records])
-
-            call = store.ask(write, refusing(batch), writes=True, size=len(batch) * pool.record_bytes)
+            payloads = [content(pool, slot) for *_, slot in batch]
+            write = partial(put, told=self.shelf.fingerprints[lane.index], lane=lane, pieces=batch, payloads=payloads)
+            call = store.ask(write, refusing(len(batch)), writes=True, size=len(batch) * pool.record_bytes)
             self.handed += len(batch)
             self.calls.append((call, len(batch)))
 
     def pieces(self, lane: HostLane, node: Node, cell: HostCell) -> list[Piece]:
         """What is to be stored of a cell: as far as it has addresses."""
-        cache, told = self.shelf.cache, self.shelf.fingerprints[lane.index]
+        cache = self.shelf.cache
         links = links_at(cache._keys, node, cache._tree.page_bytes)
         found: list[Piece] = []
         start, end = node.parent.end, node.end
@@ -131,7 +126,7 @@ class Storing:
             if link is None:
                 self.unnamed += 1
             else:
-                found.append((piece_key(lane, told, link, low, high), low, high, slot))
+                found.append((link, low, high, slot))
         return found
 
     def _put(self, lane: HostLane, node: Node, cell: HostCell, pieces: Sequence[Piece]) -> None:
@@ -142,6 +137,8 @@ class Storing:
         pool: Any = lane.pool
         resets = pool.resets
         copies = self.shelf.copies_to(lane, node)
+        told = self.shelf.fingerprints[lane.index]
+        refused = refusing(len(pieces))
 
         def let_go() -> None:
             if flushes == cache._flushes:
@@ -151,15 +148,11 @@ class Storing:
 
         def write(backend: Backend) -> tuple[Any, ...]:
             if not all(copied(work) for work in copies):
-                return refusing(pieces)("error", "the copy to the host failed")
-            records = []
-            for key, low, high, slot in pieces:
-                payload = bytearray(pool.record_bytes)
-                pool.read_into(slot, payload)
-                records.append(Record(key, lane.device.name, low, high, "record", memoryview(payload)))
+                return refused("error", "the copy to the host failed")
+            payloads = [content(pool, slot) for *_, slot in pieces]
             if pool.resets != resets:  # a flush: the slots may be somebody else's by now
-                return refusing(pieces)("closed", "the cache was flushed")
-            return backend.put(records)
+                return refused("closed", "the cache was flushed")
+            return put(backend, told, lane, pieces, payloads)
 
         size = len(pieces) * pool.record_bytes
         self.handed += len(pieces)
@@ -167,13 +160,32 @@ class Storing:
         ticket = completions.open()
         self.let_go[ticket] = let_go
         released = partial(completions.done, ticket, 1)
-        call = store.ask(write, refusing(pieces), writes=True, size=size, released=released)
+        call = store.ask(write, refused, writes=True, size=size, released=released)
         self.calls.append((call, len(pieces)))
 
 
-def refusing(pieces: Sequence[Piece]) -> Callable[[Any, str], tuple[Any, ...]]:
-    """What is answered for these where the store is not asked, or fails."""
-    return lambda reason, detail: tuple(Refused(key, reason, detail) for key, *_ in pieces)
+def content(pool: Any, slot: int) -> memoryview:
+    payload = bytearray(pool.record_bytes)
+    pool.read_into(slot, payload)
+    return memoryview(payload)
+
+
+def put(
+    backend: Backend, told: Fingerprint, lane: HostLane, pieces: Sequence[Piece], payloads: Sequence[memoryview]
+) -> tuple[Any, ...]:
+    """On the store's thread: keys and checksums cost more than anything else of it."""
+    name = lane.device.name
+    return backend.put(
+        [
+            Record(piece_key(lane, told, link, low, high), name, low, high, "record", payload)
+            for (link, low, high, _), payload in zip(pieces, payloads, strict=True)
+        ]
+    )
+
+
+def refusing(count: int) -> Callable[[Any, str], tuple[Any, ...]]:
+    """What is answered for so many pieces where the store is not asked, or fails."""
+    return lambda reason, detail: (REFUSED,) * count
 
 
 def copied(work: Work) -> bool:

@@ -133,6 +133,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
     report = None if args.report is None else Path(args.report)
     if report is not None and not report.absolute().parent.is_dir():
         raise InputError(f"--report {args.report}: there is no folder {str(report.absolute().parent)!r}")
+    if report is not None and report.is_dir():
+        raise InputError(f"--report takes the name of a file, and {str(report.absolute())!r} is a folder")
     model = None if args.model is None else Path(args.model)
     dtype = args.dtype or ("float64" if model is None else "float32")
     if dtype not in ("float32", "float64"):
@@ -159,7 +161,10 @@ def _converse(settings: Settings, as_json: bool) -> int:
     if settings.report is not None:
         from .report import page
 
-        settings.report.write_text(page(settings, demo, verdict), encoding="utf-8")
+        try:
+            settings.report.write_text(page(settings, demo, verdict), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--report {settings.report} cannot be written: {error.strerror}") from error
         if not as_json:
             print(f"report:         {settings.report}")
     return 0 if verdict.passed else 1
