@@ -104,6 +104,37 @@ def test_later_turns_hit_what_earlier_ones_left_and_a_small_pool_evicts(capsys: 
     assert sum(second["evicted"].values()) > 0
 
 
+def test_what_the_device_lost_comes_back_from_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--conversations", "6", "--turns", "2", "--capacity", "800")
+    told = as_json(capsys, *more)
+    turns = [turn for row in told["rounds"] for turn in row["turns"]]
+    back = sum(turn["restored_tokens"] for turn in turns)
+    assert back > 0
+    assert all(turn["restored_tokens"] <= turn["hit_tokens"] for turn in turns)
+    without = as_json(capsys, *more, "--host", "0")
+    assert sum(turn["restored_tokens"] for row in without["rounds"] for turn in row["turns"]) == 0
+    assert told["hit_rate"] > without["hit_rate"]
+    assert told["verdict"]["passed"] and without["verdict"]["passed"]
+    out = output(capsys, *more)
+    assert f"{back:,} tokens in" in out
+    assert "what has to go rests in the host's memory" in out
+
+
+def test_a_spoiled_host_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    leave = verdict.Ledger.leave
+
+    def left(self: verdict.Ledger, tokens: Any) -> None:
+        leave(self, tokens)
+        for lane in self._cache._tier.lanes:  # type: ignore[union-attr]
+            for buffer in lane.pool.buffers.values():
+                buffer.mul_(1 + 1e-15)
+
+    monkeypatch.setattr(verdict.Ledger, "leave", left)
+    judged = as_json(capsys, "--conversations", "6", "--turns", "2", "--capacity", "800", code=1)["verdict"]
+    assert (judged["other_tokens"], judged["difference"] < 1e-10) == (0, True)
+    assert judged["wrong"] > 0
+
+
 def test_the_options_are_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
     told = as_json(capsys, "--dtype", "float32", "--capacity", "3000", "--seed", "3")
     assert told["settings"]["capacity"]["full"] == 3008

@@ -6,6 +6,7 @@ little above them. What must not grow with the tree, or with what is cached alre
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import work
 from helpers import PAGE, cache_of, part, serve
-from prefixloom import Path
+from prefixloom import Path, encode
 from prefixloom.cache import Cache
 from test_hot_path import Watched
 from work import CASES, Case, Scene, Work, all_nodes, allocated, executed, lens_alone, looked_at, measure
@@ -28,7 +29,7 @@ ALLOWED: dict[str, Callable[[int], float]] = {
     "blocks": lambda today: today + 16,
     "peak": lambda today: today * 1.15 + 512,
 }
-"""How much of each figure is allowed, given the table's. Memory depends a little on what the interpreter keeps."""
+"""How much of each figure is allowed, given the table's. Memory depends a little on what the interpreter has."""
 OF_THE_INTERPRETER = {"bytecodes", "blocks", "peak"}
 
 
@@ -135,6 +136,30 @@ def test_eviction_costs_the_same_for_every_further_leaf(case: Case) -> None:
     assert twenty["read"] == forty["read"] == 0
     first, then = twenty["bytecodes"] - ten["bytecodes"], forty["bytecodes"] - twenty["bytecodes"]
     assert then <= 2 * first * 1.02
+
+
+# ---------------------------------------------------------------- garbage
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.page == 16], ids=str)
+def test_requests_under_eviction_leave_nothing_to_the_collector(case: Case) -> None:
+    scene = Scene(case, leaves=16)
+    scene.fill()
+
+    def requests() -> None:
+        for _ in range(10):
+            scene.strange = encode(scene.text(128))
+            scene.turn()
+            scene.cache.evict(64)
+
+    gc.collect()
+    gc.disable()
+    try:
+        requests()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+    assert scene.cache.stats().components["full"].evicted
 
 
 # ---------------------------------------------------------------- the lenses see

@@ -26,7 +26,7 @@ from .pool import Pool, Stage
 from .pool_host import DebugHostPool, HostPool
 from .shelf import Shelf
 from .streams import Stream, ThreadStream
-from .transfers import COPY, FETCH, on_path, plan_of, proposed, tell
+from .transfers import COPY, on_path, plan_of, proposed, tell
 from .tree import CountedNode, Node
 from .values import Outcome, TransferPlan
 
@@ -309,10 +309,11 @@ class LowerTier:
     def bring(self, jobs: Sequence[Job], nodes: list[Node], hold: Hold) -> None:
         """Have what a store brought written into host slots, as work behind all that ``hold`` comes after."""
         flight, debug = self.cache._flight, self.cache._debug
-        work = flight.begin()
-        stream = self.stream("down", hold.fence)
-        work.stream, work.since = stream, stream.tick
+        before = flight._launched
         try:
+            work = flight.begin()
+            stream = self.stream("down", hold.fence)
+            work.stream, work.since = stream, stream.tick
             flight.order(work, stream, hold.fence, hold)
             for lane, slots, write in jobs:
                 lane.pool.enter(slots, Stage.WRITING)
@@ -322,7 +323,7 @@ class LowerTier:
                 lane.pool.enter(slots, Stage.SEALED)
                 lane.pool.enter(slots, Stage.PUBLISHED)
         finally:
-            flight.end(work, stream, (), FETCH)
+            self.end(before, "fetch")
         if not work.over:
             work.holds = [hold]
             flight.carry(work, hold, nodes, [(lane, set(slots)) for lane, slots, _ in jobs], below=True)
