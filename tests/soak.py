@@ -25,16 +25,19 @@ import attrs
 import torch
 
 from engines import nothing_left
-from prefixloom import Cache, compose
+from prefixloom import Cache, TierManifest, compose
 from prefixloom_engine import Answer, Batch, Engine, Request, ThreeWay
 from prefixloom_engine.disaggregate import Address, DecodeEngine, Pending, PrefillServer
 from prefixloom_engine.threeway import BoundThreeWay
 from prefixloom_engine.threeway_layers import Sizes
+from prefixloom_hicache import HostTier
 
 SIZES = Sizes(
     ("linear_attention", "sliding_attention", "full_attention"), 32, 2, 1, 16, 64, 128, 24, 2, 8, mixing=0.5
 )  # fmt: skip
 LIVE, LONGEST, SHARE = 48, 420, 0.3
+HOST = {"full": 8000, "swa": 8000, "mamba": 200}
+"""What the tier below the device holds: less than what the conversations come to, so that it evicts as well."""
 NOBODY = ("127.0.0.1", 9)
 MOST = {"turn": 60, "answer": 56}
 
@@ -51,19 +54,21 @@ class Conversation:
     """Steps until its client goes away; -1: never."""
 
 
-def made(seed: int, debug: bool = True) -> tuple[ThreeWay, Cache]:
+def made(seed: int, debug: bool = True, host: str = "") -> tuple[ThreeWay, Cache]:
+    """``host``: when a tier below the device copies what it is to keep; there is none without."""
     model = ThreeWay(SIZES, dtype="float64", seed=seed)
     tokens = int(SHARE * LIVE * LONGEST * 2 / 3)
     capacity = {"full": tokens, "swa": tokens, "mamba": 220}
-    return model, compose(model.config, capacity=capacity, max_rewind=3, debug=debug)
+    tier = [HostTier(TierManifest(capacity=HOST, write=host))] if host else []  # type: ignore[arg-type]
+    return model, compose(model.config, plugins=tier, capacity=capacity, max_rewind=3, debug=debug)
 
 
 class Soak:
     def __init__(
-        self, seed: int, *, failing: float = 0.002, overlap: bool = True, prefill: Address | None = None
+        self, seed: int, *, failing: float = 0.002, overlap: bool = True, prefill: Address | None = None, host: str = ""
     ) -> None:
         self.rng = random.Random(seed)
-        self.model, self.cache = made(seed)
+        self.model, self.cache = made(seed, host=host)
         self.engine = Engine(self.model, self.cache, chunk=256, max_running=28, overlap=overlap, policy="lpm")
         self.front = DecodeEngine(self.engine, prefill or NOBODY, least=16 if prefill else 1 << 30)
         self.engine._forward.runner = Failing(self.engine._forward.runner, random.Random(seed), failing)
@@ -79,9 +84,12 @@ class Soak:
         return [*self.rng.choice(self.systems), *self.said(self.rng.randrange(1, 20))]
 
     # ------------------------------------------------------------ traffic
-    def run(self, requests: int) -> None:
-        asked = 0
+    def run(self, requests: int, minutes: float = 1e9) -> None:
+        """Ask so many, or as many as there is time for."""
+        asked, ends_at = 0, time.monotonic() + 60 * minutes
         while asked < requests or any(talk.asked for talk in self.live):
+            if time.monotonic() > ends_at:
+                requests = asked
             idle = [talk for talk in self.live if talk.asked is None]
             while idle and asked < requests and len(self.live) - len(idle) < 44:
                 talk = idle.pop(self.rng.randrange(len(idle)))
@@ -93,6 +101,7 @@ class Soak:
             self.between()
             for talk in self.live:
                 self.after(talk)
+        self.counts["requests"] = asked
         self.engine.drain()
         self.front.close()
         nothing_left(self.cache)
@@ -159,7 +168,8 @@ class Soak:
             **self.counts,
             **{f"engine {name}": value for name, value in attrs.asdict(self.engine.counts).items()},
             **{f"{name} evicted": part.evicted for name, part in stats.components.items()},
-            "hit rate": f"{stats.hit_tokens / stats.asked_tokens:.0%}",
+            "hit rate": f"{(stats.hit_tokens + self.engine.counts.restored) / stats.asked_tokens:.0%}",
+            **({} if stats.tier is None else {"below the device": str(stats.tier)}),
         }
 
 
@@ -224,10 +234,12 @@ class Failing:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_240)
+    parser.add_argument("--minutes", type=float, default=1e9, help="ask no more after so many")
     parser.add_argument("--sample", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-overlap", action="store_true")
     parser.add_argument("--two", action="store_true", help="with a prefill process that is killed now and then")
+    parser.add_argument("--host", choices=("", "through", "selective", "back"), default="back", help="of the host tier")
     parser.add_argument("--serve", type=int, metavar="PORT", help="be that process")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -236,14 +248,17 @@ def main() -> int:
         serve(args.serve, args.seed)
         return 0
     begun = time.monotonic()
-    soak = (TwoProcesses if args.two else Soak)(args.seed, overlap=not args.no_overlap)
+    soak = (TwoProcesses if args.two else Soak)(args.seed, overlap=not args.no_overlap, host=args.host)
     try:
-        soak.run(args.requests)
+        soak.run(args.requests, args.minutes)
     finally:
         if isinstance(soak, TwoProcesses):
             soak.end()
     wrong = soak.check(args.sample)
-    print(f"{args.requests} requests in {time.monotonic() - begun:.0f} s; of {args.sample} answers {wrong} are wrong")
+    print(
+        f"{soak.counts['requests']} requests in {time.monotonic() - begun:.0f} s; "
+        f"of {args.sample} answers {wrong} are wrong"
+    )
     for name, value in soak.told().items():
         print(f"  {name}: {value}")
     return 1 if wrong else 0

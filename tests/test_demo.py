@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -101,6 +102,37 @@ def test_later_turns_hit_what_earlier_ones_left_and_a_small_pool_evicts(capsys: 
     assert min(hits[1:]) >= 448, "all but the first find the system prompt"
     assert second["hit_rate"] > 0.5
     assert sum(second["evicted"].values()) > 0
+
+
+def test_what_the_device_lost_comes_back_from_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ("--conversations", "6", "--turns", "2", "--capacity", "800")
+    told = as_json(capsys, *more)
+    turns = [turn for row in told["rounds"] for turn in row["turns"]]
+    back = sum(turn["restored_tokens"] for turn in turns)
+    assert back > 0
+    assert all(turn["restored_tokens"] <= turn["hit_tokens"] for turn in turns)
+    without = as_json(capsys, *more, "--host", "0")
+    assert sum(turn["restored_tokens"] for row in without["rounds"] for turn in row["turns"]) == 0
+    assert told["hit_rate"] > without["hit_rate"]
+    assert told["verdict"]["passed"] and without["verdict"]["passed"]
+    out = output(capsys, *more)
+    assert f"{back:,} tokens in" in out
+    assert "what has to go rests in the host's memory" in out
+
+
+def test_a_spoiled_host_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    leave = verdict.Ledger.leave
+
+    def left(self: verdict.Ledger, tokens: Any) -> None:
+        leave(self, tokens)
+        for lane in self._cache._tier.lanes:  # type: ignore[union-attr]
+            for buffer in lane.pool.buffers.values():
+                buffer.mul_(1 + 1e-15)
+
+    monkeypatch.setattr(verdict.Ledger, "leave", left)
+    judged = as_json(capsys, "--conversations", "6", "--turns", "2", "--capacity", "800", code=1)["verdict"]
+    assert (judged["other_tokens"], judged["difference"] < 1e-10) == (0, True)
+    assert judged["wrong"] > 0
 
 
 def test_the_options_are_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,6 +291,7 @@ def test_a_leaked_page_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys
         (["--size", "huge"], "a size of ThreeWay is one of tiny, small, medium, large"),
         (["--dtype", "int8"], "--dtype must be float32 or float64, got 'int8'"),
         (["--report", "/no/such/folder/out.html"], "--report /no/such/folder/out.html: there is no folder"),
+        (["--report", ""], "--report takes the name of a file, and"),
     ],
 )
 def test_a_bad_value_is_one_line_and_exit_2(
@@ -269,6 +302,20 @@ def test_a_bad_value_is_one_line_and_exit_2(
     assert captured.out == ""
     assert captured.err.startswith(f"prefixloom: {told}")
     assert captured.err.count("\n") == 1
+
+
+def test_a_report_that_cannot_be_written_is_told_after_the_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    path = tmp_path / "out.html"
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main([*SMALL, "--report", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert "verdict:        EXACT" in captured.out
+    assert captured.err == f"prefixloom: --report {path} cannot be written: No space left on device\n"
 
 
 def test_an_interrupt_ends_it_and_clears_the_progress(

@@ -250,3 +250,22 @@ def test_a_fifo_queue_does_not_grow_with_use() -> None:
     assert len(queue._heap) == 3
     cache.evict({"path": 2})
     assert [cache.peek([first] * 8) for first in range(3)] == [0, 8, 8], "first in, first out, however often used"
+
+
+def test_a_slot_with_two_owners_is_told_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = path_cache()
+    with cache.open(TOKENS, label="the first") as sequence:
+        sequence.grow(len(TOKENS))
+        sequence.commit()
+        slot, pool = sequence.pages("path")[0], cache.pool("path")
+        free = list(pool.free_ids())
+        monkeypatch.setattr(type(pool), "free_ids", lambda self: [*free, slot])
+        with pytest.raises(InvariantError, match="owned by the free list and by the sequence 'the first' made at "):
+            sequence.append([7])
+        monkeypatch.undo()
+        sequence.publish()
+        free = list(pool.free_ids())
+        monkeypatch.setattr(type(pool), "free_ids", lambda self: [*free, slot])
+        with pytest.raises(InvariantError, match="owned by the free list and by <Node "):
+            sequence.append([7])
+        monkeypatch.undo()

@@ -14,6 +14,7 @@ from weakref import WeakSet
 from .errors import InvariantError, ProtocolError
 from .pool import Pool, Stage, present
 from .race import Race
+from .tree import Node
 from .where import site
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .sequence import Sequence
     from .step import Step
     from .streams import Stream
-    from .tree import Node
 
     Touched = tuple[Pool, list[int], list[int], set[int]]  # what is read, written, and had content before
 
@@ -174,29 +174,30 @@ class Debug:
 
     def _check_owners(self, lane: Lane, nodes: list[Node]) -> None:
         """Every slot has one owner: the free list, a sequence, a cell (or a span that somebody minted)."""
-        owned: list[tuple[int, str]] = []
+        owned: list[tuple[int, Any]] = []  # put into words where it is wrong: that took most of the time
         for node in nodes:
-            owned.extend((slot, repr(node)) for slot in lane.slots_of(node.cells[lane.index]))
+            owned.extend((slot, node) for slot in lane.slots_of(node.cells[lane.index]))
         if len(owned) != lane.in_tree:
             raise InvariantError(f"{lane.name}: {len(owned)} pages are cached, the books say {lane.in_tree}")
-        live: list[tuple[int, str]] = []
+        live: list[tuple[int, Any]] = []
         for hold in self._cache._live:
             for other, holding in hold.pairs:
                 if other is lane:
-                    who = f"the sequence {hold.label!r} made at {hold._where}"
-                    owned.extend((slot, who) for slot in lane.own_slots(holding))
-                    live.extend((slot, who) for slot in lane.live_slots(holding))
+                    owned.extend((slot, hold) for slot in lane.own_slots(holding))
+                    live.extend((slot, hold) for slot in lane.live_slots(holding))
         self._check_pool(lane.pool, owned)
         if lane.live is not lane.pool:
             self._check_pool(lane.live, live)
 
-    def _check_pool(self, pool: Pool, owned: list[tuple[int, str]]) -> None:
-        owners: dict[int, str] = {}
-        for slot, who in (*((slot, "the free list") for slot in pool.free_ids()), *owned):
+    def _check_pool(self, pool: Pool, owned: list[tuple[int, Any]]) -> None:
+        owners: dict[int, Any] = {}
+        for slot, who in (*((slot, None) for slot in pool.free_ids()), *owned):
             if not (0 <= slot < pool.capacity):
-                raise InvariantError(f"{pool.name}: {who} has slot {slot}, which does not exist")
+                raise InvariantError(f"{pool.name}: {_named(who)} has slot {slot}, which does not exist")
             if slot in owners:
-                raise InvariantError(f"{pool.name}: slot {slot} is owned by {owners[slot]} and by {who}")
+                raise InvariantError(
+                    f"{pool.name}: slot {slot} is owned by {_named(owners[slot])} and by {_named(who)}"
+                )
             owners[slot] = who
         told = len(owners) + pool.minted
         if told != pool.capacity:
@@ -277,6 +278,13 @@ class Debug:
             expected = counts.get(id(node), 0)
             if node.leases != expected:
                 raise InvariantError(f"{node!r} counts {node.leases} leases; {expected} are live")
+
+
+def _named(owner: Any) -> str:
+    """Who has a slot, in words: a node, what a sequence holds, or nobody."""
+    if owner is None:
+        return "the free list"
+    return repr(owner) if isinstance(owner, Node) else f"the sequence {owner.label!r} made at {owner._where}"
 
 
 def _nothing() -> None:

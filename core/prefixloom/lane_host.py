@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane, PageLane
-from .policy import Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
+from .queues import Queue
 from .tree import Node
 
 if TYPE_CHECKING:
@@ -300,3 +301,13 @@ class Moves:
             left -= held
         if left:
             self.lane.pool.give(array("i", sorted(left)).tobytes())
+
+
+def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:
+    """The model's layers in so many groups, as nearly equal as they come: (first, one past the last). One is ()."""
+    layers = sorted({layer for lane in lanes for buffer in lane.pool.manifest.buffers for layer in buffer.layers})
+    count = min(count, len(layers))
+    if count < 2:
+        return ((),)
+    firsts = [0, *(layers[number * len(layers) // count] for number in range(1, count)), layers[-1] + 1]
+    return tuple(pairwise(firsts))

@@ -17,7 +17,7 @@ from .addresses import links_at, piece_key
 from .graves import sweep
 from .pool import ABSENT
 from .pool_host import HostPool
-from .storage import Backend, Key, Record, Refused, Stored
+from .storage import Backend, Fingerprint, Record, Stored
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -30,8 +30,8 @@ PER_POLL = 256
 """Places of edges that are handed over at one poll: about a millisecond of the scheduling thread."""
 PER_CALL = 64
 """Pieces of one call to a store."""
-Piece = tuple[Key, int, int, int]
-"""(key, start, end, slot)"""
+Piece = tuple[bytes, int, int, int]
+"""(link, start, end, slot); the key is made of the link on the store's thread."""
 
 
 class Storing:
@@ -104,16 +104,9 @@ class Storing:
             return
         for first in range(0, len(pieces), PER_CALL):
             batch = pieces[first : first + PER_CALL]
-            records = []
-            for key, low, high, slot in batch:
-                payload = bytearray(pool.record_bytes)
-                pool.read_into(slot, payload)
-                records.append((key, lane.device.name, low, high, "record", memoryview(payload)))
-
-            def write(backend: Backend, records: list[Any] = records) -> tuple[Any, ...]:
-                return backend.put([Record(*fields) for fields in records])
-
-            call = store.ask(write, refusing(batch), writes=True, size=len(batch) * pool.record_bytes)
+            payloads = [content(pool, slot) for *_, slot in batch]
+            write = partial(put, told=self.shelf.fingerprints[lane.index], lane=lane, pieces=batch, payloads=payloads)
+            call = store.ask(write, nothing(len(batch)), writes=True, size=len(batch) * pool.record_bytes)
             self.handed += len(batch)
             self.calls.append((call, len(batch)))
             if call.over:  # it was not taken: nor will the rest be
@@ -122,7 +115,7 @@ class Storing:
 
     def pieces(self, lane: HostLane, node: Node, cell: HostCell, most: int) -> list[Piece]:
         """What is to be stored of the next ``most`` places of a cell: as far as it has addresses."""
-        cache, told = self.shelf.cache, self.shelf.fingerprints[lane.index]
+        cache = self.shelf.cache
         found: list[Piece] = []
         start, end = node.parent.end, node.end
         if lane.unit == "boundary":
@@ -142,7 +135,7 @@ class Storing:
             if link is None:
                 self.unnamed += 1
             else:
-                found.append((piece_key(lane, told, link, low, high), low, high, slot))
+                found.append((link, low, high, slot))
         return found
 
     def _put(self, lane: HostLane, node: Node, cell: HostCell, pieces: Sequence[Piece]) -> None:
@@ -152,7 +145,7 @@ class Storing:
         span, flushes = node.parent.end, cache._flushes
         pool: Any = lane.pool
         resets = pool.resets
-        copies = self.shelf.copies_to(lane, node)
+        copies, told = self.shelf.copies_to(lane, node), self.shelf.fingerprints[lane.index]
         before = [work for work in cache._flight.works if copies and work.number <= copies[-1].number and work.event]
         completions = self.shelf.completions
         ticket = completions.open()
@@ -169,27 +162,42 @@ class Storing:
                 pinned.pop()()
 
         def write(backend: Backend) -> tuple[Any, ...]:
-            if not copied(copies, before):
-                return refusing(pieces)("error", "the copy to the host failed, or what wrote what was copied")
-            records = []
-            for key, low, high, slot in pieces:
-                payload = bytearray(pool.record_bytes)
-                pool.read_into(slot, payload)
-                records.append(Record(key, lane.device.name, low, high, "record", memoryview(payload)))
+            if not copied(copies, before):  # the copy to the host failed, or what wrote what was copied
+                return (None,) * len(pieces)
+            payloads = [content(pool, slot) for *_, slot in pieces]
             stale = pool.resets != resets  # a flush: the slots may have been somebody else's by then
             released()
-            return refusing(pieces)("closed", "the cache was flushed") if stale else backend.put(records)
+            return (None,) * len(pieces) if stale else put(backend, told, lane, pieces, payloads)
 
         size = len(pieces) * pool.record_bytes
         self.handed += len(pieces)
         self.let_go[ticket] = let_go
-        call = store.ask(write, refusing(pieces), writes=True, size=size, released=released)
+        call = store.ask(write, nothing(len(pieces)), writes=True, size=size, released=released)
         self.calls.append((call, len(pieces)))
 
 
-def refusing(pieces: Sequence[Piece]) -> Callable[[Any, str], tuple[Any, ...]]:
-    """What is answered for these where the store is not asked, or fails."""
-    return lambda reason, detail: tuple(Refused(key, reason, detail) for key, *_ in pieces)
+def content(pool: Any, slot: int) -> memoryview:
+    payload = bytearray(pool.record_bytes)
+    pool.read_into(slot, payload)
+    return memoryview(payload)
+
+
+def put(
+    backend: Backend, told: Fingerprint, lane: HostLane, pieces: Sequence[Piece], payloads: Sequence[memoryview]
+) -> tuple[Any, ...]:
+    """On the store's thread: keys and checksums cost more than anything else of it."""
+    name = lane.device.name
+    return backend.put(
+        [
+            Record(piece_key(lane, told, link, low, high), name, low, high, "record", payload)
+            for (link, low, high, _), payload in zip(pieces, payloads, strict=True)
+        ]
+    )
+
+
+def nothing(count: int) -> Callable[[Any, str], tuple[Any, ...]]:
+    """What is answered for so many pieces where the store is not asked, or fails: none of them is stored."""
+    return lambda reason, detail: (None,) * count
 
 
 def copied(copies: Sequence[Work], before: Sequence[Work]) -> bool:

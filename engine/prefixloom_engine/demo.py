@@ -1,7 +1,8 @@
 """``prefixloom demo``: conversations through the built-in model, and whether the cache changed anything.
 
-Every turn is answered twice by the same engine: with a cache that is too small for all of it, and with one that never
-hits. What is printed is measured here and now, on this machine.
+Every turn is answered twice by the same engine: with a cache that is too small for all of it, over a tier in the
+host's memory that takes what has to go, and with one that never hits. What is printed is measured here and now, on this
+machine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from prefixloom import InputError, compose
+from prefixloom import CompositionError, InputError, PrefixloomError, TierManifest, compose
 
 from .conversations import Conversations
 
@@ -35,6 +36,7 @@ LIMITS = {
     "turns": (1, 100),
     "seed": (0, 2**31 - 1),
     "capacity": (1, 1 << 20),
+    "host": (0, 1 << 20),
     "speculate": (0, 16),
 }
 STATES = 6
@@ -52,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="float32 or float64 (default: float64; of --model: float32)")
     parser.add_argument("--seed", default="0", metavar="N", help="of all random tokens and weights (default: 0)")
     parser.add_argument("--speculate", default="0", metavar="N", help="tokens guessed ahead (default: 0)")
-    parser.add_argument("--capacity", metavar="N", help="tokens that the cache holds (default: 60%% of all)")
+    parser.add_argument("--capacity", metavar="N", help="tokens that the device holds (default: 40%% of all)")
+    parser.add_argument("--host", metavar="N", help="tokens that the host holds for it, 0: no tier (default: all)")
     parser.add_argument("--report", metavar="FILE", help="write a page with pictures, in one HTML file")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
@@ -64,6 +67,7 @@ class Settings:
     seed: int
     speculate: int
     capacity: int | None
+    host: int | None
     size: str
     dtype: str
     model: Path | None
@@ -72,11 +76,15 @@ class Settings:
 
 @attrs.define
 class Turn:
-    """One prompt and its answer. Seconds are those to the first token."""
+    """One prompt and its answer. ``restored_tokens``: of those that hit, what came back from the host.
+
+    Seconds are those to the first token.
+    """
 
     conversation: int
     prompt_tokens: int
     hit_tokens: int
+    restored_tokens: int
     seconds_with: float
     seconds_without: float
     ended_by: str
@@ -118,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    found: dict[str, int | None] = {"capacity": None}
+    found: dict[str, int | None] = {"capacity": None, "host": None}
     for name, (low, high) in LIMITS.items():
         text = getattr(args, name)
         option = "--" + name.replace("_", "-")
@@ -133,6 +141,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
     report = None if args.report is None else Path(args.report)
     if report is not None and not report.absolute().parent.is_dir():
         raise InputError(f"--report {args.report}: there is no folder {str(report.absolute().parent)!r}")
+    if report is not None and report.is_dir():
+        raise InputError(f"--report takes the name of a file, and {str(report.absolute())!r} is a folder")
     model = None if args.model is None else Path(args.model)
     dtype = args.dtype or ("float64" if model is None else "float32")
     if dtype not in ("float32", "float64"):
@@ -159,7 +169,10 @@ def _converse(settings: Settings, as_json: bool) -> int:
     if settings.report is not None:
         from .report import page
 
-        settings.report.write_text(page(settings, demo, verdict), encoding="utf-8")
+        try:
+            settings.report.write_text(page(settings, demo, verdict), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--report {settings.report} cannot be written: {error.strerror}") from error
         if not as_json:
             print(f"report:         {settings.report}")
     return 0 if verdict.passed else 1
@@ -184,7 +197,7 @@ def capacity_of(settings: Settings, talk: Conversations) -> int:
     """Tokens of each pool: less than all that is said, so that something must go, and room for the longest prompt."""
     least = -(-(talk.longest + REPLY) // 64) * 64
     if settings.capacity is None:
-        return max(least, talk.total * 6 // 10)
+        return max(least, talk.total * 4 // 10)
     if settings.capacity < least:
         turns = f"{settings.turns} turn{'s' if settings.turns > 1 else ''}"
         raise InputError(
@@ -201,6 +214,17 @@ def pools(model: Model, tokens: int, ahead: int) -> dict[str, int]:
     return {part.name: tokens if part.page_tokens else states for part in looked_at.composition.parts}
 
 
+@attrs.frozen(eq=False)
+class Below:
+    """What the device has no room for rests in the host's memory: a tier is a component with such a manifest.
+
+    ``HostTier`` of prefixloom_hicache is the one for use, with a store behind it; an engine imports no plugin.
+    """
+
+    manifest: TierManifest
+    name: str = "host"
+
+
 class Demo:
     """Two engines over one model: one whose cache may hit, and one that answers everything cold."""
 
@@ -208,11 +232,13 @@ class Demo:
         from .engine import Engine
         from .verdict import OTHERS, TOLERANCE, Ledger, Verdict
 
-        self.about, self.talk, self.progress = about, talk, progress
+        self.about, self.talk, self.progress, self.folder = about, talk, progress, settings.model
         self.rounds: list[Round] = []
         ahead = settings.speculate
         whole, alone = capacity_of(settings, talk), talk.longest + 4 * 64
-        self.cache: Cache = compose(model.config, capacity=pools(model, whole, ahead), max_rewind=ahead)
+        host = talk.total if settings.host is None else settings.host
+        tier = [Below(TierManifest(capacity=pools(model, host, ahead), write="back"))] if host else []
+        self.cache: Cache = compose(model.config, plugins=tier, capacity=pools(model, whole, ahead), max_rewind=ahead)
         cold: Cache = compose(model.config, capacity=pools(model, alone, 0))
         self.engine = Engine(model, self.cache, speculate=ahead)
         self.cold = Engine(model, cold)
@@ -238,35 +264,54 @@ class Demo:
         return told
 
     def _turn(self, number: int, prompt: list[int]) -> tuple[Answer, Turn]:
-        self._ledger.compare(prompt)
-        limited = self.cache.match(prompt, leave=1).limited_by
+        plan = self.cache.match(prompt, leave=1)
+        limited, here = plan.limited_by, plan.restorable == plan.ready
+        if here:
+            self._ledger.compare(prompt)
         answer, seconds = self._answer(self.engine, prompt, "")
+        if not here:  # what came back from the host can only be looked at now
+            self._ledger.compare([*prompt[: answer.hit], 0])
         self._ledger.leave([*prompt, *answer.tokens])
         self._asked += 1
         without, cold_seconds = self._answer(self.cold, prompt, f"cold {self._asked}")
         self.verdict.see(answer, without)
-        return answer, Turn(number, len(prompt), answer.hit, seconds, cold_seconds, limited or "the text")
+        return answer, Turn(
+            number, len(prompt), answer.hit, answer.restored, seconds, cold_seconds, limited or "the text"
+        )
 
     def _answer(self, engine: Engine, prompt: list[int], namespace: str) -> tuple[Answer, float]:
         from .requests import Request
 
         started = time.perf_counter()
         stream = engine.stream(Request(prompt, REPLY, stops=(), namespace=namespace, logprobs=True))
-        next(stream)
-        seconds = time.perf_counter() - started
-        for _ in stream:
-            pass
+        try:
+            next(stream)
+            seconds = time.perf_counter() - started
+            for _ in stream:
+                pass
+        except Exception as error:
+            if self.folder is None or isinstance(error, PrefixloomError):
+                raise
+            raise CompositionError(self._failed(error, len(prompt))) from error
         if namespace:
             engine.drain()
             engine.cache.drop_namespace(namespace)
         return stream.answer, seconds
+
+    def _failed(self, error: Exception, length: int) -> str:
+        """What to say of somebody's model that raises: most often it has no embedding for so late a position."""
+        most = getattr(self.engine.model.config, "max_position_embeddings", None)
+        told = f"the model in {str(self.folder)!r} fails with {type(error).__name__} ({error})"
+        if isinstance(most, int) and length + REPLY > most:
+            return f"{told}: a prompt of {length} tokens and its answer, and its config says at most {most} positions"
+        return f"{told} at a prompt of {length} tokens"
 
     def judge(self) -> Verdict:
         """What all comparisons come to. Nobody runs any more, so that nobody may hold a page."""
         from .verdict import control
 
         self.progress.show("the control: the same again with memory lost")
-        self.verdict.moved = control(self.engine, self.talk.ask(0, self.talk.turns))
+        self.verdict.moved = control(self.engine, self.talk.ask(0, self.talk.turns)[: self.talk.longest])
         self.progress.clear()
         self.engine.close()
         components = self.cache.stats().components.values()

@@ -8,6 +8,7 @@ one just launched. What comes out is the same.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
@@ -22,6 +23,8 @@ from .requests import Answer, Job, Request
 from .scheduler import Counts, Scheduler
 
 log = logging.getLogger("prefixloom.engine")
+PAUSE = 0.001
+"""Seconds between two looks at a store, where there is nothing else to do."""
 RETRIES = 2
 """How often in a row a request starts over because a step failed that it was in, or had read from."""
 
@@ -119,7 +122,7 @@ class Engine:
             if rows:
                 self._launch(rows)
             elif not self._flying:
-                return self._stuck()
+                return self._idle()
             if self._flying and (len(self._flying) > self.overlap or not rows):
                 self._collect(self._flying.popleft())
         except BaseException:
@@ -144,8 +147,14 @@ class Engine:
                 counts.drafted += row.drafted
                 row.job.answer.drafted += row.drafted
 
-    def _stuck(self) -> bool:
-        """Nothing runs and nothing can be launched: whoever still waits can never be admitted."""
+    def _idle(self) -> bool:
+        """Nothing runs and nothing can be launched: a store may bring something, or else whoever still waits can never
+        be admitted."""
+        if self._scheduler.fetching:
+            time.sleep(PAUSE)
+            self.cache.poll()
+            self._start_over(None)
+            return True
         for job in self._scheduler.waiting[:1]:
             told = f"{job.request.label or 'a request'} cannot be admitted: others than this engine hold the pools"
             self._scheduler.end(job, "error", PrefixloomError(f"{told}. {self.cache.stats()}"))
@@ -205,21 +214,22 @@ class Engine:
         row.job.answer.accepted += kept
         return row.chosen[: kept + 1]
 
-    def _start_over(self, flight: Flight) -> None:
-        """Whoever was in a step that failed, or had read what it published, starts over; a few times.
+    def _start_over(self, flight: Flight | None) -> None:
+        """Whoever was in a step that failed, or had read what that or a copy was to bring, starts over; a few times.
 
         The cache may know of a later step that failed before its turn comes here.
         """
         lost = {job.number: job for job in self._scheduler.running if job.sequence and not job.sequence.open}
-        if flight.error is not None:
+        if flight is not None and flight.error is not None:
             log.warning("a forward pass of %d requests failed: %r", len(flight.rows), flight.error)
             lost |= {row.job.number: row.job for row in flight.rows if row.life == row.job.life}
         for job in lost.values():
             self._scheduler.counts.failed += 1
             job.failures += 1
             if job.failures > RETRIES:
-                error = next((each.error for each in (flight, *self._flying) if each.error is not None), None)
-                self._scheduler.end(job, "error", error)
+                flights = [each for each in (flight, *self._flying) if each is not None]
+                error = next((each.error for each in flights if each.error is not None), None)
+                self._scheduler.end(job, "error", error or PrefixloomError("what it read could not be copied"))
             else:
                 self._scheduler.restart(job)
 

@@ -19,7 +19,7 @@ from prefixloom import Cache, Stream, ThreadStream, stream_for
 from . import sampling
 from .drafting import Drafting
 from .handover import Handed, collect, fill, needed
-from .model import Batch, Runner, Span
+from .model import Batch, Runner, Span, no_gate
 from .requests import Job
 
 
@@ -80,6 +80,7 @@ class Pass:
     newest: Tensor
     cache: Cache
     drafting: Drafting | None
+    gate: Callable[[int], None]
     chosen: Tensor | None = None
     guessed: Tensor | None = None
     logprobs: Tensor | None = None
@@ -87,7 +88,7 @@ class Pass:
     def run(self, runner: Runner) -> None:
         rows, drafting = self.rows, self.drafting
         wanted = max((row.drafted + 1 for row in rows if row.samples), default=0)
-        batch = Batch(self._tokens(), [row.span for row in rows], self.tables, self.singles, wanted)
+        batch = Batch(self._tokens(), [row.span for row in rows], self.tables, self.singles, wanted, self.gate)
         if drafting is None:
             logits = runner.forward(batch)
         else:
@@ -191,6 +192,9 @@ class Forward:
         self.drafting = None if drafter is None else Drafting(drafter, rows, depth, self._device)
         self.newest = torch.zeros(rows, dtype=torch.int64, device=self._device)
         self.stream = self._stream(overlap)
+        self._gated = not isinstance(self.stream, ThreadStream)
+        """Whether layers are enqueued while the step's block is open, so that each can come after its own load. A
+        worker thread gets a forward pass in one piece, and waits for all of a load before it."""
 
     def _stream(self, overlap: bool) -> Stream:
         if self._device.startswith("cuda"):
@@ -226,7 +230,9 @@ class Forward:
 
     def _compute(self, flight: Flight, groups: list[list[int]]) -> None:
         with self._cache.step([row.sequence for row in flight.rows]) as step:
-            step.run_ops(self.stream)
+            gated = self._gated and all(row.arriving is None for row in flight.rows)
+            step.run_ops(self.stream, gated=gated)
+            gate = step.gate if gated else no_gate
             tables = {name: step.table(name) for name in self._parts}
             singles = {}
             if self._cache.composition.max_rewind:
@@ -236,7 +242,7 @@ class Forward:
                 mine = slice(at, at + len(group))
                 narrow = [{name: table[mine] for name, table in each.items()} for each in (tables, singles)]
                 flight.passes.append(
-                    Pass(flight.rows[mine], narrow[0], narrow[1], self.newest, self._cache, self.drafting)
+                    Pass(flight.rows[mine], narrow[0], narrow[1], self.newest, self._cache, self.drafting, gate)
                 )
                 at = mine.stop
             for i, row in enumerate(flight.rows[at:], at):

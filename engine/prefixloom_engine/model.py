@@ -43,7 +43,7 @@ class Span:
         return self.end - self.start
 
 
-def _no_gate(layer: int) -> None:
+def no_gate(layer: int) -> None:
     """Nothing is on its way."""
 
 
@@ -67,7 +67,7 @@ class Batch:
     tables: Mapping[str, Tensor]
     singles: Mapping[str, Tensor] = attrs.field(factory=dict)
     wanted: int = 1
-    gate: Callable[[int], None] = _no_gate
+    gate: Callable[[int], None] = no_gate
 
     @property
     def count(self) -> int:

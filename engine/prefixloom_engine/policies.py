@@ -37,7 +37,10 @@ def lpm(waiting: Sequence[Job], cache: Cache) -> list[Job]:
 
 
 def cached(job: Job, cache: Cache) -> int:
-    return cache.peek(job.key, namespace=job.request.namespace, leave=1)
+    """Tokens of it that need not be computed: they are on the device, or can be brought back to it."""
+    if cache.composition.tier is None:
+        return cache.peek(job.key, namespace=job.request.namespace, leave=1)
+    return cache.match(job.key, namespace=job.request.namespace, leave=1).restorable
 
 
 @attrs.define

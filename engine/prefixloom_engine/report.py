@@ -57,7 +57,8 @@ def page(settings: Settings, demo: Demo, verdict: Verdict) -> str:
 <h2>Seconds to the first token, by turn</h2>
 {bars(demo.rounds)}
 <h2>What each prompt found in the cache</h2>
-<p class="soft">One row for each turn of a conversation, in the order in which they came, as long as its prompt.</p>
+<p class="soft">One row for each turn of a conversation, in the order in which they came, as long as its prompt. Blue is
+what hit, grey what was computed.</p>
 {prompts(demo.rounds)}
 <h2>Turn by turn</h2>
 {table(demo)}
@@ -119,12 +120,14 @@ def table(demo: Demo) -> str:
         evicted = "".join(f"<td>{told.evicted.get(name, 0):,}</td>" for name in parts)
         rows.append(
             f"<tr><td>{told.number or 'all'}</td><td>{told.total('prompt_tokens'):,.0f}</td>"
-            f"<td>{told.total('hit_tokens'):,.0f}</td><td>{told.hit_rate:.0%}</td>{evicted}"
+            f"<td>{told.total('hit_tokens'):,.0f}</td><td>{told.hit_rate:.0%}</td>"
+            f"<td>{told.total('restored_tokens'):,.0f}</td>{evicted}"
             f"<td>{told.total('seconds_with'):.2f} s</td><td>{told.total('seconds_without'):.2f} s</td>"
             f"<td>{told.faster:.1f}x</td></tr>"
         )
     return (
-        f"<table><tr><th>turn</th><th>prompt</th><th>hit</th><th>rate</th>{head}<th>with cache</th><th>without</th>"
+        f"<table><tr><th>turn</th><th>prompt</th><th>hit</th><th>rate</th>"
+        f"<th>from host</th>{head}<th>with cache</th><th>without</th>"
         f"<th>faster</th></tr>{''.join(rows)}</table>"
     )
 

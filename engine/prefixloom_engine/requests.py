@@ -13,7 +13,7 @@ import attrs
 from prefixloom import InputError
 
 if TYPE_CHECKING:
-    from prefixloom import Sequence, Tokens
+    from prefixloom import Restored, Sequence, Tokens
 
     from .handover import Handed
 
@@ -21,7 +21,12 @@ Reason = Literal["", "length", "stop", "aborted", "error"]
 
 
 def _tokens(values: Iterable[int]) -> tuple[int, ...]:
-    return tuple(values)
+    try:
+        return tuple(values)
+    except TypeError as error:
+        raise InputError(
+            f"a prompt is a list of tokens, got {values!r}: generate takes a list of prompts, stream takes one"
+        ) from error
 
 
 def _stops(values: Iterable[int] | None) -> frozenset[int] | None:
@@ -77,7 +82,8 @@ class Answer:
     """What a client gets; it grows while the engine runs.
 
     ``reason``: why it ended, "" while it has not. ``error``: with the reason "error", what went wrong. ``hit``: tokens
-    of the prompt that the cache had when the request was first admitted. ``drafted``, ``accepted``: tokens that were
+    of the prompt that the cache had when the request was first admitted; ``restored``: of these how many a tier below
+    the device brought back. ``drafted``, ``accepted``: tokens that were
     guessed ahead for it, and of these how many were right. ``logprobs``: of each token, if the request asks for them.
     ``handed``: what another engine needs to go on, if the request says so.
     """
@@ -88,6 +94,7 @@ class Answer:
     reason: Reason = ""
     error: BaseException | None = None
     hit: int = 0
+    restored: int = 0
     drafted: int = 0
     accepted: int = 0
     handed: Handed | None = None
@@ -107,7 +114,8 @@ class Job:
     ``pending``: launched passes whose tokens are not known here yet. ``cuts``: boundaries where prefill should stop, to
     leave a checkpoint. ``life`` grows when all that is in flight for it is void. ``row``: where the device keeps its
     newest token. ``kept``: how many guesses of its last pass were right; -1: the device's draft knows nothing of it.
-    ``arrived``: what another engine handed over of it. ``failures``: steps that failed under it in a row. ``waited``:
+    ``arrived``: what another engine handed over of it. ``restoring``: what tiers below the device may still bring of
+    it; it is not computed meanwhile. ``failures``: steps that failed under it in a row. ``waited``:
     it has waited for another one's checkpoint.
     """
 
@@ -127,6 +135,7 @@ class Job:
     row: int = -1
     kept: int = 0
     arrived: Handed | None = None
+    restoring: Restored | None = None
     failures: int = 0
     admitted: bool = False
     waited: bool = False

@@ -9,6 +9,8 @@ computes is reserved in the pools when it is planned. Rules:
 - Prefill stops where a checkpoint is worth having: at the end of a chunk, at the branch that its match told of, at the
   last boundary of its prompt, and where another waiting request parts from it. That one waits for the checkpoint
   instead of computing the same again.
+- What a tier below the device has of a request is brought back when it is admitted. Where a store has to be asked, the
+  request keeps its turn and others go on meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from .room import Room
 @attrs.define
 class Counts:
     """What was done so far. ``prefilled``, ``decoded`` and ``drafted`` are tokens that were launched, ``arrived`` those
-    that another engine computed; ``waited`` are requests that waited for another one's checkpoint."""
+    that another engine computed, ``restored`` those that a tier below the device brought back; ``waited`` are requests
+    that waited for another one's checkpoint."""
 
     steps: int = 0
     admitted: int = 0
@@ -39,6 +42,7 @@ class Counts:
     waited: int = 0
     prefilled: int = 0
     arrived: int = 0
+    restored: int = 0
     decoded: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -77,12 +81,15 @@ class Scheduler:
     def plan(self) -> list[Row]:
         """The next step; empty: nothing can be launched before something comes back."""
         planned: dict[int, Row] = {}
+        for job in self.fetching:
+            if job.restoring is not None and job.restoring.over:
+                self._restored(job)
         for job in self._ranked(self.running):
             if job.sequence is not None and not job.prefilling:
                 self._decode(job, planned)
         budget = self.chunk - len(planned)
         for job in self._ranked(self.running):
-            if job.sequence is not None and job.prefilling and budget > 0:
+            if job.sequence is not None and job.prefilling and job.restoring is None and budget > 0:
                 budget -= self._prefill(job, budget, planned)
         if budget > 0 and self.waiting and self.rows:
             self._admit(budget, planned)
@@ -183,10 +190,22 @@ class Scheduler:
                 continue
             if not self._open(job):
                 return
+            if job.restoring is not None:
+                continue
+            if self.stateful:
+                self._cut_for_others(job)
             taken = self._prefill(job, budget, planned)
             if not taken:
                 return
             budget -= taken
+
+    def _cut_for_others(self, job: Job) -> None:
+        """Where who waits parts from ``job`` there is to be a state: it can hit there, and not before or after."""
+        for other in self.waiting:
+            if other is not job and other.request.namespace == job.request.namespace:
+                shared = common(job.tokens, other.tokens, len(other.tokens) - 1) // self.page * self.page
+                if job.end < shared < job.total:
+                    job.cuts.add(shared)
 
     def _waits_for_another(self, job: Job) -> bool:
         """Whether a running prefill is about to leave a checkpoint that is deeper than what would hit now."""
@@ -218,18 +237,33 @@ class Scheduler:
             sequence.abort()
             return False
         job.sequence = sequence
-        handed = job.arrived
-        if handed is not None and not handed.have <= sequence.ready < handed.border == job.total:
-            job.arrived = None  # what it was to go on from is gone, or was answered since: it is computed here
-        job.cuts = {sequence.branch} if sequence.branch else set()
-        if not job.admitted:
-            job.answer.hit = sequence.ready
-        job.admitted = True
         job.row = self.rows.pop()
         self.waiting.remove(job)
         self.running.append(job)
         self.counts.admitted += 1
+        job.restoring = sequence.restore()
+        if job.restoring.over:
+            self._restored(job)
         return True
+
+    @property
+    def fetching(self) -> list[Job]:
+        """Those that run, and have to wait for what a store may bring."""
+        return [job for job in self.running if job.restoring is not None]
+
+    def _restored(self, job: Job) -> None:
+        """It is known where the job goes on from: all that any tier brings of it is there."""
+        sequence, handed = job.sequence, job.arrived
+        assert sequence is not None
+        job.restoring = None
+        brought, job.end = sequence.ready - job.end, sequence.ready
+        if handed is not None and not handed.have <= sequence.ready < handed.border == job.total:
+            job.arrived = None  # what it was to go on from is gone, or was answered since: it is computed here
+        job.cuts = {sequence.branch} if sequence.branch else set()
+        self.counts.restored += brought
+        if not job.admitted:
+            job.answer.hit, job.answer.restored = sequence.ready, brought
+        job.admitted = True
 
     def _enough(self, job: Job) -> bool:
         jobs = [*self.running, job]
@@ -304,7 +338,7 @@ class Scheduler:
 
     def _leave(self, job: Job) -> None:
         """Work in flight may still write its row; whoever gets that next comes after it on the stream."""
-        job.sequence = None
+        job.sequence = job.restoring = None
         self.running.remove(job)
         self.rows.append(job.row)
 

@@ -56,17 +56,31 @@ def introduction(settings: Settings, demo: Demo) -> str:
         f"Talk:   {counted(settings.conversations, 'conversation')} of {counted(settings.turns, 'turn')} below one "
         f"system prompt, about {demo.talk.total:,} different tokens;\n"
         f"        each turn sends its history again, some branch off others\n"
-        f"Cache:  {pools}; a hit ends on a multiple of {cache.composition.page} tokens"
+        f"Cache:  {pools}; a hit ends on a multiple of {cache.composition.page} tokens{below(demo)}"
     )
+
+
+def below(demo: Demo) -> str:
+    """What takes what the device has no room for."""
+    tier = demo.cache.stats().tier
+    if tier is None:
+        return ""
+    parts = {part.name: part.page_tokens for part in demo.cache.composition.parts}
+    pools = ", ".join(
+        f"{name} {counted(count * parts[name], 'token') if parts[name] else counted(count, 'state')}"
+        for name, count in tier.capacity.items()
+    )
+    return f";\n        what has to go rests in the host's memory: {pools}"
 
 
 def header(demo: Demo) -> str:
     parts = [part.name for part in demo.cache.composition.parts]
     evicted = "evicted: " + "/".join(parts)
     return (
-        f"\n{'':>4}{'prompt':>10}{'hit':>9}{'hit':>6}  {evicted:<28}{'first token':>13}{'first token':>12}\n"
-        f"{'turn':>4}{'tokens':>10}{'tokens':>9}{'rate':>6}  {'(pages, states)':<28}{'with cache':>13}{'without':>12}"
-        f"{'faster':>8}"
+        f"\n{'':>4}{'prompt':>10}{'hit':>9}{'hit':>6}{'from host':>11}  {evicted:<28}{'first token':>13}"
+        f"{'first token':>12}\n"
+        f"{'turn':>4}{'tokens':>10}{'tokens':>9}{'rate':>6}{'tokens':>11}  {'(pages, states)':<28}{'with cache':>13}"
+        f"{'without':>12}{'faster':>8}"
     )
 
 
@@ -76,7 +90,8 @@ def row(demo: Demo, told: Round) -> str:
     seconds, without = told.total("seconds_with"), told.total("seconds_without")
     return (
         f"{told.number or 'all':>4}{told.total('prompt_tokens'):>10,.0f}{told.total('hit_tokens'):>9,.0f}"
-        f"{told.hit_rate:>6.0%}  {evicted:<28}{seconds:>11.2f} s{without:>10.2f} s{told.faster:>7.1f}x"
+        f"{told.hit_rate:>6.0%}{told.total('restored_tokens'):>11,.0f}  {evicted:<28}{seconds:>11.2f} s"
+        f"{without:>10.2f} s{told.faster:>7.1f}x"
     )
 
 
@@ -107,6 +122,17 @@ def findings(demo: Demo, verdict: Verdict) -> list[tuple[str, str]]:
             f"{compared(total.faster)}; {saved / asked:.0%} of {asked:,.0f} tokens were not computed again",
         ),
     ]
+    tier = demo.cache.stats().tier
+    if tier is not None:
+        brought, hit = total.total("restored_tokens"), total.total("hit_tokens")
+        lines.insert(
+            2,
+            (
+                "from the host",
+                f"{brought:,.0f} tokens in {counted(tier.restores, 'load')} that the device had lost: "
+                f"{brought / hit if hit else 0:.0%} of what hit",
+            ),
+        )
     if demo.engine.counts.drafted:
         counts = demo.engine.counts
         lines.append(

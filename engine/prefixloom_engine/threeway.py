@@ -185,6 +185,7 @@ class BoundDraft:
         return self.bound.logits(hidden, batch), hidden
 
     def draft(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        batch.gate(len(self.bound.model.blocks))
         x = self.bound.model.embedding[batch.tokens] + normed(hidden) @ self.draft_model.to_x
         out = self.draft_model.block.forward(x, batch, self.bound.memories[-1])
         return self.bound.logits(out, batch), out
