@@ -1,7 +1,7 @@
 """Storing: what the host has goes to a store, a bounded piece of work at a time, and nobody waits for it.
 
 A cell is offered once its content is there or about to come. At a poll so many pieces are handed over; the thread of
-the store reads them out of the host's slots, which are pinned until it lets go of them. What the store refuses is
+the store reads them out of the host's slots, which are pinned until it has. What the store refuses is
 counted and left out.
 """
 
