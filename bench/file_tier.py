@@ -58,21 +58,15 @@ def store_read(store: FileBackend, pool: Pool, numbers: range) -> None:
     assert all(isinstance(answer, Record) for answer in found)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--records", type=int, default=1024)
-    parser.add_argument("--pool", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--directory", default=None)
-    asked = parser.parse_args()
-    records = asked.records
-    pool = [memoryview(bytearray(os.urandom(SIZE))) for _ in range(asked.pool)]
+def measure(records: int, pages: int, rounds: int, directory: str | None = None) -> dict[str, list[float]]:
+    """Seconds of each side, a round each."""
+    pool = [memoryview(bytearray(os.urandom(SIZE))) for _ in range(pages)]
     times: dict[str, list[float]] = {name: [] for name in ("plain write", "store write", "plain read", "store read")}
-    with tempfile.TemporaryDirectory(dir=asked.directory) as folder:
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
         file = os.open(Path(folder) / "plain", os.O_RDWR | os.O_CREAT, 0o600)
         os.posix_fallocate(file, 0, records * SIZE)
         store = FileBackend(Path(folder) / "store", (records + 2 * 127) * (SIZE + 4096))
-        for turn in range(asked.rounds + 2):  # the first two turns fill the files
+        for turn in range(rounds + 2):  # the first two turns fill the files
             took = dict.fromkeys(times, 0.0)
             batches = [range(at, at + 64) for at in range(turn * records, (turn + 1) * records, 64)]
             for numbers in batches:
@@ -85,6 +79,18 @@ def main() -> None:
                 times[name] += [seconds] if turn > 1 else []
         store.close()
         os.close(file)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--records", type=int, default=1024)
+    parser.add_argument("--pool", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--directory", default=None)
+    asked = parser.parse_args()
+    records = asked.records
+    times = measure(records, asked.pool, asked.rounds, asked.directory)
     print(f"{records} records of {SIZE >> 10} KiB, {asked.pool} pages, checksum {preferred()}, {asked.rounds} rounds")
     for kind in ("write", "read"):
         plain, stored = (records * SIZE / statistics.median(times[f"{who} {kind}"]) / 1e9 for who in ("plain", "store"))

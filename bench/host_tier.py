@@ -45,10 +45,8 @@ def ways(slots: dict[str, tuple[list[int], list[int]]]) -> dict[str, Callable[[]
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=41)
-    rounds = parser.parse_args().rounds
+def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each way, by clock."""
     torch.set_num_threads(1)
     rng = random.Random(1)
     slots = {
@@ -66,6 +64,13 @@ def main() -> None:
             way()
             for (clock, read), start in zip(clocks.items(), begun, strict=True):
                 spent[clock][name].append(read() - start)
+    return spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=41)
+    spent = measure(parser.parse_args().rounds)
     size = PAGES * LAYERS * TOKENS * ENTRY
     for clock, all_of in spent.items():
         base = all_of["copy_"]

@@ -56,20 +56,30 @@ def clear_ours(tensors: Tensors, src: Slots, dst: Slots) -> None:
     clear_slots(tensors, dst)
 
 
-def main() -> None:
+WAYS: list[Callable[[Tensors, Slots, Slots], None]] = [loop, foreach, select, ours, clear_loop, clear_ours]
+
+
+def measure(rounds: int = 9) -> dict[str, dict[str, list[float]]]:
+    """Microseconds of each way, by case."""
     torch.set_num_threads(1)
-    ways: list[Callable[[Tensors, Slots, Slots], None]] = [loop, foreach, select, ours, clear_loop, clear_ours]
-    print(f"{'':34}" + "".join(f"{way.__name__:>12}" for way in ways))
     rng = random.Random(1)
+    told = {}
     for name, (layers, capacity, size, count) in CASES.items():
         tensors = [torch.zeros((layers, capacity, size), dtype=torch.int8) for _ in range(2)]
         picked = rng.sample(range(capacity), 2 * count)
-        times: dict[str, list[float]] = {way.__name__: [] for way in ways}
-        for _ in range(9):
-            for way in ways:
+        times: dict[str, list[float]] = {way.__name__: [] for way in WAYS}
+        for _ in range(rounds):
+            for way in WAYS:
                 begun = time.thread_time()
                 way(tensors, picked[:count], picked[count:])
                 times[way.__name__].append((time.thread_time() - begun) * 1e6)
+        told[name] = times
+    return told
+
+
+def main() -> None:
+    print(f"{'':34}" + "".join(f"{way.__name__:>12}" for way in WAYS))
+    for name, times in measure().items():
         print(f"{name:34}" + "".join(f"{statistics.median(each):12.0f}" for each in times.values()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -290,6 +291,7 @@ def test_a_leaked_page_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys
         (["--size", "huge"], "a size of ThreeWay is one of tiny, small, medium, large"),
         (["--dtype", "int8"], "--dtype must be float32 or float64, got 'int8'"),
         (["--report", "/no/such/folder/out.html"], "--report /no/such/folder/out.html: there is no folder"),
+        (["--report", ""], "--report takes the name of a file, and"),
     ],
 )
 def test_a_bad_value_is_one_line_and_exit_2(
@@ -300,6 +302,20 @@ def test_a_bad_value_is_one_line_and_exit_2(
     assert captured.out == ""
     assert captured.err.startswith(f"prefixloom: {told}")
     assert captured.err.count("\n") == 1
+
+
+def test_a_report_that_cannot_be_written_is_told_after_the_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    path = tmp_path / "out.html"
+    monkeypatch.setattr(Path, "write_text", full)
+    assert main([*SMALL, "--report", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert "verdict:        EXACT" in captured.out
+    assert captured.err == f"prefixloom: --report {path} cannot be written: No space left on device\n"
 
 
 def test_an_interrupt_ends_it_and_clears_the_progress(

@@ -244,6 +244,8 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_is_begun() -> None:
     with Engine(model(), cache) as engine:
         with pytest.raises(InputError, match="a request has no tokens"):
             engine.generate([[]])
+        with pytest.raises(InputError, match=r"a prompt is a list of tokens, got 7: generate takes a list of prompts"):
+            engine.generate([7, 8])  # type: ignore[list-item]
         with pytest.raises(InputError, match="has the token 512: the model has tokens from 0 to 511"):
             engine.generate([[1, 512]])
         with pytest.raises(InputError, match="max_tokens=0: an answer has at least one token"):

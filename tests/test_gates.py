@@ -10,8 +10,8 @@ import prefixloom.tier
 from helpers import settle
 from prefixloom import Buffer, Component, Manifest, Path, Point, ProtocolError, TierManifest, Window, compose
 from prefixloom.cache import Cache
+from prefixloom.lane_host import layer_groups
 from prefixloom.testing.simulated import Simulation
-from prefixloom.tier import layer_groups
 from prefixloom_hicache import HostTier
 
 LAYERS = 6

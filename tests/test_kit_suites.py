@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from prefixloom import AdmissionPolicy, EvictionPolicy
+from prefixloom import AdmissionPolicy, CompositionError, EvictionPolicy, TierManifest
 from prefixloom.admission import ADMISSIONS
 from prefixloom.cli import main
-from prefixloom.policy import BUILT_IN, ListQueue
+from prefixloom.policy import BUILT_IN
+from prefixloom.queues import ListQueue
 from prefixloom.registry import default_registry
-from prefixloom.testing import AdmissionCase, PolicyCase, parametrize_with_laws
+from prefixloom.testing import AdmissionCase, ComponentCase, PolicyCase, parametrize_with_laws
 from prefixloom.testing.suites import outcome
+from prefixloom_hicache import HostTier
 
 BUILT = [PolicyCase(lambda name=name: BUILT_IN[name], name) for name in BUILT_IN]
 KEYED = PolicyCase(lambda: EvictionPolicy("shortest", key=lambda use: use.tokens), "a key")
@@ -156,7 +158,7 @@ def test_the_command_tests_what_is_no_component_too(
 
 BAD = """
 from prefixloom import EvictionPolicy, hookimpl
-from prefixloom.policy import ListQueue
+from prefixloom.queues import ListQueue
 from prefixloom.storage import BackendType
 
 class Lazy(ListQueue):
@@ -209,3 +211,10 @@ def test_the_command_says_what_it_cannot_test(
 ) -> None:
     assert main(["conformance", *arguments]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_tier_below_the_device_is_told_to_be_one() -> None:
+    """It is registered like a component, so its name may be asked for."""
+    case = ComponentCase(lambda: HostTier(TierManifest(capacity=64)), label="hicache")
+    with pytest.raises(CompositionError, match="hicache is a tier below the device and no component"):
+        case.component()

@@ -92,7 +92,10 @@ def test_it_installs_into_an_environment_and_its_own_tests_and_the_command_pass(
         (["Ring"], "a component's kind is a lower-case word such as ring_kv, got 'Ring'"),
         (["class"], "a lower-case word"),
         (["ring", "--reach", "window"], "--reach window: it takes path, window:N"),
-        (["ring", "--reach", "window:0"], "--reach window:0: it takes"),
+        (
+            ["ring", "--reach", "window:0"],
+            "--reach window:0: it takes path, window:N, sinks:N, chunk:N, tail:N:K (whole",
+        ),
         (["ring", "--reach", "point+path"], "a state, or a reach of one's own, stands alone"),
         (["ring", "--buffer", "k"], "--buffer takes NAME:SHAPE[:DTYPE]"),
         (["ring", "--layers", "0"], "--layers must be at least 1"),
@@ -108,7 +111,36 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_it_prints_brings_pytest_along_and_runs_the_one_that_it_brought(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An environment that has only prefixloom has no pytest; a bare ``pytest`` is then another environment's."""
+    folder = written("path", tmp_path)
+    out = capsys.readouterr().out
+    assert f"pip install -e '{folder}[test]'\n" in out
+    assert f"python -m pytest {folder}\n" in out
+    assert "pip install -e '.[test]' && prefixloom conformance path && python -m pytest\n" in (
+        folder / "README.md"
+    ).read_text(encoding="utf-8")
+    assert '\ntest = ["prefixloom[testing]"]\n' in (folder / "pyproject.toml").read_text(encoding="utf-8")
+
+
 def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written("path", tmp_path)
     assert main(["new-component", "path", "--into", str(tmp_path)]) == 2
     assert "exists; give another name, or another folder with --into" in capsys.readouterr().err
+
+
+def test_a_name_whose_package_is_there_already_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two installed packages of one name, Python would import one or the other."""
+    assert main(["new-component", "full", "--into", str(tmp_path)]) == 2
+    assert "a package 'prefixloom_full' is installed already; give another name" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_can_be_written_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["new-component", "path", "--into", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == (
+        f"prefixloom: {tmp_path / 'file' / 'prefixloom-path'} cannot be written: Not a directory\n"
+    )

@@ -13,7 +13,8 @@ import pytest
 
 from helpers import cache_of, held, part, path_cache, serve, settle
 from prefixloom import CompositionError, EvictionPolicy, InputError, Path, Point, Window
-from prefixloom.policy import BUILT_IN, KeyedQueue, Link, SlruQueue, Use
+from prefixloom.policy import BUILT_IN, KeyedQueue, Use
+from prefixloom.queues import Link, SlruQueue
 
 
 class Cell(Link):

@@ -19,7 +19,7 @@ COMMANDS = {match["mark"]: match["body"] for match in BLOCK.finditer(README) if 
 
 
 def test_the_python_of_the_readme_runs_as_it_stands(installed: None) -> None:
-    assert len(PYTHON) == 4
+    assert len(PYTHON) == 5
     names: dict[str, object] = {"__name__": "readme"}
     for number, body in enumerate(PYTHON, 1):
         exec(compile(body, f"README.md, block {number}", "exec"), names)

@@ -208,7 +208,7 @@ def prefixloom_admission():
 
 @hookimpl
 def prefixloom_storage():
-    return BackendType("shelf", dict)
+    return BackendType("shelf", dict, "records on a shelf")
 """
     entries = {"policy:biggest": "extras", "admission:ends": "extras", "storage:shelf": "extras"}
     distribution("prefixloom-extras", entries, {"extras": source})
@@ -219,6 +219,7 @@ def prefixloom_storage():
         (offer.name, offer.status) for offer in registry.offers()
     }
     assert registry.storage("shelf").open is dict
+    assert only(registry, "shelf").summary == "records on a shelf"
     assert registry.names("policy") == ("biggest",)
     assert "biggest" not in registry.names("component")
     assert registry.source("policy", "biggest") == "distribution prefixloom-extras 1.0"

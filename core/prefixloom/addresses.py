@@ -59,21 +59,23 @@ def chain(keys: KeyMaker, link: bytes | None, key_bytes: bytes, page_bytes: int)
     return found
 
 
-def links_at(keys: KeyMaker, node: Node, page_bytes: int) -> list[bytes | None]:
-    """The links of the pages of a node's edge, remembered there."""
-    lacking = []
-    above: Any = node
-    while above.parent is not None and above.links is None:
-        lacking.append(above)
+def links_at(keys: KeyMaker, node: Node, page_bytes: int, count: int) -> list[bytes | None]:
+    """The links of ``count`` or more pages of a node's edge, from its first, remembered there."""
+    lacking: list[tuple[Any, int]] = [(node, count)]
+    above: Any = node.parent
+    while above.parent is not None and len(above.links or ()) * page_bytes < len(above.key):
+        lacking.append((above, len(above.key) // page_bytes))
         above = above.parent
     if above.parent is None:
         assert isinstance(above, Root)
         link: bytes | None = root_link(above.namespace)
     else:
         link = above.links[-1]
-    for each in reversed(lacking):
-        each.links = chain(keys, link, each.key, page_bytes)
-        link = each.links[-1]
+    for each, pages in reversed(lacking):
+        known = each.links = each.links or []
+        key = each.key[len(known) * page_bytes : pages * page_bytes]
+        known += chain(keys, known[-1] if known else link, key, page_bytes)
+        link = known[-1]
     return node.links  # type: ignore[attr-defined, no-any-return]
 
 

@@ -8,12 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .insert import spelled
+from .lane_host import Moves
 from .lease import inert
 from .pool import ABSENT
 
 if TYPE_CHECKING:
     from .fetching import Fetch, Piece
     from .lane_host import HostLane
+    from .tier import Job
     from .tree import Node
 
 Brought = Many[tuple["Piece", Any]]
@@ -30,6 +32,8 @@ def place(fetch: Fetch, brought: Brought) -> None:
     root = cache._root(fetch.plan.namespace)
     root.leases += 1
     run = spelled(cache, root, fetch.key[: upto * width], upto)
+    for node in run:
+        node.leases += 1  # it may hold nothing yet, or lose what it holds to make room
     pinned: list[tuple[HostLane, Any]] = []
     try:
         for lane in fetch.shelf.tier.lanes:  # what leads there is not to go for the sake of what is there
@@ -42,8 +46,8 @@ def place(fetch: Fetch, brought: Brought) -> None:
     finally:
         for lane, cell in pinned:
             lane.unpin(cell)
-        root.leases -= 1
         for node in (*reversed(run), root):
+            node.leases -= 1
             cache._tree.prune(node)
 
 
@@ -60,31 +64,38 @@ def _path_end(fetch: Fetch, brought: Brought) -> int:
 def _fill(fetch: Fetch, run: list[Node], brought: Brought, pinned: list[tuple[HostLane, Any]]) -> None:
     tier = fetch.shelf.tier
     hold = inert(fetch.shelf.cache)
-    jobs: list[tuple[HostLane, list[int], Any]] = []
+    jobs: list[Job] = []
+    taken: list[Moves] = []
     try:
         for lane in tier.lanes:
             mine = {piece.start: answer.payload for piece, answer in brought if piece.lane is lane}
             for node in run:
                 places, payloads = _lacking(lane, node, mine)
-                slots = tier.take(lane, len(places)) if places else None
-                if slots is None:
-                    tier.dropped += bool(places)
+                if not places:
                     continue
-                fresh = node.cells[lane.index] is None
-                lane.add(node, places, slots)
                 cell = node.cells[lane.index]
-                cell.stored = fresh
-                if fresh:
+                if cell is not None:  # it is not to go for the sake of what is to be added to it
                     lane.pin(cell)
                     pinned.append((lane, cell))
-                jobs.append((lane, slots.tolist(), partial(_write, lane.pool, slots.tolist(), payloads)))
+                slots = tier.take(lane, len(places))
+                if slots is None:
+                    tier.dropped += 1
+                    continue
+                taken.append(Moves(lane))
+                taken[-1].dst = slots.tolist()
+                lane.add(node, places, slots)
+                if cell is None:
+                    cell = node.cells[lane.index]
+                    lane.pin(cell)
+                    pinned.append((lane, cell))
+                    cell.stored = cell.places
+                jobs.append((lane, taken[-1].dst, partial(_write, lane.pool, taken[-1].dst, payloads)))
         hold.claim(fetch.shelf.cache._flight)
         if jobs:
             tier.bring(jobs, run, hold)
     except BaseException:
-        for lane, filled, _ in jobs:
-            for node in run:
-                lane.retract(node, set(filled))
+        for each in taken:
+            each.take_back(run)
         raise
     tier.fetched += sum(len(filled) for _, filled, _ in jobs)
 

@@ -7,6 +7,7 @@ arrived becomes the tree's at a poll, and the sequence, if nothing was done with
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ import attrs
 from .addresses import chain, piece_key, spans_of
 from .arrived import place
 from .consensus import LocalConsensus
+from .errors import InvariantError
 from .lane import PageLane
-from .storage import Backend, Key, Miss, Record
+from .storage import Backend, Key, Miss, Record, Refused
 from .storage.keys import root_link
 
 if TYPE_CHECKING:
@@ -26,10 +28,13 @@ if TYPE_CHECKING:
     from .sequence import Sequence
     from .shelf import Shelf
 
+log = logging.getLogger("prefixloom")
+
 LOOK = 64
 """Pages or boundaries that are looked for at a time."""
 READ = 32
 """Pieces of one read."""
+TOO_SLOW = "the store was too slow"
 
 
 @attrs.frozen
@@ -45,7 +50,6 @@ class Piece:
     """``start`` and ``end`` in tokens; of a state both are its boundary."""
 
     lane: HostLane
-    key: Key
     start: int
     end: int
 
@@ -68,6 +72,7 @@ class Fetch:
         self.call: Any = None
         self.pieces: list[Piece] = []
         self.calls: list[tuple[Any, list[Piece]]] = []
+        self.begun = shelf.component.now()
         self.until: float | None = None
         self.ticket = -1
         self.told_arrived = False
@@ -76,11 +81,21 @@ class Fetch:
     @classmethod
     def begin(cls, shelf: Shelf, sequence: Sequence, told: Restored) -> None:
         plan = sequence._plan
-        if plan._limit - plan.restorable < max(shelf.component.fetch_at_least, shelf.cache._page):
-            return
         fetch = cls(shelf, sequence, plan, told)
+        if not fetch.promises(plan._limit):
+            return
         told.over = shelf.component.fetch == "best_effort"
+        fetch._hurry(0)
         fetch.look()
+
+    def promises(self, boundary: int) -> bool:
+        """Whether it is worth a fetch to get there."""
+        return boundary - self.base >= max(self.shelf.component.fetch_at_least, self.shelf.cache._page)
+
+    def _hurry(self, pages: int) -> None:
+        """So much has to be there in time, if anybody waits only so long."""
+        if self.shelf.component.fetch == "timeout":
+            self.until = self.begun + self.shelf.component.patience(pages)
 
     def forget(self) -> None:
         """The cache was flushed: what is still read is nobody's."""
@@ -155,72 +170,90 @@ class Fetch:
 
     # ------------------------------------------------------------ reading
     def _read(self) -> None:
-        """Ask for the pieces of ``boundary``: the path from the top, then what belongs to the boundary."""
+        """Ask for the pieces of ``boundary``: the path from the top, then what belongs to the boundary.
+
+        Where they lie is worked out on the store's thread.
+        """
         tier, page = self.shelf.tier, self.shelf.cache._page
         closed = [lane for lane in tier.lanes if lane.closed]
         self.pieces = [
-            Piece(lane, self._key(lane, *span), *span)
+            Piece(lane, *span)
             for at in range(self.held, self.boundary, page)
             for lane in closed
             for span in _pages(lane, at, at + page)
         ]
         self.pieces += [
-            Piece(lane, self._key(lane, *span), *span)
+            Piece(lane, *span)
             for lane in tier.lanes
             if not lane.closed
             for span in spans_of(lane.device, self.boundary)
         ]
-        if self.shelf.component.fetch == "timeout":
-            self.until = self.shelf.component.now() + self.shelf.component.patience(len(self.pieces))
         assert self.store is not None
+        if not self.pieces:  # the cache has all of it, and does not think it worth a load
+            self._end()
+            return
+        self._hurry(len(self.pieces))
         self._expect()
         for first in range(0, len(self.pieces), READ):
             batch = self.pieces[first : first + READ]
-            keys = [piece.key for piece in batch]
             size = sum(piece.lane.pool.record_bytes for piece in batch)  # type: ignore[attr-defined]
 
-            def read(backend: Backend, keys: list[Key] = keys) -> tuple[Any, ...]:
-                return backend.get(keys)
+            def read(backend: Backend, batch: Many[Piece] = batch) -> tuple[Any, ...]:
+                keys = [self._key(piece.lane, piece.start, piece.end) for piece in batch]
+                answers = backend.get(keys)
+                if not isinstance(answers, tuple) or len(answers) != len(keys):
+                    raise TypeError(f"{type(backend).__name__}.get answered {answers!r:.200} for {len(keys)} keys")
+                return tuple(map(judged, batch, keys, answers))
 
-            def instead(reason: Any, detail: str, keys: list[Key] = keys) -> tuple[Any, ...]:
-                return tuple(Miss(key, reason, detail) for key in keys)
+            def instead(reason: Any, detail: str, batch: Many[Piece] = batch) -> tuple[Any, ...]:
+                return (f"{reason} {detail}".strip(),) * len(batch)
 
             self.calls.append((self.store.ask(read, instead, size=size), batch))
 
     def poll(self) -> None:
         """See whether what was asked is done, or has taken too long."""
+        late = self.until is not None and self.shelf.component.now() > self.until
         if self.call is not None:
-            if self.call.over:
-                self.shelf.completions.done(self.ticket, self.call.answers[0].boundary)
-                self.told.note(self.call.answers[0].note)
+            if self.call.over or late:
+                found = self.call.answers[0] if self.call.over else Found(self.base, TOO_SLOW)
+                self.shelf.completions.done(self.ticket, found.boundary)
+                self.told.note(found.note)
                 self.call = None
-        elif self.calls and not self.told_arrived:
-            late = self.until is not None and self.shelf.component.now() > self.until
-            if late or all(call.over for call, _ in self.calls):
-                self.shelf.completions.done(self.ticket, self._arrived())
-                self.told_arrived = True
+        elif self.calls and not self.told_arrived and (late or all(call.over for call, _ in self.calls)):
+            self.shelf.completions.done(self.ticket, self._arrived())
+            self.told_arrived = True
 
     def _arrived(self) -> int:
         """How many of the reads are whole, from the first on."""
         for number, (call, batch) in enumerate(self.calls):
             if not call.over:
-                self.told.note("the store was too slow")
+                self.told.note(TOO_SLOW)
                 return number
             for piece, answer in zip(batch, call.answers, strict=True):
-                why = unfit(piece, answer)
-                if why:
-                    self.told.note(f"{piece.lane.device.name} at {piece.end}: {why}")
+                if isinstance(answer, str):
+                    self.told.note(f"{piece.lane.device.name} at {piece.end}: {answer}")
                     return number
         return len(self.calls)
 
     # ------------------------------------------------------------ what all ranks know
     def advance(self, amount: int) -> None:
-        """The ranks have agreed how far it comes."""
+        """The ranks have agreed how far it comes. Whatever goes wrong then, this fetch is over, and serving goes on."""
         if self.sequence is None:
             return
+        try:
+            self._advance(amount)
+        except BaseException as error:
+            self.sequence = None
+            self.told.over = True
+            if not isinstance(error, Exception) or isinstance(error, InvariantError):
+                raise
+            log.warning("what a store brought is left out: %r", error)
+            self.told.note(str(error))
+
+    def _advance(self, amount: int) -> None:
         if not self.calls:
             settled = isinstance(self.shelf.consensus, LocalConsensus) or (self.looks > 1 and amount == self.limit)
-            if amount <= self.base:
+            if not self.promises(amount):
                 self._end()
             elif not settled:
                 self.limit = amount
@@ -248,13 +281,17 @@ class Fetch:
         told.over = True
 
 
-def unfit(piece: Piece, answer: Any) -> str:
-    """Why an answer is not the piece; empty if it is."""
-    if not isinstance(answer, Record):
+def judged(piece: Piece, key: Key, answer: Any) -> Record | str:
+    """The piece, or why an answer is not that."""
+    if isinstance(answer, Miss | Refused):
         return f"{answer.reason} {answer.detail}".strip()
+    if not isinstance(answer, Record):
+        return f"error {answer!r:.100} is no answer"
     told = (answer.component, answer.start, answer.end, answer.layout, len(answer.payload))
     wanted = (piece.lane.device.name, piece.start, piece.end, "record", piece.lane.pool.record_bytes)  # type: ignore[attr-defined]
-    return "" if told == wanted else f"the store gave {told} for {wanted}"
+    if told != wanted:
+        return f"the store gave {told} for {wanted}"
+    return answer if answer.key == key else "the store gave another prompt's"
 
 
 def _pages(lane: HostLane, low: int, high: int) -> list[tuple[int, int]]:
@@ -275,4 +312,4 @@ def _held_path(shelf: Shelf, plan: MatchPlan) -> int:
     return boundary
 
 
-__all__ = ["Fetch", "Found", "Piece", "unfit"]
+__all__ = ["Fetch", "Found", "Piece", "judged"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .errors import ProtocolError
+
 if TYPE_CHECKING:
     from .flight import Work
     from .streams import Stream
@@ -36,6 +38,11 @@ class Gates:
                 if last >= layer:
                     break
         self.passed = max(self.passed, layer)
+
+    def check(self) -> None:
+        """After the end of the step: refuse that a layer may have read too early."""
+        if self.missed:
+            raise ProtocolError(self.missed)
 
     def finish(self) -> None:
         """What comes after the step comes after all of the loads."""

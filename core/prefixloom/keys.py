@@ -125,7 +125,7 @@ class KeyMaker:
         self.lookahead = lookahead
         self.element_bytes = TOKEN_BYTES * (lookahead + 1)
         self._interned: dict[Hashable, int] = {}
-        self._meant: dict[int, Hashable] = {}
+        self._meant: dict[int, tuple[Hashable, int, bool]] = {}
         self._next = -TOKEN_LIMIT
 
     def widen(self, tokens: bytes | bytearray) -> bytes:
@@ -160,7 +160,7 @@ class KeyMaker:
                 out[i] = self._intern((key, out[i], i == start))
         return out.tobytes()
 
-    def _intern(self, what: Hashable) -> int:
+    def _intern(self, what: tuple[Hashable, int, bool]) -> int:
         known = self._interned
         number = known.get(what)
         if number is None:
@@ -185,12 +185,21 @@ class KeyMaker:
         said = []
         for at, number in enumerate(numbers):
             if number < 0:
-                text = _lasting(self._meant.get(number))
+                text = self._lasting_name(number)
                 if text is None:
                     return None
                 said.append(f"{at}:{text}")
                 numbers[at] = 0
         return numbers.tobytes(), "\n".join(said).encode()
+
+    def _lasting_name(self, number: int) -> str | None:
+        """What an interned number stands for: a key over a token, or over another such number."""
+        meant = self._meant.get(number)
+        if meant is None:
+            return None
+        key, below, first = meant
+        said, under = _lasting(key), str(below) if below >= 0 else self._lasting_name(below)
+        return None if said is None or under is None else f"({said},{under},{first})"
 
 
 def _lasting(what: object) -> str | None:
@@ -198,7 +207,9 @@ def _lasting(what: object) -> str | None:
     if isinstance(what, tuple):
         parts = [_lasting(part) for part in what]
         return None if None in parts else f"({','.join(map(str, parts))})"
-    return repr(what) if type(what) in (str, bytes, int, bool, float) else None
+    if type(what) is int:
+        return hex(what)  # there are numbers that are too long for decimal digits
+    return repr(what) if type(what) in (str, bytes, bool, float) else None
 
 
 class Named:

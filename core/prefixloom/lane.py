@@ -15,8 +15,8 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from .holding import Holding, without_absent
-from .policy import Link, Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
+from .queues import Link, Queue
 
 if TYPE_CHECKING:
     from .compose import Part

@@ -13,8 +13,8 @@ from .errors import CapacityError
 from .evict import make_room
 from .lane_point import NO_SLOT, PointLane, StateHolding
 from .ops import run_apart
-from .policy import Queue
 from .pool import Pool, Stage
+from .queues import Queue
 from .tree import Node
 
 if TYPE_CHECKING:

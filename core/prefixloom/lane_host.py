@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane, PageLane
-from .policy import Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
+from .queues import Queue
 from .tree import Node
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 class HostCell(Cell):
     """``pages``: how many are present. ``below``: children with a cell, counted where the reach is closed upward.
 
-    ``data`` of pages stands for the whole edge, *absent* where nothing is held; a state's is its slot. ``stored``:
-    whether all of it was handed to a store.
+    ``data`` of pages stands for the whole edge, *absent* where nothing is held; a state's is its slot. ``stored``: of
+    how many places, from the first, what is there was handed to a store.
     """
 
     __slots__ = ("below", "pages", "stored")
@@ -34,7 +35,11 @@ class HostCell(Cell):
         super().__init__(node, data)
         self.pages = pages
         self.below = 0
-        self.stored = False
+        self.stored = 0
+
+    @property
+    def places(self) -> int:
+        return len(self.data) // ID_BYTES if isinstance(self.data, bytes) else 1
 
 
 class HostLane(Lane):
@@ -94,9 +99,13 @@ class HostLane(Lane):
 
     def unpin(self, cell: HostCell) -> None:
         cell.locks -= 1
-        if not cell.locks:
+        if cell.locks:
+            return
+        if cell.pages:
             self.leased -= cell.pages
             self.queue.add(cell)
+        elif cell.node.cells[self.index] is cell:  # what it was to hold never came
+            self.free_cell(cell)
 
     def uncovered(self, cell: HostCell) -> bool:
         return not cell.locks
@@ -186,7 +195,7 @@ class HostPages(HostLane):
             self.place(node, data.tobytes(), len(slots))
             return
         cell.data = data.tobytes()
-        cell.stored = False
+        cell.stored = 0
         cell.pages += len(slots)
         self.in_tree += len(slots)
         if cell.locks:
@@ -202,7 +211,8 @@ class HostPages(HostLane):
         cell.data = cell.data[cut:]
         cell.pages -= new.pages
         new.locks = cell.locks
-        new.stored = cell.stored
+        new.stored = min(cell.stored, new.places)
+        cell.stored -= new.stored
         linked = cell.next is not None
         if new.pages or new.locks:
             upper.cells[i] = new
@@ -253,6 +263,18 @@ class HostStates(HostLane):
     def slots_of(self, cell: HostCell | None) -> list[int]:
         return [] if cell is None else [cell.data]
 
+    def retract(self, node: Node, slots: set[int]) -> None:
+        """What was to be written to these slots never came. Whoever has pinned it is left with what holds nothing."""
+        cell: HostCell | None = node.cells[self.index]
+        if cell is None or cell.data not in slots:
+            return
+        if cell.locks:
+            self.leased -= cell.pages
+            self.free_cell(cell)
+            cell.pages = 0
+        else:
+            self.drop_cell(cell)
+
 
 class Moves:
     """Copies of one component between its two pools."""
@@ -279,3 +301,13 @@ class Moves:
             left -= held
         if left:
             self.lane.pool.give(array("i", sorted(left)).tobytes())
+
+
+def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:
+    """The model's layers in so many groups, as nearly equal as they come: (first, one past the last). One is ()."""
+    layers = sorted({layer for lane in lanes for buffer in lane.pool.manifest.buffers for layer in buffer.layers})
+    count = min(count, len(layers))
+    if count < 2:
+        return ((),)
+    firsts = [0, *(layers[number * len(layers) // count] for number in range(1, count)), layers[-1] + 1]
+    return tuple(pairwise(firsts))

@@ -11,8 +11,8 @@ from array import array
 
 from .holding import Holding
 from .lane import Cell, PageLane
-from .policy import ListQueue
 from .pool import ID_BYTES
+from .queues import ListQueue
 from .reach import Interval
 from .tree import Node
 

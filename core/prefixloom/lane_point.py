@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .lane import Cell, Lane
-from .policy import ListQueue, Queue
 from .pool import Pool
+from .queues import ListQueue, Queue
 from .tree import Node
 
 if TYPE_CHECKING:

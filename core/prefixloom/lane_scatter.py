@@ -14,8 +14,8 @@ from .holding import Holding, without_absent
 from .lane import PageLane
 from .lane_slack import SpanCell
 from .lane_span import SpanLane
-from .policy import Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
+from .queues import Queue
 from .reach import Interval, Reach, merged
 from .tree import Node
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from .holding import strip, without_absent
 from .lane import Cell, PageLane
-from .policy import Link, ListQueue, Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
+from .queues import Link, ListQueue, Queue
 from .reach import Interval
 from .tree import Node
 

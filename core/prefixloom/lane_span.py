@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from .holding import Holding, strip, without_absent
 from .lane_slack import SlackLane, SpanCell
-from .policy import Queue
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
+from .queues import Queue
 from .reach import Interval, merged
 from .tree import Node
 

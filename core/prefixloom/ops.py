@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .streams import Stream
 
 CLEAR = -1
+INTS = ("torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64")
 
 
 class Fill:

@@ -233,8 +233,10 @@ class Registry:
             layer_kinds: tuple[str, ...] = ()
             try:
                 answer = self._answer(offer, name)
+                if isinstance(answer, ComponentType | BackendType):
+                    summary = answer.summary
                 if isinstance(answer, ComponentType):
-                    summary, layer_kinds = answer.summary, tuple(sorted(answer.layer_kinds))
+                    layer_kinds = tuple(sorted(answer.layer_kinds))
             except CompositionError as error:
                 reason = str(error)
             for entry in entries:

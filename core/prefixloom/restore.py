@@ -142,6 +142,15 @@ def _lacking_at(part: Part, node: Node, spans: Any, pins: Pins) -> None:
             part.src.append(slot)
 
 
+def restore_and_fetch(cache: Cache, sequence: Sequence) -> Restored:
+    """What the host has comes back; what only a store may have is looked for."""
+    told = restore(cache, sequence)
+    shelf = cache._tier.shelf if cache._tier is not None else None
+    if shelf is not None:
+        shelf.fetch(sequence, told)
+    return told
+
+
 def restore(cache: Cache, sequence: Sequence) -> Restored:
     """Bring back the deepest boundary that can be had; ``sequence`` has just been opened."""
     tier = cache._tier

@@ -20,7 +20,7 @@ from .keys import Named, Tokens, encode
 from .lane_point import NO_SLOT
 from .lease import Hold, release
 from .ops import Fill
-from .restore import Restored, restore
+from .restore import Restored, restore_and_fetch
 from .retention import retain
 
 if TYPE_CHECKING:
@@ -159,19 +159,16 @@ class Sequence(Named, Handle):
 
     # ------------------------------------------------------------ running
     def restore(self) -> Restored:
-        """Bring back to the device what the tiers below have of this sequence, as deep as all components have it.
+        """Bring back what the tiers below have of this sequence, as deep as all components have it. It comes first.
 
-        It comes before anything else that is done with the sequence, and holds true at once: a step that reads what is
-        copied comes after the copies. Where nothing is to be had, nothing happens.
+        It holds true at once: a step that reads what is copied comes after the copies.
         """
         cache = self._usable()
         if self.reserved != self.ready or self._steps:
             raise ProtocolError(f"{self!r} has been used already: restore comes first")
         if cache._tier is None:
             return Restored(self.ready, self.ready)
-        restored = restore(cache, self)
-        if cache._tier.shelf is not None:
-            cache._tier.shelf.fetch(self, restored)
+        restored = restore_and_fetch(cache, self)
         cache._leave("restore")
         return restored
 

@@ -88,6 +88,7 @@ class Shelf:
         self.completions = Completions(self.consensus)
         self.storing = Storing(self)
         self.fetches: dict[int, Fetch] = {}
+        self.agreed: dict[int, int] = {}
 
     # ------------------------------------------------------------ coming and going
     def poll(self) -> None:
@@ -96,25 +97,29 @@ class Shelf:
         if store is not self.store:
             self.store = store
             if store is not None:
-                self.fingerprints = {
-                    lane.index: fingerprint(lane.device, self.cache._page, self.component.identity)
-                    for lane in self.tier.lanes
-                }
-                if self.component.keep == "through":
-                    self._backfill()
+                self._tell_apart()
+                self._backfill()
             for lane in self.tier.lanes:
                 lane.going = self.storing.rescue if store is not None and self.component.keep == "back" else None
         if store is not None:
             store.poll()
         for fetch in list(self.fetches.values()):
             fetch.poll()
-        for ticket, amount in self.completions.poll().items():
+        self.agreed.update(self.completions.poll())
+        while self.agreed:  # what raises leaves the others for the next poll
+            ticket = next(iter(self.agreed))
+            amount = self.agreed.pop(ticket)
             if not self.storing.advance(ticket):
                 self.fetches.pop(ticket).advance(amount)
         self.storing.poll()
 
+    def _tell_apart(self) -> None:
+        self.fingerprints = {
+            lane.index: fingerprint(lane.device, self.cache._page, self.component.identity) for lane in self.tier.lanes
+        }
+
     def _backfill(self) -> None:
-        """What came to the host while no store was there."""
+        """This store has nothing of what came to the host while it was not there."""
         for root in self.cache._tree.roots.values():
             stack: list[Node] = list((root.kids or {}).values())
             while stack:
@@ -122,10 +127,14 @@ class Shelf:
                 stack.extend((node.kids or {}).values())
                 for lane in self.tier.lanes:
                     if node.cells[lane.index] is not None:
-                        node.cells[lane.index].stored = False
-                        self.storing.offer(lane, node)
+                        node.cells[lane.index].stored = 0
+                        if self.component.keep == "through":
+                            self.storing.offer(lane, node)
 
     def flushed(self) -> None:
+        """From now on what is stored and fetched is of ``identity`` as it is by now: of new weights, say."""
+        if self.store is not None:
+            self._tell_apart()
         self.storing.flushed()
         for fetch in self.fetches.values():
             fetch.forget()
@@ -145,7 +154,7 @@ class Shelf:
                         self.storing.offer(lane, node)
 
     def copies_to(self, lane: HostLane, node: Node) -> list[Work]:
-        """The copies in flight that have yet to write some of what the host has at ``node``."""
+        """The copies in flight, oldest first, that have yet to write some of what the host has at ``node``."""
         flight = self.cache._flight
         numbers = {each.number for each in flight.nodes.get(node, ()) for other, _ in each.slots if other is lane}
         return [work for work in flight.works if work.number in numbers and work.event is not None]

@@ -10,6 +10,7 @@ import attrs
 if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Lane
+    from .tier import LowerTier
 
 
 @attrs.frozen
@@ -120,8 +121,22 @@ def cache_stats(cache: Cache) -> CacheStats:
         epoch=cache._epoch,
         in_flight=len(cache._flight.works),
         sizing=cache.composition.sizing,
-        tier=None if cache._tier is None else cache._tier.stats(),
+        tier=None if cache._tier is None else tier_stats(cache._tier),
     )
+
+
+def tier_stats(tier: LowerTier) -> TierStats:
+    by_name = {lane.device.name: lane for lane in tier.lanes}
+    return TierStats(
+        tier.part.name,
+        {name: lane.pool.capacity for name, lane in by_name.items()},
+        {name: lane.in_tree for name, lane in by_name.items()},
+        tier.backed_up, tier.dropped, tier.evicted,
+        tier.restores, tier.restored_tokens, tier.fallbacks, tier.failed,
+        0 if tier.shelf is None else tier.shelf.storing.stored,
+        0 if tier.shelf is None else tier.shelf.storing.refused,
+        tier.fetched,
+    )  # fmt: skip
 
 
 def _component(cache: Cache, lane: Lane) -> ComponentStats:

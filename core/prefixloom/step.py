@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
 from .gates import Gates
-from .ops import Batch, batches, run_batch, run_kind, run_op, select_states
+from .ops import INTS, Batch, batches, run_batch, run_kind, run_op, select_states
 from .pool import Stage
 from .values import Op, WalkView
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 NEW, OPEN, FILLING, READY, DONE = range(5)
 """A step's way: asked for; its block is open; ``run_ops`` has begun; the layers may run; its block has been left."""
-INTS = ("torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64")
 
 
 class Step:
@@ -341,8 +340,8 @@ class Step:
         try:  # the layers of a step that is refused at its end have run all the same
             if before == OPEN and (self._fills() or self._claimed or self._deferred or self._comes_after()):
                 raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
-            if self._gates is not None and self._gates.missed:
-                raise ProtocolError(self._gates.missed)
+            if self._gates is not None:
+                self._gates.check()
             if not goes_on:
                 self._look_back()
             if self._tracks:

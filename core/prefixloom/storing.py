@@ -17,20 +17,21 @@ from .addresses import links_at, piece_key
 from .graves import sweep
 from .pool import ABSENT
 from .pool_host import HostPool
-from .storage import Backend, Key, Record, Refused
+from .storage import Backend, Fingerprint, Record, Stored
 
 if TYPE_CHECKING:
+    from .cache import Cache
     from .flight import Work
     from .lane_host import HostCell, HostLane
     from .shelf import Shelf
     from .tree import Node
 
 PER_POLL = 256
-"""Pieces that are handed over at one poll: about a millisecond of the scheduling thread."""
+"""Places of edges that are handed over at one poll: about a millisecond of the scheduling thread."""
 PER_CALL = 64
 """Pieces of one call to a store."""
-Piece = tuple[Key, int, int, int]
-"""(key, start, end, slot)"""
+Piece = tuple[bytes, int, int, int]
+"""(link, start, end, slot); the key is made of the link on the store's thread."""
 
 
 class Storing:
@@ -62,76 +63,79 @@ class Storing:
             if not call.over:
                 going.append((call, count))
                 continue
-            refused = sum(isinstance(answer, Refused) for answer in call.answers)
-            self.refused += min(count, refused)
-            self.stored += count - min(count, refused)
+            stored = min(count, sum(isinstance(answer, Stored) for answer in call.answers))
+            self.stored += stored
+            self.refused += count - stored
         self.calls = going
         left = PER_POLL
         for _ in range(len(self.queue)):
             if left <= 0 or self.shelf.store is None:
                 break
             lane, node = self.queue.popleft()
-            cell: HostCell | None = node.cells[lane.index] if node.cells else None
-            if cell is None or cell.stored:
-                continue
             above = node.parent
-            if above.parent is not None and above.cells[lane.index] is not None:  # split off since it was offered
-                self.queue.append((lane, above))
-            left -= self._hand_over(lane, node, cell)
+            if above.parent is not None:  # split off since it was offered, perhaps with all that was there
+                cell: HostCell | None = above.cells[lane.index]
+                if cell is not None and cell.stored < cell.places:
+                    self.queue.append((lane, above))
+            cell = node.cells[lane.index]
+            if cell is not None and cell.stored < cell.places:
+                left -= self._hand_over(lane, node, cell, left)
 
-    def _hand_over(self, lane: HostLane, node: Node, cell: HostCell) -> int:
-        pieces = self.pieces(lane, node, cell)
-        cell.stored = True
+    def _hand_over(self, lane: HostLane, node: Node, cell: HostCell, most: int) -> int:
+        """So many of its places; the rest at the next poll."""
+        before = cell.stored
+        pieces = self.pieces(lane, node, cell, most)
+        cell.stored = min(cell.places, before + most)
+        if cell.stored < cell.places:
+            self.queue.appendleft((lane, node))
         for first in range(0, len(pieces), PER_CALL):
             self._put(lane, node, cell, pieces[first : first + PER_CALL])
-        return max(1, len(pieces))
+        return cell.stored - before
 
     def rescue(self, lane: HostLane, cell: HostCell) -> None:
         """``cell`` is about to go from the host: what it holds is copied out at once, and handed over."""
         store, pool = self.shelf.store, lane.pool
         assert isinstance(pool, HostPool)
-        if store is None or cell.stored:
+        if store is None or cell.stored >= cell.places:
             return
-        pieces = self.pieces(lane, cell.node, cell)
+        pieces = self.pieces(lane, cell.node, cell, cell.places)
         if self.shelf.copies_to(lane, cell.node):
             self.refused += len(pieces)
             return
         for first in range(0, len(pieces), PER_CALL):
             batch = pieces[first : first + PER_CALL]
-            records = []
-            for key, low, high, slot in batch:
-                payload = bytearray(pool.record_bytes)
-                pool.read_into(slot, payload)
-                records.append((key, lane.device.name, low, high, "record", memoryview(payload)))
-
-            def write(backend: Backend, records: list[Any] = records) -> tuple[Any, ...]:
-                return backend.put([Record(*fields) for fields in records])
-
-            call = store.ask(write, refusing(batch), writes=True, size=len(batch) * pool.record_bytes)
+            payloads = [content(pool, slot) for *_, slot in batch]
+            write = partial(put, told=self.shelf.fingerprints[lane.index], lane=lane, pieces=batch, payloads=payloads)
+            call = store.ask(write, nothing(len(batch)), writes=True, size=len(batch) * pool.record_bytes)
             self.handed += len(batch)
             self.calls.append((call, len(batch)))
+            if call.over:  # it was not taken: nor will the rest be
+                self.refused += len(pieces) - first - len(batch)
+                return
 
-    def pieces(self, lane: HostLane, node: Node, cell: HostCell) -> list[Piece]:
-        """What is to be stored of a cell: as far as it has addresses."""
-        cache, told = self.shelf.cache, self.shelf.fingerprints[lane.index]
-        links = links_at(cache._keys, node, cache._tree.page_bytes)
+    def pieces(self, lane: HostLane, node: Node, cell: HostCell, most: int) -> list[Piece]:
+        """What is to be stored of the next ``most`` places of a cell: as far as it has addresses."""
+        cache = self.shelf.cache
         found: list[Piece] = []
         start, end = node.parent.end, node.end
         if lane.unit == "boundary":
             spans = [(end, end, cell.data)]
         else:
-            page = lane.part.page_tokens
+            page, first = lane.part.page_tokens, cell.stored
             spans = [
                 (start + place * page, start + (place + 1) * page, slot)
-                for place, slot in enumerate(array("i", cell.data))
+                for place, slot in enumerate(array("i", cell.data)[first : first + most], first)
                 if slot != ABSENT
             ]
+        if not spans:
+            return found
+        links = links_at(cache._keys, node, cache._tree.page_bytes, (spans[-1][1] - 1 - start) // cache._page + 1)
         for low, high, slot in spans:
             link = links[(high - 1 - start) // cache._page]
             if link is None:
                 self.unnamed += 1
             else:
-                found.append((piece_key(lane, told, link, low, high), low, high, slot))
+                found.append((link, low, high, slot))
         return found
 
     def _put(self, lane: HostLane, node: Node, cell: HostCell, pieces: Sequence[Piece]) -> None:
@@ -141,54 +145,87 @@ class Storing:
         span, flushes = node.parent.end, cache._flushes
         pool: Any = lane.pool
         resets = pool.resets
-        copies = self.shelf.copies_to(lane, node)
+        copies, told = self.shelf.copies_to(lane, node), self.shelf.fingerprints[lane.index]
+        before = [work for work in cache._flight.works if copies and work.number <= copies[-1].number and work.event]
+        completions = self.shelf.completions
+        ticket = completions.open()
+        pinned = [partial(completions.done, ticket, 1)]
 
         def let_go() -> None:
             if flushes == cache._flushes:
-                unpin_span(lane, node, span)
+                unpin_span(cache, lane, node, cell, span)
                 if cache._graves:
                     sweep(cache)
 
+        def released() -> None:  # by ``write``, or when it is known that it will not
+            while pinned:
+                pinned.pop()()
+
         def write(backend: Backend) -> tuple[Any, ...]:
-            if not all(copied(work) for work in copies):
-                return refusing(pieces)("error", "the copy to the host failed")
-            records = []
-            for key, low, high, slot in pieces:
-                payload = bytearray(pool.record_bytes)
-                pool.read_into(slot, payload)
-                records.append(Record(key, lane.device.name, low, high, "record", memoryview(payload)))
-            if pool.resets != resets:  # a flush: the slots may be somebody else's by now
-                return refusing(pieces)("closed", "the cache was flushed")
-            return backend.put(records)
+            if not copied(copies, before):  # the copy to the host failed, or what wrote what was copied
+                return (None,) * len(pieces)
+            payloads = [content(pool, slot) for *_, slot in pieces]
+            stale = pool.resets != resets  # a flush: the slots may have been somebody else's by then
+            released()
+            return (None,) * len(pieces) if stale else put(backend, told, lane, pieces, payloads)
 
         size = len(pieces) * pool.record_bytes
         self.handed += len(pieces)
-        completions = self.shelf.completions
-        ticket = completions.open()
         self.let_go[ticket] = let_go
-        released = partial(completions.done, ticket, 1)
-        call = store.ask(write, refusing(pieces), writes=True, size=size, released=released)
+        call = store.ask(write, nothing(len(pieces)), writes=True, size=size, released=released)
         self.calls.append((call, len(pieces)))
 
 
-def refusing(pieces: Sequence[Piece]) -> Callable[[Any, str], tuple[Any, ...]]:
-    """What is answered for these where the store is not asked, or fails."""
-    return lambda reason, detail: tuple(Refused(key, reason, detail) for key, *_ in pieces)
+def content(pool: Any, slot: int) -> memoryview:
+    payload = bytearray(pool.record_bytes)
+    pool.read_into(slot, payload)
+    return memoryview(payload)
 
 
-def copied(work: Work) -> bool:
-    """On the store's thread: wait for a copy, which is soon over; whether it went well."""
-    assert work.event is not None and work.stream is not None
-    while not work.event.synchronize(1.0):
-        pass
-    return work.stream.failure(work.since, work.event.tick) is None
+def put(
+    backend: Backend, told: Fingerprint, lane: HostLane, pieces: Sequence[Piece], payloads: Sequence[memoryview]
+) -> tuple[Any, ...]:
+    """On the store's thread: keys and checksums cost more than anything else of it."""
+    name = lane.device.name
+    return backend.put(
+        [
+            Record(piece_key(lane, told, link, low, high), name, low, high, "record", payload)
+            for (link, low, high, _), payload in zip(pieces, payloads, strict=True)
+        ]
+    )
 
 
-def unpin_span(lane: HostLane, node: Node, start: int) -> None:
-    """``node``'s cell was pinned when it began at ``start``: so are, after splits, those of pages down from there."""
+def nothing(count: int) -> Callable[[Any, str], tuple[Any, ...]]:
+    """What is answered for so many pieces where the store is not asked, or fails: none of them is stored."""
+    return lambda reason, detail: (None,) * count
+
+
+def copied(copies: Sequence[Work], before: Sequence[Work]) -> bool:
+    """On the store's thread: wait for copies, which are soon over; whether they went well, and all that came before.
+
+    A copy of what a failed step wrote is no failure of its own. Whatever it came after is over when it is.
+    """
+    for work in copies:
+        assert work.event is not None and work.stream is not None
+        while not work.stream.until(work.event, 1.0):  # and nothing is told to the scheduling thread's clock
+            pass
+    return not any(
+        work.failed or work.stream.failure(work.since, work.event.tick) is not None
+        for work in before
+        if work.event is not None and work.stream is not None
+    )
+
+
+def unpin_span(cache: Cache, lane: HostLane, node: Node, cell: HostCell, start: int) -> None:
+    """``cell``, of ``node``, was pinned when that began at ``start``: so are, after splits, those of pages above it."""
     if lane.unit == "boundary":
-        lane.unpin(node.cells[lane.index])
+        lane.unpin(cell)
+        cache._tree.prune(node)
         return
+    run: list[Node] = []
     while node.end > start:
+        run.append(node)
         lane.unpin(node.cells[lane.index])
         node = node.parent
+    for node in run:
+        cache._tree.prune(node)

@@ -11,7 +11,6 @@ here waits, and nothing is pinned longer than the operation that records the cop
 
 from __future__ import annotations
 
-import itertools
 import logging
 import weakref
 from array import array
@@ -21,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import InvariantError
 from .kernels_move import move_slots
-from .lane_host import HostLane, HostPages, HostStates, Moves
+from .lane_host import HostLane, HostPages, HostStates, Moves, layer_groups
 from .lease import Hold, inert
 from .pool import Pool, Stage
 from .pool_host import DebugHostPool, HostPool
 from .shelf import Shelf
-from .stats import TierStats
 from .streams import Stream, ThreadStream
-from .transfers import COPY, FETCH, on_path, plan_of, proposed, tell
+from .transfers import COPY, on_path, plan_of, proposed, tell
 from .tree import CountedNode, Node
 from .values import Outcome, TransferPlan
 
@@ -108,19 +106,6 @@ class LowerTier:
         host = self.by_component[lane.index]
         if host is not None and self.manifest.write != "selective":
             self.backup([cell.node for cell in cells], (host,), defer=False)
-
-    def stats(self) -> TierStats:
-        by_name = {lane.device.name: lane for lane in self.lanes}
-        return TierStats(
-            self.part.name,
-            {name: lane.pool.capacity for name, lane in by_name.items()},
-            {name: lane.in_tree for name, lane in by_name.items()},
-            self.backed_up, self.dropped, self.evicted,
-            self.restores, self.restored_tokens, self.fallbacks, self.failed,
-            0 if self.shelf is None else self.shelf.storing.stored,
-            0 if self.shelf is None else self.shelf.storing.refused,
-            self.fetched,
-        )  # fmt: skip
 
     def forsake(self, parts: Iterable[Part]) -> None:
         """These could not be copied to the device: whoever asks again is not to try it for ever."""
@@ -324,10 +309,11 @@ class LowerTier:
     def bring(self, jobs: Sequence[Job], nodes: list[Node], hold: Hold) -> None:
         """Have what a store brought written into host slots, as work behind all that ``hold`` comes after."""
         flight, debug = self.cache._flight, self.cache._debug
-        work = flight.begin()
-        stream = self.stream("down", hold.fence)
-        work.stream, work.since = stream, stream.tick
+        before = flight._launched
         try:
+            work = flight.begin()
+            stream = self.stream("down", hold.fence)
+            work.stream, work.since = stream, stream.tick
             flight.order(work, stream, hold.fence, hold)
             for lane, slots, write in jobs:
                 lane.pool.enter(slots, Stage.WRITING)
@@ -337,7 +323,7 @@ class LowerTier:
                 lane.pool.enter(slots, Stage.SEALED)
                 lane.pool.enter(slots, Stage.PUBLISHED)
         finally:
-            flight.end(work, stream, (), FETCH)
+            self.end(before, "fetch")
         if not work.over:
             work.holds = [hold]
             flight.carry(work, hold, nodes, [(lane, set(slots)) for lane, slots, _ in jobs], below=True)
@@ -391,16 +377,6 @@ class LowerTier:
             debug.accessed(stream, f"copy {way} of {mine.lane.device.pool.name}", target, mine.src, mine.dst, source)
         if way == "down":
             target.enter(mine.dst, Stage.PUBLISHED)
-
-
-def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:
-    """The model's layers in so many groups, as nearly equal as they come: (first, one past the last). One is ()."""
-    layers = sorted({layer for lane in lanes for buffer in lane.pool.manifest.buffers for layer in buffer.layers})
-    count = min(count, len(layers))
-    if count < 2:
-        return ((),)
-    firsts = [0, *(layers[number * len(layers) // count] for number in range(1, count)), layers[-1] + 1]
-    return tuple(itertools.pairwise(firsts))
 
 
 def copy_between(

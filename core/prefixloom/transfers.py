@@ -31,8 +31,11 @@ class Copying:
         return self.what
 
 
-COPY = {"down": Copying("a copy to the host"), "up": Copying("a copy to the device")}
-FETCH = Copying("what a store brought")
+COPY = {
+    "down": Copying("a copy to the host"),
+    "up": Copying("a copy to the device"),
+    "fetch": Copying("what a store brought"),
+}
 
 
 class Asked:

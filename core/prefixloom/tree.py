@@ -50,7 +50,7 @@ class Node:
 
 class CountedNode(Node):
     """A node of a tree with a tier: ``hits`` counts how often it was matched, where that decides about its copy;
-    ``links`` says where the pages of its edge lie in a store, once that was asked.
+    ``links`` says where the first pages of its edge lie in a store, as far as that was asked.
     """
 
     __slots__ = ("hits", "links")
@@ -65,7 +65,7 @@ class CountedNode(Node):
         assert isinstance(upper, CountedNode)
         upper.hits = self.hits
         if self.links is not None:
-            pages = len(self.links) * len(key) // len(self.key)
+            pages = len(key) // len(self.first)
             upper.links, self.links = self.links[:pages], self.links[pages:]
         return upper
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from prefixloom import InputError, TierManifest, compose
+from prefixloom import CompositionError, InputError, PrefixloomError, TierManifest, compose
 
 from .conversations import Conversations
 
@@ -141,6 +141,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
     report = None if args.report is None else Path(args.report)
     if report is not None and not report.absolute().parent.is_dir():
         raise InputError(f"--report {args.report}: there is no folder {str(report.absolute().parent)!r}")
+    if report is not None and report.is_dir():
+        raise InputError(f"--report takes the name of a file, and {str(report.absolute())!r} is a folder")
     model = None if args.model is None else Path(args.model)
     dtype = args.dtype or ("float64" if model is None else "float32")
     if dtype not in ("float32", "float64"):
@@ -167,7 +169,10 @@ def _converse(settings: Settings, as_json: bool) -> int:
     if settings.report is not None:
         from .report import page
 
-        settings.report.write_text(page(settings, demo, verdict), encoding="utf-8")
+        try:
+            settings.report.write_text(page(settings, demo, verdict), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--report {settings.report} cannot be written: {error.strerror}") from error
         if not as_json:
             print(f"report:         {settings.report}")
     return 0 if verdict.passed else 1
@@ -227,7 +232,7 @@ class Demo:
         from .engine import Engine
         from .verdict import OTHERS, TOLERANCE, Ledger, Verdict
 
-        self.about, self.talk, self.progress = about, talk, progress
+        self.about, self.talk, self.progress, self.folder = about, talk, progress, settings.model
         self.rounds: list[Round] = []
         ahead = settings.speculate
         whole, alone = capacity_of(settings, talk), talk.longest + 4 * 64
@@ -279,14 +284,27 @@ class Demo:
 
         started = time.perf_counter()
         stream = engine.stream(Request(prompt, REPLY, stops=(), namespace=namespace, logprobs=True))
-        next(stream)
-        seconds = time.perf_counter() - started
-        for _ in stream:
-            pass
+        try:
+            next(stream)
+            seconds = time.perf_counter() - started
+            for _ in stream:
+                pass
+        except Exception as error:
+            if self.folder is None or isinstance(error, PrefixloomError):
+                raise
+            raise CompositionError(self._failed(error, len(prompt))) from error
         if namespace:
             engine.drain()
             engine.cache.drop_namespace(namespace)
         return stream.answer, seconds
+
+    def _failed(self, error: Exception, length: int) -> str:
+        """What to say of somebody's model that raises: most often it has no embedding for so late a position."""
+        most = getattr(self.engine.model.config, "max_position_embeddings", None)
+        told = f"the model in {str(self.folder)!r} fails with {type(error).__name__} ({error})"
+        if isinstance(most, int) and length + REPLY > most:
+            return f"{told}: a prompt of {length} tokens and its answer, and its config says at most {most} positions"
+        return f"{told} at a prompt of {length} tokens"
 
     def judge(self) -> Verdict:
         """What all comparisons come to. Nobody runs any more, so that nobody may hold a page."""

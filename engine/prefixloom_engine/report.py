@@ -57,7 +57,8 @@ def page(settings: Settings, demo: Demo, verdict: Verdict) -> str:
 <h2>Seconds to the first token, by turn</h2>
 {bars(demo.rounds)}
 <h2>What each prompt found in the cache</h2>
-<p class="soft">One row for each turn of a conversation, in the order in which they came, as long as its prompt.</p>
+<p class="soft">One row for each turn of a conversation, in the order in which they came, as long as its prompt. Blue is
+what hit, grey what was computed.</p>
 {prompts(demo.rounds)}
 <h2>Turn by turn</h2>
 {table(demo)}

@@ -21,7 +21,12 @@ Reason = Literal["", "length", "stop", "aborted", "error"]
 
 
 def _tokens(values: Iterable[int]) -> tuple[int, ...]:
-    return tuple(values)
+    try:
+        return tuple(values)
+    except TypeError as error:
+        raise InputError(
+            f"a prompt is a list of tokens, got {values!r}: generate takes a list of prompts, stream takes one"
+        ) from error
 
 
 def _stops(values: Iterable[int] | None) -> frozenset[int] | None:

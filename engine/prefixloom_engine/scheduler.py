@@ -192,10 +192,20 @@ class Scheduler:
                 return
             if job.restoring is not None:
                 continue
+            if self.stateful:
+                self._cut_for_others(job)
             taken = self._prefill(job, budget, planned)
             if not taken:
                 return
             budget -= taken
+
+    def _cut_for_others(self, job: Job) -> None:
+        """Where who waits parts from ``job`` there is to be a state: it can hit there, and not before or after."""
+        for other in self.waiting:
+            if other is not job and other.request.namespace == job.request.namespace:
+                shared = common(job.tokens, other.tokens, len(other.tokens) - 1) // self.page * self.page
+                if job.end < shared < job.total:
+                    job.cuts.add(shared)
 
     def _waits_for_another(self, job: Job) -> bool:
         """Whether a running prefill is about to leave a checkpoint that is deeper than what would hit now."""

@@ -300,12 +300,11 @@ def tracks_are_taken_before_the_layers(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_accepted_count_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    def select(self: Step, lane: Any, kept: Any, stream: Any) -> None:
-        for sequence in self._sequences:
-            if sequence.open:
-                sequence._holding(lane.name)[1].accepted = True
+    def select(cache: Any, stream: Any, lane: Any, kept: Any, rows: Any, holdings: Any) -> None:
+        for holding in holdings:
+            holding.accepted = True
 
-    patch.setattr(Step, "_select", select)
+    patch.setattr("prefixloom.step.select_states", select)
 
 
 def slots_are_free_while_a_step_still_writes_them(patch: pytest.MonkeyPatch) -> None:

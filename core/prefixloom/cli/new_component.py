@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import keyword
 import re
 from pathlib import Path
@@ -53,13 +54,18 @@ def run(args: argparse.Namespace) -> int:
     folder = args.into / f"prefixloom-{name.replace('_', '-')}"
     if folder.exists():
         raise InputError(f"{folder} exists; give another name, or another folder with --into")
-    for path, text in files(skeleton).items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
+    if importlib.util.find_spec(skeleton.package) is not None:
+        raise InputError(f"a package {skeleton.package!r} is installed already; give another name")
+    try:
+        for path, text in files(skeleton).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error.strerror}") from error
     print(f"{folder}: a component {name!r} with {reach.code}. Next:\n")
-    print(f"    pip install -e {folder}")
+    print(f"    pip install -e '{folder}[test]'")
     print(f"    prefixloom conformance {name}")
-    print(f"    pytest {folder}\n")
+    print(f"    python -m pytest {folder}\n")
     print(f"Then make it yours: {skeleton.package}/__init__.py says what is stored and what resuming needs,")
     print("tests/test_conformance.py what the layers read. docs/writing-a-plugin.md has the rest.")
     return 0

@@ -41,7 +41,7 @@ README = """\
 {name}: a component of prefixloom, in a distribution of its own.
 
 ```sh
-pip install -e . && prefixloom conformance {name} && pytest
+pip install -e '.[test]' && prefixloom conformance {name} && python -m pytest
 ```
 """
 MODULE = '''\

@@ -60,7 +60,8 @@ def _part(text: str) -> tuple[str, tuple[int, ...]]:
     kind, *numbers = text.strip().split(":")
     if kind not in SHAPES or len(numbers) != SHAPES[kind] or not all(n.isdigit() and int(n) for n in numbers):
         raise InputError(
-            f"--reach {text}: it takes path, window:N, sinks:N, chunk:N, tail:N:K, joined by '+', or point, or custom"
+            f"--reach {text}: it takes path, window:N, sinks:N, chunk:N, tail:N:K (whole numbers from 1 on), joined "
+            f"by '+', or point, or custom"
         )
     return kind, tuple(map(int, numbers))
 

@@ -34,7 +34,8 @@ class Key:
 
 def root_link(namespace: str) -> bytes:
     """The link before the first page of a namespace."""
-    return hashlib.blake2b(namespace.encode(), digest_size=CONTENT_BYTES, person=b"loom.namespace").digest()
+    name = namespace.encode("utf-8", "surrogatepass")  # any text
+    return hashlib.blake2b(name, digest_size=CONTENT_BYTES, person=b"loom.namespace").digest()
 
 
 def next_link(link: bytes, page: bytes, extra: bytes = b"") -> bytes:

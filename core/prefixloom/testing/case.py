@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from ..errors import CompositionError, PrefixloomError
-from ..manifest import Manifest
+from ..manifest import Manifest, TierManifest
 from ..reach import Reach
 from ..registry import default_registry
 
@@ -117,6 +117,11 @@ def made(case: ComponentCase) -> Any:
         raise
     except Exception as error:
         raise CompositionError(f"{case.label}: it cannot be made: {type(error).__name__}: {error}") from error
+    if isinstance(getattr(component, "manifest", None), TierManifest):
+        raise CompositionError(
+            f"{case.label} is a tier below the device and no component: the kit has laws for components, and suites "
+            f"for stores (storage:NAME) and policies"
+        )
     for attribute, kind in (("name", str), ("manifest", Manifest), ("reach", Reach)):
         if not isinstance(getattr(component, attribute, None), kind):
             raise CompositionError(

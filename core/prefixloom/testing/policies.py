@@ -18,7 +18,8 @@ import attrs
 
 from ..admission import AdmissionPolicy, StateView
 from ..errors import CompositionError
-from ..policy import EvictionPolicy, Queue, Use
+from ..policy import EvictionPolicy, Use
+from ..queues import Queue
 from ..registry import default_registry
 
 

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
 
+import transformers
 from hf_models import REGISTRY, model_of
 
 from prefixloom import compose
@@ -46,3 +47,19 @@ def test_a_folder_that_is_none_is_refused_in_one_line(tmp_path: Path, capsys: py
     err = capsys.readouterr().err
     assert err.startswith("prefixloom: the model in ")
     assert err.count("\n") == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*token_id must be.*")
+def test_a_model_that_cannot_take_so_long_a_prompt_is_told_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Learned positions end somewhere, and past them transformers' embedding raises."""
+    config = transformers.GPT2Config(
+        vocab_size=256, n_embd=32, n_layer=2, n_head=2, n_positions=600, bos_token_id=0, eos_token_id=0
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "short")
+    capsys.readouterr()
+    assert main(["demo", "--model", str(tmp_path / "short"), "--conversations", "1", "--turns", "4", "--json"]) == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("prefixloom: the model in ") and "fails with IndexError (index out of range in self)" in last
+    assert last.endswith("tokens and its answer, and its config says at most 600 positions")

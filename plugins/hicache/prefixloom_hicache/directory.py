@@ -61,7 +61,7 @@ def open_directory(path: str | Path, create: bool) -> OpenFile:
             os.fchmod(directory.number, 0o700)
         if create and not os.access(path, os.W_OK | os.X_OK):
             raise StorageError(f"{path} cannot be written: give its owner permissions 0700, or open it read_only")
-    except NotADirectoryError as error:
+    except (NotADirectoryError, FileExistsError) as error:
         raise StorageError(f"{path} is a link or no directory: name the directory itself ({error.strerror})") from error
     except OSError as error:
         raise StorageError(f"{path} cannot be opened: {error.strerror}. Check its permissions and parents") from error

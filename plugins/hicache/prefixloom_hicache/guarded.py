@@ -6,6 +6,7 @@ or not answered in time, is a miss or a refusal with its reason. It belongs to n
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -178,14 +179,15 @@ class Guarded:
         return GuardStatus(*counts, late, stuck, self.breaker.state, self.breaker.trips, *waiting)
 
     def close(self) -> None:
-        """Drop what waits, and close the store on a thread of its own: it may hang, too."""
+        """Drop what waits or runs, and close the store on a thread of its own: it may hang, too."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
         for worker in self._workers.values():
             worker.close()
-        threading.Thread(target=self.backend.close, name="prefixloom-close", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # the process ends, and starts no more threads
+            threading.Thread(target=self.backend.close, name="prefixloom-close", daemon=True).start()
 
     # ------------------------------------------------------------ asking
 

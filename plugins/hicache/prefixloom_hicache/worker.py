@@ -116,12 +116,18 @@ class Worker:
             self._end(ticket, "lapsed")
 
     def close(self) -> None:
-        """Take nothing more and drop what waits; what runs is not waited for."""
+        """Take nothing more, drop what waits and give up what runs: nobody polls what is closed."""
         with self._condition:
             self._closed = True
             dropped = list(self._queue)
             self._queue.clear()
+            running, self._running = self._running, None
+            if running is not None:
+                self._thread = None
+                self._stuck += 1
             self._condition.notify_all()
+        if running is not None:
+            self._end(running, "dropped", touching=True)
         for ticket in dropped:
             self._end(ticket, "dropped")
 
@@ -138,7 +144,10 @@ class Worker:
     def _go_on(self) -> None:
         if self._queue and self._thread is None and self._stuck <= self.most_stuck:
             self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError:  # no more threads are to be had, or the process ends: what waits will lapse
+                self._thread = None
         self._condition.notify_all()
 
     def _work(self) -> None:
@@ -150,6 +159,7 @@ class Worker:
             except BaseException as raised:
                 error = raised
             self._came_back(ticket, answer, error)
+            del ticket, answer, error  # what was asked and answered is not to live until more comes
 
     def _next(self, mine: threading.Thread) -> Ticket | None:
         with self._condition:

@@ -1,22 +1,19 @@
-"""The conformance suite: the backends pass it, and each of its laws sees a backend that breaks it."""
+"""Each law of the conformance suite of stores sees a store that breaks it."""
 
 from __future__ import annotations
 
-import atexit
 import itertools
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+from hicache_cases import MEMORY, damage_memory
 
 from prefixloom.storage import FAULTS, REASONS
 from prefixloom.testing import laws_of_storage as laws
 from prefixloom.testing.storage import CHECKS, BackendCase, Check, check_backend, parametrize_with_checks
 from prefixloom_hicache import (
-    FileBackend,
     Key,
     MemoryBackend,
     Miss,
@@ -26,46 +23,6 @@ from prefixloom_hicache import (
     Stored,
 )
 from prefixloom_hicache.frame import HEADER_BYTES, header_of
-
-
-def damage_memory(store: Any, key: Key, at: int, mask: int) -> None:
-    store._frames[key.address][HEADER_BYTES + at] ^= mask
-
-
-def open_file(capacity: int) -> FileBackend:
-    return FileBackend(Path(tempfile.mkdtemp(dir=FOLDER.name)) / "store", capacity)
-
-
-def reopen_file(store: Any) -> FileBackend:
-    store.close()
-    return FileBackend(store._shelf.path, store._shelf.capacity)
-
-
-def abandon_file(store: Any) -> FileBackend:
-    """What the kernel does when the process dies: the lock goes, and nobody closes anything."""
-    store._shelf.lock.release()
-    return FileBackend(store._shelf.path, store._shelf.capacity)
-
-
-def damage_file(store: Any, key: Key, at: int, mask: int) -> None:
-    entry = store._index.find(key)
-    with open(store._shelf.path / entry.segment.name, "r+b") as file:
-        file.seek(entry.place.offset + HEADER_BYTES + at)
-        (byte,) = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte ^ mask]))
-
-
-FOLDER = tempfile.TemporaryDirectory()
-atexit.register(FOLDER.cleanup)
-MEMORY = BackendCase("memory", MemoryBackend, damage=damage_memory)
-FILE = BackendCase("file", open_file, reopen_file, abandon_file, damage_file)
-
-
-@parametrize_with_checks([MEMORY, FILE])
-def test_conformance(case: BackendCase, check: Check) -> None:
-    check(case)
-
 
 # ---------------------------------------------------------------- broken backends
 

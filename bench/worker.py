@@ -1,0 +1,34 @@
+"""A process of one side of a comparison: it reads names of workloads and answers each with a line of JSON.
+
+Which prefixloom it measures is decided by its path alone; this folder's scripts are the same for every side.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+
+from workloads import WORKLOADS
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    import torch
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        gc.collect()
+        gc.disable()
+        try:
+            told = {"rows": WORKLOADS[line.strip()]()}
+        except Exception as error:  # an older commit may not have what a workload calls: that is an answer
+            told = {"skipped": f"{type(error).__name__}: {error}"[:300]}  # type: ignore[dict-item]
+        gc.enable()
+        print(json.dumps(told), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Queues: cells that may go, in the order in which they go.
+
+A cell stands in a queue exactly while it may be evicted; ``cell.next is not None`` says that it does. A queue knows
+nothing of trees or pools. List queues cost the same whatever the tree's size.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Link:
+    """Something that can stand in a queue."""
+
+    __slots__ = ("next", "prev")
+
+    prev: Any
+    next: Any
+
+
+class Queue:
+    """Order of eviction among the cells of one component."""
+
+    __slots__ = ()
+
+    def add(self, cell: Any) -> None:
+        """The cell was used just now and may be evicted from now on."""
+        raise NotImplementedError
+
+    def add_first(self, cell: Any) -> None:
+        """The cell may be evicted and should be the next to go."""
+        raise NotImplementedError
+
+    def remove(self, cell: Any) -> None:
+        """The cell may not be evicted any more (it is in the queue)."""
+        raise NotImplementedError
+
+    def pop(self) -> Any:
+        """The next cell to go, taken off the queue; None if none is left."""
+        raise NotImplementedError
+
+    def forget(self, cell: Any) -> None:
+        """The cell is gone for good."""
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        """``upper`` was split off ``lower`` and has its history; if ``linked``, it may go just after ``lower``."""
+        raise NotImplementedError
+
+    def touch(self, cell: Any) -> None:
+        """The cell, which is in the queue, was used just now."""
+        self.remove(cell)
+        self.add(cell)
+
+
+class ListQueue(Queue):
+    """Least recently used first: an intrusive list, every operation O(1)."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self) -> None:
+        end = self._end = Link()
+        end.prev = end.next = end
+
+    @property
+    def empty(self) -> bool:
+        return self._end.next is self._end
+
+    def __iter__(self) -> Iterator[Any]:
+        cell = self._end.next
+        while cell is not self._end:
+            yield cell
+            cell = cell.next
+
+    def add(self, cell: Any) -> None:
+        end = self._end
+        last = end.prev
+        cell.prev = last
+        cell.next = end
+        last.next = end.prev = cell
+
+    def add_first(self, cell: Any) -> None:
+        end = self._end
+        first = end.next
+        cell.prev = end
+        cell.next = first
+        first.prev = end.next = cell
+
+    def remove(self, cell: Any) -> None:
+        before, after = cell.prev, cell.next
+        before.next = after
+        after.prev = before
+        cell.prev = cell.next = None
+
+    def pop(self) -> Any:
+        end = self._end
+        cell = end.next
+        if cell is end:
+            return None
+        after = cell.next
+        end.next = after
+        after.prev = end
+        cell.prev = cell.next = None
+        return cell
+
+    def touch(self, cell: Any) -> None:
+        end = self._end
+        before, after = cell.prev, cell.next
+        before.next = after
+        after.prev = before
+        last = end.prev
+        cell.prev = last
+        cell.next = end
+        last.next = end.prev = cell
+
+    def __del__(self) -> None:
+        end = self._end
+        end.prev = end.next = None  # an empty list is a cycle
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        if linked:
+            after = lower.next
+            upper.prev = lower
+            upper.next = after
+            lower.next = after.prev = upper
+
+
+class MruQueue(ListQueue):
+    """Most recently used first."""
+
+    __slots__ = ()
+
+    def add(self, cell: Any) -> None:
+        super().add_first(cell)
+
+    def touch(self, cell: Any) -> None:
+        self.remove(cell)
+        self.add(cell)
+
+
+class _Sorted(Queue):
+    """Shared by queues of several lists: which list a cell stands in, and what is known of it."""
+
+    __slots__ = ("_first", "_known", "_place")
+
+    def __init__(self) -> None:
+        self._first = ListQueue()
+        self._known: dict[Any, int] = {}
+        self._place: dict[Any, ListQueue] = {}
+
+    def _put(self, cell: Any, queue: ListQueue) -> None:
+        self._place[cell] = queue
+        queue.add(cell)
+
+    def add_first(self, cell: Any) -> None:
+        self._place[cell] = self._first
+        self._first.add_first(cell)
+
+    def remove(self, cell: Any) -> None:
+        self._place.pop(cell).remove(cell)
+
+    def forget(self, cell: Any) -> None:
+        self._known.pop(cell, None)
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        if lower in self._known:
+            self._known[upper] = self._known[lower]
+        if linked:
+            place = self._place[upper] = self._place[lower]
+            place.inherit(upper, lower, linked)
+
+    def _popped(self, cell: Any) -> Any:
+        if cell is not None:
+            del self._place[cell]
+        return cell
+
+
+class SlruQueue(_Sorted):
+    """Segmented LRU: what was used again is protected, up to four fifths of the cells; the rest goes first."""
+
+    __slots__ = ("_probation", "_protected", "_protected_count")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._probation = ListQueue()
+        self._protected = ListQueue()
+        self._protected_count = 0
+
+    def add(self, cell: Any) -> None:
+        known = self._known
+        if cell not in known:
+            known[cell] = 0
+            self._put(cell, self._probation)
+            return
+        self._put(cell, self._protected)
+        self._protected_count += 1
+        if self._protected_count * 5 > len(self._place) * 4 and self._protected_count > 1:
+            oldest = self._protected.pop()
+            self._protected_count -= 1
+            self._put(oldest, self._probation)
+
+    def remove(self, cell: Any) -> None:
+        if self._place[cell] is self._protected:
+            self._protected_count -= 1
+        super().remove(cell)
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        super().inherit(upper, lower, linked)
+        if linked and self._place[upper] is self._protected:
+            self._protected_count += 1
+
+    def pop(self) -> Any:
+        cell = self._first.pop() or self._probation.pop()
+        if cell is None:
+            cell = self._protected.pop()
+            self._protected_count -= cell is not None
+        return self._popped(cell)
+
+
+class _Bucket(ListQueue):
+    __slots__ = ("rank",)
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+
+class BucketQueue(_Sorted):
+    """Lowest rank first, least recently used within a rank. There is a bucket for each rank that is in use."""
+
+    __slots__ = ("_buckets", "_rank", "_ranks")
+
+    def __init__(self, rank: Callable[[Any, int], int]) -> None:
+        super().__init__()
+        self._rank = rank
+        self._buckets: dict[int, _Bucket] = {}
+        self._ranks: list[int] = []  # a heap; a rank may stand in it after its bucket has gone
+
+    def add(self, cell: Any) -> None:
+        uses = self._known[cell] = self._known.get(cell, 0) + 1
+        rank = self._rank(cell, uses)
+        bucket = self._buckets.get(rank)
+        if bucket is None:
+            bucket = self._buckets[rank] = _Bucket(rank)
+            heapq.heappush(self._ranks, rank)
+            if len(self._ranks) > 2 * len(self._buckets) + 64:
+                self._ranks = sorted(self._buckets)
+        self._put(cell, bucket)
+
+    def _drop_if_empty(self, bucket: ListQueue | None) -> None:
+        if isinstance(bucket, _Bucket) and bucket.empty:
+            del self._buckets[bucket.rank]
+
+    def remove(self, cell: Any) -> None:
+        bucket = self._place.get(cell)
+        super().remove(cell)
+        self._drop_if_empty(bucket)
+
+    def pop(self) -> Any:
+        cell = self._first.pop()
+        ranks = self._ranks
+        while cell is None and ranks:
+            bucket = self._buckets.get(ranks[0])
+            if bucket is None:
+                heapq.heappop(ranks)
+                continue
+            cell = bucket.pop()
+            self._drop_if_empty(bucket)
+        return self._popped(cell)

@@ -1,0 +1,474 @@
+"""Mistakes that were made about the store behind the host tier, each in the smallest case that shows it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import prefixloom.tier
+from helpers import cache_of, part, serve_tightly, settle
+from prefixloom import Buffer, Component, Manifest, Path, Point, Sinks, TierManifest, Window, hookimpl
+from prefixloom.keys import KeyMaker, encode
+from prefixloom.storage import Miss
+from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
+from test_store import composed, idle, read_back, restored, shelf, until
+from tiers import compute, serve, wrong
+
+TOKENS = list(range(40))
+
+
+def stocked(
+    *components: Any, tokens: list[int] = TOKENS, kind: type[MemoryBackend] = MemoryBackend, **options: Any
+) -> Any:
+    """A store that has ``tokens``, and forgets the process that wrote it."""
+    store = kind(capacity=1 << 24)
+    cache, _ = composed(*components, store=store, **options)
+    serve(cache, tokens)
+    idle(cache)
+    return store
+
+
+class Gated(MemoryBackend):
+    """Holds every call of the named kinds until the gate is open."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.held = threading.Event()
+
+    def _pass(self) -> None:
+        if not self.gate.is_set():
+            self.held.set()
+            assert self.gate.wait(20)
+
+    def get(self, *given: Any) -> Any:
+        self._pass()
+        return super().get(*given)
+
+    def put(self, *given: Any) -> Any:
+        self._pass()
+        return super().put(*given)
+
+    def exists(self, *given: Any) -> Any:
+        self._pass()
+        return super().exists(*given)
+
+
+# ---------------------------------------------------------------- what a failed step wrote
+
+
+def test_what_a_failed_step_wrote_is_not_stored(threads: Any) -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), store=store)
+    assert cache._tier is not None
+    cache._tier.streams["down"] = down = cache._stream(threads("down"))
+    forward, go = threads("forward"), threading.Event()
+
+    def broken() -> None:
+        assert go.wait(20)
+        raise RuntimeError("the step failed")
+
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(40)
+        with cache.step([sequence]) as step:
+            step.run_ops(forward)
+            forward.run(broken)
+        sequence.publish()
+        for _ in range(3):
+            cache.poll()  # the copy to the host is in flight, and handed over
+        go.set()
+        assert down.record().synchronize(10)
+        time.sleep(0.1)  # nobody has polled: only the store's thread knows
+        assert store.status().records == 0
+        for _ in range(3):
+            cache.poll()
+    idle(cache)
+    assert store.status().records == 0
+    assert cache._tier.lanes[0].leased == 0
+    settle(cache)
+
+
+@pytest.mark.parametrize("names", ["path", "state"])
+def test_a_copy_that_fails_while_its_target_is_pinned_for_the_store(
+    names: str, threads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), part("state", Point()), store=store)
+    assert cache._tier is not None
+    cache._tier.streams["down"] = cache._stream(threads("down"))
+    go, whole = threading.Event(), prefixloom.tier.copy_between
+
+    def broken(source: Any, *rest: Any) -> None:
+        assert go.wait(20)
+        if source.name == names:
+            raise RuntimeError("the copy failed")
+        whole(source, *rest)
+
+    monkeypatch.setattr(prefixloom.tier, "copy_between", broken)
+    serve(cache, TOKENS)
+    cache.poll()
+    cache.poll()
+    go.set()
+    idle(cache)
+    until(cache, lambda: not cache._flight.works)
+    monkeypatch.setattr(prefixloom.tier, "copy_between", whole)
+    for lane in cache._tier.lanes:
+        assert (lane.leased, lane.in_tree) == (0, 0), lane.device.name
+    cache.drop_namespace("")
+    assert cache.stats().nodes == 0 and not cache._graves
+    assert serve(cache, TOKENS) == 0
+    settle(cache)
+
+
+# ---------------------------------------------------------------- a ticket that is never done
+
+
+def test_a_fetch_that_finds_all_on_the_host_already_is_over() -> None:
+    """The host has it, and it was not worth a load: there is nothing to be read."""
+    tier = HostTier(
+        TierManifest(capacity=4096, load_at_least=1000), identity={"model": "m"}, fetch="wait",
+        limits=GuardLimits(deadline=5.0),
+    )  # fmt: skip
+    cache = cache_of(part("path", Path()), tier)
+    tier.attach(MemoryBackend(capacity=1 << 22))
+    cache.poll()
+    serve(cache, TOKENS)
+    idle(cache)
+    cache.evict(40)
+    with cache.open([*TOKENS, 1]) as sequence:
+        told = restored(cache, sequence)
+        assert told.ready == 0
+    assert not shelf(cache).fetches
+
+
+@pytest.mark.parametrize("held_in", ["looking", "reading"])
+@pytest.mark.parametrize("fetch", ["wait", "timeout"])
+def test_detach_ends_what_was_asked_of_a_store_that_hangs(held_in: str, fetch: str) -> None:
+    store = stocked(kind=Gated)
+    cache, tier = composed(store=store, fetch=fetch, limits=GuardLimits(deadline=60.0))
+    tier.fetch_base = 60.0
+    if held_in == "looking":
+        store.gate.clear()
+    with cache.open([*TOKENS, 1]) as sequence:
+        told = sequence.restore()
+        if held_in == "reading":
+            store._pass, passed = (lambda: None), store._pass
+            until(cache, lambda: any(f.call is None or f.call.over for f in shelf(cache).fetches.values()))
+            store._pass = passed
+            store.gate.clear()
+            cache.poll()
+        assert store.held.wait(5)
+        tier.detach()
+        until(cache, lambda: told.over, 3.0)
+        assert sequence.ready == told.ready
+    store.gate.set()
+    until(cache, lambda: not shelf(cache).fetches)
+    settle(cache)
+
+
+def test_writes_that_a_detached_store_never_answers_are_counted_and_hold_nothing() -> None:
+    store = Gated(capacity=1 << 22)
+    cache, tier = composed(part("path", Path()), store=store, limits=GuardLimits(deadline=60.0))
+    store.gate.clear()
+    serve(cache, TOKENS)
+    cache.poll()
+    assert store.held.wait(5)
+    tier.detach()
+    until(cache, lambda: not shelf(cache).storing.calls and not shelf(cache).storing.let_go, 3.0)
+    assert cache.stats().tier.refused == 10  # type: ignore[union-attr]
+    assert cache._tier.lanes[0].leased == 0  # type: ignore[union-attr]
+    store.gate.set()
+
+
+def test_a_write_that_never_comes_back_pins_nothing() -> None:
+    """What it writes was copied out of the host's slots."""
+    store = Gated(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), store=store, limits=GuardLimits(deadline=60.0))
+    store.gate.clear()
+    serve(cache, TOKENS)
+    cache.poll()
+    assert store.held.wait(5)
+    until(cache, lambda: not shelf(cache).storing.let_go, 3.0)
+    assert cache._tier.lanes[0].leased == 0  # type: ignore[union-attr]
+    store.gate.set()
+    idle(cache)
+    assert store.status().records == 10
+
+
+@pytest.mark.parametrize("call", ["exists", "get"])
+def test_timeout_counts_from_the_beginning(call: str) -> None:
+    """Looking may be slow as well as reading."""
+    store = stocked()
+    whole = getattr(store, call)
+    setattr(store, call, lambda *given: (time.sleep(1.5), whole(*given))[1])
+    cache, _ = composed(store=store, fetch="timeout")
+    with cache.open([*TOKENS, 1]) as sequence:
+        begun = time.monotonic()
+        told = restored(cache, sequence)
+        assert time.monotonic() - begun < 0.8
+        assert told.ready == 0 and "too slow" in told.why
+
+
+def test_a_fetch_must_promise_as_much_as_is_asked_for() -> None:
+    store = stocked(tokens=TOKENS[:8])
+    reads: list[int] = []
+    whole = store.get
+    store.get = lambda keys, into=None: (reads.append(len(keys)), whole(keys))[1]
+    cache, tier = composed(store=store)
+    tier.fetch_at_least = 16
+    with cache.open(TOKENS) as sequence:
+        assert restored(cache, sequence).ready == 0
+    assert reads == []
+    tier.fetch_at_least = 8
+    with cache.open(TOKENS) as sequence:
+        assert restored(cache, sequence).ready == 8
+
+
+# ---------------------------------------------------------------- what may be answered, and what plugins do
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [lambda keys: tuple(None for _ in keys), lambda keys: tuple(True for _ in keys), lambda keys: (),
+     lambda keys: None, lambda keys: [Miss(key, "absent") for key in keys]],
+    ids=["none", "booleans", "too few", "nothing", "a list"],
+)  # fmt: skip
+def test_nonsense_for_records_is_a_miss(answers: Callable[[Any], Any]) -> None:
+    store = stocked()
+    store.get = lambda keys, into=None: answers(keys)
+    cache, _ = composed(store=store)
+    with cache.open([*TOKENS, 1]) as sequence:
+        told = restored(cache, sequence)
+        assert told.ready == 0 and "error" in told.why
+    settle(cache)
+
+
+@pytest.mark.parametrize(
+    "answers", [lambda records: (), lambda records: tuple(None for _ in records), lambda records: None]
+)
+def test_only_what_a_store_says_it_stored_counts_as_stored(answers: Callable[[Any], Any]) -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    store.put = lambda records: answers(records)  # type: ignore[method-assign]
+    cache, _ = composed(part("path", Path()), store=store)
+    serve(cache, TOKENS)
+    idle(cache)
+    assert (shelf(cache).storing.stored, shelf(cache).storing.refused) == (0, 10)
+
+
+class Moody(Component):
+    """Its hook raises where a test says so."""
+
+    bad = False
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> None:
+        if self.bad:
+            raise RuntimeError("a plugin's mistake")
+
+
+def test_a_plugin_that_raises_in_the_end_of_a_fetch_costs_that_fetch_only() -> None:
+    data = Manifest([Buffer("data", (2,), "int64")])
+    store = stocked(Moody("path", data, Path()))
+    moody = Moody("path", data, Path())
+    cache, _ = composed(moody, store=store)
+    first, second = cache.open([*TOKENS, 1]), cache.open([*TOKENS[:20], 1])
+    one, other = first.restore(), second.restore()
+    serve(cache, list(range(100, 140)))  # pins something for the store as well
+    moody.bad = True
+    end = time.monotonic() + 5
+    while not (one.over and other.over) and time.monotonic() < end:
+        cache.poll()  # raises nothing
+        time.sleep(0.001)
+    assert one.over and other.over
+    assert "a plugin's mistake" in one.why
+    moody.bad = False
+    idle(cache)
+    assert not shelf(cache).fetches
+    first.close()
+    second.close()
+    settle(cache)
+
+
+def test_a_record_of_another_prompt_is_no_answer() -> None:
+    """Of the same component and the same place."""
+    store = stocked()
+    cache, _ = composed(store=store)
+    serve(cache, other := list(range(100, 140)))
+    idle(cache)
+    asked: dict[Any, Any] = {}
+    whole = store.get
+
+    def get(keys: Any, into: Any = None) -> Any:
+        found = whole(keys)
+        asked.update({(record.component, record.start, record.end): record for record in found})
+        return found
+
+    store.get = get
+    cache, _ = composed(store=store)
+    assert read_back(cache, [*other, 1]) == 40
+    store.get = lambda keys, into=None: tuple(asked[r.component, r.start, r.end] for r in whole(keys))
+    with cache.open([*TOKENS, 1]) as sequence:
+        told = restored(cache, sequence)
+        assert told.ready == 0 and "another" in told.why
+
+
+# ---------------------------------------------------------------- what is written where
+
+
+def test_extra_keys_on_top_of_each_other_have_lasting_names() -> None:
+    """The number that stands for one key within this process is not part of another one's name."""
+
+    def named(*extras: str) -> Any:
+        keys = KeyMaker(0)
+        key = keys.with_extra(encode([1, 2, 3, 4]), [(0, 2, extra) for extra in extras])
+        return keys.meaning(key)
+
+    assert named("cat", "lora") == named("cat", "lora")
+    assert len({named("cat", "lora"), named("dog", "lora"), named("lora"), named("lora", "cat")}) == 4
+    assert named(("cat", -(1 << 31)), "lora") != named("cat", "lora")
+
+
+def test_strange_names_are_no_reason_to_stop() -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), store=store)
+    serve(cache, TOKENS, namespace="\udc80")
+    with cache.open(TOKENS, extra=[(8, 12, 10**5000)]) as sequence:
+        compute(cache, sequence, TOKENS, 40)
+    idle(cache)
+    assert store.status().records == 20
+    cache, _ = composed(part("path", Path()), store=store)
+    assert read_back(cache, [*TOKENS, 1], namespace="\udc80") == 40
+
+
+def test_what_a_split_leaves_above_a_bare_half_is_stored_as_well() -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("sinks", Sinks(4)), store=store)
+    serve_tightly(cache, TOKENS)
+    serve_tightly(cache, [*TOKENS[:20], *[7] * 20])  # splits it before a poll: all that it holds is above
+    idle(cache)
+    assert store.status().records == 1
+    cache, _ = composed(part("sinks", Sinks(4)), store=store)
+    with cache.open([*TOKENS, 1]) as sequence:
+        assert restored(cache, sequence).ready == 40
+
+
+@pytest.mark.parametrize("keep", ["selective", "back"])
+def test_another_store_does_not_have_what_the_last_one_had(keep: str) -> None:
+    cache, tier = composed(part("path", Path()), store=MemoryBackend(capacity=1 << 22), keep=keep, host=40)
+
+    def use() -> None:
+        for _ in range(4):
+            serve(cache, TOKENS)
+        if keep == "back":
+            for lane in cache._tier.lanes:  # type: ignore[union-attr]
+                for cell in [node.cells[lane.index] for node in cache._tree.roots[""].kids.values()]:  # type: ignore[union-attr]
+                    lane.going(lane, cell)
+                    cell.stored = cell.places  # as if it had gone, and come back from the store
+        idle(cache)
+
+    use()
+    tier.detach()
+    cache.poll()
+    tier.attach(second := MemoryBackend(capacity=1 << 22))
+    cache.poll()
+    use()
+    assert second.status().records == 9  # the last page was not hit again
+
+
+def test_what_a_fetch_is_about_to_fill_stays_while_room_is_made_for_it() -> None:
+    """A window's cell that has a part of its edge may not go for the sake of the rest."""
+    near = lambda: part("near", Window(9))  # noqa: E731
+    store = stocked(near())
+    other = [*TOKENS[:36], 8, 8, 8, 8, *range(60, 68)]
+    cache, _ = composed(near(), store=store)
+    serve(cache, other, chunk=12)
+    idle(cache)
+    for size in range(8, 25, 4):
+        cache, _ = composed(near(), store=store, host=size)
+        for tokens in (TOKENS, other, TOKENS[:24], other[:44], TOKENS):
+            cache.evict(256)
+            with cache.open([*tokens, 1]) as sequence:
+                restored(cache, sequence)
+                with cache.step([sequence]) as step:
+                    step.run_ops()
+                assert wrong(cache, sequence, tokens) == []
+            cache.poll()
+        until(cache, lambda: cache._tier.lanes[0].leased == 0)  # type: ignore[union-attr]  # noqa: B023
+        settle(cache)
+
+
+def test_a_fetch_that_cannot_begin_its_copies_leaves_no_work_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = stocked()
+    cache, _ = composed(store=store)
+    told = (sequence := cache.open([*TOKENS, 1])).restore()
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prefixloom.tier.LowerTier, "stream", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            until(cache, lambda: told.over)
+    assert not [work for work in cache._flight.works if work.event is None]
+    sequence.close()
+    until(cache, lambda: told.over)
+    assert [(lane.in_tree, lane.leased) for lane in cache._tier.lanes] == [(0, 0)] * 3  # type: ignore[union-attr]
+    assert cache.stats().nodes == 0
+    assert read_back(cache, [*TOKENS, 1]) == 40
+    settle(cache)
+
+
+def test_new_weights_are_named_before_a_flush() -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    cache, tier = composed(part("path", Path()), store=store)
+    serve(cache, TOKENS)
+    idle(cache)
+    tier.identity = {"model": "m", "weights": "second"}
+    cache.flush()
+    assert read_back(cache, [*TOKENS, 1]) == 0
+
+
+# ---------------------------------------------------------------- the scheduling thread
+
+
+def test_a_long_edge_is_handed_over_in_parts() -> None:
+    from prefixloom.storing import PER_POLL
+
+    store = MemoryBackend(capacity=1 << 24)
+    cache, _ = composed(part("path", Path()), store=store, page=1, tokens=4096)
+    tokens = [k % 1000 for k in range(4 * PER_POLL)]
+    serve(cache, tokens)
+    seen = [shelf(cache).storing.handed]
+    for polls in range(20):
+        cache.poll()
+        seen.append(shelf(cache).storing.handed)
+        if polls == 1:
+            serve(cache, [*tokens[: PER_POLL * 3], 5, 5, 5])  # a split on the way
+    assert max(b - a for a, b in itertools.pairwise(seen)) <= PER_POLL
+    idle(cache)
+    assert store.status().records == 4 * PER_POLL + 3
+    assert cache._tier.lanes[0].leased == 0  # type: ignore[union-attr]
+    cache, _ = composed(part("path", Path()), store=store, page=1, tokens=4096)
+    assert read_back(cache, [*tokens, 1]) == 4 * PER_POLL
+    assert read_back(cache, [*tokens[: PER_POLL * 3], 5, 5, 5, 1]) == PER_POLL * 3 + 3
+
+
+def test_a_store_that_is_idle_holds_nothing_of_its_last_call() -> None:
+    import gc
+    import weakref
+
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), store=store)
+    serve(cache, TOKENS)
+    idle(cache)
+    time.sleep(0.05)
+    gone = weakref.ref(cache)
+    del cache
+    gc.collect()
+    assert gone() is None
