@@ -16,18 +16,19 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TIER, FOUND, LESSON_4 = "test_tier.py", "test_tier_regressions.py", "lessons/test_lesson_4_wrong_anchor.py"
+TIER, FOUND, COPIES = "test_tier.py", "test_tier_regressions.py", "test_tier_copies.py"
+LESSON_4 = "lessons/test_lesson_4_wrong_anchor.py"
 MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("a hole below is overlooked", "over_tiers.py", "if one == other == ABSENT and first <= place < last:", "if False:", LESSON_4),
     ("the device alone is asked of a path", "over_tiers.py", "            if closed and theirs is not None:\n                break", "            if closed:\n                break", TIER),
     ("a state is looked for above its boundary only", "over_tiers.py", "        if boundary != node.end:\n            node = node.parent", "        node = node.parent", TIER),
-    ("positions are loaded that the device has", "restore.py", "if device[place] == ABSENT and slot", "if slot", FOUND),
+    ("positions are loaded that the device has", "restore.py", "if device[place] == ABSENT and slot", "if slot", COPIES),
     ("the last position of a span is not loaded", "restore.py", "any(lo < at + page and at < hi for lo, hi in spans)", "any(lo < at + page and at + page < hi for lo, hi in spans)", TIER),
     ("sources are not pinned", "restore.py", "    if ours is None:\n        return\n    pins.add(host, ours)", "    if ours is None:\n        return", LESSON_4),
     ("what is tried again is not lower", "restore.py", "if not sequence.ready < boundary <= limit:", "if not sequence.ready < boundary:", FOUND),
     ("a state that was filled is loaded into", "restore.py", " or s[1].ready)", ")", FOUND),
     ("a copy of a state leaves no fence", "restore.py", "        lease.fence = max(lease.fence, work.number)\n    tier.follow", "        pass\n    tier.follow", FOUND),
-    ("the state's lease is kept after a load", "restore.py", "        if state.ready:\n            release_part(cache, lease, lane)\n", "        if state.ready:\n            pass\n", FOUND),
+    ("the state's lease is kept after a load", "restore.py", "        if state.ready:\n            release_part(cache, lease, lane)\n", "        if state.ready:\n            pass\n", COPIES),
     ("an anchor is not held while it is loaded", "restore.py", "    anchor.leases += 1  # it may", "    anchor.leases += 0  # it may", TIER),
     ("who reads the device waits for copies down", "flight.py", "if published.below == below and", "if", FOUND),
     ("a victim is lost to an interrupt", "evict.py", "            for cell in reversed(victims):\n                lane.come_back(cell)\n            raise", "            raise", FOUND),
@@ -36,7 +37,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("what a failed copy had is kept below", "tier.py", "                mine.take_back(nodes)\n", "                pass\n", "test_tier_faults.py"),
     ("pins below are kept", "tier.py", "                for host, cell in pinned:\n                    host.unpin(cell)", "                pass", TIER),
     ("demotion is left out", "tier.py", '        if host is not None and self.manifest.write != "selective":', "        if False:", TIER),
-    ("hits are not counted upward", "tier.py", "            node = node.parent\n        if due", "            break\n        if due", FOUND),
+    ("hits are not counted upward", "tier.py", "            node = node.parent\n        if due", "            break\n        if due", COPIES),
     ("a path's host leaf does not free its parent", "lane_host.py", "            if not above.below and not above.locks and above.next is None:\n                self.queue.add_first(above)", "            pass", TIER),
     ("inner host cells go first", "lane_host.py", "            if cell is None or not cell.below:", "            if True:", TIER),
     ("a split keeps the pages of both halves", "lane_host.py", "        cell.pages -= new.pages\n        new.locks", "        new.locks", TIER),

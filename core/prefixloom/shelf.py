@@ -93,16 +93,9 @@ class Shelf:
     # ------------------------------------------------------------ coming and going
     def poll(self) -> None:
         """Apply what is done on all ranks, and go on."""
-        store = self.component.store
-        if store is not self.store:
-            self.store = store
-            if store is not None:
-                self._tell_apart()
-                self._backfill()
-            for lane in self.tier.lanes:
-                lane.going = self.storing.rescue if store is not None and self.component.keep == "back" else None
-        if store is not None:
-            store.poll()
+        self._notice()
+        if self.store is not None:
+            self.store.poll()
         for fetch in list(self.fetches.values()):
             fetch.poll()
         self.agreed.update(self.completions.poll())
@@ -112,6 +105,18 @@ class Shelf:
             if not self.storing.advance(ticket):
                 self.fetches.pop(ticket).advance(amount)
         self.storing.poll()
+
+    def _notice(self) -> None:
+        """A store may have come or gone since somebody looked."""
+        store = self.component.store
+        if store is self.store:
+            return
+        self.store = store
+        if store is not None:
+            self._tell_apart()
+            self._backfill()
+        for lane in self.tier.lanes:
+            lane.going = self.storing.rescue if store is not None and self.component.keep == "back" else None
 
     def _tell_apart(self) -> None:
         self.fingerprints = {
@@ -161,5 +166,6 @@ class Shelf:
 
     def fetch(self, sequence: Running, told: Restored) -> None:
         """Look for more of a sequence's prompt than the cache has; ``told`` hears of it."""
+        self._notice()
         if self.store is not None:
             Fetch.begin(self, sequence, told)
