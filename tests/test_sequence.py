@@ -157,7 +157,7 @@ def test_an_older_boundary_may_be_published_first() -> None:
 
 
 def test_a_published_chunk_costs_the_chunk() -> None:
-    from test_policy import lines_run
+    from test_policy_cost import lines_run
 
     costs = []
     cache = path_cache(tokens=4096, debug=False)
