@@ -17,8 +17,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from prefixloom.storage import Fingerprint, Key, Record, Stored
 from prefixloom.storage.checksum import preferred
-from prefixloom_hicache import FileBackend, Fingerprint, Key, Record, Stored
+from prefixloom_hicache import FileBackend
 
 SIZE = 16 * 32 * 1024
 HERE = Fingerprint("bench", "bfloat16", 16, "kv", "1")

@@ -1,22 +1,6 @@
-"""The storage tier's backends for prefixloom: records, the contract of a store, two stores, and guards around any."""
+"""The tiers below the device: the host's memory, two stores behind it, and guards around any store."""
 
 from __future__ import annotations
-
-from prefixloom.storage import (
-    Backend,
-    BackendType,
-    Checksum,
-    Fingerprint,
-    Key,
-    Miss,
-    Record,
-    Refused,
-    Status,
-    Stored,
-    key,
-    links,
-    opened,
-)
 
 from .file import FileBackend
 from .guarded import Guarded, GuardLimits
@@ -24,22 +8,9 @@ from .host import HostTier
 from .memory import MemoryBackend
 
 __all__ = [
-    "Backend",
-    "BackendType",
-    "Checksum",
     "FileBackend",
-    "Fingerprint",
     "GuardLimits",
     "Guarded",
     "HostTier",
-    "Key",
     "MemoryBackend",
-    "Miss",
-    "Record",
-    "Refused",
-    "Status",
-    "Stored",
-    "key",
-    "links",
-    "opened",
 ]

@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from prefixloom.storage import Key
 from prefixloom.testing.storage import BackendCase
-from prefixloom_hicache import FileBackend, Key, MemoryBackend
+from prefixloom_hicache import FileBackend, MemoryBackend
 from prefixloom_hicache.frame import HEADER_BYTES
 
 

@@ -10,18 +10,10 @@ import attrs
 import pytest
 from hicache_cases import MEMORY, damage_memory
 
-from prefixloom.storage import FAULTS, REASONS
+from prefixloom.storage import FAULTS, REASONS, Key, Miss, Record, Refused, Status, Stored
 from prefixloom.testing import laws_of_storage as laws
 from prefixloom.testing.storage import CHECKS, BackendCase, Check, check_backend, parametrize_with_checks
-from prefixloom_hicache import (
-    Key,
-    MemoryBackend,
-    Miss,
-    Record,
-    Refused,
-    Status,
-    Stored,
-)
+from prefixloom_hicache import MemoryBackend
 from prefixloom_hicache.frame import HEADER_BYTES, header_of
 
 # ---------------------------------------------------------------- broken backends

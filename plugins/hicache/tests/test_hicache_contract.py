@@ -12,12 +12,13 @@ import pytest
 
 from prefixloom import CompositionError, StorageError, encode
 from prefixloom.registry import Registry
+from prefixloom.storage import BackendType, Fingerprint, Key, Miss, Record
 from prefixloom.storage import checksum as sums
 from prefixloom.storage.checksum import Checksum
 from prefixloom.storage.contract import opened
 from prefixloom.storage.keys import key, links, next_link
 from prefixloom.testing.laws_of_storage import ONE, key_of, record_of
-from prefixloom_hicache import BackendType, Fingerprint, Key, MemoryBackend, Miss, Record
+from prefixloom_hicache import MemoryBackend
 from prefixloom_hicache.frame import Flaw, header_of, read
 
 POINTS = {name: f"prefixloom_hicache.{name}" for name in ("memory", "file")}

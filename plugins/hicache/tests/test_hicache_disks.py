@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from prefixloom import StorageError
+from prefixloom.storage import Miss, Record, Refused, Stored
 from prefixloom.testing.laws_of_storage import key_of, record_of, same, stored
-from prefixloom_hicache import FileBackend, Miss, Record, Refused, Stored
+from prefixloom_hicache import FileBackend
 from prefixloom_hicache.disk import Disk
 from processes import python
 
@@ -156,7 +157,8 @@ def test_segments_of_another_size_go_one_by_one_when_the_disk_is_full(tmp_path: 
 
 def test_a_limit_of_the_system_on_files_is_a_counted_refusal(tmp_path: Path) -> None:
     told = python(
-        "import sys, resource\nfrom prefixloom_hicache import *\nfrom prefixloom.testing.laws_of_storage import *\n"
+        "import sys, resource\nfrom prefixloom.storage import *\n"
+        "from prefixloom_hicache import *\nfrom prefixloom.testing.laws_of_storage import *\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))\n"
         "store = FileBackend(sys.argv[1], 1 << 20)\n"
         "print(store.put([record_of(1)])[0].reason, store.get([key_of(1)])[0].reason, store.status().refused)",

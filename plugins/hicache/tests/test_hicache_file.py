@@ -12,8 +12,9 @@ import attrs
 import pytest
 
 from prefixloom import StorageError
+from prefixloom.storage import Miss
 from prefixloom.testing.laws_of_storage import ONE, ROOMY, key_of, missed, record_of, same, stored
-from prefixloom_hicache import FileBackend, Miss
+from prefixloom_hicache import FileBackend
 from prefixloom_hicache.scan import HEAD_BYTES
 from processes import python
 
@@ -39,7 +40,8 @@ def test_another_process_reads_what_this_one_writes_and_may_not_write(tmp_path: 
     store = FileBackend(tmp_path / "s", ROOMY)
     stored(store, record_of(1, 5000))
     told = python(
-        "import sys\nfrom prefixloom import StorageError\nfrom prefixloom_hicache import *\n"
+        "import sys\nfrom prefixloom import StorageError\nfrom prefixloom.storage import *\n"
+        "from prefixloom_hicache import *\n"
         "from prefixloom.testing.laws_of_storage import *\n"
         "try:\n    FileBackend(sys.argv[1])\nexcept StorageError as error:\n    print('writer already' in str(error))\n"
         "reader = FileBackend(sys.argv[1], read_only=True)\n"

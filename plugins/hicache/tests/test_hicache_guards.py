@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 import pytest
 
+from prefixloom.storage import Key, Miss, Record, Refused, Stored
 from prefixloom.testing.laws_of_storage import key_of, record_of, same
-from prefixloom_hicache import Key, MemoryBackend, Miss, Record, Refused, Stored
+from prefixloom_hicache import MemoryBackend
 from prefixloom_hicache.breaker import Breaker, BreakerLimits
 from prefixloom_hicache.clock import ManualClock, SystemClock
 from prefixloom_hicache.guarded import Guarded, GuardLimits

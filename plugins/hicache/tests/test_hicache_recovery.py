@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from prefixloom.storage import Backend, Key, Record, Stored
 from prefixloom.testing.laws_of_storage import key_of, record_of
-from prefixloom_hicache import Backend, FileBackend, Key, Record, Stored
+from prefixloom_hicache import FileBackend
 from prefixloom_hicache.disk import Disk
 from prefixloom_hicache.scan import HEAD_BYTES
 
