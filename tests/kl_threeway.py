@@ -20,44 +20,18 @@ from torch import Tensor
 
 from engines import cache_for, forward, model, nothing_left
 from prefixloom import TierManifest
+from prefixloom_engine.divergence import Compared, divergence
 from prefixloom_engine.threeway import SIZES
 from prefixloom_hicache import HostTier
 
 TALKS, SYSTEM, LONGEST, ABORTED, REPLY = 6, 192, 620, 7, 5
 CAPACITY = {"full": 960, "swa": 960, "mamba": 14}
 HOST = {"full": 4096, "swa": 4096, "mamba": 64}
-LIMIT = 1e-8
-"""Of the divergence at any token, in nats."""
-CONTROL = 100
-"""So many times what was measured, at least, is what one zeroed component does."""
 
 
 @attrs.define
-class Result:
-    """``agreed``: tokens at which both would say the same next."""
-
-    requests: int = 0
-    tokens: int = 0
-    agreed: int = 0
-    most: float = 0.0
-    hit: int = 0
+class Result(Compared):
     restored: int = 0
-    evicted: int = 0
-    control: float = 0.0
-
-    def sound(self) -> bool:
-        return self.most < LIMIT and self.control > CONTROL * self.most
-
-    def compare(self, found: Tensor, expected: Tensor) -> None:
-        self.most = max(self.most, float(divergence(found, expected).max()))
-        self.tokens += len(found)
-        self.agreed += int((found.argmax(-1) == expected.argmax(-1)).sum())
-
-
-def divergence(found: Tensor, expected: Tensor) -> Tensor:
-    """KL(expected, found) of every row, in float64, so that only what was computed is rounded."""
-    ours, right = (logits.double().log_softmax(-1) for logits in (found, expected))
-    return (right.exp() * (right - ours)).sum(-1).clamp(min=0)
 
 
 class Traffic:

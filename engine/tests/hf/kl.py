@@ -18,52 +18,20 @@ import attrs
 import torch
 from hf_models import MATRIX, VOCABULARY, Served, distance
 
+from prefixloom_engine.divergence import Compared, divergence
+
 SYSTEM = 192
 TURNS = 4
 REPLY = 6
 TOGETHER = 3
 ABORTED = 7
 """Every so many requests one is given up when it has been computed."""
-LIMIT = 1e-8
-"""Of the divergence at any token, in nats; measured over 200 requests: 1.5e-10 (qwen3_5), 1.7e-12 elsewhere."""
-CONTROL = 100
-"""So many times what was measured, at least, is what one zeroed page or state of one layer does."""
 
 
 @attrs.define
-class Result:
-    """``most`` and ``mean`` of the divergence; ``agreed``: tokens at which both would say the same next."""
-
-    requests: int = 0
-    tokens: int = 0
-    agreed: int = 0
-    most: float = 0.0
-    total: float = 0.0
-    hit: int = 0
+class Result(Compared):
     asked: int = 0
-    evicted: int = 0
     aborted: int = 0
-    control: float = 0.0
-
-    @property
-    def mean(self) -> float:
-        return self.total / max(self.tokens, 1)
-
-    def sound(self) -> bool:
-        return self.most < LIMIT and self.control > CONTROL * self.most
-
-    def compare(self, found: torch.Tensor, expected: torch.Tensor) -> None:
-        apart = divergence(found, expected)
-        self.most = max(self.most, float(apart.max()))
-        self.total += float(apart.sum())
-        self.tokens += len(apart)
-        self.agreed += int((found.argmax(-1) == expected.argmax(-1)).sum())
-
-
-def divergence(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """KL(expected, found) of every row, in float64, so that only what was computed is rounded."""
-    ours, right = (logits.double().log_softmax(-1) for logits in (found, expected))
-    return (right.exp() * (right - ours)).sum(-1).clamp(min=0)
 
 
 class Talks:

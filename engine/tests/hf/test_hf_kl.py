@@ -8,7 +8,9 @@ pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is n
 
 import torch
 from hf_models import MATRIX
-from kl import Traffic, divergence
+from kl import Traffic
+
+from prefixloom_engine.divergence import divergence
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
