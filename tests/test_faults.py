@@ -198,17 +198,6 @@ def test_a_policy_that_makes_no_queue_is_refused_at_composition(make: Any) -> No
 # ---------------------------------------------------------------- across components
 
 
-def test_what_an_eviction_makes_useless_is_the_next_of_its_own_component_to_go() -> None:
-    cache = cache_of(part("path", Path()), part("state", Point()))
-    serve(cache, TOKENS[:8])
-    serve(cache, [1] * 8)
-    serve(cache, [2] * 8)
-    cache.lease(cache.match(TOKENS[:8])).release()  # the path's least recent leaf is now [1] * 8
-    assert cache.evict({"path": 2}) == {"path": 2}
-    assert cache.evict({"state": 1}) == {"state": 1}
-    assert [cache.peek(tokens) for tokens in (TOKENS[:8], [1] * 8, [2] * 8)] == [8, 0, 8], "its state went first"
-
-
 def test_thinning_spares_the_states_where_paths_part() -> None:
     cache = cache_of(part("path", Path()), part("state", Point(), states_per_path=2))
     serve(cache, TOKENS[:8])

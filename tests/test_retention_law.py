@@ -52,3 +52,31 @@ def boundaries(sequence: object) -> list[int]:
     """Where the sequence has kept states."""
     (_, holding), *_ = sequence._states  # type: ignore[attr-defined]
     return [track.as_of for track in holding.tracks]
+
+
+def test_a_shortage_takes_from_no_more_sequences_than_it_needs() -> None:
+    cache = cache_of(part("full", Path()), part("window", Window(4)), tokens=400, capacity={"full": 2000})
+    running = [cache.open([at * 50 + i for i in range(40)]) for at in range(3)]
+    for sequence in running:
+        run(sequence, 40)
+    lane = cache._lane("window")
+    assert [sequence.owned("window") for sequence in running] == [10, 10, 10], "there is room"
+    short = cache.open(range(1000, 1300))
+    short.grow((lane.pool.free + 3) * 4)
+    assert sorted(sequence.owned("window") for sequence in running) == [1, 10, 10]
+    for sequence in [*running, short]:
+        sequence.abort()
+    settle(cache)
+
+
+@pytest.mark.parametrize("how", ["close", "abort", "flush"])
+def test_who_has_ended_is_asked_for_nothing(how: str) -> None:
+    cache = cache_of(part("full", Path()), part("window", Window(4)))
+    sequence = cache.open(range(40))
+    run(sequence, 40)
+    assert len(cache._lane("window").sparing) == 1
+    if how == "flush":
+        cache.flush()
+    else:
+        getattr(sequence, how)()
+    assert not cache._lane("window").sparing

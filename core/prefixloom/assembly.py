@@ -36,13 +36,7 @@ class Assembly(Asking):
         self._keys = KeyMaker(composition.lookahead)
         self._lanes = tuple(self._make_lane(i) for i in range(len(composition.parts)))
         for lane in self._lanes:
-            lane.feeds = tuple(
-                other
-                for other in self._lanes
-                if other is not lane and (lane.part.reach.closed_upward or other.unit == "boundary")
-            )
-        for lane in self._lanes:
-            lane.fed_by = tuple(other.index for other in self._lanes if lane in other.feeds)
+            lane.feeds = tuple(other for other in self._lanes if self._falls_with(other, lane))
         self._page_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PageLane))
         self._point_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PointLane))
         self._coded_lanes = tuple(lane for lane in self._lanes if isinstance(lane, CodedLane))
@@ -55,8 +49,8 @@ class Assembly(Asking):
         self._follows = bool(self._coded_lanes) or self._thins or composition.debug or composition.tier is not None
         """Whether a publication always has consequences."""
         self._unshared = any(not lane.shared for lane in self._lanes)
-        self._sparing = any(lane.retains for lane in self._lanes)
-        self._retaining = bool(self._point_lanes) or self._sparing
+        self._sparing = tuple(lane for lane in self._page_lanes if lane.retains)
+        self._retaining = bool(self._point_lanes or self._sparing)
         self._longest = min(
             (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains),
             default=1 << 62,
@@ -69,6 +63,15 @@ class Assembly(Asking):
         self._bind_hooks()
 
     # ------------------------------------------------------------ making
+    def _falls_with(self, lane: Lane, lost: Lane) -> bool:
+        """Whether cells of ``lane`` may be of no use any more once ``lost`` has evicted its own at their node.
+
+        Not with a tier below: what was evicted may lie there. Nor where a plugin is to be asked before it loses a cell.
+        """
+        if lane is lost or self.composition.tier is not None or lane.hooks.evict_component is not None:
+            return False
+        return lost.part.reach.closed_upward or lane.unit == "boundary"
+
     def _make_lane(self, index: int) -> Lane:
         composition = self.composition
         part = composition.parts[index]

@@ -281,19 +281,24 @@ class Cache(Assembly):
     def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:
         """Free at least so many tokens of every page component (an int), or pages and slots by name.
 
-        Boundary components keep their states, but those that have become useless are the next to go. Returns the
-        pages (slots) freed by component; what leases cover stays, so it may be less than was asked for.
+        Boundary components keep their states, but for those that serve no boundary any more. Returns the pages (slots)
+        freed of what was asked for; what leases cover stays, so it may be less.
         """
         if self._guarded:
             self._enter()
         if need.__class__ is int and need >= 0:
-            freed = {lane.name: evict(self, lane, -(-need // lane.page)) for lane in self._page_lanes if need}
+            wanted: list[tuple[Lane, int]] = [(lane, -(-need // lane.page)) for lane in self._page_lanes if need]
         else:
-            wanted = self._wanted(need)
-            freed = {lane.name: evict(self, lane, wanted[lane.name]) for lane in self._lanes if wanted.get(lane.name)}
+            told = self._wanted(need)
+            wanted = [(lane, told[lane.name]) for lane in self._lanes if told.get(lane.name)]
+        before = self._evicted[:]
+        for lane, count in wanted:
+            missing = count - self._evicted[lane.index] + before[lane.index]  # some went with another's
+            if missing > 0:
+                evict(self, lane, missing)
         if self._debug is not None:
             self._leave("evict")
-        return freed
+        return {lane.name: self._evicted[lane.index] - before[lane.index] for lane, _ in wanted}
 
     def _wanted(self, need: object) -> Mapping[str, int]:
         if not isinstance(need, Mapping):
@@ -309,7 +314,7 @@ class Cache(Assembly):
         self._enter()
         before = {lane.name: lane.pool.free for lane in self._lanes}
         for lane in self._page_lanes:
-            reclaim(self, lane)
+            reclaim(self, lane, lane.pool.capacity)
         self._leave("reclaim")
         return {lane.name: lane.pool.free - before[lane.name] for lane in self._page_lanes}
 

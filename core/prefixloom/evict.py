@@ -1,8 +1,7 @@
 """Making room: which cells go, all or nothing.
 
-The amounts are known before anything is touched: a shortage that eviction cannot cover is refused with nothing lost. A
-component evicts only its own cells. What thereby becomes useless for others is not freed with it, but is the next of
-its own component to go: it may still be evidence (data deeper than the last state asks for a checkpoint there).
+The amounts are known before anything is touched: a shortage that eviction cannot cover is refused with nothing lost.
+Victims are of one component. What of others can serve no boundary without them goes with them (``lane.feeds``).
 """
 
 from __future__ import annotations
@@ -30,13 +29,14 @@ def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: obje
     for lane, pages, _ in wanted:
         missing = pages - len(lane.pool._free)
         if missing > 0:
-            if lane.spares:
-                reclaim(cache, lane)
+            if lane.sparing:
+                reclaim(cache, lane, pages)
                 missing = pages - len(lane.pool._free)
-            short.append((lane, missing - lane.pool.retiring))
+            short.append((lane, pages))
             if missing > lane.in_tree - lane.leased and missing > lane.pool.retiring + lane.evictable:
                 raise _refusal(cache, wanted, verb, count, who)
-    for lane, missing in short:
+    for lane, pages in short:
+        missing = pages - lane.pool.free  # some may have gone with another's
         if missing > 0 and evict(cache, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
             raise _refusal(cache, wanted, verb, count, who)
 
@@ -85,12 +85,8 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
         cache._epoch += 1
         if emptied:
             cache._tree.prune_all(emptied)
-        if lane.feeds:
-            suspects = dict.fromkeys(freed)
-            for other in lane.feeds:
-                other.useless.update(suspects)
-                if len(other.useless) > other.most_useless:
-                    other.sift_useless()
+        for other in lane.feeds:
+            cache._evicted[other.index] += other.follow(freed, lane)
         cache._tree.prune_all(freed)
     cache._evicted[lane.index] += got
     return got

@@ -17,7 +17,7 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
 from .errors import ProtocolError
-from .lease import release
+from .lease import ended, release
 from .pool import Fence, Pool
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def abandon(cache: Cache, hold: Hold, error: BaseException) -> None:
     hold.failed = error
     if not hold.active:
         return
-    cache._live.pop(hold, None)
+    ended(cache, hold)
     for lane, holding in hold.pairs:
         lane.close(holding)
     release(cache, hold)

@@ -20,6 +20,7 @@ from .queues import Link, Queue
 
 if TYPE_CHECKING:
     from .compose import Part
+    from .lease import Hold
     from .reach import Interval
     from .tree import Node
 
@@ -43,8 +44,8 @@ class Lane:
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
     __slots__ = (
-        "fed_by", "feeds", "hooks", "in_tree", "index", "leased", "live", "most_useless", "name", "part", "pool",
-        "queue", "replay", "shared", "spares", "useless",
+        "feeds", "hooks", "in_tree", "index", "leased", "live", "name", "part", "pool", "queue", "replay", "shared",
+        "sparing",
     )  # fmt: skip
 
     unit = "page"
@@ -63,20 +64,16 @@ class Lane:
         self.in_tree = 0
         self.leased = 0
         self.feeds: tuple[Lane, ...] = ()
-        """Lanes whose cell at a node is of no use there once this lane has lost its own."""
-        self.fed_by: tuple[int, ...] = ()  # the lanes, by index, that have this one in their ``feeds``
-        self.useless: dict[Node, None] = {}
-        """Nodes where one of those lost its cell: ours there is the next to go, the last first, if it still is so."""
-        self.most_useless = 1024
-        self.spares = False
-        """Whether running sequences may keep more than they need, since there was room."""
+        """Lanes whose cell at a node may serve nothing any more once this lane has lost its own."""
+        self.sparing: dict[Hold, Any] = {}
+        """What running sequences hold that may be more than they need, since there was room."""
         self.replay = part.manifest.replay
         self.shared = part.manifest.shareable and not self.replay  # what is rebuilt is not worth keeping
 
     def reset(self) -> None:
         """A flush: nothing is cached or leased, the queue is new."""
         self.in_tree = self.leased = 0
-        self.useless = {}
+        self.sparing = {}
 
     @property
     def room(self) -> Lane:
@@ -196,27 +193,25 @@ class Lane:
     # ------------------------------------------------------------ eviction
     def pop_victim(self) -> Any:
         """The next cell to go, off the queue but not freed; None if nothing may go."""
-        useless = self.useless
-        while useless:
-            cells = useless.popitem()[0].cells
-            cell = cells[self.index] if cells else None
-            if cell is not None and cell.next is not None:
-                for source in self.fed_by:  # what was lost may have been published again
-                    if cells[source] is None:
-                        self.queue.remove(cell)
-                        return cell
         return self.queue.pop()
 
-    def still_useless(self, node: Node) -> bool:
-        """Whether our cell at ``node`` may go and serves nothing there."""
-        cells = node.cells
-        cell = cells[self.index] if cells else None
-        return cell is not None and cell.next is not None and any(cells[source] is None for source in self.fed_by)
+    def follow(self, nodes: list[Node], lost: Lane) -> int:
+        """Free our cells at ``nodes``, where ``lost`` has just lost its own, if they serve no boundary without it.
 
-    def sift_useless(self) -> None:
-        """Keep only what still is useless: so much is remembered as is worth it."""
-        self.useless = {node: None for node in self.useless if self.still_useless(node)}
-        self.most_useless = 2 * len(self.useless) + 1024
+        What is covered stays, and goes when its turn comes. Returns the pages freed.
+        """
+        i = self.index
+        everywhere = lost.part.reach.closed_upward
+        remove = self.queue.remove
+        cells = []
+        for node in nodes:
+            cell = node.cells[i]
+            if cell is None or cell.next is None:
+                continue
+            if everywhere or lost.deepest(node, node.end)[1] < node.end:
+                remove(cell)
+                cells.append(cell)
+        return self.free_all(cells) if cells else 0
 
     def size(self, cell: Any) -> int:
         """Pages (or slots) that freeing ``cell`` gives."""
@@ -241,6 +236,10 @@ class Lane:
         """Free a cell that is off the queue, and count the pages."""
         self.leave(cell)
         return self.free_left(cell)
+
+    def free_all(self, cells: list[Any]) -> int:
+        """``free_cell`` for each."""
+        return sum([self.free_cell(cell) for cell in cells])
 
     def evict(self, count: int, freed: list[Node]) -> int:
         """Free at least ``count`` pages if so many may go; the nodes that lost their cell are appended to ``freed``."""

@@ -32,7 +32,7 @@ class Room:
     __slots__ = ("name", "pool")
 
     in_tree = leased = evictable = 0
-    spares = False
+    sparing = False
 
     def __init__(self, pool: Pool) -> None:
         self.name = pool.name

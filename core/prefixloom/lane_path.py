@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 
 from .holding import Holding
-from .lane import Cell, PageLane
+from .lane import Cell, Lane, PageLane
 from .pool import ID_BYTES
 from .queues import ListQueue
 from .reach import Interval
@@ -232,7 +232,7 @@ class PathLane(PageLane):
 
     def pop_victim(self) -> PathCell | None:
         while True:
-            cell: PathCell | None = super().pop_victim()
+            cell: PathCell | None = self.queue.pop()
             if cell is None or not cell.below:  # an inner anchor returns when its last child has gone
                 return cell
 
@@ -262,6 +262,10 @@ class PathLane(PageLane):
         self.in_tree -= pages
         return pages
 
+    def follow(self, nodes: list[Node], lost: Lane) -> int:
+        """One by one, from the leaves up: a parent left childless is the next."""
+        return sum([super(PathLane, self).follow([node], lost) for node in nodes])
+
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue
         plain = queue.__class__ is ListQueue
@@ -270,7 +274,7 @@ class PathLane(PageLane):
         got = 0
         out = []
         while got < wanted:
-            cell: PathCell | None = self.pop_victim() if self.useless else queue.pop()
+            cell: PathCell | None = queue.pop()
             if cell is None:
                 break
             if cell.below:  # an inner anchor returns when its last child has gone

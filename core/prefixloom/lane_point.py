@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .lane import Cell, Lane
 from .pool import Pool
@@ -342,26 +342,28 @@ class PointLane(Lane):
         return holding.slots()
 
     def evict(self, count: int, freed: list[Node]) -> int:
-        queue = self.queue
-        plain = queue.__class__ is ListQueue
-        got = 0
-        while got < count:
-            cell = self.pop_victim() if self.useless else queue.pop()
+        pop = self.queue.pop
+        cells: list[Cell] = []
+        while len(cells) < count:
+            cell: Cell | None = pop()
             if cell is None:
                 break
-            got += 1
-            node = cell.node
-            node.cells[self.index] = None
-            freed.append(node)
-            self.pool.give_one(cell.data)
+            cells.append(cell)
+            freed.append(cell.node)
+        return self.free_all(cells)
+
+    def free_all(self, cells: list[Cell]) -> int:
+        i = self.index
+        queue = self.queue
+        plain = queue.__class__ is ListQueue
+        give = self.pool.give_one
+        for cell in cells:
+            cell.node.cells[i] = None
+            give(cell.data)
             if not plain:
                 queue.forget(cell)
-        self.in_tree -= got
-        return got
+        self.in_tree -= len(cells)
+        return len(cells)
 
-    def free_left(self, cell: Any) -> int:
-        cell.node.cells[self.index] = None
-        self.queue.forget(cell)
-        self.pool.give_one(cell.data)
-        self.in_tree -= 1
-        return 1
+    def free_left(self, cell: Cell) -> int:
+        return self.free_all([cell])

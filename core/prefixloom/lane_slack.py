@@ -154,3 +154,45 @@ class SlackLane(PageLane):
                 self.queue.remove(cell)
             self.queue.forget(cell)
         return pages
+
+    # ------------------------------------------------------------ eviction
+    def size(self, cell: SpanCell) -> int:
+        return cell.pages
+
+    def free_left(self, cell: SpanCell) -> int:
+        return self.free_all([cell])
+
+    def evict(self, count: int, freed: list[Node]) -> int:
+        pop = self.queue.pop
+        cells = []
+        got = 0
+        while got < count:
+            cell: SpanCell | None = pop()
+            if cell is None:
+                break
+            cells.append(cell)
+            freed.append(cell.node)
+            got += cell.pages
+        self.free_all(cells)
+        return got
+
+    def free_all(self, cells: list[SpanCell]) -> int:
+        i = self.index
+        queue = self.queue
+        plain = queue.__class__ is ListQueue
+        got = 0
+        out = []
+        for cell in cells:
+            if cell.slack is not None:
+                self.drop_slack(cell)
+            cell.node.cells[i] = None
+            if not plain:
+                queue.forget(cell)
+            data = cell.data
+            pages = cell.pages
+            out.append(data if len(data) == pages * ID_BYTES else without_absent(data))
+            got += pages
+        if out:
+            self.pool.give(b"".join(out))
+            self.in_tree -= got
+        return got

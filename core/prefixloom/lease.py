@@ -270,13 +270,20 @@ def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None
         cache._epoch += 1
 
 
+def ended(cache: Cache, hold: Hold) -> None:
+    """A running sequence is none any more."""
+    cache._live.pop(hold, None)
+    for lane in cache._sparing:
+        lane.sparing.pop(hold, None)
+
+
 def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, shared: Pairs) -> None:
     """A sequence ends at the last node of ``run``: each component hands over, uncovers and gives back in one go.
 
     ``shared``: those of ``pairs`` that hand something over.
     """
     lease._cache = None
-    cache._live.pop(lease, None)
+    ended(cache, lease)
     if cache._debug is not None:
         cache._debug.released(lease)
     if lease.row >= 0:

@@ -46,7 +46,7 @@ def retain(sequence: Sequence, committed: int, published: bool = False) -> None:
             if len(pool._free) << 3 < pool.capacity:
                 let_go(cache, sequence._lease, lane, holding)
             else:
-                lane.spares = True
+                lane.sparing[sequence._lease] = holding
 
 
 def let_go(cache: Cache, hold: Hold, lane: Lane, holding: Any) -> None:
@@ -56,10 +56,9 @@ def let_go(cache: Cache, hold: Hold, lane: Lane, holding: Any) -> None:
         release_part(cache, hold, lane)
 
 
-def reclaim(cache: Cache, lane: Lane) -> None:
-    """Running sequences give back what they keep of one component beyond what they may still need."""
-    lane.spares = False
-    for hold in cache._live:
-        for other, holding in hold.pairs:
-            if other is lane:
-                let_go(cache, hold, lane, holding)
+def reclaim(cache: Cache, lane: Lane, pages: int) -> None:
+    """Running sequences give back what they keep beyond what they may still need, until ``pages`` are nobody's."""
+    pool, sparing = lane.pool, lane.sparing
+    while sparing and pool.free < pages:
+        hold, holding = sparing.popitem()
+        let_go(cache, hold, lane, holding)

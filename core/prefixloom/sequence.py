@@ -18,7 +18,7 @@ from .handles import Handle
 from .insert import publish, publish_end, stops
 from .keys import Named, Tokens, encode
 from .lane_point import NO_SLOT
-from .lease import Hold, release
+from .lease import Hold, ended, release
 from .ops import Fill
 from .restore import Restored, restore_and_fetch
 from .retention import retain
@@ -370,7 +370,7 @@ class Sequence(Named, Handle):
             cache._leave("abort")
 
     def _give_back(self, cache: Cache) -> None:
-        cache._live.pop(self._lease, None)
+        ended(cache, self._lease)
         for lane, holding in self._pairs:
             lane.close(holding)
         if self._lease._cache is not None:

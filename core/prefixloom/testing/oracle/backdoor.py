@@ -33,6 +33,10 @@ class Cached:
     up: Cached | None = None
     locked: dict[str, int] = field(default_factory=dict)
 
+    def path(self) -> list[int]:
+        """The numbers of all prefixes down to its end, and of those that are looked ahead at."""
+        return self.ids if self.up is None else self.up.path()[: self.start] + self.ids
+
 
 @dataclass
 class View:

@@ -202,6 +202,7 @@ class World:
         self.operations += 1
         self.count(what)
         view = self.reader.read(self.anchors())
+        fell: dict[str, set[Piece]] = {}
         for f in self.model.facts:
             name = f.name
             before = self.model.resident[name]
@@ -214,13 +215,14 @@ class World:
             strange = now - expected - (optional or {}).get(name, set())
             hold(not strange, "%s: %s holds %s, which nobody published", what, name, strange)
             lost = expected - now
-            if lost and wipe is None and name not in self.open_to.drops:
-                wanted = (may_lose or {}).get(name, 0)
-                free = len(self.slots[name].free)
-                hold(wanted > free, "%s: %s lost %s with %s free, %s wanted", what, name, lost, free, wanted)
+            unasked = (may_lose or {}).get(name, 0) <= len(self.slots[name].free)
+            if lost and unasked and wipe is None and name not in self.open_to.drops:
+                fell[name] = lost
             if lost:
                 self.count("lost")
             self.model.resident[name] = now
+        if fell:
+            self.check_fell(what, fell, may_lose)
         if len(view.nodes) > len(self.view.nodes) and not added and what in ("open", "lease"):
             self.count("split")
         self.view = view
@@ -238,6 +240,22 @@ class World:
             if f.path:
                 self.check_closed_upward(f, view)
         self.check_match()
+
+    def check_fell(self, what: str, fell: dict[str, set[Piece]], may_lose: Lost | None) -> None:
+        """What a component lost without being short of room served no boundary, without what another one lost."""
+        short = [name for name, wanted in (may_lose or {}).items() if wanted > len(self.slots[name].free)]
+        hold(short, "%s: %s was lost, and nothing is short", what, fell)
+        self.count("fell")
+        now = self.model.resident
+        whole = {name: pieces | fell.get(name, set()) for name, pieces in now.items()}
+        for node in self.view.nodes.values():
+            ids = node.path()
+            for boundary in range(node.start + self.model.page, node.end + 1, self.model.page):
+                if not self.model.usable(ids, boundary):
+                    self.model.resident = whole
+                    served = self.model.usable(ids, boundary)
+                    self.model.resident = now
+                    hold(not served, "%s: %s fell, which served boundary %s", what, fell, boundary)
 
     def check_owners(self, view: View) -> None:
         """Every slot has exactly one owner, and none is lost."""
