@@ -12,6 +12,7 @@ import os
 import random
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -290,7 +291,9 @@ def _leaves(make: Make, sizes: Sizes) -> Rows:
 def _apart(work: Callable[[], Rows]) -> Rows:
     """In a child of this process, which leaves nothing behind here."""
     reading_end, writing_end = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of torch's, which the child does not need
+        child = os.fork()
     if child == 0:
         try:
             told: Any = work()

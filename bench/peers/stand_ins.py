@@ -20,6 +20,11 @@ def _is_private(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
+def _called(name: str) -> None:
+    if _sealed:
+        raise NotImplementedError(f"{name} is a stand-in; what is measured must not call it")
+
+
 class _Thing:
     """What a name of a stand-in module is."""
 
@@ -27,8 +32,7 @@ class _Thing:
         self.__dict__["name"] = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _sealed:
-            raise NotImplementedError(f"{self.name} is a stand-in; what is measured must not call it")
+        _called(self.name)
         if len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], _Thing):
             return args[0]  # a decorator
         return _Thing(f"{self.name}()")
@@ -56,6 +60,10 @@ class _Thing:
         return False
 
 
+def _init(self: Any, *args: Any, **kwargs: Any) -> None:
+    _called(type(self).__name__)
+
+
 class _Kind(type):
     """A class of a stand-in module: what is looked up in it is there."""
 
@@ -75,7 +83,7 @@ class _Module(ModuleType):
             raise AttributeError(name)
         full = f"{self.__name__}.{name}"
         looks_like_a_class = name[0].isupper() and not name.isupper()
-        found = sys.modules.get(full) or (_Kind(name, (), {}) if looks_like_a_class else _Thing(full))
+        found = sys.modules.get(full) or (_Kind(name, (), {"__init__": _init}) if looks_like_a_class else _Thing(full))
         setattr(self, name, found)
         return found
 
