@@ -96,14 +96,10 @@ def table(rows: list[dict[str, Any]], sides: list[str]) -> str:
 def beside_peers(given: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     """The comparison, or one that was saved, as text."""
     from peers import SIDES, rows, tables
-    from peers.compare import compare
+    from peers.compare import compare, merged
 
     if given.read:
-        told: dict[str, Any] = {"results": [], "skipped": {}}
-        for path in given.read:
-            saved = json.loads(path.read_text())
-            told["results"] += saved["results"]
-            told["skipped"] |= saved["skipped"]
+        told = merged([json.loads(path.read_text()) for path in given.read])
     else:
         sides = given.peers or list(SIDES)
         groups = given.rows.split(",") if given.rows else list(rows.GROUPS)

@@ -149,6 +149,19 @@ def test_flat_rows_and_hits_have_bars_of_their_own(part: Callable[[str], Any]) -
     assert "met" not in row
 
 
+def test_rows_that_were_measured_again_stand_for_those_before(part: Callable[[str], Any]) -> None:
+    def told(page: int, **rows: int) -> dict[str, Any]:
+        results = [{"comps": "F", "page": page, "rows": [{"row": name, "n": n} for name, n in rows.items()]}]
+        return {"results": results, "skipped": {f"F/{page}, a": "why"}}
+
+    both = part("compare").merged([told(16, a=1, b=2), told(1, a=3), told(16, b=4)])
+    assert [(result["page"], [row["n"] for row in result["rows"]]) for result in both["results"]] == [
+        (16, [1, 4]),
+        (1, [3]),
+    ]
+    assert both["skipped"] == {"F/16, a": "why", "F/1, a": "why"}
+
+
 def test_tables_show_what_is_missed_and_what_is_not_the_same(part: Callable[[str], Any]) -> None:
     judged, tables = part("compare").judged, part("tables")
     rows = [

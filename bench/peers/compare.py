@@ -138,3 +138,18 @@ def compare(
             told["results"].append({"comps": letters, "page": page, "rows": rows})
             told["skipped"] |= {f"{letters}/{page}, {side}": why for side, why in skipped.items()}
     return told
+
+
+def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What several runs told as one; a row that was measured again stands for the one before."""
+    by_composition: dict[tuple[str, int], dict[str, Any]] = {}
+    skipped: dict[str, str] = {}
+    for told in runs:
+        skipped |= told["skipped"]
+        for result in told["results"]:
+            rows = by_composition.setdefault((result["comps"], result["page"]), {})
+            rows |= {row["row"]: row for row in result["rows"]}
+    results = [
+        {"comps": comps, "page": page, "rows": list(rows.values())} for (comps, page), rows in by_composition.items()
+    ]
+    return {"results": results, "skipped": skipped}

@@ -221,10 +221,10 @@ def chunks(make: Make, sizes: Sizes) -> Rows:
     flat: list[float] = []
     for _ in range(3):
         driver = make(sizes.prompt + 8192, 256)
-        request = driver.open(driver.key(prompt))
+        keys = [driver.key(prompt[:end]) for end in ends]
+        request = driver.open(keys[-1])
         spent = []
-        for end in ends:
-            key = driver.key(prompt[:end])
+        for end, key in zip(ends, keys, strict=True):
             before = clock()
             driver.chunk(request, end, key)
             spent.append(since(before, clock()))
