@@ -112,7 +112,12 @@ def beside_peers(given: argparse.Namespace, parser: argparse.ArgumentParser) -> 
         told = compare(sides, groups, given.comps.split(","), pages, given.rounds or 3, sizes)
     if given.json:
         return json.dumps(told, indent=1)
-    return tables.markdown(told) if given.markdown else tables.terminal(told)
+    if given.markdown is None:
+        return tables.terminal(told)
+    if given.markdown != Path("-"):
+        tables.into(given.markdown, tables.markdown(told))
+        return f"written into {given.markdown}"
+    return tables.markdown(told)
 
 
 def main() -> int:
@@ -130,7 +135,14 @@ def main() -> int:
     beside.add_argument("--rows", help="groups of rows; all, if none are given")
     beside.add_argument("--tiny", action="store_true", help="sizes that only show that all of it runs")
     beside.add_argument("--read", nargs="*", type=Path, metavar="FILE", help="measure nothing; tell what --json saved")
-    beside.add_argument("--markdown", action="store_true", help="the tables of docs/performance.md")
+    beside.add_argument(
+        "--markdown",
+        nargs="?",
+        const=Path("-"),
+        type=Path,
+        metavar="FILE",
+        help="tables, or put into docs/performance.md",
+    )
     given = parser.parse_args()
     if given.rounds is not None and given.rounds < 1:
         parser.error("--rounds takes a number from 1 up")

@@ -111,6 +111,14 @@ def test_a_peer_is_compared_and_who_cannot_be_is_named(tmp_path: Path) -> None:
     assert "chat turn, encoded keys, us" in text
     assert "skipped: F/16, fake_peer:Fails, deep: ValueError: no lock today" in text
     assert "### F, pages of 16" in tables
+    document = tmp_path / "told.md"
+    document.write_text("before\n<!-- python -m bench --peers --markdown -->\nold\n<!-- end -->\nafter\n")
+    for _ in range(2):
+        assert run("--read", str(saved), "--markdown", str(document)).returncode == 0
+    before, _, rest = document.read_text().partition("<!-- python -m bench --peers --markdown -->\n")
+    assert (before, rest) == ("before\n", f"\n{tables.rstrip()}\n\n<!-- end -->\nafter\n")
+    document.write_text("no marks\n")
+    assert "has no line" in run("--read", str(saved), "--markdown", str(document)).stderr
 
 
 def test_the_bar_is_the_fastest_peer_that_does_the_same_work(part: Callable[[str], Any]) -> None:

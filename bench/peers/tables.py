@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from peers import OURS
@@ -93,16 +94,30 @@ def terminal(told: dict[str, Any]) -> str:
 
 
 def markdown(told: dict[str, Any]) -> str:
-    """A full table for each composition with its middle page, the ratios of all, and our other sides beside ours."""
-    results = told["results"]
+    """Full tables of the fewest and the most components, the ratios of all, and our other sides beside ours."""
+    results = sorted(
+        told["results"], key=lambda result: (len(result["comps"]), result["comps"] == "FM", result["page"])
+    )
     pages = sorted({result["page"] for result in results})
     chosen = 16 if 16 in pages else pages[0]
+    whole = [result for result in results if result["page"] == chosen]
     lines: list[str] = []
-    for result in results:
-        if result["page"] == chosen:
-            lines += [f"### {result['comps']}, pages of {chosen}", "", *_full(result), ""]
+    for result in whole[:1] + whole[1:][-1:]:
+        lines += [f"### {result['comps']}, pages of {chosen}", "", *_full(result), ""]
     lines += ["### Times ahead", "", *_ratios(results), "", "### Beside ours", "", *_beside(results)]
     return "\n".join(lines)
+
+
+BEGIN, END = "<!-- python -m bench --peers --markdown -->", "<!-- end -->"
+
+
+def into(path: Path, text: str) -> None:
+    """Writes the tables over those that a document has between its two marks."""
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{path} has no line {BEGIN} with a line {END} behind it")
+    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
 
 
 def _line(cells: list[str]) -> str:
