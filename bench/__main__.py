@@ -141,7 +141,7 @@ def main() -> int:
         const=Path("-"),
         type=Path,
         metavar="FILE",
-        help="tables, or put into docs/performance.md",
+        help="as tables; FILE: in place of those that it has",
     )
     given = parser.parse_args()
     if given.rounds is not None and given.rounds < 1:
