@@ -37,7 +37,8 @@ def names(result: dict[str, Any]) -> list[str]:
 def ahead(row: dict[str, Any], side: str = OURSELVES) -> str:
     """By how much, or what else the row says of ours."""
     if each := row.get("ahead", {}).get(side):
-        return f"{short(each['median'])} ({short(each['least'])}-{short(each['most'])})"
+        between = f" ({short(each['least'])}-{short(each['most'])})" if each["least"] < each["most"] else ""
+        return short(each["median"]) + between
     if "differ by" in row:
         return max((f"{by:+.1%}" for pair, by in row["differ by"].items() if pair.startswith(f"{side}, ")), key=_size)
     return ""
