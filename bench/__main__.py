@@ -1,92 +1,36 @@
 """``python -m bench``: our own workloads, with medians and spread; against another commit, or beside the peers.
 
-``python -m bench [WORKLOAD ...] [--rounds 5] [--against REV] [--peers] [--json]``
+``python -m bench [WORKLOAD ...] [--rounds 5] [--against REV] [--json]``
+``python -m bench --peers [SIDE ...] [--comps F,FS,FM,FSM] [--pages 1,16,64] [--rows GROUP,...] [--rounds 3] [--json]``
 
 Each side is a process of its own and runs each workload in every round, in turn, so that what disturbs one disturbs the
 other. The other commit is checked out into a temporary folder; both run this checkout's scripts. Compare medians in
 one run, and look at the spread: what lies within it is no difference.
+
+Beside the peers, the sides are ours (the installed plugins; with a host tier that is idle; with a stranger's
+components) and those of SGLang and vLLM that can be imported; see peers/ and docs/performance.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from workloads import USUAL, WORKLOADS, Rows  # noqa: E402  # the scripts import one another by their names
+from sides import Side, checkout, register  # noqa: E402  # the scripts import one another by their names
+from workloads import USUAL, WORKLOADS, Rows  # noqa: E402
 
-PARTS = ("core", "plugins/full", "plugins/swa", "plugins/mamba", "plugins/hicache", "engine")
 Sides = dict[str, dict[str, Rows]]
 """By side and workload: the samples of each row."""
-
-
-class Side:
-    """A process that measures the prefixloom of one folder."""
-
-    def __init__(self, tree: Path, scratch: Path) -> None:
-        paths = [scratch, *(tree / part for part in PARTS), HERE]
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "worker.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
-        )
-
-    def run(self, workload: str) -> dict[str, Any]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(workload, file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"the process that measures ended with {self.process.wait()} in {workload}")
-        return dict(json.loads(answer))
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-
-@contextmanager
-def checkout(revision: str) -> Iterator[Path]:
-    """Another commit in a temporary folder."""
-    root = HERE.parent
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        git = ["git", "-C", str(root), "worktree"]
-        subprocess.run([*git, "add", "--detach", "--quiet", str(tree), revision], check=True)
-        try:
-            yield tree
-        finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
-
-
-def register(tree: Path, scratch: Path) -> Path:
-    """What an installation of ``tree`` would tell of its plugins, so that it is found before any that is installed."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    project = tomllib.loads((tree / "pyproject.toml").read_text())["project"]
-    info = scratch / f"prefixloom-{project['version']}.dist-info"
-    info.mkdir(parents=True)
-    info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: prefixloom\nVersion: {project['version']}\n")
-    points = project["entry-points"]["prefixloom"]
-    lines = "".join(f"{name} = {target}\n" for name, target in points.items())
-    info.joinpath("entry_points.txt").write_text(f"[prefixloom]\n{lines}")
-    return scratch
 
 
 def measure(names: list[str], rounds: int, against: str | None) -> tuple[Sides, dict[str, str]]:
@@ -114,20 +58,6 @@ def measure(names: list[str], rounds: int, against: str | None) -> tuple[Sides, 
                     for row, samples in answer.get("rows", {}).items():
                         found[label].setdefault(name, {}).setdefault(row, []).extend(samples)
     return found, skipped
-
-
-def peers(rounds: int, scratch: Path) -> tuple[dict[str, float], str]:
-    """Medians of the harness of the peers, if it can be imported with what it drives; or why not."""
-    missing = [name for name in ("peer_bench", "sgl_driver") if importlib.util.find_spec(name) is None]
-    if missing:
-        return {}, f"{' and '.join(missing)} cannot be imported: see docs/performance.md"
-    out = scratch / "peers.json"
-    drivers = [f"--driver={name}" for name in ("sgl-rust", "sgl-python", "vllm", "peer_driver:Sequences")]
-    command = [sys.executable, "-m", "peer_bench", "--clock=cpu", "--pages=16", "--work=c", f"--reps={rounds}"]
-    ran = subprocess.run([*command, *drivers, f"--out={out}"], capture_output=True, text=True)
-    if ran.returncode or not out.exists():
-        return {}, f"the harness ended with {ran.returncode}: {ran.stderr.strip()[-300:]}"
-    return {row: us for row, us in json.loads(out.read_text()).items() if row.endswith(("turn", "hit_tokens_k"))}, ""
 
 
 def summary(sides: Sides) -> list[dict[str, Any]]:
@@ -163,33 +93,73 @@ def table(rows: list[dict[str, Any]], sides: list[str]) -> str:
     return "\n".join(lines)
 
 
+def beside_peers(given: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """The comparison, or one that was saved, as text."""
+    from peers import SIDES, rows, tables
+    from peers.compare import compare, merged
+
+    if given.read:
+        told = merged([json.loads(path.read_text()) for path in given.read])
+    else:
+        sides = given.peers or list(SIDES)
+        groups = given.rows.split(",") if given.rows else list(rows.GROUPS)
+        if unknown := [side for side in sides if side not in SIDES and ":" not in side]:
+            parser.error(f"no side {', '.join(unknown)}; there are {', '.join(SIDES)}, and module:Class")
+        if unknown := set(groups) - set(rows.GROUPS):
+            parser.error(f"no rows {', '.join(sorted(unknown))}; there are {', '.join(rows.GROUPS)}")
+        sizes = asdict(rows.TINY) if given.tiny else {}
+        pages = [int(page) for page in given.pages.split(",")]
+        told = compare(sides, groups, given.comps.split(","), pages, given.rounds or 3, sizes)
+    if given.json:
+        return json.dumps(told, indent=1)
+    if given.markdown is None:
+        return tables.terminal(told)
+    if given.markdown != Path("-"):
+        tables.into(given.markdown, tables.markdown(told))
+        return f"written into {given.markdown}"
+    return tables.markdown(told)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, help="5; beside the peers 3")
     parser.add_argument("--against", metavar="REV", help="another commit")
-    parser.add_argument("--peers", action="store_true", help="the chat turn beside SGLang and vLLM, where importable")
     parser.add_argument("--json", action="store_true")
+    beside = parser.add_argument_group("beside the peers")
+    beside.add_argument("--peers", nargs="*", metavar="SIDE", help="all sides, or these, by name or as module:Class")
+    beside.add_argument("--comps", default="F,FS,FM,FSM", help="F full attention, S a window, M a recurrent state")
+    beside.add_argument("--pages", default="1,16,64")
+    beside.add_argument("--rows", help="groups of rows; all, if none are given")
+    beside.add_argument("--tiny", action="store_true", help="sizes that only show that all of it runs")
+    beside.add_argument("--read", nargs="*", type=Path, metavar="FILE", help="measure nothing; tell what --json saved")
+    beside.add_argument(
+        "--markdown",
+        nargs="?",
+        const=Path("-"),
+        type=Path,
+        metavar="FILE",
+        help="as tables; FILE: in place of those that it has",
+    )
     given = parser.parse_args()
+    if given.rounds is not None and given.rounds < 1:
+        parser.error("--rounds takes a number from 1 up")
+    if given.peers is not None:
+        if given.workloads or given.against:
+            parser.error("--peers goes with neither workloads nor --against")
+        print(beside_peers(given, parser))
+        return 0
     if unknown := set(given.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
-    if given.rounds < 1:
-        parser.error("--rounds takes a number from 1 up")
-    sides, skipped = measure(given.workloads or list(USUAL), given.rounds, given.against)
-    told: dict[str, Any] = {"rounds": given.rounds, "rows": summary(sides), "skipped": skipped}
-    if given.peers:
-        with tempfile.TemporaryDirectory() as scratch:
-            told["peers"], why = peers(given.rounds, Path(scratch))
-        if why:
-            skipped["peers"] = why
+    rounds = given.rounds or 5
+    sides, skipped = measure(given.workloads or list(USUAL), rounds, given.against)
+    told: dict[str, Any] = {"rounds": rounds, "rows": summary(sides), "skipped": skipped}
     if given.json:
         print(json.dumps(told, indent=2))
         return 0
     print(table(told["rows"], list(sides)))
-    for row, us in told.get("peers", {}).items():
-        print(f"peers: {row:50} {us:.1f}")
     for name, why in skipped.items():
         print(f"skipped: {name}: {why}")
     return 0

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from peer_driver import Sequences
+from peers.drive_prefixloom import Prefixloom
 
 from prefixloom import Tokens, encode
 
@@ -47,7 +47,7 @@ def trace(conversations: int, turns: int) -> tuple[list[Turn], int]:
     return out, total
 
 
-def phases(driver: Sequences, prompt: Tokens, whole: Tokens) -> list[Callable[[], Any]]:
+def phases(driver: Prefixloom, prompt: Tokens, whole: Tokens) -> list[Callable[[], Any]]:
     """The calls of a turn. The first makes the sequence that the others use."""
     found: list[Any] = []
     return [
@@ -59,7 +59,7 @@ def phases(driver: Sequences, prompt: Tokens, whole: Tokens) -> list[Callable[[]
     ]
 
 
-def timed(driver: Sequences, turns: list[Turn]) -> dict[str, list[float]]:
+def timed(driver: Prefixloom, turns: list[Turn]) -> dict[str, list[float]]:
     clock = time.thread_time_ns
     spent: dict[str, list[float]] = {name: [] for name in (*PHASES, "turn")}
     for prompt, whole in turns:
@@ -74,7 +74,7 @@ def timed(driver: Sequences, turns: list[Turn]) -> dict[str, list[float]]:
     return spent
 
 
-def counted(driver: Sequences, turns: list[Turn], every: int = 7) -> tuple[Counter[str], Counter[str]]:
+def counted(driver: Prefixloom, turns: list[Turn], every: int = 7) -> tuple[Counter[str], Counter[str]]:
     """Bytecodes per turn, by phase and by function, of one turn in ``every`` once the pools are full."""
     by_phase: Counter[str] = Counter()
     by_function: Counter[str] = Counter()
@@ -112,7 +112,7 @@ def main() -> None:
     given = parser.parse_args()
     turns, total = trace(given.conversations, 10)
     for comps in given.comps:
-        driver = Sequences(comps, 16, total * 3 // 10, 3 * given.conversations, 1024)
+        driver = Prefixloom(comps, 16, total * 3 // 10, 3 * given.conversations, 1024)
         gc.collect()
         gc.disable()
         if given.bytecodes:

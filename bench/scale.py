@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from peer_driver import Sequences
+from peers.drive_prefixloom import Prefixloom
 
 from prefixloom import Sequence, Tokens, encode
 
@@ -54,7 +54,7 @@ class Tree:
 
     def __init__(self, comps: str, leaves: int) -> None:
         self.leaves = leaves
-        self.driver = Sequences(comps, PAGE, 16 + leaves * LEAF + 64 * PAGE, leaves + 8, 1024)
+        self.driver = Prefixloom(comps, PAGE, 16 + leaves * LEAF + 64 * PAGE, leaves + 8, 1024)
         for number in range(leaves):
             self.request(leaf(number))
 
@@ -133,7 +133,7 @@ def long_prompts(comps: str, lengths: list[int], chunk: int = 2048) -> dict[str,
     """Chunks of a prompt and turns of 512 new tokens behind it, by the length that is cached already."""
     told = {}
     for length in lengths:
-        driver = Sequences(comps, PAGE, length + 256 * chunk, length // chunk + 256, 1024)
+        driver = Prefixloom(comps, PAGE, length + 256 * chunk, length // chunk + 256, 1024)
         prompt = text(length, length + 64 * chunk)
         spent: list[float] = []
         with driver.cache.open(prompt) as sequence:

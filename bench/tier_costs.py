@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from chat_turn import phases, trace
-from peer_driver import NAMES, Sequences, spec
+from peers.drive_prefixloom import NAMES, Prefixloom, installed
 
 import prefixloom
 from prefixloom import Profile, TierManifest, Tokens, encode
@@ -33,21 +33,15 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-class Tiered(Sequences):
+class Tiered(Prefixloom):
     """The same driver over a cache that has a tier as well."""
 
-    def __init__(self, comps: str, page: int, cap: int, states: int, window: int, policy: str) -> None:
-        super().__init__(comps, page, cap, states, window)
-        capacity = {part.name: part.capacity * (part.page_tokens or 1) for part in self.cache.composition.parts}
-        host = {name: 2 * count for name, count in capacity.items()}
-        self.cache = prefixloom.compose(
-            Profile([spec(letter, window) for letter in comps]),
-            plugins=[HostTier(TierManifest(capacity=host, **POLICIES[policy]))],
-            page_size=page, capacity=capacity, device="meta", debug=False,
-        )  # fmt: skip
+    def __init__(self, comps: str, page: int, tokens: int, states: int, window: int, policy: str) -> None:
+        self.tier = POLICIES[policy]  # type: ignore[misc]  # for one of them, not for all
+        super().__init__(comps, page, tokens, states, window)
 
 
-def turn(driver: Sequences, prompt: Tokens, whole: Tokens) -> float:
+def turn(driver: Prefixloom, prompt: Tokens, whole: Tokens) -> float:
     begun = time.thread_time_ns()
     for call in phases(driver, prompt, whole):
         call()
@@ -58,7 +52,7 @@ def turns_of(conversations: int) -> None:
     turns, total = trace(conversations, 10)
     for comps in ("F", "FS", "FM", "FSM"):
         sizes = comps, 16, total * 3 // 10, 3 * conversations, 1024
-        drivers = {"none": Sequences(*sizes), **{policy: Tiered(*sizes, policy) for policy in POLICIES}}
+        drivers = {"none": Prefixloom(*sizes), **{policy: Tiered(*sizes, policy) for policy in POLICIES}}
         spent: dict[str, list[float]] = {name: [] for name in drivers}
         for prompt, whole in turns:
             asked, all_of_it = encode(prompt), encode(whole)
@@ -86,7 +80,7 @@ def composed(stalled: bool) -> prefixloom.Cache:
         TierManifest(capacity=1 << 16), identity={"model": "m"}, fetch="timeout", limits=GuardLimits(deadline=0.05)
     )
     cache = prefixloom.compose(
-        Profile([spec(letter, 1024) for letter in "FSM"]), plugins=[host], page_size=16, device="meta",
+        Profile([installed(letter, 1024) for letter in "FSM"]), plugins=[host], page_size=16, device="meta",
         capacity={NAMES["F"]: 1 << 15, NAMES["S"]: 1 << 15, NAMES["M"]: 64},
     )  # fmt: skip
     if stalled:

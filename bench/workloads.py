@@ -20,7 +20,7 @@ def chat_turn(conversations: int = 200) -> Rows:
     found: Rows = {}
     turns, total = _trace(conversations)
     for comps in ("F", "FS", "FM", "FSM"):
-        driver = script.Sequences(comps, 16, total * 3 // 10, 3 * conversations, 1024)
+        driver = script.Prefixloom(comps, 16, total * 3 // 10, 3 * conversations, 1024)
         for phase, times in script.timed(driver, turns).items():
             found[f"{comps} {phase}, us"] = [statistics.median(times)]
     return found
@@ -33,7 +33,7 @@ def bytecodes(conversations: int = 60) -> Rows:
     found: Rows = {}
     turns, total = _trace(conversations)
     for comps in ("F", "FS", "FM", "FSM"):
-        driver = script.Sequences(comps, 16, total * 3 // 10, 3 * conversations, 1024)
+        driver = script.Prefixloom(comps, 16, total * 3 // 10, 3 * conversations, 1024)
         by_phase, _ = script.counted(driver, turns)
         found |= {f"{comps} {phase}, bytecodes": [float(by_phase[phase])] for phase in script.PHASES}
         found[f"{comps} turn, bytecodes"] = [float(by_phase.total())]

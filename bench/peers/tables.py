@@ -1,0 +1,181 @@
+"""The comparison as text: for a terminal, and as the tables of docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from peers import OURS
+
+BUDGETS = {
+    "chat turn, encoded keys": (15, 22),
+    "hot match of 1k tokens, us": (1.5, 2),
+    "hot match of 128k tokens, with": (30, 35),
+    "match of 64 turns x 512, with": (20, 21),
+    "lock and unlock": (7, 8),
+    "chunk of 2k": (6, 8),
+    "evict 10 leaves": (6, 8),
+    "evict one leaf of 50k": (2.3, 2.3),
+    "bytes per leaf": (800, 1000),
+}
+"""Of full attention, and with windows and states: what a row may cost on the machine that they were set on."""
+
+OURSELVES = next(iter(OURS))
+
+
+def short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def names(result: dict[str, Any]) -> list[str]:
+    """The sides of a composition, ours first."""
+    found = list(dict.fromkeys(side for row in result["rows"] for side in row["sides"]))
+    return [side for side in OURS if side in found] + [side for side in found if side not in OURS]
+
+
+def ahead(row: dict[str, Any], side: str = OURSELVES) -> str:
+    """By how much, or what else the row says of ours."""
+    if each := row.get("ahead", {}).get(side):
+        between = f" ({short(each['least'])}-{short(each['most'])})" if each["least"] < each["most"] else ""
+        return short(each["median"]) + between
+    if "differ by" in row:
+        return max((f"{by:+.1%}" for pair, by in row["differ by"].items() if pair.startswith(f"{side}, ")), key=_size)
+    return ""
+
+
+def _size(share: str) -> float:
+    return abs(float(share.rstrip("%")))
+
+
+def bar(row: dict[str, Any]) -> str:
+    if "differ by" in row:
+        return f"within {row['at most']:.0%}"
+    if "at most" in row:
+        return f"at most {row['at most']:g}"
+    return f"{row['bar']:g}" if row.get("bar") is not None else ""
+
+
+def missed(row: dict[str, Any]) -> list[str]:
+    """Which of ours do not meet the bar."""
+    return list(dict.fromkeys(side.partition(",")[0] for side, each in row.get("met", {}).items() if not each))
+
+
+def met(row: dict[str, Any]) -> str:
+    """Whether ours meets the bar, and which other sides of ours do not."""
+    others = [side for side in missed(row) if side != OURSELVES]
+    if OURSELVES in missed(row):
+        return "missed"
+    return "met" + f", not by {' and '.join(others)}" * bool(others) if "met" in row else ""
+
+
+def terminal(told: dict[str, Any]) -> str:
+    lines = []
+    for result in told["results"]:
+        sides = names(result)
+        title = f"{result['comps']}, page {result['page']}"
+        lines.append(f"{title:58}" + "".join(f"{side[:15]:>17}" for side in sides) + f"{'ahead':>20}  bar")
+        for row in result["rows"]:
+            cells = []
+            for side in sides:
+                each = row["sides"].get(side)
+                cell = f"{short(each['median'])} +-{short((each['most'] - each['least']) / 2)}" if each else "-"
+                cells.append(f"{cell + ('*' if side in row['not the same work'] else ''):>17}")
+            lines.append(f"{row['row']:58}" + "".join(cells) + f"{ahead(row):>20}  {bar(row)} {met(row)}".rstrip())
+        lines.append("")
+    reasons = {
+        f"* {side}, {row['row']}: {why}"
+        for result in told["results"]
+        for row in result["rows"]
+        for side, why in row["not the same work"].items()
+    }
+    lines += sorted(reasons)
+    lines += [f"skipped: {name}: {why}" for name, why in told["skipped"].items()]
+    return "\n".join(lines)
+
+
+def markdown(told: dict[str, Any]) -> str:
+    """Full tables of the fewest and the most components, the ratios of all, and our other sides beside ours."""
+    results = sorted(
+        told["results"], key=lambda result: (len(result["comps"]), result["comps"] == "FM", result["page"])
+    )
+    pages = sorted({result["page"] for result in results})
+    chosen = 16 if 16 in pages else pages[0]
+    whole = [result for result in results if result["page"] == chosen]
+    lines: list[str] = []
+    for result in whole[:1] + whole[1:][-1:]:
+        lines += [f"### {result['comps']}, pages of {chosen}", "", *_full(result), ""]
+    lines += ["### Times ahead", "", *_ratios(results), "", "### Beside ours", "", *_beside(results)]
+    return "\n".join(lines)
+
+
+BEGIN, END = "<!-- python -m bench --peers --markdown -->", "<!-- end -->"
+
+
+def into(path: Path, text: str) -> None:
+    """Writes the tables over those that a document has between its two marks."""
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{path} has no line {BEGIN} with a line {END} behind it")
+    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _head(cells: list[str]) -> Iterator[str]:
+    yield _line(cells)
+    yield "|" + "---|" * len(cells)
+
+
+def _full(result: dict[str, Any]) -> Iterator[str]:
+    sides = [side for side in names(result) if side == OURSELVES or side not in OURS]
+    yield from _head(["work", *sides, "ahead", "bar", "budget"])
+    for row in result["rows"]:
+        cells = []
+        for side in sides:
+            each = row["sides"].get(side)
+            star = "\\*" if side in row["not the same work"] else ""
+            cells.append(f"{short(each['median'])}{star}" if each else "")
+        limit = next((each for start, each in BUDGETS.items() if row["row"].startswith(start)), None)
+        budget = "" if limit is None or result["comps"] not in ("F", "FSM") else f"{limit[result['comps'] != 'F']:g}"
+        yield _line(
+            [row["row"], *cells, ahead(row), f"**{bar(row)}**" if OURSELVES in missed(row) else bar(row), budget]
+        )
+
+
+def _ratios(results: list[dict[str, Any]]) -> Iterator[str]:
+    yield from _across(results, lambda row: _of(row, OURSELVES))
+
+
+def _of(row: dict[str, Any], side: str) -> str:
+    if each := row.get("ahead", {}).get(side):
+        told = short(each["median"])
+        return told if row.get("met", {}).get(side, True) else f"**{told}**"
+    return ""
+
+
+def _beside(results: list[dict[str, Any]]) -> Iterator[str]:
+    """Our other sides' cost as a share of ours."""
+
+    def cell(row: dict[str, Any]) -> str:
+        ours = row["sides"].get(OURSELVES)
+        if not ours or not ours["median"] or not row["row"].endswith((", us", "tokens")) or "worst" in row["row"]:
+            return ""
+        others = (row["sides"].get(side) for side in OURS if side != OURSELVES)
+        return " / ".join(f"{each['median'] / ours['median']:.2f}" for each in others if each)
+
+    yield from _across(results, cell)
+
+
+def _across(results: list[dict[str, Any]], cell: Any) -> Iterator[str]:
+    """The same figure of each row, a column for each composition."""
+    yield from _head(["work", *(f"{result['comps']}/{result['page']}" for result in results)])
+    rows = dict.fromkeys(row["row"] for result in results for row in result["rows"])
+    for name in rows:
+        by_result = [next((row for row in result["rows"] if row["row"] == name), None) for result in results]
+        cells = [cell(row) if row else "" for row in by_result]
+        if any(cells):
+            yield _line([name, *cells])

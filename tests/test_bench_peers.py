@@ -1,0 +1,231 @@
+"""``python -m bench --peers``: our drivers go through every row, a peer that is not there is named, and the bar is held
+against the fastest that does the same work. The peers themselves are not installed where tests run."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+GROUPS = ("chat", "lists", "worst", "match", "deep", "chunks", "evict")
+NAMES = ("bench", "peers", "sides", "chat_turn", "workloads", "fake_peer")
+
+
+@pytest.fixture
+def part(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Modules of bench/peers by their names."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    yield lambda name: importlib.import_module(f"peers.{name}" if name else "peers")
+    for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
+        del sys.modules[name]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "bench", "--peers", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+
+
+@pytest.mark.parametrize("comps", ["F", "FS", "FM", "FSM"])
+@pytest.mark.parametrize("side", ["prefixloom", "tier idle", "stranger's"])
+def test_each_of_our_sides_goes_through_every_row(part: Callable[[str], Any], side: str, comps: str) -> None:
+    rows = part("rows")
+    made = part("").load(side)
+    found = {}
+    for name in GROUPS:
+        found |= rows.GROUPS[name](lambda room, states: made(comps, 16, room, states, 1024), rows.TINY)
+    found |= rows._leaves(lambda room, states: made(comps, 16, room, states, 1024), rows.TINY)
+    assert len(found) == 23
+    for row, samples in found.items():
+        assert samples, row
+        assert all(math.isfinite(each) and each >= 0 for each in samples), row
+    assert set(rows.GROUPS) == {*GROUPS, "leaves"}
+
+
+def test_our_sides_hit_the_same_tokens_and_leave_nothing_protected(part: Callable[[str], Any]) -> None:
+    rows = part("rows")
+    hits = set()
+    for side in part("").OURS:
+        made: list[Any] = []
+
+        def make(room: int, states: int, side: str = side, made: list[Any] = made) -> Any:
+            made.append(part("").load(side)("FSM", 16, room, states, 64))
+            return made[-1]
+
+        hits.add(rows.chat(make, rows.TINY)["tokens that hit in the chat, thousands"][0])
+        stats = made[0].cache.stats()
+        assert stats.sequences == 0
+        for name, figures in stats.components.items():
+            assert figures.leased == figures.running == 0, name
+            assert figures.evicted > 0, name  # there was pressure
+        tier = stats.tier
+        assert tier is None or set(tier.cached.values()) == {0}, "the idle tier was used"
+    assert len(hits) == 1
+    assert hits.pop() > 0
+
+
+def test_a_driver_that_lacks_a_part_is_none(part: Callable[[str], Any]) -> None:
+    whole = {name: lambda *_: None for name in part("driver").Driver.__abstractmethods__}
+    assert type("Whole", (part("driver").Driver,), whole)("F", 16, 64, 4, 16).page == 16
+    for name in whole:
+        lacking = {other: each for other, each in whole.items() if other != name}
+        with pytest.raises(TypeError, match=name):
+            type("Lacking", (part("driver").Driver,), lacking)("F", 16, 64, 4, 16)
+
+
+def test_a_peer_is_compared_and_who_cannot_be_is_named(tmp_path: Path) -> None:
+    peers = [f"fake_peer:{name}" for name in ("Works", "Absent", "Fails", "Ends")]
+    if gone := importlib.util.find_spec("vllm") is None:
+        peers.append("vLLM")
+    sizes = ("--tiny", "--comps", "F", "--pages", "16", "--rounds", "2", "--rows", "chat,deep,evict", "--json")
+    ran = run("prefixloom", *peers, *sizes)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    (result,) = told["results"]
+    rows = {row["row"]: row for row in result["rows"]}
+    assert rows["chat turn, encoded keys, us"]["against"].startswith("fake_peer:")
+    assert "fake_peer:Fails" not in rows["lock and unlock there, us"]["sides"]
+    for row in rows.values():
+        assert {"prefixloom", "fake_peer:Works"} <= row["sides"].keys(), row["row"]
+    skipped = told["skipped"]
+    assert skipped.pop("F/16, fake_peer:Absent") == "no module named absent. Install it: pip install absent"
+    assert skipped.pop("F/16, fake_peer:Fails, deep") == "ValueError: no lock today"
+    assert "ended with 3" in skipped.pop("F/16, fake_peer:Ends, evict")
+    if gone:
+        assert "pip install --no-deps vllm" in skipped.pop("F/16, vLLM")
+    assert skipped == {}
+
+    saved = tmp_path / "told.json"
+    saved.write_text(ran.stdout)
+    text, tables = (run("--read", str(saved), *more).stdout for more in ([], ["--markdown"]))
+    assert "chat turn, encoded keys, us" in text
+    assert "skipped: F/16, fake_peer:Fails, deep: ValueError: no lock today" in text
+    assert "### F, pages of 16" in tables
+    document = tmp_path / "told.md"
+    document.write_text("before\n<!-- python -m bench --peers --markdown -->\nold\n<!-- end -->\nafter\n")
+    for _ in range(2):
+        assert run("--read", str(saved), "--markdown", str(document)).returncode == 0
+    before, _, rest = document.read_text().partition("<!-- python -m bench --peers --markdown -->\n")
+    assert (before, rest) == ("before\n", f"\n{tables.rstrip()}\n\n<!-- end -->\nafter\n")
+    document.write_text("no marks\n")
+    assert "has no line" in run("--read", str(saved), "--markdown", str(document)).stderr
+
+
+def test_the_bar_is_the_fastest_peer_that_does_the_same_work(part: Callable[[str], Any]) -> None:
+    judged = part("compare").judged
+    row = judged(
+        "evict 10 leaves of 20k, us", {"prefixloom": [4.0, 5.0], "SGLang Rust": [8.0, 20.0], "vLLM": [1.0, 1.0]}
+    )
+    assert row["against"] == "SGLang Rust"
+    assert list(row["not the same work"]) == ["vLLM"]
+    assert row["ahead"]["prefixloom"] == {"median": 3.0, "least": 2.0, "most": 4.0}  # round by round
+    assert row["met"] == {"prefixloom": True}
+    by_side = {"prefixloom": [4.0] * 3, "tier idle": [3.0] * 3, "SGLang Rust": [10, 13, 10], "vLLM": [9, 13, 9]}
+    row = judged("chat turn, encoded keys, us", by_side)
+    assert (row["against"], row["bar"]) == ("vLLM", 3.0)
+    assert row["met"] == {"prefixloom": False, "tier idle": True}
+
+
+def test_a_child_answers_for_its_work_or_says_why_it_does_not(part: Callable[[str], Any]) -> None:
+    apart = part("rows")._apart
+    assert apart(lambda: {"a row": [1.0, 2.0]}) == {"a row": [1.0, 2.0]}
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        apart(lambda: {"a row": [1 / 0]})
+    with pytest.raises(RuntimeError, match="the child ended"):
+        apart(lambda: os._exit(3))
+
+
+def test_flat_rows_and_hits_have_bars_of_their_own(part: Callable[[str], Any]) -> None:
+    judged = part("compare").judged
+    row = judged("the last quarter of chunks over the first, times", {"prefixloom": [1.2], "tier idle": [1.4]})
+    assert row["met"] == {"prefixloom": True, "tier idle": False}
+    row = judged("tokens that hit in the chat, thousands", {"prefixloom": [100.0], "a": [100.5], "b": [90.0]})
+    assert row["met"] == {"prefixloom, a": True, "prefixloom, b": False}
+    row = judged("worst open in the chat, us", {"prefixloom": [90.0, 30.0], "a": [60.0, 300.0]})
+    assert row["sides"]["prefixloom"]["median"] == 30.0  # other work only adds
+    assert row["ahead"]["prefixloom"]["median"] == 2.0
+    assert "met" not in row
+
+
+def test_rows_that_were_measured_again_stand_for_those_before(part: Callable[[str], Any]) -> None:
+    def told(page: int, **rows: int) -> dict[str, Any]:
+        results = [{"comps": "F", "page": page, "rows": [{"row": name, "n": n} for name, n in rows.items()]}]
+        return {"results": results, "skipped": {f"F/{page}, a": "why"}}
+
+    both = part("compare").merged([told(16, a=1, b=2), told(1, a=3), told(16, b=4)])
+    assert [(result["page"], [row["n"] for row in result["rows"]]) for result in both["results"]] == [
+        (16, [1, 4]),
+        (1, [3]),
+    ]
+    assert both["skipped"] == {"F/16, a": "why", "F/1, a": "why"}
+
+
+def test_tables_show_what_is_missed_and_what_is_not_the_same(part: Callable[[str], Any]) -> None:
+    judged, tables = part("compare").judged, part("tables")
+    rows = [
+        judged("chat turn, encoded keys, us", {"prefixloom": [10.0], "tier idle": [11.0], "vLLM": [25.0]}),
+        judged("lock and unlock there, us", {"prefixloom": [10.0], "a": [20.0], "vLLM": [1.0]}),
+    ]
+    told = {"results": [{"comps": "FSM", "page": 16, "rows": rows}], "skipped": {"FSM/16, b": "not there"}}
+    lines = tables.markdown(told).splitlines()
+    assert "| chat turn, encoded keys, us | 10.0 | 25.0 |  | 2.50 | **3** | 22 |" in lines
+    assert "| lock and unlock there, us | 10.0 | 1.00\\* | 20.0 | 2.00 | 1 | 8 |" in lines
+    assert "| chat turn, encoded keys, us | **2.50** |" in lines
+    assert "| chat turn, encoded keys, us | 1.10 |" in lines
+    text = tables.terminal(told)
+    assert "3 missed" in text
+    assert "* vLLM, lock and unlock there, us: it has no locks" in text
+    assert "skipped: FSM/16, b: not there" in text
+
+
+def test_stand_ins_let_a_peer_be_imported_and_raise_once_they_are_sealed(
+    part: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_ins = part("stand_ins")
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    stand_ins.stand_in("gpu_kernels")
+    kernels: Any = importlib.import_module("gpu_kernels.language.extra")
+    try:
+
+        @kernels.jit
+        def plain() -> int:
+            return 1
+
+        @kernels.tuned(configs=[kernels.Config(8)])
+        def tuned() -> int:
+            return 2
+
+        class Sub(kernels.Base):  # type: ignore[misc]
+            value: kernels.dtype | None = None
+
+        assert (plain(), tuned(), Sub().value) == (1, 2, None)
+        stand_ins.sealed(True)
+        with pytest.raises(NotImplementedError, match=r"gpu_kernels.language.extra.copy is a stand-in"):
+            kernels.copy(1)
+    finally:
+        for name in [name for name in sys.modules if name.startswith("gpu_kernels")]:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nobody"], "no side nobody; there are prefixloom"),
+        (["--rows", "none"], "no rows none; there are chat"),
+        (["--against", "HEAD"], "--peers goes with neither"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_runs(arguments: list[str], reason: str) -> None:
+    ran = run(*arguments)
+    assert ran.returncode == 2
+    assert reason in ran.stderr
