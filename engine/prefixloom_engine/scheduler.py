@@ -320,7 +320,10 @@ class Scheduler:
         self.waiting.append(job)
 
     def restart(self, job: Job) -> None:
-        """All that is in flight for it is void: it starts over from what was answered, and from what is cached."""
+        """All that is in flight for it is void: it starts over from what was answered, and from what is cached.
+
+        What another engine handed over may be why, so it is not tried again.
+        """
         job.life += 1
         job.pending = 0
         job.due = len(job.answer.tokens)
