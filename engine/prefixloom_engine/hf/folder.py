@@ -57,6 +57,8 @@ def load(path: str | os.PathLike[str], *, dtype: str = "auto", device: str = "cp
 
 
 def _config(folder: Path, where: str) -> Any:
+    if folder.is_file():
+        raise CompositionError(f"{where} is a file: pass the folder of a downloaded model")
     if not folder.is_dir():
         raise CompositionError(f"{where} is not there: nothing is downloaded, so pass the folder of a downloaded model")
     try:
