@@ -19,7 +19,7 @@ from prefixloom import InputError
 from prefixloom_engine import Engine, Request, ThreeWay
 from prefixloom_engine.disaggregate import DecodeEngine
 from prefixloom_engine.handover import Handed, needed, packed, unpacked
-from prefixloom_engine.wire import HEAD
+from prefixloom_engine.wire import HEAD, Wire
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 
@@ -120,6 +120,29 @@ def test_what_came_too_late_to_fit_is_computed_here() -> None:
     nothing_left(cache)
 
 
+def test_what_came_and_cannot_be_read_costs_a_recompute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefixloom_engine import disaggregate
+
+    monkeypatch.setattr(disaggregate, "unpacked", lambda data: unpacked(data[:-1]))
+    requests = [Request(prompt(1, 150), 6)]
+    cache = cache_for(model())
+    with serving(lambda: cache_for(model())) as server, decoding(cache, server) as decode:
+        answers = decode.generate(requests)
+        assert (decode.handed_over, decode.engine.counts.prefilled) == (0, 150)
+    assert [answer.tokens for answer in answers] == plain(model(), requests)
+    assert "handed over cannot be read" in caplog.text
+    nothing_left(cache)
+
+
+def test_a_machine_that_is_gone_without_a_word_is_noticed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        wire = Wire(socket.create_connection(listening.getsockname()))
+        assert wire.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        wire.close()
+
+
 def test_two_that_keep_other_things_do_not_work_together() -> None:
     other = ThreeWay("tiny")
     with serving(lambda: cache_for(other), other) as server, pytest.raises(InputError, match="from the same config"):
@@ -184,9 +207,16 @@ def test_a_decode_process_that_is_gone_leaves_nothing_behind() -> None:
             stranger.settimeout(10)
             assert stranger.recv(10) == b"", "what is no frame of ours closes the connection"
         with socket.create_connection(server.address) as stranger:
-            stranger.sendall(HEAD.pack(b"a", 1, 9) + b"not json}")
-            stranger.settimeout(10)
-            assert stranger.recv(1) == b"x", "it is told, and others go on"
+            for nonsense in (
+                b"not json}",
+                b"7",
+                b'{"have": 0, "tokens": 5}',
+                b'{"have": 0, "tokens": [1], "seed": "x"}',
+            ):
+                stranger.sendall(HEAD.pack(b"a", 1, len(nonsense)) + nonsense)
+                stranger.settimeout(10)
+                kind, _, length = HEAD.unpack(stranger.recv(HEAD.size, socket.MSG_WAITALL))
+                assert (kind, len(stranger.recv(length, socket.MSG_WAITALL))) == (b"x", length), "and others go on"
         with decoding(cache_for(model()), server) as decode:
             (answer,) = decode.generate([Request(prompt(1, 150), 2)])
         assert decode.handed_over == 1

@@ -210,6 +210,8 @@ def test_a_folder_that_is_not_there_a_dtype_and_a_device_that_are_none(saved: Pa
         load(tmp_path / "nowhere")
     with pytest.raises(CompositionError, match="is not there: nothing is downloaded"):
         load("somebody/some-model")
+    with pytest.raises(CompositionError, match=r"config\.json' is a file: pass the folder"):
+        load(saved / "config.json")
     with pytest.raises(CompositionError, match="dtype='floaty' is none of torch's"):
         load(saved, dtype="floaty")
     with pytest.raises(CompositionError, match="cannot be put on device 'nowhere'"):
