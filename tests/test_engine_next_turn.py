@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from engines import CAPACITY, cache_for, decoding, model, nothing_left, plain, prompt, serving
-from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, Window, compose
+from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, Reach, Window, compose
 from prefixloom_engine import Batch, Engine, Request, ThreeWay
 from prefixloom_engine.binding import memory_with
 from prefixloom_engine.disaggregate import DecodeEngine
-from prefixloom_engine.handover import wanted
+from prefixloom_engine.handover import outgoing
 from prefixloom_engine.model import by_count
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
@@ -150,11 +150,27 @@ def test_of_windows_alone_the_last_boundarys_comes_along() -> None:
         Component("near", Manifest([Buffer("near", (), "int64")]), Window(5)),
     ]
     cache = compose(None, plugins=parts, page_size=16, capacity=1024)
-    assert wanted(cache, 0, 0, 150) == (144, {"all": list(range(10)), "near": [8, 9]})
-    assert wanted(cache, 144, 144, 150) == (0, {"all": [9], "near": [9]})
-    assert wanted(cache, 0, 0, 16) == (0, {"all": [0], "near": [0]}), "there is no boundary before its end but 0"
+    assert outgoing(cache, 0, 0, 150) == (144, {"all": list(range(10)), "near": [8, 9]})
+    assert outgoing(cache, 144, 144, 150) == (0, {"all": [9], "near": [9]})
+    assert outgoing(cache, 0, 0, 16) == (0, {"all": [0], "near": [0]}), "there is no boundary before its end but 0"
     paths = compose(None, plugins=parts[:1], page_size=16, capacity=1024)
-    assert wanted(paths, 0, 0, 150) == (0, {"all": list(range(10))}), "of a path the end's is all"
+    assert outgoing(paths, 0, 0, 150) == (0, {"all": list(range(10))}), "of a path the end's is all"
+
+
+class Odd(Reach):
+    """Inside of a page the first one is needed, and at its end it is not."""
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        return ((0, min(n, 16)),) if n % 16 else ()
+
+
+def test_what_the_end_needs_and_the_boundary_does_not_goes_over_at_once() -> None:
+    """There would be no slots for it in the second of two steps."""
+    odd = Component("odd", Manifest([Buffer("odd", (), "int64")]), Odd())
+    state = Component("sum", Manifest([Buffer("sum", (), "int64")]), Point())
+    cache = compose(None, plugins=[odd, state], page_size=16, capacity=1024)
+    assert outgoing(cache, 0, 144, 150) == (0, {"odd": [0]})
+    assert outgoing(cache, 16, 144, 150) == (144, {"odd": []}), "where the receiver has it, nothing stands in the way"
 
 
 @AHEAD

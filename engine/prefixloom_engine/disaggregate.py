@@ -253,7 +253,7 @@ class DecodeEngine:
         self.received += len(data)
         try:
             handed = unpacked(data)
-        except Exception as error:
+        except Exception as error:  # whatever the bytes made of it
             log.warning("what the prefill process handed over cannot be read (%r). It is computed here", error)
             pending.answer = self.engine.add(pending.request)
             return

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from prefixloom import Cache, Stream, ThreadStream, stream_for
 
-from . import handover, sampling
+from . import sampling
 from .drafting import Drafting
-from .handover import Handed, collect, collect_states, fill
+from .handover import Handed, collect, collect_states, fill, outgoing
 from .model import Batch, Runner, Span, no_gate
 from .requests import Job
 
@@ -111,7 +111,7 @@ class Pass:
     def _begin_hand_over(self, row: Row, tables: Mapping[str, Tensor]) -> None:
         """The pass to the end begins at the last boundary, and writes over the states that stand there."""
         have, span = row.job.request.hand_over or 0, row.span
-        boundary, pages = handover.wanted(self.cache, have, span.start, span.end)
+        boundary, pages = outgoing(self.cache, have, span.start, span.end)
         states = collect_states(self.cache, tables) if boundary else {}
         row.handed = Handed(have, boundary, span.end, -1, 0.0, pages, {}, states)
 

@@ -60,12 +60,12 @@ def needed(cache: Cache, have: int, border: int) -> dict[str, list[int]]:
     return found
 
 
-def wanted(cache: Cache, have: int, start: int, border: int) -> tuple[int, dict[str, list[int]]]:
+def outgoing(cache: Cache, have: int, start: int, border: int) -> tuple[int, dict[str, list[int]]]:
     """The boundary at which the receiver can resume as well as at ``border``, and the pages for both.
 
-    ``start``: where the pass to the border begins; of states there is none older. 0: the receiver has that boundary, or
-    what the border needs tells all of it, or the border needs pages before it that it needs not itself, which the
-    receiver would not have by then.
+    ``start``: where the pass to the border begins; states of before are gone. 0: the receiver has that boundary, or it
+    needs nothing beside what the border needs, or (of a reach that is not convex) the border needs pages that the
+    boundary does not, for which the receiver would have no slots by then.
     """
     pages = needed(cache, have, border)
     boundary = (border - 1) // cache.composition.page * cache.composition.page

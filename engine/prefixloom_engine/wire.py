@@ -15,8 +15,6 @@ HEAD = struct.Struct("<cIQ")
 LONGEST = 1 << 33
 """Bytes of a frame: a longer one is no frame of ours."""
 ASK, ANSWER, MEET, REFUSED = b"a", b"r", b"m", b"x"
-
-
 ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 """Seconds (milliseconds the last) after which a machine that has gone without a word counts as gone."""
 
