@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache as remembered
 from typing import Any
 
@@ -13,6 +15,8 @@ from torch import Tensor
 
 from prefixloom import Cache, compose
 from prefixloom_engine import Batch, Engine, Request, Span, ThreeWay
+from prefixloom_engine.disaggregate import DecodeEngine, PrefillServer
+from prefixloom_engine.model import Model
 from prefixloom_engine.threeway import SIZES
 
 CAPACITY = {"full": 1200, "swa": 900, "mamba": 28}
@@ -95,3 +99,38 @@ def forward(it: ThreeWay, cache: Cache, sequence: Any, ends: Sequence[int], sing
             ids = torch.tensor([tokens[start:end]])
             out.append(runner.forward(Batch(ids, [Span(start, end)], tables, rewinds, end - start))[0])
     return torch.cat(out)
+
+
+# ---------------------------------------------------------------- two processes
+
+
+@contextmanager
+def serving(make: Callable[[], Cache], it: Model | None = None) -> Iterator[PrefillServer]:
+    """A server in a thread of its own, which made the cache that it drives; nothing is left of it in the end."""
+    made: list[PrefillServer] = []
+    failed: list[BaseException] = []
+    ready = threading.Event()
+
+    def run() -> None:
+        try:
+            made.append(PrefillServer(Engine(it or model(), make(), chunk=128)))
+            ready.set()
+            made[0].run()
+            nothing_left(made[0].engine.cache)
+        except BaseException as error:
+            failed.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    try:
+        yield made[0]
+    finally:
+        made[0].stop()
+        thread.join(timeout=60)
+    assert not failed, failed
+
+
+def decoding(cache: Cache, server: PrefillServer, it: Model | None = None, **options: Any) -> DecodeEngine:
+    return DecodeEngine(Engine(it or model(), cache, chunk=128, **options), server.address)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,11 +18,9 @@ import attrs
 import pytest
 import torch
 
-from interrupting import interruptible
 from prefixloom import cli
 from prefixloom.cli import main
 from prefixloom_engine import demo, telling, verdict
-from prefixloom_engine.engine import Engine
 from prefixloom_engine.threeway import BoundThreeWay
 
 SMALL = ["demo", "--size", "tiny", "--conversations", "4", "--turns", "2"]
@@ -55,32 +51,15 @@ def test_each_turn_has_a_row_and_the_verdict_comes_last(capsys: pytest.CaptureFi
         "verdict:        EXACT: every answer is the same, and what was restored is bitwise what was left"
     )
     assert any(re.search(r"first token: .* times as fast; \d+% of", line) for line in lines)
-    assert any("evicted: full/swa/mamba" in line for line in lines)
+    assert lines[table].split()[5] == "full/swa/mamba"
 
 
 def test_a_pipe_gets_plain_lines_that_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     out = output(capsys, "--speculate", "2")
     assert out.isascii()
     assert out.replace("\n", "").isprintable()
-    assert max(map(len, out.splitlines())) <= 120
+    assert max(map(len, out.splitlines())) <= 100
     assert "guesses:" in out
-
-
-def test_a_terminal_gets_a_line_of_progress_that_is_gone_in_the_end(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    assert main(SMALL) == 0
-    shown = terminal.getvalue().split("\r")
-    assert "turn 2 of 2, conversation 4 of 4" in shown
-    assert shown[-1] == ""
-    assert shown[-2].isspace()
-    assert "\r" not in capsys.readouterr().out
 
 
 def test_json_is_one_object_with_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,21 +297,6 @@ def test_a_report_that_cannot_be_written_is_told_after_the_table(
     assert captured.err == f"prefixloom: --report {path} cannot be written: No space left on device\n"
 
 
-def test_an_interrupt_ends_it_and_clears_the_progress(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Engine, "_collect", interrupt)
-    monkeypatch.setattr(verdict.Ledger, "compare", interrupt)
-    monkeypatch.setattr(demo.Demo, "_answer", lambda *_: None)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    assert main(SMALL) == 130
-    *_, blank, last = capsys.readouterr().err.split("\r")
-    assert (blank.strip(), last) == ("", "prefixloom: interrupted\n")
-
-
 def test_without_numpy_it_runs_and_nothing_is_warned_of(tmp_path: Path) -> None:
     """A fresh installation has none."""
     tmp_path.joinpath("numpy.py").write_text("raise ModuleNotFoundError(\"No module named 'numpy'\")\n")
@@ -361,15 +325,3 @@ def test_the_number_of_threads_is_given_back(capsys: pytest.CaptureFixture[str])
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-
-
-def test_a_real_interrupt_in_a_pipe_leaves_no_traceback() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    call = [sys.executable, "-m", "prefixloom", *SMALL, "--conversations", "1000"]
-    with interruptible(call, environment) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("Model:")
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "prefixloom: interrupted\n")
-    assert "verdict" not in out

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
 import pytest
+import torch
 
 from engines import CAPACITY, SYSTEM, cache_for, mixed, model, nothing_left, plain, prompt, served
 from prefixloom import InputError, ProtocolError
@@ -246,16 +248,14 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_is_begun() -> None:
             engine.generate([[]])
         with pytest.raises(InputError, match=r"a prompt is a list of tokens, got 7: generate takes a list of prompts"):
             engine.generate([7, 8])  # type: ignore[list-item]
-        with pytest.raises(InputError, match="has the token 512: the model has tokens from 0 to 511"):
+        with pytest.raises(InputError, match="has the token 512: the model's are whole numbers from 0 to 511"):
             engine.generate([[1, 512]])
-        with pytest.raises(InputError, match="max_tokens=0: an answer has at least one token"):
+        with pytest.raises(InputError, match="max_tokens=0: it is a whole number from 1 up"):
             engine.generate([[1]], max_tokens=0)
         with pytest.raises(InputError, match=r"'the long one' .* 309 tokens.*component 'full', whose pool has 16"):
             engine.generate([prompt(1, 10), Request(prompt(1, 300), 10, label="'the long one'")])
         with pytest.raises(InputError, match="would guess 5 tokens ahead, and the cache takes at most 4 back"):
             engine.generate([Request([1], speculate=5)])
-        with pytest.raises(InputError, match="temperature=-1"):
-            Request([1], temperature=-1)
         assert engine.generate([]) == []
         assert not engine.step()
         (answer,) = engine.generate([prompt(1, 10)], max_tokens=3)
@@ -265,8 +265,55 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_is_begun() -> None:
         engine.add(Request([1]))
     with pytest.raises(InputError, match="a policy is one of fcfs, lpm"):
         Engine(model(), cache, policy="random")
-    with pytest.raises(InputError, match="chunk must be at least 1"):
+    with pytest.raises(InputError, match="chunk is a whole number from 1 up, got 0"):
         Engine(model(), cache, chunk=0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"max_tokens": 2.5}, "max_tokens=2.5: it is a whole number from 1 up"),
+        ({"max_tokens": True}, "max_tokens=True: it is a whole number from 1 up"),
+        ({"temperature": -1}, "temperature=-1: it is a number from 0 up"),
+        ({"temperature": float("nan")}, "temperature=nan: it is a number from 0 up"),
+        ({"temperature": "hot"}, "temperature='hot': it is a number from 0 up"),
+        ({"seed": None}, "seed=None: it is a whole number"),
+        ({"priority": "high"}, "priority='high': it is a whole number"),
+        ({"speculate": 1.5}, "speculate=1.5: it is a whole number from 0 up"),
+        ({"speculate": -1}, "speculate=-1: it is a whole number from 0 up"),
+        ({"hand_over": -1, "max_tokens": 1}, "hand_over=-1: it is a whole number from 0 up"),
+        ({"hand_over": 0}, "its answer has one token here, max_tokens=1"),
+        ({"stops": 5}, "stops are token ids, in a list or a set, got 5"),
+        ({"stops": "ab"}, "stops are token ids, got"),
+        ({"namespace": None}, "namespace=None: it is a text"),
+        ({"label": 3}, "a request has label=3: it is a text"),
+    ],
+)
+def test_a_request_that_could_never_be_answered_right_is_not_made(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=re.escape(told)):
+        Request([1, 2], **wrong)
+
+
+@pytest.mark.parametrize("wrong", ["hello", None, 5, Request([1]), [None], ["hello"], [[1.0]], [[True]]])
+def test_prompts_that_are_none_are_refused(wrong: Any) -> None:
+    with Engine(model(), cache_for(model())) as engine:
+        with pytest.raises(InputError):
+            engine.generate(wrong)
+        assert not engine.step()
+
+
+def test_an_array_or_a_tensor_is_a_prompt_as_well() -> None:
+    with Engine(model(), cache_for(model())) as engine:
+        expected = engine.generate([prompt(1, 30)], 3)[0].tokens
+        for given in (torch.tensor(prompt(1, 30)), torch.tensor([prompt(1, 30)])):
+            made = given if given.ndim == 2 else [given]
+            assert engine.generate(made, 3)[0].tokens == expected
+
+
+@pytest.mark.parametrize(("given", "told"), [((None, None), "takes a model"), ((model(), None), "and its cache")])
+def test_an_engine_without_its_parts_is_refused(given: tuple[Any, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        Engine(*given)
 
 
 def test_who_cannot_be_admitted_since_others_hold_the_pools_is_told() -> None:

@@ -8,56 +8,20 @@ import random
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
 
-from engines import CAPACITY, cache_for, mixed, model, nothing_left, plain, prompt
-from prefixloom import Cache, InputError
+from engines import CAPACITY, cache_for, decoding, mixed, model, nothing_left, plain, prompt, serving
+from prefixloom import InputError
 from prefixloom_engine import Engine, Request, ThreeWay
-from prefixloom_engine.disaggregate import DecodeEngine, PrefillServer
+from prefixloom_engine.disaggregate import DecodeEngine
 from prefixloom_engine.handover import Handed, needed, packed, unpacked
-from prefixloom_engine.wire import HEAD
+from prefixloom_engine.wire import HEAD, Wire
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
-
-
-@contextmanager
-def serving(make: Callable[[], Cache], it: ThreeWay | None = None) -> Iterator[PrefillServer]:
-    """A server in a thread of its own, which made the cache that it drives; nothing is left of it in the end."""
-    made: list[PrefillServer] = []
-    failed: list[BaseException] = []
-    ready = threading.Event()
-
-    def run() -> None:
-        try:
-            made.append(PrefillServer(Engine(it or model(), make(), chunk=128)))
-            ready.set()
-            made[0].run()
-            nothing_left(made[0].engine.cache)
-        except BaseException as error:
-            failed.append(error)
-            ready.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    ready.wait()
-    try:
-        yield made[0]
-    finally:
-        made[0].stop()
-        thread.join(timeout=60)
-    assert not failed, failed
-
-
-def decoding(cache: Cache, server: PrefillServer, **options: Any) -> DecodeEngine:
-    return DecodeEngine(Engine(model(), cache, chunk=128, **options), server.address)
 
 
 @pytest.mark.parametrize("speculate", [0, 3])
@@ -115,7 +79,7 @@ def test_whatever_of_it_is_lost_on_the_way_changes_the_answer(component: str, mo
     assert max(abs(a - b) for a, b in zip(told[0].logprobs, told[1].logprobs, strict=True)) > 1e-3
 
 
-def test_what_goes_over_is_what_the_reaches_need_at_the_unaligned_end() -> None:
+def test_what_goes_over_is_what_the_reaches_need_at_the_end_and_at_the_last_boundary() -> None:
     cache = cache_for(model())
     assert needed(cache, 0, 150) == {"full": list(range(10)), "swa": [6, 7, 8, 9]}, "a window of 40 begins at 111"
     assert needed(cache, 128, 150) == {"full": [8, 9], "swa": [8, 9]}
@@ -125,11 +89,18 @@ def test_what_goes_over_is_what_the_reaches_need_at_the_unaligned_end() -> None:
     assert whole.handed is not None and rest.handed is not None
     page = 16 * 2 * 2 * 16 * 8  # tokens, k and v, heads, width, bytes: of one layer
     state = sum(buffer[:, 0].numel() * 8 for buffer in cache.pool("mamba").buffers.values())
-    assert whole.handed.size == (10 + 4) * page + state
-    assert rest.handed.size == (2 + 2) * page + state
-    back = unpacked(packed(rest.handed))
-    assert (back.have, back.border, back.token, back.pages) == (128, 150, rest.tokens[0], rest.handed.pages)
-    assert all(back.content[name].equal(content) for name, content in rest.handed.content.items())
+    assert whole.handed.pages["swa"] == [5, 6, 7, 8, 9], "and the window of the boundary at 128 begins at 89"
+    assert whole.handed.size == (10 + 5) * page + 2 * state
+    assert rest.handed.size == (2 + 2) * page + state, "who has the boundary gets no more than the end needs"
+    assert (whole.handed.boundary, rest.handed.boundary) == (128, 0)
+    for handed, token in ((whole.handed, whole.tokens[0]), (rest.handed, rest.tokens[0])):
+        back = unpacked(packed(handed))
+        assert attrs.asdict(attrs.evolve(back, content={}, states={})) == attrs.asdict(
+            attrs.evolve(handed, content={}, states={}, token=token)
+        )
+        for mine, theirs in ((handed.content, back.content), (handed.states, back.states)):
+            assert mine.keys() == theirs.keys()
+            assert all(theirs[name].equal(content) for name, content in mine.items())
     with pytest.raises(InputError, match="bytes, and its header tells of"):
         unpacked(packed(rest.handed) + b"x")
 
@@ -147,6 +118,29 @@ def test_what_came_too_late_to_fit_is_computed_here() -> None:
         assert engine.counts.arrived == 0
     assert [answer.tokens] == plain(model(), requests)
     nothing_left(cache)
+
+
+def test_what_came_and_cannot_be_read_costs_a_recompute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefixloom_engine import disaggregate
+
+    monkeypatch.setattr(disaggregate, "unpacked", lambda data: unpacked(data[:-1]))
+    requests = [Request(prompt(1, 150), 6)]
+    cache = cache_for(model())
+    with serving(lambda: cache_for(model())) as server, decoding(cache, server) as decode:
+        answers = decode.generate(requests)
+        assert (decode.handed_over, decode.engine.counts.prefilled) == (0, 150)
+    assert [answer.tokens for answer in answers] == plain(model(), requests)
+    assert "handed over cannot be read" in caplog.text
+    nothing_left(cache)
+
+
+def test_a_machine_that_is_gone_without_a_word_is_noticed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        wire = Wire(socket.create_connection(listening.getsockname()))
+        assert wire.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        wire.close()
 
 
 def test_two_that_keep_other_things_do_not_work_together() -> None:
@@ -213,9 +207,16 @@ def test_a_decode_process_that_is_gone_leaves_nothing_behind() -> None:
             stranger.settimeout(10)
             assert stranger.recv(10) == b"", "what is no frame of ours closes the connection"
         with socket.create_connection(server.address) as stranger:
-            stranger.sendall(HEAD.pack(b"a", 1, 9) + b"not json}")
-            stranger.settimeout(10)
-            assert stranger.recv(1) == b"x", "it is told, and others go on"
+            for nonsense in (
+                b"not json}",
+                b"7",
+                b'{"have": 0, "tokens": 5}',
+                b'{"have": 0, "tokens": [1], "seed": "x"}',
+            ):
+                stranger.sendall(HEAD.pack(b"a", 1, len(nonsense)) + nonsense)
+                stranger.settimeout(10)
+                kind, _, length = HEAD.unpack(stranger.recv(HEAD.size, socket.MSG_WAITALL))
+                assert (kind, len(stranger.recv(length, socket.MSG_WAITALL))) == (b"x", length), "and others go on"
         with decoding(cache_for(model()), server) as decode:
             (answer,) = decode.generate([Request(prompt(1, 150), 2)])
         assert decode.handed_over == 1

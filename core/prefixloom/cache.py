@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 from .assembly import Assembly
@@ -28,6 +29,7 @@ from .plan import MatchPlan, make_plan
 from .pool import Pool
 from .retention import reclaim
 from .sequence import Sequence
+from .sessions import open_session
 from .stats import CacheStats, cache_stats
 from .step import Step
 from .streams import Stream, stream_for
@@ -216,6 +218,15 @@ class Cache(Assembly):
         if self._debug is not None:
             self._leave("open")
         return sequence
+
+    def session(
+        self, model: Any, ids: Any, *, namespace: str = "", label: str = "", **options: Any
+    ) -> AbstractContextManager[Any]:
+        """One conversation that the model's own code runs over this cache: ``with cache.session(model, ids) as s``.
+
+        Made by an installed adapter that knows the model, which takes the ``options``. CompositionError: none does.
+        """
+        return open_session(self, model, ids, {"namespace": namespace, "label": label, **options})
 
     def _fill_holdings(self, sequence: Sequence, plan: MatchPlan) -> None:
         """The slots that opening takes, which are free, and the ops that fill the running states."""

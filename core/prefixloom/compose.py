@@ -79,6 +79,7 @@ class Composition:
 
     ``manager`` holds the component instances; with ``tracing`` the hooks go through it, for monitoring. ``sizing`` says
     in words why the pools are as large as they are, ``warnings`` what is known to be wrong with the model elsewhere.
+    ``registry`` is what is installed, where components and adapters of models were and are looked up.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Composition:
     sizing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     tier: TierPart | None = None
+    registry: Registry = attrs.field(factory=default_registry, eq=False, repr=False)
 
 
 def compose(
@@ -213,6 +215,7 @@ def negotiate(
         sizing=sizing + (() if tier is None else tier.sizing),
         warnings=warnings,
         tier=tier,
+        registry=registry,
     )
 
 

@@ -12,11 +12,13 @@ it is counted and the derived default holds. docs/hooks.md is the contract; a te
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 if TYPE_CHECKING:
+    from .cache import Cache
     from .storage import BackendType
     from .values import (
         AnchorView,
@@ -93,6 +95,18 @@ class RegistrySpecs:
         When: once per process, when the policy is first selected. Entry point name: ``admission:NAME``.
         Mutates: nothing. Folded: not. Raises: composition is refused.
         Example: ``return AdmissionPolicy("sparse", admit=lambda state: state.boundary - state.above >= 512)``
+        """
+
+    @hookspec(firstresult=True)
+    def prefixloom_session(
+        self, cache: Cache, model: Any, ids: Any, options: dict[str, Any]
+    ) -> AbstractContextManager[Any] | None:
+        """Make a session of a model that its own code runs over ``cache``, or None if this model is not known here.
+
+        When: once per ``cache.session(model, ids)``, until one answers. Entry point name: ``session:NAME``.
+        Mutates: nothing; the session works when it is entered. Folded: adapters are asked in the order of their names,
+        the first answer that is not None wins. Raises: no session is made.
+        Example: ``return MySession(cache, model, ids, **options) if isinstance(model, MyModel) else None``
         """
 
 

@@ -1,9 +1,9 @@
 """Level one: what is installed in this process, found through entry points and loaded only when selected.
 
 Entry-point group ``prefixloom``. A component's entry is named by its kind alone; other offers carry a prefix:
-``profile:NAME``, ``policy:NAME``, ``admission:NAME``, ``storage:NAME``. The target is a module, or an instance, with
-``@hookimpl`` functions. The registry knows names, distributions and what they answered; it knows no component by name,
-no model and no cache.
+``profile:NAME``, ``policy:NAME``, ``admission:NAME``, ``storage:NAME``, ``session:NAME``. The target is a module, or an
+instance, with ``@hookimpl`` functions. The registry knows names, distributions and what they answered; it knows no
+component by name, no model and no cache.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from .admission import ADMISSIONS, AdmissionPolicy
 from .errors import CompositionError
 from .hookspecs import API_VERSION, FIRST_API, PROJECT, RegistrySpecs
 from .policy import BUILT_IN, EvictionPolicy
+from .sessions import SessionPlugin
 from .storage import BackendType
 from .values import ComponentType, Profile
 
 GROUP = "prefixloom"
-OfferKind = Literal["component", "profile", "policy", "admission", "storage"]
-OFFER_KINDS: tuple[OfferKind, ...] = ("component", "profile", "policy", "admission", "storage")
+OfferKind = Literal["component", "profile", "policy", "admission", "storage", "session"]
+OFFER_KINDS: tuple[OfferKind, ...] = ("component", "profile", "policy", "admission", "storage", "session")
 TYPES: Mapping[str, type[ComponentType | EvictionPolicy | AdmissionPolicy | BackendType]] = {
     "component": ComponentType,
     "policy": EvictionPolicy,
@@ -117,6 +118,10 @@ class ProfilePlugin:
         return answer
 
 
+ASKED_LATER: Mapping[str, type[ProfilePlugin | SessionPlugin]] = {"profile": ProfilePlugin, "session": SessionPlugin}
+"""Offers whose hook is not asked what is offered, but with each config, or each model."""
+
+
 class Registry:
     """The offers of the installed distributions. Nothing is imported before it is asked for; answers are kept."""
 
@@ -152,6 +157,10 @@ class Registry:
     def profile_plugins(self) -> tuple[ProfilePlugin, ...]:
         """The installed readers of model configs, by name. One that cannot be loaded is an error, never a skip."""
         return tuple(self._answer("profile", name) for name in self.names("profile"))
+
+    def session_plugins(self) -> tuple[SessionPlugin, ...]:
+        """The installed adapters of models, by name. One that cannot be loaded is an error, never a skip."""
+        return tuple(self._answer("session", name) for name in self.names("session"))
 
     def names(self, offer: OfferKind) -> tuple[str, ...]:
         """The names installed for one kind of offer, without importing any."""
@@ -286,8 +295,9 @@ def _asked(entry: _Entry) -> Any:
     target = _target(entry)
     _spoken(entry, target)
     manager = _registered(entry, target, hook_name)
-    if entry.offer == "profile":
-        return ProfilePlugin(entry.name, entry.source, manager)
+    asked_later = ASKED_LATER.get(entry.offer)
+    if asked_later is not None:
+        return asked_later(entry.name, entry.source, manager)
     try:
         answers = getattr(manager.hook, hook_name)()
     except Exception as error:

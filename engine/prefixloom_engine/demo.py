@@ -18,6 +18,7 @@ import attrs
 
 from prefixloom import CompositionError, InputError, PrefixloomError, TierManifest, compose
 
+from . import interrupts
 from .conversations import Conversations
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     with warnings.catch_warnings():  # torch warns where numpy is missing, and nothing here needs it
         warnings.filterwarnings("ignore", "Failed to initialize NumPy")
-        import torch
+        with interrupts.kept():
+            import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so that times compare, whoever else is busy on this machine
@@ -153,7 +155,8 @@ def settings_of(args: argparse.Namespace) -> Settings:
 def _converse(settings: Settings, as_json: bool) -> int:
     from . import telling
 
-    model, about = _model(settings)
+    with interrupts.kept():
+        model, about = _model(settings)
     talk = Conversations(settings.conversations, settings.turns, REPLY, model.vocabulary, settings.seed)
     progress = telling.Progress(quiet=as_json)
     with Demo(settings, model, about, talk, progress) as demo:

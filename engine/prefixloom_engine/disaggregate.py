@@ -98,7 +98,7 @@ class PrefillServer:
             told = json.loads(data)
             have = int(told.pop("have"))
             answer = self.engine.add(Request(**told, max_tokens=1, stops=(), speculate=0, hand_over=have))
-        except (PrefixloomError, ValueError, TypeError, KeyError) as error:
+        except (PrefixloomError, ValueError, TypeError, KeyError, AttributeError) as error:
             wire.send(REFUSED, number, str(error).encode())
             return
         self._asked[answer] = (wire, number)
@@ -251,8 +251,14 @@ class DecodeEngine:
             pending.answer = self.engine.add(pending.request)
             return
         self.received += len(data)
+        try:
+            handed = unpacked(data)
+        except Exception as error:  # whatever the bytes made of it
+            log.warning("what the prefill process handed over cannot be read (%r). It is computed here", error)
+            pending.answer = self.engine.add(pending.request)
+            return
         self.handed_over += 1
-        pending.answer = self.engine.add(pending.request, unpacked(data))
+        pending.answer = self.engine.add(pending.request, handed)
 
     def _gone(self, why: Closed) -> None:
         """What was asked there is computed here."""

@@ -54,9 +54,13 @@ class Engine:
         speculate: int = 0,
         guesser: Guesser | None = None,
     ) -> None:
+        if not isinstance(cache, Cache) or not callable(getattr(model, "bind", None)):
+            raise InputError(
+                f"an engine takes a model (prefixloom_engine.model) and its cache, got {model!r}, {cache!r}"
+            )
         for name, value in (("chunk", chunk), ("max_running", max_running)):
-            if value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+            if value.__class__ is not int or value < 1:
+                raise InputError(f"{name} is a whole number from 1 up, got {value!r}")
         self.model, self.cache = model, cache
         self.overlap = overlap
         self._speculate = self._depth(speculate, "the engine")
@@ -93,12 +97,14 @@ class Engine:
         most = self.model.vocabulary
         wrong = next((t for t in request.tokens if t.__class__ is not int or not 0 <= t < most), None)
         if wrong is not None:
-            raise InputError(f"{name} has the token {wrong!r}: the model has tokens from 0 to {most - 1}")
+            raise InputError(f"{name} has the token {wrong!r}: the model's are whole numbers from 0 to {most - 1}")
         self._scheduler.room.check(len(request.tokens) + request.max_tokens - 1, name)
         return self._speculate if request.speculate is None else self._depth(request.speculate, name)
 
     def _depth(self, tokens: int, name: str) -> int:
-        if not 0 <= tokens <= self.cache.composition.max_rewind:
+        if tokens.__class__ is not int or tokens < 0:
+            raise InputError(f"{name} would guess {tokens!r} tokens ahead: it is a whole number from 0 up")
+        if tokens > self.cache.composition.max_rewind:
             raise InputError(
                 f"{name} would guess {tokens} tokens ahead, and the cache takes at most "
                 f"{self.cache.composition.max_rewind} back: compose it with max_rewind={tokens}"
@@ -239,6 +245,8 @@ class Engine:
 
         If one is refused, none is begun. Whatever interrupts it aborts what it began.
         """
+        if isinstance(prompts, (str, bytes, Request)) or not isinstance(prompts, Iterable):
+            raise InputError(f"generate takes a list of prompts, each a Request or a list of tokens, got {prompts!r}")
         asked = [p if isinstance(p, Request) else Request(p, max_tokens) for p in prompts]
         answers: list[Answer] = []
         try:

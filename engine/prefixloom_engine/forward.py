@@ -18,7 +18,7 @@ from prefixloom import Cache, Stream, ThreadStream, stream_for
 
 from . import sampling
 from .drafting import Drafting
-from .handover import Handed, collect, fill, needed
+from .handover import Handed, collect, collect_states, fill, outgoing
 from .model import Batch, Runner, Span, no_gate
 from .requests import Job
 
@@ -48,6 +48,11 @@ class Row:
     arriving: Handed | None = None
     handed: Handed | None = None
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether another engine gets what this row's sequence has when its pass is over."""
+        return self.samples and self.job.request.hand_over is not None
+
 
 @attrs.define(eq=False)
 class Arrival:
@@ -61,7 +66,7 @@ class Arrival:
     def run(self, runner: Runner) -> None:
         handed = self.row.arriving
         assert handed is not None
-        fill(self.cache, self.tables, handed, self.row.span.start)
+        fill(self.cache, self.tables, handed, self.row.span.start, self.row.span.end)
         self.newest[self.row.job.row] = handed.token
 
     def tell(self) -> None:
@@ -87,6 +92,9 @@ class Pass:
 
     def run(self, runner: Runner) -> None:
         rows, drafting = self.rows, self.drafting
+        for i, row in enumerate(rows):
+            if row.hands_over:
+                self._begin_hand_over(row, self._tables_of(i))
         wanted = max((row.drafted + 1 for row in rows if row.samples), default=0)
         batch = Batch(self._tokens(), [row.span for row in rows], self.tables, self.singles, wanted, self.gate)
         if drafting is None:
@@ -97,13 +105,18 @@ class Pass:
         if drafting is not None:
             drafting.write(rows, batch, chosen, hidden)
         for i, row in enumerate(rows):
-            if row.samples and row.job.request.hand_over is not None:
-                self._hand_over(row, {name: table[i] for name, table in self.tables.items()})
+            if row.handed is not None:
+                row.handed = attrs.evolve(row.handed, content=collect(self.cache, self._tables_of(i), row.handed.pages))
 
-    def _hand_over(self, row: Row, tables: Mapping[str, Tensor]) -> None:
-        have, end = row.job.request.hand_over or 0, row.span.end
-        pages = needed(self.cache, have, end)
-        row.handed = Handed(have, end, -1, 0.0, pages, collect(self.cache, tables, pages))
+    def _begin_hand_over(self, row: Row, tables: Mapping[str, Tensor]) -> None:
+        """The pass to the end begins at the last boundary, and writes over the states that stand there."""
+        have, span = row.job.request.hand_over or 0, row.span
+        boundary, pages = outgoing(self.cache, have, span.start, span.end)
+        states = collect_states(self.cache, tables) if boundary else {}
+        row.handed = Handed(have, boundary, span.end, -1, 0.0, pages, {}, states)
+
+    def _tables_of(self, i: int) -> dict[str, Tensor]:
+        return {name: table[i] for name, table in self.tables.items()}
 
     def _tokens(self) -> Tensor:
         newest, rows = self.newest, self.rows
@@ -230,7 +243,7 @@ class Forward:
 
     def _compute(self, flight: Flight, groups: list[list[int]]) -> None:
         with self._cache.step([row.sequence for row in flight.rows]) as step:
-            gated = self._gated and all(row.arriving is None for row in flight.rows)
+            gated = self._gated and not any(row.arriving or row.hands_over for row in flight.rows)
             step.run_ops(self.stream, gated=gated)
             gate = step.gate if gated else no_gate
             tables = {name: step.table(name) for name in self._parts}

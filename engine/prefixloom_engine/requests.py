@@ -5,6 +5,7 @@ An ``Answer`` is the client's; a ``Job`` is the engine's. Nothing here knows a c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
 Reason = Literal["", "length", "stop", "aborted", "error"]
 
 
+WHOLE = {"max_tokens": 1, "seed": None, "speculate": 0, "priority": None, "hand_over": 0}
+"""Fields that are whole numbers, and the least that each may be."""
+
+
 def _tokens(values: Iterable[int]) -> tuple[int, ...]:
+    """From a list, or whatever has one (an array, a tensor)."""
     try:
-        return tuple(values)
+        return tuple(values.tolist() if hasattr(values, "tolist") else values)
     except TypeError as error:
         raise InputError(
             f"a prompt is a list of tokens, got {values!r}: generate takes a list of prompts, stream takes one"
@@ -30,7 +36,13 @@ def _tokens(values: Iterable[int]) -> tuple[int, ...]:
 
 
 def _stops(values: Iterable[int] | None) -> frozenset[int] | None:
-    return None if values is None else frozenset(values)
+    try:
+        stops = None if values is None else frozenset(values)
+    except TypeError as error:
+        raise InputError(f"stops are token ids, in a list or a set, got {values!r}") from error
+    if stops is not None and any(each.__class__ is not int for each in stops):
+        raise InputError(f"stops are token ids, got {sorted(map(repr, stops))}")
+    return stops
 
 
 @attrs.frozen
@@ -64,17 +76,24 @@ class Request:
     label: str = attrs.field(default="", kw_only=True)
 
     def __attrs_post_init__(self) -> None:
+        if self.label.__class__ is not str:
+            raise InputError(f"a request has label={self.label!r}: it is a text")
         name = self.label or "a request"
         if not self.tokens:
             raise InputError(f"{name} has no tokens: a prompt has at least one")
-        if self.max_tokens < 1:
-            raise InputError(f"{name} asks for max_tokens={self.max_tokens}: an answer has at least one token")
-        if not self.temperature >= 0:
-            raise InputError(f"{name} has temperature={self.temperature}: it is 0 or more")
+        for field, least in WHOLE.items():
+            value = getattr(self, field)
+            if value is None and field in ("speculate", "hand_over"):
+                continue
+            if value.__class__ is not int or (least is not None and value < least):
+                low = "" if least is None else f" from {least} up"
+                raise InputError(f"{name} has {field}={value!r}: it is a whole number{low}")
+        if not isinstance(self.temperature, (int, float)) or not 0 <= self.temperature < math.inf:
+            raise InputError(f"{name} has temperature={self.temperature!r}: it is a number from 0 up")
+        if self.namespace.__class__ is not str:
+            raise InputError(f"{name} has namespace={self.namespace!r}: it is a text")
         if self.hand_over is not None and self.max_tokens != 1:
             raise InputError(f"{name} is to be handed over: its answer has one token here, max_tokens=1")
-        if self.speculate is not None and self.speculate < 0:
-            raise InputError(f"{name} has speculate={self.speculate}: it is a number of tokens from 0 up")
 
 
 @attrs.define(eq=False)

@@ -151,16 +151,22 @@ class Scheduler:
         return count
 
     def _arrive(self, job: Job, handed: Handed, planned: dict[int, Row]) -> int:
-        """Plan the copy of what another engine has computed, all at once; its first token is known already."""
-        count = handed.border - job.end
+        """Plan the copy of what another engine has computed; its first token is known already.
+
+        First up to its last boundary, to be published there as that of a prompt computed here is, and then the rest.
+        """
+        end = handed.boundary if job.end < handed.boundary else handed.border
+        count = end - job.end
         if not self._grow(job, count, planned, arriving=True):
             return 0
-        span = Span(job.end, handed.border)
-        planned[job.number] = Row(job, job.sequence, span, [], job.life, True, prefill=True, arriving=handed)
-        job.end = handed.border
-        job.due += 1
-        job.pending += 1
-        job.arrived, job.kept = None, -1
+        samples = end == handed.border
+        span = Span(job.end, end)
+        planned[job.number] = Row(job, job.sequence, span, [], job.life, samples, prefill=True, arriving=handed)
+        job.end = end
+        if samples:
+            job.due += 1
+            job.pending += 1
+            job.arrived, job.kept = None, -1
         return count
 
     def _chunk_end(self, job: Job, budget: int, alone: bool) -> int:
@@ -295,6 +301,7 @@ class Scheduler:
     def _unplan(self, row: Row) -> None:
         job = row.job
         job.end = row.span.start
+        job.arrived = row.arriving
         if row.samples:
             job.due -= 1
             job.pending -= 1
@@ -313,12 +320,16 @@ class Scheduler:
         self.waiting.append(job)
 
     def restart(self, job: Job) -> None:
-        """All that is in flight for it is void: it starts over from what was answered, and from what is cached."""
+        """All that is in flight for it is void: it starts over from what was answered, and from what is cached.
+
+        What another engine handed over may be why, so it is not tried again.
+        """
         job.life += 1
         job.pending = 0
         job.due = len(job.answer.tokens)
         job.tokens = [*job.request.tokens, *job.answer.tokens]
         if job.sequence is not None:
+            job.arrived = None
             job.sequence.abort()
             self.wait_again(job)
 

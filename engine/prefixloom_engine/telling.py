@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
+import textwrap
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +18,16 @@ if TYPE_CHECKING:
     from .verdict import Verdict
 
 
+def columns() -> int:
+    """How wide lines may be: as the terminal is, within reason."""
+    return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 120)
+
+
+def wrapped(title: str, text: str) -> str:
+    """``text`` in lines that fit, behind its title."""
+    return textwrap.fill(title + text, columns(), subsequent_indent=" " * len(title), break_on_hyphens=False)
+
+
 class Progress:
     """One line that tells how far it is, on a terminal; nothing anywhere else."""
 
@@ -25,6 +37,7 @@ class Progress:
 
     def show(self, text: str) -> None:
         if self._on:
+            text = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be taken back
             print("\r" + text.ljust(self._width), end="", file=sys.stderr, flush=True)
             self._width = len(text)
 
@@ -51,12 +64,16 @@ def introduction(settings: Settings, demo: Demo) -> str:
         else f"{part.name} {counted(part.capacity, 'state')}"
         for part in cache.composition.parts
     )
-    return (
-        f"Model:  {demo.about};\n        {settings.dtype}, one thread\n"
-        f"Talk:   {counted(settings.conversations, 'conversation')} of {counted(settings.turns, 'turn')} below one "
-        f"system prompt, about {demo.talk.total:,} different tokens;\n"
-        f"        each turn sends its history again, some branch off others\n"
-        f"Cache:  {pools}; a hit ends on a multiple of {cache.composition.page} tokens{below(demo)}"
+    talk = (
+        f"{counted(settings.conversations, 'conversation')} of {counted(settings.turns, 'turn')} below one system "
+        f"prompt, about {demo.talk.total:,} different tokens; each turn sends its history again, some branch off others"
+    )
+    return "\n".join(
+        (
+            wrapped("Model:  ", f"{demo.about}; {settings.dtype}, one thread"),
+            wrapped("Talk:   ", talk),
+            wrapped("Cache:  ", f"{pools}; a hit ends on a multiple of {cache.composition.page} tokens{below(demo)}"),
+        )
     )
 
 
@@ -70,17 +87,15 @@ def below(demo: Demo) -> str:
         f"{name} {counted(count * parts[name], 'token') if parts[name] else counted(count, 'state')}"
         for name, count in tier.capacity.items()
     )
-    return f";\n        what has to go rests in the host's memory: {pools}"
+    return f"; what has to go rests in the host's memory: {pools}"
 
 
 def header(demo: Demo) -> str:
-    parts = [part.name for part in demo.cache.composition.parts]
-    evicted = "evicted: " + "/".join(parts)
+    names = "/".join(part.name for part in demo.cache.composition.parts)
     return (
-        f"\n{'':>4}{'prompt':>10}{'hit':>9}{'hit':>6}{'from host':>11}  {evicted:<28}{'first token':>13}"
-        f"{'first token':>12}\n"
-        f"{'turn':>4}{'tokens':>10}{'tokens':>9}{'rate':>6}{'tokens':>11}  {'(pages, states)':<28}{'with cache':>13}"
-        f"{'without':>12}{'faster':>8}"
+        f"\n{'':>4}{'prompt':>8}{'hit':>8}{'hit':>6}{'from':>7}  {'evicted':<16}{'first token':>17}\n"
+        f"{'turn':>4}{'tokens':>8}{'tokens':>8}{'rate':>6}{'host':>7}  {names:<16}{'with cache':>10}{'without':>10}"
+        f"{'faster':>7}"
     )
 
 
@@ -89,9 +104,9 @@ def row(demo: Demo, told: Round) -> str:
     evicted = "/".join(f"{told.evicted.get(name, 0):,}" for name in parts)
     seconds, without = told.total("seconds_with"), told.total("seconds_without")
     return (
-        f"{told.number or 'all':>4}{told.total('prompt_tokens'):>10,.0f}{told.total('hit_tokens'):>9,.0f}"
-        f"{told.hit_rate:>6.0%}{told.total('restored_tokens'):>11,.0f}  {evicted:<28}{seconds:>11.2f} s"
-        f"{without:>10.2f} s{told.faster:>7.1f}x"
+        f"{told.number or 'all':>4}{told.total('prompt_tokens'):>8,.0f}{told.total('hit_tokens'):>8,.0f}"
+        f"{told.hit_rate:>6.0%}{told.total('restored_tokens'):>7,.0f}  {evicted:<16}{seconds:>8.2f} s{without:>8.2f} s"
+        f"{told.faster:>6.1f}x"
     )
 
 
@@ -156,8 +171,8 @@ def remedy(verdict: Verdict) -> str:
 
 
 def closing(demo: Demo, verdict: Verdict) -> str:
-    lines = [f"{title + ':':<16}{text}" for title, text in findings(demo, verdict)]
-    last = f"{'verdict:':<16}{verdict.word}{remedy(verdict)}"
+    lines = [wrapped(f"{title + ':':<16}", text) for title, text in findings(demo, verdict)]
+    last = wrapped(f"{'verdict:':<16}", f"{verdict.word}{remedy(verdict)}")
     return "\n".join((row(demo, demo.total), "", *lines, last))
 
 

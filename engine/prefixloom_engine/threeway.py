@@ -79,7 +79,7 @@ class ThreeWay:
     ) -> None:
         if dtype not in ("float32", "float64"):
             raise InputError(f"ThreeWay computes in float32 or float64, got {dtype!r}")
-        if isinstance(size, str) and size not in SIZES:
+        if not isinstance(size, Sizes) and size not in SIZES:
             raise InputError(f"a size of ThreeWay is one of {', '.join(SIZES)}, or Sizes(...); got {size!r}")
         self.sizes = SIZES[size] if isinstance(size, str) else size
         self.dtype, self.device = dtype, device

@@ -15,6 +15,8 @@ HEAD = struct.Struct("<cIQ")
 LONGEST = 1 << 33
 """Bytes of a frame: a longer one is no frame of ours."""
 ASK, ANSWER, MEET, REFUSED = b"a", b"r", b"m", b"x"
+ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
+"""Seconds (milliseconds the last) after which a machine that has gone without a word counts as gone."""
 
 
 class Closed(Exception):
@@ -27,6 +29,10 @@ class Wire:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in ALIVE.items():
+            if hasattr(socket, name):  # not every system has all of them
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self.socket = connection
         self._in = bytearray()
         self._out = bytearray()

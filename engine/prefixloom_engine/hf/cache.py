@@ -29,7 +29,8 @@ class PooledCache(TransformersCache):
 
     def __init__(self, cache: Cache, config: Any) -> None:
         templates = DynamicCache(config=config).layers
-        super().__init__(layers=[pooled(template, cache, at) for at, template in enumerate(templates)])
+        layers = [pooled(template, cache, at) for at, template in enumerate(templates)]
+        TransformersCache.__init__(self, layers=layers)  # and of no class of a model's own that is mixed in
         self._pages = [pages for layer in self.layers for pages in _of(layer, Pages)]
         self._states: dict[int, States] = {
             at: states for at, layer in enumerate(self.layers) for states in _of(layer, States)
@@ -132,6 +133,15 @@ class PooledCache(TransformersCache):
 
     def _refuse(self, what: str, instead: str) -> NoReturn:
         raise ProtocolError(f"a cache over pools has no {what}: {instead}")
+
+
+def cache_over(cache: Cache, config: Any) -> PooledCache:
+    """What a model of this config takes: of the class that its code asks for."""
+    if config.model_type == "minimax":
+        from .minimax import MiniMaxPooledCache
+
+        return MiniMaxPooledCache(cache, config)
+    return PooledCache(cache, config)
 
 
 def _of(layer: object, kind: type) -> Iterable[Any]:

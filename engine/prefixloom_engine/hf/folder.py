@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from prefixloom import CompositionError
 
@@ -37,15 +41,16 @@ def load(path: str | os.PathLike[str], *, dtype: str = "auto", device: str = "cp
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise CompositionError(f"dtype={dtype!r} is none of torch's; say 'auto', 'float32', 'bfloat16' or 'float16'")
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # what is mismatched is refused below, by name
-        )
+        with _bars_on_terminals_only():
+            model, told = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # what is mismatched is refused below, by name
+            )
     except Exception as error:  # a dozen types, from several libraries
         raise CompositionError(f"{where} cannot be loaded: {_sentence(error)}") from error
     _check_whole(told, where)
@@ -56,7 +61,22 @@ def load(path: str | os.PathLike[str], *, dtype: str = "auto", device: str = "cp
     return HFModel(model.eval())
 
 
+@contextmanager
+def _bars_on_terminals_only() -> Iterator[None]:
+    """transformers draws its progress into pipes and files as well."""
+    if sys.stderr.isatty() or not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()
+
+
 def _config(folder: Path, where: str) -> Any:
+    if folder.is_file():
+        raise CompositionError(f"{where} is a file: pass the folder of a downloaded model")
     if not folder.is_dir():
         raise CompositionError(f"{where} is not there: nothing is downloaded, so pass the folder of a downloaded model")
     try:

@@ -22,9 +22,6 @@ NO_CLAMP = (
     "transformers does not clamp the time step where a single token continues from a state, so that decoding computes "
     "something else than prefill does"
 )
-CLASS_OF_ITS_OWN = (
-    "its code takes a cache class of its own and keeps states beside that cache's layers, where no pool can hold them"
-)
 RECOMPOSE = "Compose the cache from the loaded model's own config: compose(HFModel(model).config, ...)"
 REFUSED = {
     "mamba": FROM_ZERO,
@@ -35,7 +32,6 @@ REFUSED = {
     "rwkv": OUTSIDE,
     "zamba2": NO_CLAMP,
     "nemotron_h": NO_CLAMP,
-    "minimax": CLASS_OF_ITS_OWN,
 }
 """Model type -> why it is not served."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from prefixloom import Cache, CompositionError
 
 from ..model import Batch, Span
-from .cache import PooledCache
+from .cache import cache_over
 
 CACHE_NAMES = ("past_key_values", "cache_params")
 
@@ -24,7 +24,7 @@ class HFRunner:
     def __init__(self, model: Any, cache: Cache) -> None:
         self._model = model
         self._cache = cache
-        self.pooled = PooledCache(cache, model.config.get_text_config(decoder=True))
+        self.pooled = cache_over(cache, model.config.get_text_config(decoder=True))
         takes = inspect.signature(model.forward).parameters
         names = [name for name in CACHE_NAMES if name in takes]
         if not names:

@@ -1,6 +1,6 @@
 """``session``: one conversation of a transformers model, computed by its own ``generate``, over a composed cache.
 
-    with session(cache, model, ids) as s:
+    with cache.session(model, ids) as s:  # or session(cache, model, ids)
         out = model.generate(ids, past_key_values=s.cache)
 
 What hit, on the device or on a tier below, is not computed again; what was computed is published at the end. While the

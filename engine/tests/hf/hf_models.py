@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.masking_utils import create_masks_for_generate
+from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 import prefixloom
 from prefixloom.registry import Registry
@@ -82,6 +83,7 @@ CONFIGS |= {
         "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16,
         "mamba_d_ssm": 64,
     },
+    "minimax": {"layer_types": [FULL, LINEAR] * 2, "block_size": 16, **EXPERTS},
     "mamba2": {
         "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1, "chunk_size": 16, "expand": 2,
         "num_attention_heads": None, "num_key_value_heads": None,
@@ -130,6 +132,13 @@ def model_of(name: str, dtype: str = "float64") -> Any:
     return model.eval()
 
 
+def own_cache(model: Any) -> Any:
+    """transformers' own."""
+    if model.config.model_type == "minimax":
+        return MiniMaxCache()
+    return DynamicCache(config=model.config)
+
+
 def _masks_of_three_kinds(model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """What a caller of olmo_hybrid has to do where one of its layers has a window: it makes no mask for that itself."""
     ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
@@ -156,9 +165,9 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 class Served:
     """A model over a cache of its own."""
 
-    def __init__(self, name: str, *, dtype: str = "float64", **options: Any) -> None:
+    def __init__(self, name: str, *, dtype: str = "float64", model: Any = None, **options: Any) -> None:
         self.name = name
-        self.model = model_of(name, dtype)
+        self.model = model or model_of(name, dtype)
         self.hf = HFModel(self.model)
         options = {"capacity": 2048, "max_running": 6, "page_size": 16, "debug": True, "registry": REGISTRY, **options}
         self.cache = prefixloom.compose(self.hf.config, **options)
@@ -195,7 +204,7 @@ class Served:
 
     def plain(self, tokens: Sequence[int], cuts: Iterable[int]) -> torch.Tensor:
         """The same passes without prefixloom: transformers' own cache."""
-        past, start, rows = DynamicCache(config=self.model.config), 0, []
+        past, start, rows = own_cache(self.model), 0, []
         with torch.no_grad():
             for cut in cuts:
                 ids = torch.tensor([tokens[start:cut]])

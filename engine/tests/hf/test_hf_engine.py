@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
 
 import torch
-from hf_models import CONFIGS, MATRIX, Served, model_of, prompt
-from transformers import DynamicCache
+from hf_models import CONFIGS, MATRIX, Served, model_of, own_cache, prompt
 
 from prefixloom_engine import Answer, Engine, Request
 from prefixloom_engine.hf import HFModel
@@ -26,7 +25,7 @@ SYSTEM = 100
 @functools.cache
 def plain(name: str, tokens: tuple[int, ...], count: int) -> list[int]:
     """Greedy decoding with transformers' own cache, one request at a time."""
-    model, past, fed, out = model_of(name), DynamicCache(config=model_of(name).config), list(tokens), []
+    model, past, fed, out = model_of(name), own_cache(model_of(name)), list(tokens), []
     with torch.no_grad():
         for _ in range(count):
             at = len(tokens) + len(out) - len(fed)

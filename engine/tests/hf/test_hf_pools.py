@@ -15,6 +15,8 @@ import torch
 from hf_models import (
     COMMON,
     CONFIGS,
+    FULL,
+    LINEAR,
     MATRIX,
     OTHERS,
     REGISTRY,
@@ -26,7 +28,7 @@ from hf_models import (
     model_of,
     prompt,
 )
-from transformers import AutoModelForCausalLM, BertConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BertConfig
 from transformers.cache_utils import (
     DynamicCache,
     DynamicSlidingWindowLayer,
@@ -356,3 +358,22 @@ def test_the_config_that_is_composed_has_the_dtype_of_the_weights() -> None:
 def test_stops_and_vocabulary_are_the_models_own() -> None:
     hf = HFModel(model_of("llama"))
     assert (hf.stops, hf.vocabulary) == (frozenset({2}), 97)
+
+
+def test_minimax_whose_first_layer_is_recurrent_is_right_over_pools() -> None:
+    """As released models are. transformers' own cache counts no past there, and hides it from attention."""
+    tokens = prompt(1, 100)
+    config = AutoConfig.for_model("minimax", **{**COMMON, **CONFIGS["minimax"], "layer_types": [LINEAR, FULL] * 2})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    model.set_experts_implementation("eager")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.2)
+    served = Served("minimax", model=model.eval())
+    whole = served.plain(tokens, (100,))
+    for cuts in ((64, 100), (10, 100), (64, *range(65, 101))):
+        with served.cache.open(tokens) as sequence:
+            assert distance(served.compute(sequence, tokens, cuts), whole) < figure("minimax"), cuts
+            sequence.abort()
+    served.settled()

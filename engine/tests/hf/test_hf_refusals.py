@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from prefixloom import CompositionError
 from prefixloom_engine.hf import HFModel, load
-from prefixloom_engine.hf.refusals import CLASS_OF_ITS_OWN, FROM_ZERO, OUTSIDE, REFUSED, refuse
+from prefixloom_engine.hf.refusals import FROM_ZERO, OUTSIDE, REFUSED, refuse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WRONG = 1e-3
@@ -127,14 +127,6 @@ def test_what_is_refused_for_a_state_outside_of_the_cache_keeps_it_there() -> No
     assert [name for name in REFUSED if REFUSED[name] == OUTSIDE] == ["recurrent_gemma", "rwkv"]
 
 
-def test_what_is_refused_for_a_cache_class_of_its_own_takes_no_other() -> None:
-    assert [name for name in REFUSED if REFUSED[name] == CLASS_OF_ITS_OWN] == ["minimax"]
-    given = {**COMMON, "num_local_experts": 2, "num_experts_per_tok": 1, "num_hidden_layers": 2}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("minimax", **given)).eval()
-    with pytest.raises(ValueError, match="MiniMax uses cache of its own"), torch.no_grad():
-        model(torch.tensor([[3, 4]]), past_key_values=DynamicCache(config=model.config), use_cache=True)
-
-
 def test_a_loaded_model_is_refused_as_its_config_is() -> None:
     with pytest.raises(CompositionError, match="'mamba' cannot be served"):
         HFModel(tiny("mamba"))
@@ -218,6 +210,8 @@ def test_a_folder_that_is_not_there_a_dtype_and_a_device_that_are_none(saved: Pa
         load(tmp_path / "nowhere")
     with pytest.raises(CompositionError, match="is not there: nothing is downloaded"):
         load("somebody/some-model")
+    with pytest.raises(CompositionError, match=r"config\.json' is a file: pass the folder"):
+        load(saved / "config.json")
     with pytest.raises(CompositionError, match="dtype='floaty' is none of torch's"):
         load(saved, dtype="floaty")
     with pytest.raises(CompositionError, match="cannot be put on device 'nowhere'"):
