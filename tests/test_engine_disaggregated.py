@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -17,9 +18,9 @@ import pytest
 from engines import CAPACITY, cache_for, decoding, mixed, model, nothing_left, plain, prompt, serving
 from prefixloom import InputError
 from prefixloom_engine import Engine, Request, ThreeWay
-from prefixloom_engine.disaggregate import DecodeEngine
+from prefixloom_engine.disaggregate import DecodeEngine, PrefillServer, ask_of
 from prefixloom_engine.handover import Handed, needed, packed, unpacked
-from prefixloom_engine.wire import HEAD, Wire
+from prefixloom_engine.wire import ASK, BUSY, DROP, HEAD, Wire
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 
@@ -191,6 +192,81 @@ def test_a_prefill_process_that_is_killed_costs_a_recompute(caplog: pytest.LogCa
         nothing_left(cache)
     assert lost > 0
     assert "the prefill process is gone" in caplog.text
+
+
+def test_a_prefill_process_that_hangs_costs_a_recompute(caplog: pytest.LogCaptureFixture) -> None:
+    """It is not dead, and its connection stands."""
+    requests = mixed(4)
+    cache = cache_for(model(), CAPACITY)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, str(Path(__file__).with_name("prefill_process.py"))]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        port = int(process.stdout.readline())
+        with DecodeEngine(Engine(model(), cache), ("127.0.0.1", port), patience=0.3) as decode:
+            assert decode._connected()
+            process.send_signal(signal.SIGSTOP)
+            answers = decode.generate(requests)
+        assert decode.lost > 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert [answer.tokens for answer in answers] == plain(model(), requests)
+    assert "it has said nothing for 0.3 s" in caplog.text
+    nothing_left(cache)
+
+
+def test_a_prefill_process_that_computes_for_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefixloom_engine import disaggregate
+
+    monkeypatch.setattr(disaggregate, "BEAT", 0.0)
+    requests = [Request(prompt(1, 150), 2)]
+    with serving(lambda: cache_for(model())) as server:
+        step = server.engine.step
+
+        def slow() -> bool:
+            time.sleep(0.1)
+            return step()
+
+        monkeypatch.setattr(server.engine, "step", slow)
+        cache = cache_for(model())
+        with DecodeEngine(Engine(model(), cache), server.address, patience=0.25) as decode:
+            decode.add(Request(prompt(2, 150), 2))
+            answers = decode.generate(requests)
+        assert (decode.lost, decode.handed_over) == (0, 2)
+    assert [answer.tokens for answer in answers] == plain(model(), requests)
+
+
+def test_a_prompt_that_nobody_wants_any_more_is_not_computed() -> None:
+    request = Request(prompt(1, 150), 2)
+    server = PrefillServer(Engine(model(), cache_for(model()), chunk=16))
+    wire = Wire(socket.create_connection(server.address))
+    wire.send(ASK, 7, ask_of(request, 0))
+    while not server._asked:
+        server.turn()
+    wire.send(DROP, 8, b"")  # no such prompt
+    wire.send(DROP, 7, b"")
+    while server._asked:
+        server.turn()
+    assert server.engine.counts.prefilled < 150
+    assert {kind for kind, _, _ in wire.look()} <= {BUSY}
+    wire.close()
+    server.close()
+    nothing_left(server.engine.cache)
+
+
+def test_an_aborted_request_is_taken_back_where_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[bytes, int]] = []
+    monkeypatch.setattr(Wire, "send", lambda self, kind, number, data, send=Wire.send: (
+        sent.append((kind, number)), send(self, kind, number, data)))  # fmt: skip
+    with serving(lambda: cache_for(model())) as server, decoding(cache_for(model()), server) as decode:
+        pending = decode.add(Request(prompt(1, 150), 2))
+        decode.abort(pending)
+        assert pending.done
+        assert not decode.step()
+    assert (DROP, 1) in sent
 
 
 def test_a_decode_process_that_is_gone_leaves_nothing_behind() -> None:

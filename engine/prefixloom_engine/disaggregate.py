@@ -22,13 +22,15 @@ from prefixloom import InputError, PrefixloomError
 from .engine import Engine
 from .handover import packed, shapes, unpacked
 from .requests import Answer, Request
-from .wire import ANSWER, ASK, MEET, REFUSED, Closed, Wire
+from .wire import ANSWER, ASK, BUSY, DROP, MEET, REFUSED, Closed, Wire
 
 log = logging.getLogger("prefixloom.engine")
 AGAIN = 1.0
 """Seconds until a lost prefill process is looked for again."""
 PATIENCE = 10.0
 """Seconds for the other side to say who it is."""
+BEAT = 1.0
+"""Seconds between two words of a prefill process that it is still computing."""
 Address = tuple[str, int]
 
 
@@ -50,6 +52,7 @@ class PrefillServer:
         self._wires: list[Wire] = []
         self._asked: dict[Answer, tuple[Wire, int]] = {}
         self._running = True
+        self._said = 0.0
 
     @property
     def address(self) -> Address:
@@ -77,6 +80,10 @@ class PrefillServer:
         busy = self.engine.step() if self._asked else False
         for answer in [answer for answer in self._asked if answer.done]:
             self._answer(answer, *self._asked.pop(answer))
+        if self._asked and time.monotonic() - self._said >= BEAT:
+            self._said = time.monotonic()
+            for wire in {wire for wire, _ in self._asked.values()}:
+                self._send(wire, BUSY, 0, b"")
         return busy
 
     def _accept(self) -> None:
@@ -92,6 +99,11 @@ class PrefillServer:
             mine = json.dumps(shapes(self.engine.cache)).encode()
             wire.send(MEET, 0, mine)
             return
+        if kind == DROP:
+            for answer in [answer for answer, asked in self._asked.items() if asked == (wire, number)]:
+                del self._asked[answer]
+                self.engine.abort(answer)
+            return
         if kind != ASK:
             raise Closed(f"a frame of kind {kind!r} was not expected")
         try:
@@ -104,12 +116,15 @@ class PrefillServer:
         self._asked[answer] = (wire, number)
 
     def _answer(self, answer: Answer, wire: Wire, number: int) -> None:
+        if answer.handed is None:
+            self._send(wire, REFUSED, number, f"{answer.reason}: {answer.error}".encode())
+        else:
+            logprob = answer.logprobs[0] if answer.logprobs else 0.0
+            self._send(wire, ANSWER, number, packed(attrs.evolve(answer.handed, logprob=logprob)))
+
+    def _send(self, wire: Wire, kind: bytes, number: int, data: bytes) -> None:
         try:
-            if answer.handed is None:
-                wire.send(REFUSED, number, f"{answer.reason}: {answer.error}".encode())
-            else:
-                logprob = answer.logprobs[0] if answer.logprobs else 0.0
-                wire.send(ANSWER, number, packed(attrs.evolve(answer.handed, logprob=logprob)))
+            wire.send(kind, number, data)
         except Closed as gone:
             self._gone(wire, gone)
 
@@ -149,12 +164,16 @@ class Pending:
 class DecodeEngine:
     """An engine that has prompts computed by a prefill process, and computes them itself where there is none.
 
-    ``least``: a prompt that lacks fewer tokens than this is not worth the way.
+    ``least``: a prompt that lacks fewer tokens than this is not worth the way. ``patience``: seconds after which a
+    prefill process that has been asked and says nothing counts as gone; one step there should not take so long.
     """
 
-    def __init__(self, engine: Engine, prefill: Address, *, least: int = 64) -> None:
+    def __init__(self, engine: Engine, prefill: Address, *, least: int = 64, patience: float = 30.0) -> None:
+        if not patience > 0:
+            raise InputError(f"patience is a number of seconds above 0, got {patience!r}")
         self.engine = engine
-        self._address, self._least = prefill, least
+        self._address, self._least, self._patience = prefill, least, patience
+        self._heard = 0.0  # when the prefill process said something, or was asked after it owed nothing
         self._wire: Wire | None = None
         self._next_try = 0.0
         self._asked: dict[int, Pending] = {}
@@ -171,6 +190,8 @@ class DecodeEngine:
             pending.answer = self.engine.add(request)
             return pending
         self._numbers += 1
+        if not self._asked:
+            self._heard = time.monotonic()
         self._asked[self._numbers] = pending
         try:
             wire.send(ASK, self._numbers, ask_of(request, have))
@@ -182,6 +203,14 @@ class DecodeEngine:
         pending.dropped = True
         if pending.answer is not None:
             self.engine.abort(pending.answer)
+            return
+        for number in [number for number, each in self._asked.items() if each is pending]:
+            del self._asked[number]
+            if self._wire is not None:
+                try:
+                    self._wire.send(DROP, number, b"")
+                except Closed as gone:
+                    self._gone(gone)
 
     def step(self) -> bool:
         """Take what has come, and run a step. False: there was nothing to do but wait."""
@@ -238,7 +267,10 @@ class DecodeEngine:
             return
         try:
             for kind, number, data in self._wire.look(timeout):
+                self._heard = time.monotonic()
                 self._came(kind, number, data)
+            if self._asked and time.monotonic() - self._heard > self._patience:
+                raise Closed(f"it has said nothing for {self._patience:g} s")
         except Closed as gone:
             self._gone(gone)
 

@@ -14,7 +14,9 @@ import struct
 HEAD = struct.Struct("<cIQ")
 LONGEST = 1 << 33
 """Bytes of a frame: a longer one is no frame of ours."""
-ASK, ANSWER, MEET, REFUSED = b"a", b"r", b"m", b"x"
+ASK, DROP, ANSWER, BUSY, MEET, REFUSED = b"a", b"d", b"r", b"b", b"m", b"x"
+"""A prompt is wanted; it is not wanted any more; it is computed; it is being computed; who one is; it is refused."""
+KINDS = (ASK, DROP, ANSWER, BUSY, MEET, REFUSED)
 ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 """Seconds (milliseconds the last) after which a machine that has gone without a word counts as gone."""
 
@@ -75,7 +77,7 @@ class Wire:
         found, at = [], 0
         while len(self._in) - at >= HEAD.size:
             kind, number, length = HEAD.unpack_from(self._in, at)
-            if length > LONGEST or kind not in (ASK, ANSWER, MEET, REFUSED):
+            if length > LONGEST or kind not in KINDS:
                 raise Closed("what came is no frame of ours")
             if len(self._in) - at - HEAD.size < length:
                 break
