@@ -268,6 +268,7 @@ def test_a_leaked_page_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys
         (["--capacity", "100"], "--capacity 100 is too small: one conversation of 2 turns may need 768 tokens"),
         (["--capacity", "99999999"], "--capacity must be from 1 to 1048576, got 99999999"),
         (["--size", "huge"], "a size of ThreeWay is one of tiny, small, medium, large"),
+        (["--model", "."], "--size is of the built-in model, and --model says which one to take instead"),
         (["--dtype", "int8"], "--dtype must be float32 or float64, got 'int8'"),
         (["--report", "/no/such/folder/out.html"], "--report /no/such/folder/out.html: there is no folder"),
         (["--report", ""], "--report takes the name of a file, and"),

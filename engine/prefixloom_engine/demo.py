@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # Numbers are read by ``settings_of``: argparse would tell the whole usage with every mistake.
     parser.add_argument("--conversations", default="8", metavar="N", help="how many there are (default: 8)")
     parser.add_argument("--turns", default="4", metavar="N", help="turns of each conversation (default: 4)")
-    parser.add_argument("--size", default="small", help="of the model: tiny, small, medium, large (default: small)")
+    parser.add_argument("--size", help="of the built-in model: tiny, small, medium, large (default: small)")
     parser.add_argument(
         "--model", metavar="PATH", help="the folder of a Hugging Face model, in place of the built-in one"
     )
@@ -149,7 +149,11 @@ def settings_of(args: argparse.Namespace) -> Settings:
     dtype = args.dtype or ("float64" if model is None else "float32")
     if dtype not in ("float32", "float64"):
         raise InputError(f"--dtype must be float32 or float64, got {dtype!r}: rounding to 16 bits hides what is wrong")
-    return Settings(**found, size=args.size, dtype=dtype, model=model, report=report)  # type: ignore[arg-type]
+    if model is not None and args.size is not None:
+        raise InputError(
+            "--size is of the built-in model, and --model says which one to take instead: give one of them"
+        )
+    return Settings(**found, size=args.size or "small", dtype=dtype, model=model, report=report)  # type: ignore[arg-type]
 
 
 def _converse(settings: Settings, as_json: bool) -> int:
