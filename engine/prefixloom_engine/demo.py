@@ -150,9 +150,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     if dtype not in ("float32", "float64"):
         raise InputError(f"--dtype must be float32 or float64, got {dtype!r}: rounding to 16 bits hides what is wrong")
     if model is not None and args.size is not None:
-        raise InputError(
-            "--size is of the built-in model, and --model says which one to take instead: give one of them"
-        )
+        raise InputError("--size is of the built-in model, and --model says which one to take instead: give one")
     return Settings(**found, size=args.size or "small", dtype=dtype, model=model, report=report)  # type: ignore[arg-type]
 
 
