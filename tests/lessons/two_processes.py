@@ -44,7 +44,8 @@ def cache_of_three(page: int) -> Cache:
     state = part("state", Point(), max_rewind=REWIND, checkpoint_every=8)
     parts = (part("full", Path()), part("window", Window(W)), state)
     tokens = 512 if page < 16 else 1024
-    return cache_of(*parts, page=page, tokens=tokens, slots=100, debug=False, max_rewind=REWIND)
+    short = {"window": tokens // 2}  # windows must be given back early
+    return cache_of(*parts, page=page, tokens=tokens, slots=100, debug=False, max_rewind=REWIND, capacity=short)
 
 
 # ---------------------------------------------------------------- the prefill process
