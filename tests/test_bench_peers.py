@@ -52,9 +52,9 @@ def test_each_of_our_sides_goes_through_every_row(part: Callable[[str], Any], si
     assert set(rows.GROUPS) == {*GROUPS, "leaves"}
 
 
-def test_our_sides_hit_the_same_tokens_and_leave_nothing_protected(part: Callable[[str], Any]) -> None:
+def test_our_sides_hit_alike_and_leave_nothing_protected(part: Callable[[str], Any]) -> None:
     rows = part("rows")
-    hits = set()
+    hits = {}
     for side in part("").OURS:
         made: list[Any] = []
 
@@ -62,7 +62,7 @@ def test_our_sides_hit_the_same_tokens_and_leave_nothing_protected(part: Callabl
             made.append(part("").load(side)("FSM", 16, room, states, 64))
             return made[-1]
 
-        hits.add(rows.chat(make, rows.TINY)["tokens that hit in the chat, thousands"][0])
+        (hits[side],) = rows.chat(make, rows.TINY)["tokens that hit in the chat, thousands"]
         stats = made[0].cache.stats()
         assert stats.sequences == 0
         for name, figures in stats.components.items():
@@ -70,8 +70,10 @@ def test_our_sides_hit_the_same_tokens_and_leave_nothing_protected(part: Callabl
             assert figures.evicted > 0, name  # there was pressure
         tier = stats.tier
         assert tier is None or set(tier.cached.values()) == {0}, "the idle tier was used"
-    assert len(hits) == 1
-    assert hits.pop() > 0
+    assert hits["prefixloom"] == hits["stranger's"] > 0
+    assert (
+        hits["tier idle"] > 0
+    )  # above a tier, what serves nothing more is kept for a while: not the same to the token
 
 
 def test_a_driver_that_lacks_a_part_is_none(part: Callable[[str], Any]) -> None:
