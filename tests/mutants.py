@@ -93,6 +93,8 @@ MUTANTS: tuple[Mutant, ...] = (
            "        pass\n", ('test', 'test_retention_law.py', 'asked_for_nothing')),
     Mutant("a state falls whose boundary stands", "lane.py", "if everywhere or lost.deepest(node, node.end)[1] < node.end:",
            "if lost is not self:", ('test', 'test_falling_with.py', 'can_resume_without')),
+    Mutant("what is worth something below falls", "tier.py", "return nodes if host is None else [node for node in nodes if node.cells[host.index] is None]",
+           "return nodes", ('test', 'test_falling_with.py', 'nothing_below_either')),
     Mutant("what is covered falls", "lane.py", "if cell is None or cell.next is None:",
            "if cell is None or (cell.next is None and self.queue.add(cell)):", ('test', 'test_falling_with.py', 'covered')),
     Mutant("a rewind keeps its pages", "lane.py", "        if dropped:\n            self.pool.give(",

@@ -36,7 +36,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("slots below are taken while a step is open", "tier.py", "        if self.blocked(flight.claimed):", "        if False:", FOUND),
     ("what a failed copy had is kept below", "tier.py", "                mine.take_back(nodes)\n", "                pass\n", "test_tier_faults.py"),
     ("pins below are kept", "tier.py", "                for host, cell in pinned:\n                    host.unpin(cell)", "                pass", TIER),
-    ("demotion is left out", "tier.py", '        if host is not None and self.manifest.write != "selective":', "        if False:", TIER),
+    ("demotion is left out", "tier.py", '        if host is not None and self.demotes(lane):', "        if False:", TIER),
     ("hits are not counted upward", "tier.py", "            node = node.parent\n        if due", "            break\n        if due", COPIES),
     ("a path's host leaf does not free its parent", "lane_host.py", "            if not above.below and not above.locks and above.next is None:\n                self.queue.add_first(above)", "            pass", TIER),
     ("inner host cells go first", "lane_host.py", "            if cell is None or not cell.below:", "            if True:", TIER),

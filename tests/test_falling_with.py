@@ -81,14 +81,31 @@ def test_who_is_to_be_asked_loses_nothing_unasked() -> None:
     assert cache.stats().components["state"].evicted == 0
 
 
-def test_with_a_tier_below_what_was_evicted_may_come_back() -> None:
-    tier = HostTier(TierManifest(capacity={"path": 100, "state": 10}, write="back"))
+@pytest.mark.parametrize("room", [100, 4])
+def test_above_a_tier_falls_what_has_nothing_below_either(room: int) -> None:
+    tier = HostTier(TierManifest(capacity={"path": room, "state": 10}, write="back"))
     cache = cache_of(part("path", Path()), part("state", Point()), tier)
     serve(cache, ONES)
     assert cache.evict({"path": 2}) == {"path": 2}
-    assert cache.stats().components["state"].evicted == 0
+    assert cache.stats().components["state"].evicted == (0 if room == 100 else 1)
     with cache.open(ONES) as sequence:
-        assert sequence.restore().ready == 8
+        assert sequence.restore().ready == (8 if room == 100 else 0)
+
+
+@pytest.mark.parametrize("write", ["through", "selective"])
+def test_what_a_tier_has_copied_before_is_not_asked_of_the_device_again(write: str) -> None:
+    tier = HostTier(TierManifest(capacity={"path": 100, "state": 10}, write=write, hits=2))  # type: ignore[arg-type]
+    cache = cache_of(part("path", Path()), part("state", Point()), tier)
+    for tokens in (ONES, TWOS, [*TWOS, 5]):
+        serve(cache, tokens)
+    with cache.open([*TWOS, 6]):
+        pass
+    assert cache.evict({"path": 4}) == {"path": 4}
+    kept = {tuple(ONES): write == "through", tuple(TWOS): True}
+    assert cache.stats().components["state"].evicted == sum(not below for below in kept.values())
+    for tokens, below in kept.items():
+        with cache.open(list(tokens)) as sequence:
+            assert sequence.restore().ready == (8 if below else 0)
 
 
 def filled(names: tuple[str, ...], seed: int, falling: bool) -> tuple[Cache, list[list[int]]]:

@@ -99,8 +99,13 @@ def program(rank: Rank, comps: str, write: str, done: list[int]) -> None:
 @pytest.mark.parametrize("comps", SETS)
 def test_whatever_their_stores_do_ranks_decide_the_same(comps: str, write: str) -> None:
     done: list[int] = []
-    run(lambda rank: program(rank, comps, write, done), 3, seed=1)
-    assert len(set(done)) == 1 and done[0] > 0, done
+    for _ in range(5):  # a busy machine may run out of the time that a fetch has
+        done.clear()
+        run(lambda rank: program(rank, comps, write, done), 3, seed=1)
+        assert len(set(done)) == 1, done
+        if done[0]:
+            return
+    raise AssertionError("nothing was ever fetched")
 
 
 def test_without_agreement_they_come_apart() -> None:

@@ -66,9 +66,9 @@ class Assembly(Asking):
     def _falls_with(self, lane: Lane, lost: Lane) -> bool:
         """Whether cells of ``lane`` may be of no use any more once ``lost`` has evicted its own at their node.
 
-        Not with a tier below: what was evicted may lie there. Nor where a plugin is to be asked before it loses a cell.
+        Not where a plugin is to be asked before it loses a cell.
         """
-        if lane is lost or self.composition.tier is not None or lane.hooks.evict_component is not None:
+        if lane is lost or lane.hooks.evict_component is not None:
             return False
         return lost.part.reach.closed_upward or lane.unit == "boundary"
 

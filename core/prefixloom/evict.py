@@ -72,12 +72,14 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
     """Free at least ``count`` pages of one component, if so much may go; the number that was freed."""
     freed: list[Node] = []
     emptied: list[Node] = []
-    if cache._tier is not None:
-        cache._tier.losing(lane, lane.loses_first(count))
+    tier = cache._tier
+    demotes = tier is not None and tier.demotes(lane)
+    if tier is not None and demotes:
+        tier.losing(lane, lane.loses_first(count))
     try:
         got = lane.trim(count, emptied) if lane.retains else 0
         if got < count:
-            if lane.hooks.evict_component is None and cache._tier is None:
+            if lane.hooks.evict_component is None and not demotes:
                 got += lane.evict(count - got, freed)
             else:
                 got += _evict_asking(cache, lane, count - got, freed)
@@ -85,8 +87,9 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
         cache._epoch += 1
         if emptied:
             cache._tree.prune_all(emptied)
+        gone = freed if tier is None else tier.gone(lane, freed)
         for other in lane.feeds:
-            cache._evicted[other.index] += other.follow(freed, lane)
+            cache._evicted[other.index] += other.follow(gone, lane)
         cache._tree.prune_all(freed)
     cache._evicted[lane.index] += got
     return got

@@ -101,11 +101,20 @@ class LowerTier:
         if due and self.shelf is not None:
             self.shelf.used(due)
 
+    def demotes(self, lane: Lane) -> bool:
+        """Whether what the device frees of ``lane`` is copied down before it goes, if it is not below already."""
+        return self.manifest.write != "selective" and self.by_component[lane.index] is not None
+
     def losing(self, lane: Lane, cells: Iterable[Any]) -> None:
         """The device is about to free these cells: what has room below is not lost."""
         host = self.by_component[lane.index]
-        if host is not None and self.manifest.write != "selective":
+        if host is not None and self.demotes(lane):
             self.backup([cell.node for cell in cells], (host,), defer=False)
+
+    def gone(self, lane: Lane, nodes: list[Node]) -> list[Node]:
+        """Those of ``nodes`` where nothing of ``lane`` lies below either."""
+        host = self.by_component[lane.index]
+        return nodes if host is None else [node for node in nodes if node.cells[host.index] is None]
 
     def forsake(self, parts: Iterable[Part]) -> None:
         """These could not be copied to the device: whoever asks again is not to try it for ever."""
