@@ -3,9 +3,9 @@
 ``python bench/file_tier.py [--records 1024] [--pool 256] [--rounds 7] [--directory DIR]``: records of 16 tokens x 32
 layers x 1 KiB, from and into the pages of a pool of so many (``--pool 1`` is one page that never leaves the cache of
 the processor). Both sides write into files that exist already (a store uses its segments again) and take turns every
-64 records, each as often first as second, so that what disturbs one disturbs the other. The store's side makes, computes and checks its checksums.
-Keys are made beforehand: they are the caller's, as the loop's offsets are.
-Thread CPU time, which is nearly all of it: what is written goes no further than the kernel's memory.
+64 records, each as often first as second, so that what disturbs one disturbs the other. The store's side makes,
+computes and checks its checksums. Keys are made beforehand: they are the caller's, as the loop's offsets are. Thread
+CPU time, which is nearly all of it: what is written goes no further than the kernel's memory.
 """
 
 from __future__ import annotations

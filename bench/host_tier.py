@@ -67,11 +67,12 @@ def kinds() -> dict[str, dict[str, list[Batch]]]:
     rng = random.Random(1)
     scattered = [(rng.sample(range(CAPACITY), PAGES), rng.sample(range(CAPACITY), PAGES))]
     runs = [[run * 8 + k for run in rng.sample(range(CAPACITY // 8), PAGES // 8) for k in range(8)] for _ in range(2)]
+    in_runs = [(runs[0], runs[1])]
     return {
         "chat F": chat("F"),
         "chat FSM": chat("FSM"),
-        "in runs of 8": dict.fromkeys((DOWN, UP), [(runs[0], runs[1])]),
-        "scattered": dict.fromkeys((DOWN, UP), scattered),
+        "in runs of 8": {DOWN: in_runs, UP: in_runs},
+        "scattered": {DOWN: scattered, UP: scattered},
     }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from .addresses import fingerprint
 from .consensus import Completions, Consensus, LocalConsensus
 from .fetching import Fetch
+from .spares import Spares
 from .storage import Backend, Fingerprint, Reason
 from .storing import Storing
 
@@ -86,8 +87,10 @@ class Shelf:
         self.consensus = getattr(component, "consensus", None) or LocalConsensus()
         self.store: Store | None = None
         self.completions = Completions(self.consensus)
+        self.spares = Spares()
         self.storing = Storing(self)
         self.fetches: dict[int, Fetch] = {}
+        self.reading: list[Fetch] = []
         self.agreed: dict[int, int] = {}
 
     # ------------------------------------------------------------ coming and going
