@@ -92,7 +92,8 @@ def _fill(fetch: Fetch, run: list[Node], brought: Brought, pinned: list[tuple[Ho
                     cell = node.cells[lane.index]
                     lane.pin(cell)
                     pinned.append((lane, cell))
-                    cell.stored = cell.places
+                    if fetch.store is fetch.shelf.store:
+                        cell.store, cell.stored = fetch.shelf.attached, cell.places
                 write = partial(_write, fetch.shelf.spares, lane.pool, taken[-1].dst, payloads)
                 jobs.append((lane, taken[-1].dst, write))
         hold.claim(fetch.shelf.cache._flight)

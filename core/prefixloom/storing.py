@@ -49,6 +49,12 @@ class Storing:
     def flushed(self) -> None:
         self.queue.clear()
 
+    def handed_of(self, cell: HostCell) -> int:
+        """How many of its places the store that is there now was given: none of what another one had."""
+        if cell.store != self.shelf.attached:
+            cell.store, cell.stored = self.shelf.attached, 0
+        return cell.stored
+
     def advance(self, ticket: int) -> bool:
         """All ranks know that the store has let go of what this ticket pinned."""
         let_go = self.let_go.pop(ticket, None)
@@ -76,10 +82,10 @@ class Storing:
             above = node.parent
             if above.parent is not None:  # split off since it was offered, perhaps with all that was there
                 cell: HostCell | None = above.cells[lane.index]
-                if cell is not None and cell.stored < cell.places:
+                if cell is not None and self.handed_of(cell) < cell.places:
                     self.queue.append((lane, above))
             cell = node.cells[lane.index]
-            if cell is not None and cell.stored < cell.places:
+            if cell is not None and self.handed_of(cell) < cell.places:
                 left -= self._hand_over(lane, node, cell, left)
 
     def _hand_over(self, lane: HostLane, node: Node, cell: HostCell, most: int) -> int:
@@ -97,7 +103,7 @@ class Storing:
         """``cell`` is about to go from the host: what it holds is copied out at once, and handed over."""
         store, pool = self.shelf.store, lane.pool
         assert isinstance(pool, HostPool)
-        if store is None or cell.stored >= cell.places:
+        if store is None or self.handed_of(cell) >= cell.places:
             return
         pieces = self.pieces(lane, cell.node, cell, cell.places)
         if self.shelf.copies_to(lane, cell.node):

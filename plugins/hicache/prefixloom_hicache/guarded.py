@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -102,7 +103,10 @@ class Call(Generic[T]):
 
 
 class Guarded:
-    """A store that cannot hold anybody up. Its methods return at once, and never raise for what a store does."""
+    """A store that cannot hold anybody up. Its methods return at once, and never raise for what a store does.
+
+    One that is dropped is closed, once no call is out there that knows it.
+    """
 
     def __init__(self, backend: Backend, limits: GuardLimits = GuardLimits(), clock: Clock | None = None) -> None:
         self.backend, self.limits = backend, limits
@@ -117,6 +121,8 @@ class Guarded:
         self._ended: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._closed = False
+        self._dropped = weakref.finalize(self, let_go, tuple(self._workers.values()), backend)
+        self._dropped.atexit = False
 
     # ------------------------------------------------------------ what may be asked
 
@@ -184,10 +190,7 @@ class Guarded:
             if self._closed:
                 return
             self._closed = True
-        for worker in self._workers.values():
-            worker.close()
-        with contextlib.suppress(RuntimeError):  # the process ends, and starts no more threads
-            threading.Thread(target=self.backend.close, name="prefixloom-close", daemon=True).start()
+        self._dropped()
 
     # ------------------------------------------------------------ asking
 
@@ -258,6 +261,14 @@ class Guarded:
     def _count(self, counter: Counter[str], name: str, by: int = 1) -> None:
         with self._lock:
             counter[name] += by
+
+
+def let_go(workers: Sequence[Worker], backend: Backend) -> None:
+    """Drop what waits or runs, and close the store on a thread of its own."""
+    for worker in workers:
+        worker.close()
+    with contextlib.suppress(RuntimeError):  # the process ends, and starts no more threads
+        threading.Thread(target=backend.close, name="prefixloom-close", daemon=True).start()
 
 
 def _nowhere(keys: Sequence[object]) -> Callable[[Any, str], tuple[bool, ...]]:
