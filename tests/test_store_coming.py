@@ -124,3 +124,12 @@ def test_a_cache_that_is_dropped_leaves_no_thread_and_no_lock(tmp_path: File) ->
     gc.collect()
     assert [ref() for ref in gone] == [None] * 3
     FileBackend(tmp_path / "store", capacity=1 << 22).close()
+
+
+def test_a_store_that_somebody_has_outlives_a_cache_that_is_dropped() -> None:
+    cache, tier = composed(part("path", Path()), store=(store := MemoryBackend(capacity=1 << 22)))
+    serve(cache, PROMPTS[0])
+    idle(cache)
+    del cache, tier
+    gc.collect()
+    assert store.status().records == 10

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -105,7 +105,7 @@ class Call(Generic[T]):
 class Guarded:
     """A store that cannot hold anybody up. Its methods return at once, and never raise for what a store does.
 
-    One that is dropped is closed, once no call is out there that knows it.
+    One that is dropped ends its threads, once no call is out there. It does not close the store: somebody may have it.
     """
 
     def __init__(self, backend: Backend, limits: GuardLimits = GuardLimits(), clock: Clock | None = None) -> None:
@@ -121,8 +121,7 @@ class Guarded:
         self._ended: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._closed = False
-        self._dropped = weakref.finalize(self, let_go, tuple(self._workers.values()), backend)
-        self._dropped.atexit = False
+        weakref.finalize(self, end_all, tuple(self._workers.values())).atexit = False
 
     # ------------------------------------------------------------ what may be asked
 
@@ -190,7 +189,9 @@ class Guarded:
             if self._closed:
                 return
             self._closed = True
-        self._dropped()
+        end_all(self._workers.values())
+        with contextlib.suppress(RuntimeError):  # the process ends, and starts no more threads
+            threading.Thread(target=self.backend.close, name="prefixloom-close", daemon=True).start()
 
     # ------------------------------------------------------------ asking
 
@@ -263,12 +264,9 @@ class Guarded:
             counter[name] += by
 
 
-def let_go(workers: Sequence[Worker], backend: Backend) -> None:
-    """Drop what waits or runs, and close the store on a thread of its own."""
+def end_all(workers: Iterable[Worker]) -> None:
     for worker in workers:
         worker.close()
-    with contextlib.suppress(RuntimeError):  # the process ends, and starts no more threads
-        threading.Thread(target=backend.close, name="prefixloom-close", daemon=True).start()
 
 
 def _nowhere(keys: Sequence[object]) -> Callable[[Any, str], tuple[bool, ...]]:
