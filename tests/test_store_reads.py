@@ -188,11 +188,11 @@ def test_if_the_first_is_refused_the_next_one_asks_itself(names: tuple[str, ...]
 def test_who_waits_behind_another_is_let_go_with_it(how: str) -> None:
     store = stocked(part("path", Path()), tokens=TOKENS, kind=Counting)
     cache, tier = composed(part("path", Path()), store=store)
+    store.holds = ("get",)
+    store.gate.clear()
     sequences = [cache.open([*TOKENS, last]) for last in range(3)]
     told = [sequence.restore() for sequence in sequences]
-    until(cache, lambda: not any(fetch.call for fetch in shelf(cache).fetches.values()))
-    store.gate.clear()
-    until(cache, lambda: shelf(cache).reading or all(each.over for each in told))
+    until(cache, lambda: any(len(fetch.behind) == 2 for fetch in shelf(cache).reading))
     if how == "flush":
         cache.flush()
     elif how == "close":
