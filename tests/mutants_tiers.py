@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TIER, FOUND, COPIES = "test_tier.py", "test_tier_regressions.py", "test_tier_copies.py"
+READS, COMING = "test_store_reads.py", "test_store_coming.py"
 LESSON_4 = "lessons/test_lesson_4_wrong_anchor.py"
 MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("a hole below is overlooked", "over_tiers.py", "if one == other == ABSENT and first <= place < last:", "if False:", LESSON_4),
@@ -46,6 +47,17 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("the tier's copies are told in lists that change", "tier.py", "tuple(mine.src), target, tuple(mine.dst)", "mine.src, target, mine.dst", "lessons/test_lesson_5_tier.py"),
     ("what a plugin adds is not ordered", "tier.py", "                self.cache._flight.copies(hold, node)\n                found", "                found", FOUND),
     ("an interrupted copy stays open", "tier.py", "            if work.number > before and work.event is None and not work.over:", "            if False:", "test_tier_faults.py"),
+    ("everybody reads for himself", "fetching.py", "            (self.held < shared <= other.boundary or other.boundary == self.boundary)\n            and ", "            False and ", READS),
+    ("who waits behind another is not let go", "fetching.py", "            told.over = True\n            self._let_others()", "            told.over = True", READS),
+    ("a forgotten fetch is thought to read", "fetching.py", "        if self in self.shelf.reading:\n            self.shelf.reading.remove(self)\n        for other", "        for other", READS),
+    ("what came meanwhile is read again", "fetching.py", "        self.held = min(self.boundary, _held_path(self.shelf, plan))\n", "", READS),
+    ("more is asked for than may wait", "fetching.py", "            if waiting > max(SLICE, total(batch)):\n                return\n", "", READS),
+    ("a prompt is one slice", "pieces.py", "        if size > room:", "        if not found:", READS),
+    ("another piece's memory is an answer", "pieces.py", "    if isinstance(memory, Spare) and memory is not into:", "    if False:", "test_spares.py"),
+    ("somebody else's memory is used again", "spares.py", "        if buffer.__class__ is not Spare:", "        if False:", "test_spares.py"),
+    ("all is offered to a new store at once", "shelf.py", "        for _ in range(min(PER_POLL, len(self.unseen))):", "        while self.unseen:", COMING),
+    ("what is split meanwhile is not offered", "shelf.py", "            self.unseen.append((upper, False))", "            pass", COMING),
+    ("another store's count is believed", "storing.py", "        if cell.store != self.shelf.attached:", "        if False:", COMING),
     ("a plugin's transfers are not united", "transfers.py", "            wanted.setdefault(more.component, []).append(", "            wanted.setdefault(more.component, [])[:0] = () and (", "test_tier_hooks.py"),
 )  # fmt: skip
 

@@ -56,7 +56,7 @@ def until(cache: Cache, done: Callable[[], object], seconds: float = 10.0) -> No
 def idle(cache: Cache) -> None:
     """All that is to be stored has been."""
     storing = shelf(cache).storing
-    until(cache, lambda: not storing.queue and not storing.calls and not storing.let_go)
+    until(cache, lambda: not (shelf(cache).unseen or storing.queue or storing.calls or storing.let_go))
 
 
 def shelf(cache: Cache) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from helpers import part, settle
 from prefixloom import Path, Window
-from prefixloom.fetching import READ
+from prefixloom.pieces import READ
 from prefixloom.storage import Miss, Refused
 from prefixloom_hicache import GuardLimits, MemoryBackend
 from test_store import composed, idle, read_back, restored, shelf, until

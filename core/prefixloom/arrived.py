@@ -13,18 +13,22 @@ from .lease import inert
 from .pool import ABSENT
 
 if TYPE_CHECKING:
-    from .fetching import Fetch, Piece
+    from .fetching import Fetch
     from .lane_host import HostLane
+    from .pieces import Piece
+    from .spares import Spares
     from .tier import Job
     from .tree import Node
 
 Brought = Many[tuple["Piece", Any]]
 
 
-def place(fetch: Fetch, brought: Brought) -> None:
-    """As deep as all components that need everything above have arrived; what has no room below is left out."""
+def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
+    """As deep as all components that need everything above have arrived; what has no room below is left out.
+
+    ``whole``: nothing of what was asked for is lacking.
+    """
     cache = fetch.shelf.cache
-    whole = len(brought) == len(fetch.pieces)
     upto = fetch.boundary if whole else _path_end(fetch, brought)
     if upto <= 0:
         return
@@ -88,8 +92,10 @@ def _fill(fetch: Fetch, run: list[Node], brought: Brought, pinned: list[tuple[Ho
                     cell = node.cells[lane.index]
                     lane.pin(cell)
                     pinned.append((lane, cell))
-                    cell.stored = cell.places
-                jobs.append((lane, taken[-1].dst, partial(_write, lane.pool, taken[-1].dst, payloads)))
+                    if fetch.store is fetch.shelf.store:
+                        cell.store, cell.stored = fetch.shelf.attached, cell.places
+                write = partial(_write, fetch.shelf.spares, lane.pool, taken[-1].dst, payloads)
+                jobs.append((lane, taken[-1].dst, write))
         hold.claim(fetch.shelf.cache._flight)
         if jobs:
             tier.bring(jobs, run, hold)
@@ -115,6 +121,7 @@ def _lacking(lane: HostLane, node: Node, mine: dict[int, Any]) -> tuple[list[int
     return places, [mine[start + place * page] for place in places]
 
 
-def _write(pool: Any, slots: Many[int], payloads: Many[Any]) -> None:
+def _write(spares: Spares, pool: Any, slots: Many[int], payloads: Many[Any]) -> None:
     for slot, payload in zip(slots, payloads, strict=True):
         pool.write_from(slot, payload)
+        spares.give(payload)

@@ -1,14 +1,18 @@
 """Fetching: what a store has of one prompt comes to the host, to be restored from there.
 
 First it is looked for, on the store's thread: the path of the components that need all of it, as deep as it goes, then
-the deepest boundary on it where all the others have what they need. Then it is read, in order, a batch at a time. What
-arrived becomes the tree's at a poll, and the sequence, if nothing was done with it meanwhile, goes on from there.
+the deepest boundary on it where all the others have what they need. Then it is read, in order, a slice at a time: what
+arrived becomes the tree's at a poll before more is asked for, so that no fetch is larger than what may wait. In the end
+the sequence, if nothing was done with it meanwhile, goes on from there. A fetch that would read what another one is
+reading comes after that.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Many
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -18,7 +22,8 @@ from .arrived import place
 from .consensus import LocalConsensus
 from .errors import InvariantError
 from .lane import PageLane
-from .storage import Backend, Key, Miss, Record, Refused
+from .pieces import SLICE, Piece, calls_of, judged, pages_of, slices, total
+from .storage import Backend, Key, Record
 from .storage.keys import root_link
 
 if TYPE_CHECKING:
@@ -32,8 +37,6 @@ log = logging.getLogger("prefixloom")
 
 LOOK = 64
 """Pages or boundaries that are looked for at a time."""
-READ = 32
-"""Pieces of one read."""
 TOO_SLOW = "the store was too slow"
 
 
@@ -43,15 +46,6 @@ class Found:
 
     boundary: int
     note: str = ""
-
-
-@attrs.frozen
-class Piece:
-    """``start`` and ``end`` in tokens; of a state both are its boundary."""
-
-    lane: HostLane
-    start: int
-    end: int
 
 
 class Fetch:
@@ -70,8 +64,10 @@ class Fetch:
         self.boundary = self.base
         self.looks = 0
         self.call: Any = None
-        self.pieces: list[Piece] = []
-        self.calls: list[tuple[Any, list[Piece]]] = []
+        self.slices: list[list[Piece]] = []  # to be read after the one that is being read, whose calls are ``batches``
+        self.batches: list[list[Piece]] = []
+        self.calls: list[tuple[Any, Many[Piece]]] = []
+        self.behind: list[Fetch] = []  # those that go on when this one is over
         self.begun = shelf.component.now()
         self.until: float | None = None
         self.ticket = -1
@@ -101,6 +97,10 @@ class Fetch:
         """The cache was flushed: what is still read is nobody's."""
         self.sequence = None
         self.told.over = True
+        if self in self.shelf.reading:
+            self.shelf.reading.remove(self)
+        for other in self.behind:
+            other.forget()
 
     # ------------------------------------------------------------ looking
     def look(self) -> None:
@@ -155,7 +155,7 @@ class Fetch:
         for low in range(self.held, depth, page * LOOK):
             bounds = range(low, min(depth, low + page * LOOK), page)
             keys = [
-                (b, self._key(lane, *span)) for b in bounds for lane in closed for span in _pages(lane, b, b + page)
+                (b, self._key(lane, *span)) for b in bounds for lane in closed for span in pages_of(lane, b, b + page)
             ]
             there = backend.exists([key for _, key in keys])
             for (b, _), found in zip(keys, there, strict=True):
@@ -170,45 +170,66 @@ class Fetch:
 
     # ------------------------------------------------------------ reading
     def _read(self) -> None:
-        """Ask for the pieces of ``boundary``: the path from the top, then what belongs to the boundary.
-
-        Where they lie is worked out on the store's thread.
-        """
-        tier, page = self.shelf.tier, self.shelf.cache._page
-        closed = [lane for lane in tier.lanes if lane.closed]
-        self.pieces = [
-            Piece(lane, *span)
-            for at in range(self.held, self.boundary, page)
-            for lane in closed
-            for span in _pages(lane, at, at + page)
-        ]
-        self.pieces += [
-            Piece(lane, *span)
-            for lane in tier.lanes
-            if not lane.closed
-            for span in spans_of(lane.device, self.boundary)
-        ]
-        assert self.store is not None
-        if not self.pieces:  # the cache has all of it, and does not think it worth a load
+        """Ask for the pieces of ``boundary``, or wait for a fetch that asks for most of them already."""
+        shelf = self.shelf
+        ahead = next((other for other in shelf.reading if self._comes_after(other)), None)
+        if ahead is not None:
+            ahead.behind.append(self)
+            return
+        self.slices = slices(shelf.tier.lanes, self.held, self.boundary, shelf.cache._page)
+        if not self.slices:  # the cache has all of it, and does not think it worth a load
             self._end()
             return
-        self._hurry(len(self.pieces))
+        shelf.reading.append(self)
+        self._hurry(sum(map(len, self.slices)))
+        self._read_slice()
+
+    def _comes_after(self, other: Fetch) -> bool:
+        """Whether the other one brings all that is lacking here, or half of the path at least."""
+        page, size = self.shelf.cache._page, self.shelf.cache._tree.page_bytes
+        shared = self.boundary
+        if other.boundary != shared and any(lane.closed for lane in self.shelf.tier.lanes):
+            shared = -(-(self.held + self.boundary) // 2 // page) * page
+        upto = shared // page * size
+        return (
+            (self.held < shared <= other.boundary or other.boundary == self.boundary)
+            and other.plan.namespace == self.plan.namespace
+            and other.key[:upto] == self.key[:upto]
+        )
+
+    def _read_slice(self) -> None:
+        """One ticket for all of it, in calls of which no more wait at a time than fit a slice."""
         self._expect()
-        for first in range(0, len(self.pieces), READ):
-            batch = self.pieces[first : first + READ]
-            size = sum(piece.lane.pool.record_bytes for piece in batch)  # type: ignore[attr-defined]
+        self.told_arrived = False
+        self.batches = calls_of(self.slices.pop(0))
+        self.calls = []
+        self._ask_more()
 
-            def read(backend: Backend, batch: Many[Piece] = batch) -> tuple[Any, ...]:
-                keys = [self._key(piece.lane, piece.start, piece.end) for piece in batch]
-                answers = backend.get(keys)
-                if not isinstance(answers, tuple) or len(answers) != len(keys):
-                    raise TypeError(f"{type(backend).__name__}.get answered {answers!r:.200} for {len(keys)} keys")
-                return tuple(map(judged, batch, keys, answers))
+    def _ask_more(self) -> None:
+        waiting = sum(total(batch) for call, batch in self.calls if not call.over)
+        for batch in self.batches[len(self.calls) :]:
+            waiting += total(batch)
+            if waiting > max(SLICE, total(batch)):
+                return
+            self._ask(batch)
 
-            def instead(reason: Any, detail: str, batch: Many[Piece] = batch) -> tuple[Any, ...]:
-                return (f"{reason} {detail}".strip(),) * len(batch)
+    def _ask(self, batch: Many[Piece]) -> None:
+        """Where they lie is worked out on the store's thread."""
+        spares = self.shelf.spares
 
-            self.calls.append((self.store.ask(read, instead, size=size), batch))
+        def read(backend: Backend) -> tuple[Any, ...]:
+            keys = [self._key(piece.lane, piece.start, piece.end) for piece in batch]
+            into = [spares.take(piece.size) for piece in batch]
+            answers = backend.get(keys, into)
+            if not isinstance(answers, tuple) or len(answers) != len(keys):
+                raise TypeError(f"{type(backend).__name__}.get answered {answers!r:.200} for {len(keys)} keys")
+            return tuple(map(judged, batch, keys, answers, into))
+
+        def instead(reason: Any, detail: str) -> tuple[Any, ...]:
+            return (f"{reason} {detail}".strip(),) * len(batch)
+
+        assert self.store is not None
+        self.calls.append((self.store.ask(read, instead, size=total(batch)), batch))
 
     def poll(self) -> None:
         """See whether what was asked is done, or has taken too long."""
@@ -219,9 +240,16 @@ class Fetch:
                 self.shelf.completions.done(self.ticket, found.boundary)
                 self.told.note(found.note)
                 self.call = None
-        elif self.calls and not self.told_arrived and (late or all(call.over for call, _ in self.calls)):
-            self.shelf.completions.done(self.ticket, self._arrived())
-            self.told_arrived = True
+        elif self.calls and not self.told_arrived:
+            if not late and not self._failed():
+                self._ask_more()
+            if late or all(call.over for call, _ in self.calls):
+                self.shelf.completions.done(self.ticket, self._arrived())
+                self.told_arrived = True
+
+    def _failed(self) -> bool:
+        """Whether something is known not to come, so that what lies behind it is of no use."""
+        return any(isinstance(answer, str) for call, _ in self.calls if call.over for answer in call.answers)
 
     def _arrived(self) -> int:
         """How many of the reads are whole, from the first on."""
@@ -238,13 +266,17 @@ class Fetch:
     # ------------------------------------------------------------ what all ranks know
     def advance(self, amount: int) -> None:
         """The ranks have agreed how far it comes. Whatever goes wrong then, this fetch is over, and serving goes on."""
+        self._guarded(partial(self._advance, amount))
+
+    def _guarded(self, step: Callable[[], None]) -> None:
         if self.sequence is None:
             return
         try:
-            self._advance(amount)
+            step()
         except BaseException as error:
             self.sequence = None
             self.told.over = True
+            self._let_others()
             if not isinstance(error, Exception) or isinstance(error, InvariantError):
                 raise
             log.warning("what a store brought is left out: %r", error)
@@ -262,41 +294,54 @@ class Fetch:
                 self.boundary = self.told.wanted = amount
                 self._read()
             return
+        whole = amount == len(self.batches)
         brought = [
             (piece, answer)
             for call, batch in self.calls[:amount]
             for piece, answer in zip(batch, call.answers, strict=True)
         ]
         if brought:
-            place(self, brought)
-        self._end()
+            place(self, brought, whole)
+        if whole and self.slices:
+            self._read_slice()
+        else:
+            self._end()
 
     def _end(self) -> None:
+        """Nothing more comes. Those behind it look at what is lacking now."""
         sequence, told = self.sequence, self.told
         self.sequence = None
-        if sequence is not None:
-            from .restore import restore_more  # which knows tiers, as tiers know this
+        self.calls = []
+        try:
+            if sequence is not None:
+                from .restore import restore_more  # which knows tiers, as tiers know this
 
-            restore_more(self.shelf.cache, sequence, told)
-        told.over = True
+                restore_more(self.shelf.cache, sequence, told)
+        finally:
+            told.over = True
+            self._let_others()
 
+    def _let_others(self) -> None:
+        if self in self.shelf.reading:
+            self.shelf.reading.remove(self)
+        behind, self.behind = self.behind, []
+        for other in behind:
+            other.go_on()
 
-def judged(piece: Piece, key: Key, answer: Any) -> Record | str:
-    """The piece, or why an answer is not that."""
-    if isinstance(answer, Miss | Refused):
-        return f"{answer.reason} {answer.detail}".strip()
-    if not isinstance(answer, Record):
-        return f"error {answer!r:.100} is no answer"
-    told = (answer.component, answer.start, answer.end, answer.layout, len(answer.payload))
-    wanted = (piece.lane.device.name, piece.start, piece.end, "record", piece.lane.pool.record_bytes)  # type: ignore[attr-defined]
-    if told != wanted:
-        return f"the store gave {told} for {wanted}"
-    return answer if answer.key == key else "the store gave another prompt's"
+    def go_on(self) -> None:
+        """What this one waited for is over: read what is still lacking."""
+        self._guarded(self._read_rest)
 
+    def _read_rest(self) -> None:
+        from .restore import planned_again
 
-def _pages(lane: HostLane, low: int, high: int) -> list[tuple[int, int]]:
-    page = lane.part.page_tokens
-    return [(at, at + page) for at in range(low, high, page)]
+        assert self.sequence is not None
+        plan = planned_again(self.shelf.cache, self.sequence)
+        if plan.restorable >= self.boundary:
+            self._end()
+            return
+        self.held = min(self.boundary, _held_path(self.shelf, plan))
+        self._read()
 
 
 def _held_path(shelf: Shelf, plan: MatchPlan) -> int:
@@ -312,4 +357,4 @@ def _held_path(shelf: Shelf, plan: MatchPlan) -> int:
     return boundary
 
 
-__all__ = ["Fetch", "Found", "Piece", "judged"]
+__all__ = ["Fetch", "Found"]

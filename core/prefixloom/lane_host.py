@@ -26,16 +26,16 @@ class HostCell(Cell):
     """``pages``: how many are present. ``below``: children with a cell, counted where the reach is closed upward.
 
     ``data`` of pages stands for the whole edge, *absent* where nothing is held; a state's is its slot. ``stored``: of
-    how many places, from the first, what is there was handed to a store.
+    how many places, from the first, what is there was handed to the store of that number, ``store``.
     """
 
-    __slots__ = ("below", "pages", "stored")
+    __slots__ = ("below", "pages", "store", "stored")
 
     def __init__(self, node: Node, data: Any, pages: int) -> None:
         super().__init__(node, data)
         self.pages = pages
         self.below = 0
-        self.stored = 0
+        self.stored = self.store = 0
 
     @property
     def places(self) -> int:
@@ -211,6 +211,7 @@ class HostPages(HostLane):
         cell.data = cell.data[cut:]
         cell.pages -= new.pages
         new.locks = cell.locks
+        new.store = cell.store
         new.stored = min(cell.stored, new.places)
         cell.stored -= new.stored
         linked = cell.next is not None

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from .addresses import fingerprint
 from .consensus import Completions, Consensus, LocalConsensus
 from .fetching import Fetch
+from .spares import Spares
 from .storage import Backend, Fingerprint, Reason
-from .storing import Storing
+from .storing import PER_POLL, Storing
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -86,8 +87,12 @@ class Shelf:
         self.consensus = getattr(component, "consensus", None) or LocalConsensus()
         self.store: Store | None = None
         self.completions = Completions(self.consensus)
+        self.spares = Spares()
         self.storing = Storing(self)
         self.fetches: dict[int, Fetch] = {}
+        self.reading: list[Fetch] = []
+        self.attached = 0  # the number of the store, counted as they come
+        self.unseen: list[tuple[Node, bool]] = []  # what was there before it came; and whether all below it was, too
         self.agreed: dict[int, int] = {}
 
     # ------------------------------------------------------------ coming and going
@@ -104,6 +109,7 @@ class Shelf:
             amount = self.agreed.pop(ticket)
             if not self.storing.advance(ticket):
                 self.fetches.pop(ticket).advance(amount)
+        self._backfill()
         self.storing.poll()
 
     def _notice(self) -> None:
@@ -112,9 +118,13 @@ class Shelf:
         if store is self.store:
             return
         self.store = store
+        self.attached += 1
+        self.unseen = []
         if store is not None:
             self._tell_apart()
-            self._backfill()
+            if self.component.keep == "through":
+                roots = self.cache._tree.roots.values()
+                self.unseen = [(node, True) for root in roots for node in (root.kids or {}).values()]
         for lane in self.tier.lanes:
             lane.going = self.storing.rescue if store is not None and self.component.keep == "back" else None
 
@@ -124,23 +134,26 @@ class Shelf:
         }
 
     def _backfill(self) -> None:
-        """This store has nothing of what came to the host while it was not there."""
-        for root in self.cache._tree.roots.values():
-            stack: list[Node] = list((root.kids or {}).values())
-            while stack:
-                node = stack.pop()
-                stack.extend((node.kids or {}).values())
-                for lane in self.tier.lanes:
-                    if node.cells[lane.index] is not None:
-                        node.cells[lane.index].stored = 0
-                        if self.component.keep == "through":
-                            self.storing.offer(lane, node)
+        """This store has nothing of what came to the host while it was not there: offer that, some nodes at a poll."""
+        for _ in range(min(PER_POLL, len(self.unseen))):
+            node, deep = self.unseen.pop()
+            if deep:
+                self.unseen.extend((kid, True) for kid in (node.kids or {}).values())
+            for lane in self.tier.lanes if node.cells else ():
+                if node.cells[lane.index] is not None:
+                    self.storing.offer(lane, node)
+
+    def divided(self, upper: Node) -> None:
+        """A node was split. The lower half is the one that is known, if it was seen by then."""
+        if self.unseen:
+            self.unseen.append((upper, False))
 
     def flushed(self) -> None:
         """From now on what is stored and fetched is of ``identity`` as it is by now: of new weights, say."""
         if self.store is not None:
             self._tell_apart()
         self.storing.flushed()
+        self.unseen = []
         for fetch in self.fetches.values():
             fetch.forget()
 

@@ -17,6 +17,7 @@ from .addresses import links_at, piece_key
 from .graves import sweep
 from .pool import ABSENT
 from .pool_host import HostPool
+from .spares import Spares
 from .storage import Backend, Fingerprint, Record, Stored
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ class Storing:
     def flushed(self) -> None:
         self.queue.clear()
 
+    def handed_of(self, cell: HostCell) -> int:
+        """How many of its places the store that is there now was given: none of what another one had."""
+        if cell.store != self.shelf.attached:
+            cell.store, cell.stored = self.shelf.attached, 0
+        return cell.stored
+
     def advance(self, ticket: int) -> bool:
         """All ranks know that the store has let go of what this ticket pinned."""
         let_go = self.let_go.pop(ticket, None)
@@ -75,10 +82,10 @@ class Storing:
             above = node.parent
             if above.parent is not None:  # split off since it was offered, perhaps with all that was there
                 cell: HostCell | None = above.cells[lane.index]
-                if cell is not None and cell.stored < cell.places:
+                if cell is not None and self.handed_of(cell) < cell.places:
                     self.queue.append((lane, above))
             cell = node.cells[lane.index]
-            if cell is not None and cell.stored < cell.places:
+            if cell is not None and self.handed_of(cell) < cell.places:
                 left -= self._hand_over(lane, node, cell, left)
 
     def _hand_over(self, lane: HostLane, node: Node, cell: HostCell, most: int) -> int:
@@ -96,7 +103,7 @@ class Storing:
         """``cell`` is about to go from the host: what it holds is copied out at once, and handed over."""
         store, pool = self.shelf.store, lane.pool
         assert isinstance(pool, HostPool)
-        if store is None or cell.stored >= cell.places:
+        if store is None or self.handed_of(cell) >= cell.places:
             return
         pieces = self.pieces(lane, cell.node, cell, cell.places)
         if self.shelf.copies_to(lane, cell.node):
@@ -104,8 +111,10 @@ class Storing:
             return
         for first in range(0, len(pieces), PER_CALL):
             batch = pieces[first : first + PER_CALL]
-            payloads = [content(pool, slot) for *_, slot in batch]
-            write = partial(put, told=self.shelf.fingerprints[lane.index], lane=lane, pieces=batch, payloads=payloads)
+            spares = self.shelf.spares
+            payloads = [content(spares, pool, slot) for *_, slot in batch]
+            told = self.shelf.fingerprints[lane.index]
+            write = partial(put, spares=spares, told=told, lane=lane, pieces=batch, payloads=payloads)
             call = store.ask(write, nothing(len(batch)), writes=True, size=len(batch) * pool.record_bytes)
             self.handed += len(batch)
             self.calls.append((call, len(batch)))
@@ -144,7 +153,7 @@ class Storing:
         lane.pin(cell)
         span, flushes = node.parent.end, cache._flushes
         pool: Any = lane.pool
-        resets = pool.resets
+        resets, spares = pool.resets, self.shelf.spares
         copies, told = self.shelf.copies_to(lane, node), self.shelf.fingerprints[lane.index]
         before = [work for work in cache._flight.works if copies and work.number <= copies[-1].number and work.event]
         completions = self.shelf.completions
@@ -164,10 +173,10 @@ class Storing:
         def write(backend: Backend) -> tuple[Any, ...]:
             if not copied(copies, before):  # the copy to the host failed, or what wrote what was copied
                 return (None,) * len(pieces)
-            payloads = [content(pool, slot) for *_, slot in pieces]
+            payloads = [content(spares, pool, slot) for *_, slot in pieces]
             stale = pool.resets != resets  # a flush: the slots may have been somebody else's by then
             released()
-            return (None,) * len(pieces) if stale else put(backend, told, lane, pieces, payloads)
+            return (None,) * len(pieces) if stale else put(backend, spares, told, lane, pieces, payloads)
 
         size = len(pieces) * pool.record_bytes
         self.handed += len(pieces)
@@ -176,23 +185,31 @@ class Storing:
         self.calls.append((call, len(pieces)))
 
 
-def content(pool: Any, slot: int) -> memoryview:
-    payload = bytearray(pool.record_bytes)
+def content(spares: Spares, pool: Any, slot: int) -> memoryview:
+    payload = spares.take(pool.record_bytes)
     pool.read_into(slot, payload)
     return memoryview(payload)
 
 
 def put(
-    backend: Backend, told: Fingerprint, lane: HostLane, pieces: Sequence[Piece], payloads: Sequence[memoryview]
+    backend: Backend,
+    spares: Spares,
+    told: Fingerprint,
+    lane: HostLane,
+    pieces: Sequence[Piece],
+    payloads: Sequence[memoryview],
 ) -> tuple[Any, ...]:
     """On the store's thread: keys and checksums cost more than anything else of it."""
     name = lane.device.name
-    return backend.put(
+    answers = backend.put(
         [
             Record(piece_key(lane, told, link, low, high), name, low, high, "record", payload)
             for (link, low, high, _), payload in zip(pieces, payloads, strict=True)
         ]
     )
+    for payload in payloads:  # where it raises, nobody knows who still reads them
+        spares.give(payload)
+    return answers
 
 
 def nothing(count: int) -> Callable[[Any, str], tuple[Any, ...]]:

@@ -152,6 +152,8 @@ class LowerTier:
         """A node was split: if its copy has to wait, so has that of its upper half."""
         if lower in self.pending:
             self.pending.append(upper)
+        if self.shelf is not None:
+            self.shelf.divided(upper)
 
     def flushed(self) -> None:
         self.pending, self.flying, self.watched = [], [], []

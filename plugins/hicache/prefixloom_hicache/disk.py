@@ -29,12 +29,12 @@ class Disk:
         os.ftruncate(file, size)
 
     def write(self, file: int, content: Any, offset: int) -> None:
-        view = memoryview(content)
-        while view:
-            done = os.pwrite(file, view, offset)
-            if done <= 0:
+        done = os.pwrite(file, content, offset)
+        while done < len(content):
+            more = os.pwrite(file, memoryview(content)[done:], offset + done)
+            if more <= 0:
                 raise OSError(errno.EIO, "nothing was written")
-            view, offset = view[done:], offset + done
+            done += more
 
     def read(self, file: int, size: int, offset: int) -> bytes:
         """Up to ``size`` bytes: fewer only at the end of the file."""

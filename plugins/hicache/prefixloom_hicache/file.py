@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from prefixloom import StorageError, hookimpl
-from prefixloom.storage import BackendType, Key, Miss, Reason, Record, Refused, Status, Stored, flat
+from prefixloom.storage import BackendType, Key, Miss, Record, Refused, Status, Stored, flat
 
 from .disk import NO_ROOM, Disk
 from .frame import HEADER_BYTES, Flaw, Header, Place, read_header, record_at
@@ -224,38 +224,35 @@ class FileBackend:
     def _put(self, record: Record) -> Stored | Refused:
         key = record.key
         with self._lock:
-            unwilling = self._unwilling(record)
-            if unwilling is not None:
-                return self._tally.refuse(key, *unwilling)
+            if self._closed:
+                return self._tally.refuse(key, "closed", "the store was closed")
+            if not self._shelf.writes:
+                return self._tally.refuse(key, "read_only", "another process may write here, and this one may not")
             if self._index.find(key) is not None:
                 return self._tally.stored(key, fresh=False)
         try:
-            segment = self._segment_for(record)
-            offset = segment.append(record)
+            segment = self._shelf.active
+            if segment is None or not segment.takes(record):
+                if not fits(self._shelf.segment_bytes, key.fingerprint, len(record.payload)):
+                    return self._too_large(record)
+                segment = self._emptied()
+            place = segment.append(record)
         except OSError as error:
             with self._lock:
                 return self._tally.refuse(key, "capacity" if error.errno in NO_ROOM else "io", str(error.strerror))
-        assert segment.head is not None
         with self._lock:
             self._shelf.touch(segment)
             self._index.tell(key.fingerprint)
-            place = Place(segment.head.life, offset)
             self._place(key.fingerprint.digest, key.content, Entry(segment, place, len(record.payload)))
             return self._tally.stored(key)
 
-    def _unwilling(self, record: Record) -> tuple[Reason, str] | None:
-        if self._closed:
-            return "closed", "the store was closed"
-        if not self._shelf.writes:
-            return "read_only", "another process may write here, and this one may not"
-        if not fits(self._shelf.segment_bytes, record.key.fingerprint, len(record.payload)):
-            return "size", f"{len(record.payload)} bytes do not fit into a segment of {self._shelf.segment_bytes}"
-        return None
+    def _too_large(self, record: Record) -> Refused:
+        told = f"{len(record.payload)} bytes do not fit into a segment of {self._shelf.segment_bytes}"
+        with self._lock:
+            return self._tally.refuse(record.key, "size", told)
 
-    def _segment_for(self, record: Record) -> Segment:
-        active = self._shelf.active
-        if active is not None and active.takes(record):
-            return active
+    def _emptied(self) -> Segment:
+        """A segment that has nothing yet: a new one, or one that is given up."""
         failure = OSError(errno.ENOSPC, "the capacity is less than a segment")
         while True:
             if self._shelf.can_grow():

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -102,7 +103,10 @@ class Call(Generic[T]):
 
 
 class Guarded:
-    """A store that cannot hold anybody up. Its methods return at once, and never raise for what a store does."""
+    """A store that cannot hold anybody up. Its methods return at once, and never raise for what a store does.
+
+    One that is dropped ends its threads, once no call is out there. It does not close the store: somebody may have it.
+    """
 
     def __init__(self, backend: Backend, limits: GuardLimits = GuardLimits(), clock: Clock | None = None) -> None:
         self.backend, self.limits = backend, limits
@@ -117,6 +121,7 @@ class Guarded:
         self._ended: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
         self._closed = False
+        weakref.finalize(self, end_all, tuple(self._workers.values())).atexit = False
 
     # ------------------------------------------------------------ what may be asked
 
@@ -184,8 +189,7 @@ class Guarded:
             if self._closed:
                 return
             self._closed = True
-        for worker in self._workers.values():
-            worker.close()
+        end_all(self._workers.values())
         with contextlib.suppress(RuntimeError):  # the process ends, and starts no more threads
             threading.Thread(target=self.backend.close, name="prefixloom-close", daemon=True).start()
 
@@ -258,6 +262,11 @@ class Guarded:
     def _count(self, counter: Counter[str], name: str, by: int = 1) -> None:
         with self._lock:
             counter[name] += by
+
+
+def end_all(workers: Iterable[Worker]) -> None:
+    for worker in workers:
+        worker.close()
 
 
 def _nowhere(keys: Sequence[object]) -> Callable[[Any, str], tuple[bool, ...]]:

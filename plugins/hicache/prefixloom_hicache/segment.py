@@ -79,8 +79,8 @@ class Segment:
         at = self.end if fingerprint.digest in self.told else self.end + room(len(fingerprint.text))
         return self.head is not None and start_of(at, size) + room(size) <= self.size
 
-    def append(self, record: Record) -> int:
-        """Write a frame; the offset at which it stands."""
+    def append(self, record: Record) -> Place:
+        """Write a frame; where it stands."""
         assert self.head is not None
         self.dirty = True
         fingerprint = record.key.fingerprint
@@ -88,15 +88,15 @@ class Segment:
             frame = fingerprint_frame(fingerprint, Place(self.head.life, self.end))
             self._write(self.end, frame[:HEADER_BYTES], frame[HEADER_BYTES:])
             self.told.add(fingerprint.digest)
-        at = start_of(self.end, len(record.payload))
-        return self._write(at, header_of(record, Place(self.head.life, at)), record.payload)
+        place = Place(self.head.life, start_of(self.end, len(record.payload)))
+        self._write(place.offset, header_of(record, place), record.payload)
+        return place
 
-    def _write(self, at: int, header: bytes, payload: bytes | memoryview) -> int:
+    def _write(self, at: int, header: bytes, payload: bytes | memoryview) -> None:
         file = self.file.number
         self.disk.write(file, payload, at + HEADER_BYTES)
         self.end = at + room(len(payload))  # if the header fails, nobody knows how much of it is there
         self.disk.write(file, header, at)
-        return at
 
     def mark_deleted(self, offset: int) -> None:
         self.dirty = True
