@@ -9,10 +9,11 @@ goes before those above it, since without it they still serve and without them i
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from .kernels_move import move_slots
 from .lane import Cell, Lane, PageLane
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .queues import Queue
@@ -312,3 +313,20 @@ def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...]
         return ((),)
     firsts = [0, *(layers[number * len(layers) // count] for number in range(1, count)), layers[-1] + 1]
     return tuple(pairwise(firsts))
+
+
+def copy_between(
+    source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int], low: int = 0, high: int = 1 << 62
+) -> None:
+    """Copy the content of slots from one tier to another, of the model's layers from ``low`` to before ``high``."""
+    if source.device == "meta":
+        return
+    for buffer in source.manifest.buffers:
+        ends = [source.buffers[buffer.name]], src, [target.buffers[buffer.name]], dst
+        inside = [low <= layer < high for layer in buffer.layers]
+        if all(inside):
+            move_slots(*ends)
+            continue
+        for at, there in enumerate(inside):
+            if there:
+                move_slots(*ends, layers=slice(at, at + 1))

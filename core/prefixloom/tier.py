@@ -19,10 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .errors import InvariantError
-from .kernels_move import move_slots
-from .lane_host import HostLane, HostPages, HostStates, Moves, layer_groups
+from .lane_host import HostLane, HostPages, HostStates, Moves, copy_between, layer_groups
 from .lease import Hold, inert
-from .pool import Pool, Stage
+from .pool import Stage
 from .pool_host import DebugHostPool, HostPool
 from .shelf import Shelf
 from .streams import Stream, ThreadStream
@@ -388,20 +387,3 @@ class LowerTier:
             debug.accessed(stream, f"copy {way} of {mine.lane.device.pool.name}", target, mine.src, mine.dst, source)
         if way == "down":
             target.enter(mine.dst, Stage.PUBLISHED)
-
-
-def copy_between(
-    source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int], low: int = 0, high: int = 1 << 62
-) -> None:
-    """Of the model's layers from ``low`` to before ``high``."""
-    if source.device == "meta":
-        return
-    for buffer in source.manifest.buffers:
-        ends = [source.buffers[buffer.name]], src, [target.buffers[buffer.name]], dst
-        inside = [low <= layer < high for layer in buffer.layers]
-        if all(inside):
-            move_slots(*ends)
-            continue
-        for at, there in enumerate(inside):
-            if there:
-                move_slots(*ends, layers=slice(at, at + 1))
