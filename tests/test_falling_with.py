@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from helpers import PAGE, cache_of, every_reach, part, serve
+from helpers import PAGE, cache_of, every_reach, part, serve, settle
 from prefixloom import Cache, Claim, Component, Path, Point, Reach, TierManifest, Window, hookimpl
 from prefixloom.reach import Interval
 from prefixloom_hicache import HostTier
@@ -106,6 +106,54 @@ def test_what_a_tier_has_copied_before_is_not_asked_of_the_device_again(write: s
     for tokens, below in kept.items():
         with cache.open(list(tokens)) as sequence:
             assert sequence.restore().ready == (8 if below else 0)
+
+
+def test_what_others_of_its_kind_hang_from_stays() -> None:
+    """Of two paths, one keeps a child whose other half lies on the host, while its parent found no room there."""
+    tier = HostTier(TierManifest(capacity={"a": 64, "b": 4}, write="back"))
+    cache = cache_of(part("a", Path()), part("b", Path()), tier)
+    for tokens in (TOKENS[:8], TOKENS[:12]):
+        serve(cache, tokens)
+    with cache.open([*TOKENS[:8], 99], leave=1):
+        pass
+    cache.evict({"b": 3})
+    assert cache.stats().components["a"].cached == 3
+    assert cache.evict({"a": 64}) == {"a": 3}
+
+
+def test_a_state_stays_where_what_it_needs_of_another_node_lies_below() -> None:
+    tier = HostTier(TierManifest(capacity={"near": 64, "state": 10}, write="selective", hits=2))
+    cache = cache_of(part("near", Window(4).shift(4)), part("state", Point()), tier)
+    serve(cache, TOKENS[:8])
+    for _ in range(3):
+        cache.open([*TOKENS[:8], 98]).close()
+    serve(cache, TOKENS[:12])
+    assert cache.match([*TOKENS[:12], 1]).restorable == 12
+    cache.evict({"near": 64})
+    assert cache.match([*TOKENS[:12], 1]).restorable == 12
+
+
+class Moody(Reach):
+    """A window in plain Python that raises when it is told to."""
+
+    raising = False
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        if Moody.raising:
+            raise RuntimeError("moody")
+        return ((max(0, n - 8), n),) if n else ()
+
+
+def test_a_reach_that_raises_while_it_is_asked_leaves_the_books_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cache_of(part("near", Moody()), part("state", Point()))
+    for at in range(4):
+        serve(cache, range(at * 100, at * 100 + 16))
+    monkeypatch.setattr(Moody, "raising", True)
+    with pytest.raises(RuntimeError, match="moody"):
+        cache.evict({"near": 6})
+    monkeypatch.setattr(Moody, "raising", False)
+    assert cache.stats().components["near"].evicted >= 6
+    settle(cache)
 
 
 def filled(names: tuple[str, ...], seed: int, falling: bool) -> tuple[Cache, list[list[int]]]:

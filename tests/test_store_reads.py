@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -205,4 +206,25 @@ def test_who_waits_behind_another_is_let_go_with_it(how: str) -> None:
     assert not shelf(cache).reading
     for sequence in sequences:
         sequence.close()
+    settle(cache)
+
+
+def test_who_waits_for_the_beginning_of_a_long_prompt_does_not_wait_for_its_end(slices_of: Any) -> None:
+    class Slow(MemoryBackend):
+        delay = 0.0
+
+        def get(self, keys: Any, into: Any = None) -> Any:
+            time.sleep(self.delay)
+            return super().get(keys, into)
+
+    store = stocked(part("path", Path()), tokens=TOKENS, kind=Slow)
+    cache, _ = composed(part("path", Path()), store=store)
+    slices_of(4 * record_bytes(cache))
+    store.delay = 0.02
+    with cache.open([*TOKENS, 1]) as long, cache.open([*TOKENS[:16], 7]) as short:
+        whole, part_of_it = long.restore(), short.restore()
+        until(cache, lambda: part_of_it.over)
+        assert (part_of_it.ready, whole.over) == (16, False)
+        until(cache, lambda: whole.over)
+        assert whole.ready == 160
     settle(cache)

@@ -9,7 +9,7 @@ import pytest
 import prefixloom.restore
 import prefixloom.tier
 from helpers import part, settle
-from prefixloom import Component, Path, Point, Reach, Transfer, TransferPlan, Window
+from prefixloom import Component, Path, Point, Reach, Sinks, Transfer, TransferPlan, Window
 from prefixloom import hookimpl as hook
 from prefixloom.cache import Cache
 from prefixloom.lane_host import HostLane
@@ -301,3 +301,24 @@ def test_the_upper_half_of_a_split_is_copied_as_well_when_its_copy_had_to_wait()
     cache.evict(1000)
     assert cache.match(range(100, 133)).restorable == 32
     settle(cache)
+
+
+def test_what_a_sequence_held_before_a_load_is_not_what_it_holds() -> None:
+    """What it kept to spare is forgotten with the holdings that a load replaces."""
+    cache = tiered(part("path", Path()), part("near", Sinks(4) | Window(8)), write="back", max_rewind=4)
+    tokens = list(range(40))
+    serve(cache, [*tokens, 99])
+    cache.evict(256)
+    sequence = cache.open([*tokens, 5], leave=1)
+    sequence.grow(1)
+    with cache.step([sequence]) as step:
+        step.run_ops()
+    sequence.rewind(1)
+    assert sequence.restore().ready == 40
+    leased = cache.stats().components["near"].leased
+    cache.reclaim()
+    assert cache.stats().components["near"].leased == leased > 0
+    cache.evict({"near": 64})
+    other = list(range(500, 700))
+    compute(cache, cache.open(other), other, 200)
+    assert wrong(cache, sequence, tokens) == []

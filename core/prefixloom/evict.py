@@ -76,6 +76,7 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
     demotes = tier is not None and tier.demotes(lane)
     if tier is not None and demotes:
         tier.losing(lane, lane.loses_first(count))
+    got = 0
     try:
         got = lane.trim(count, emptied) if lane.retains else 0
         if got < count:
@@ -87,11 +88,13 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
         cache._epoch += 1
         if emptied:
             cache._tree.prune_all(emptied)
-        gone = freed if tier is None else tier.gone(lane, freed)
-        for other in lane.feeds:
-            cache._evicted[other.index] += other.follow(gone, lane)
-        cache._tree.prune_all(freed)
-    cache._evicted[lane.index] += got
+        cache._evicted[lane.index] += got
+        try:
+            gone = freed if tier is None else tier.gone(lane, freed)
+            for other in lane.feeds:
+                cache._evicted[other.index] += other.follow(gone, lane)
+        finally:  # a reach that is plain Python may raise
+            cache._tree.prune_all(freed)
     return got
 
 

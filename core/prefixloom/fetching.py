@@ -303,6 +303,9 @@ class Fetch:
         if brought:
             place(self, brought, whole)
         if whole and self.slices:
+            behind, self.behind = self.behind, []
+            for other in behind:  # who has all by now does not wait for the rest
+                other.go_on()
             self._read_slice()
         else:
             self._end()

@@ -263,8 +263,14 @@ class PathLane(PageLane):
         return pages
 
     def follow(self, nodes: list[Node], lost: Lane) -> int:
-        """One by one, from the leaves up: a parent left childless is the next."""
-        return sum([super(PathLane, self).follow([node], lost) for node in nodes])
+        """One by one, from the leaves up: a parent left childless is the next, and one with children stays for them."""
+        i = self.index
+        got = 0
+        for node in nodes:
+            cell = node.cells[i]
+            if cell is not None and not cell.below:
+                got += super().follow([node], lost)
+        return got
 
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue

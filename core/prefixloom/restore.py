@@ -324,6 +324,8 @@ def _resume_at(cache: Cache, sequence: Sequence, anchor: Node, hold: Hold, fille
     """
     lease = sequence._lease
     swap(cache, lease, hold)
+    for spared in cache._sparing:  # what it held before is not its own any more
+        spared.sparing.pop(lease, None)
     cache._flight.read(lease, anchor)
     for lane, holding in sequence._paged:
         lane.close(holding)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import InvariantError
 from .lane_host import HostLane, HostPages, HostStates, Moves, copy_between, layer_groups
 from .lease import Hold, inert
+from .over_tiers import usable
 from .pool import Stage
 from .pool_host import DebugHostPool, HostPool
 from .shelf import Shelf
@@ -111,9 +112,15 @@ class LowerTier:
             self.backup([cell.node for cell in cells], (host,), defer=False)
 
     def gone(self, lane: Lane, nodes: list[Node]) -> list[Node]:
-        """Those of ``nodes`` where nothing of ``lane`` lies below either."""
+        """Those of ``nodes`` whose end cannot be resumed at with what of ``lane`` lies below either."""
         host = self.by_component[lane.index]
-        return nodes if host is None else [node for node in nodes if node.cells[host.index] is None]
+        if host is None:
+            return nodes
+        gone = [node for node in nodes if node.cells[host.index] is None]
+        if lane.part.reach.closed_upward or not lane.feeds:
+            return gone
+        page = self.cache._page
+        return [node for node in gone if usable(lane, host, node, node.end, page)[1] < node.end]
 
     def forsake(self, parts: Iterable[Part]) -> None:
         """These could not be copied to the device: whoever asks again is not to try it for ever."""

@@ -20,7 +20,7 @@ import attrs
 from prefixloom import InputError, PrefixloomError
 
 from .engine import Engine
-from .handover import packed, shapes, unpacked
+from .handover import check, packed, shapes, unpacked
 from .requests import Answer, Request
 from .wire import ANSWER, ASK, BUSY, DROP, MEET, REFUSED, Closed, Wire
 
@@ -31,6 +31,8 @@ PATIENCE = 10.0
 """Seconds for the other side to say who it is."""
 BEAT = 1.0
 """Seconds between two words of a prefill process that it is still computing."""
+UNREADABLE = (PrefixloomError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What a question can be refused with."""
 Address = tuple[str, int]
 
 
@@ -79,7 +81,8 @@ class PrefillServer:
                 self._gone(wire, gone)
         busy = self.engine.step() if self._asked else False
         for answer in [answer for answer in self._asked if answer.done]:
-            self._answer(answer, *self._asked.pop(answer))
+            if answer in self._asked:  # the answer before may have found its decode process gone
+                self._answer(answer, *self._asked.pop(answer))
         if self._asked and time.monotonic() - self._said >= BEAT:
             self._said = time.monotonic()
             for wire in {wire for wire, _ in self._asked.values()}:
@@ -110,7 +113,7 @@ class PrefillServer:
             told = json.loads(data)
             have = int(told.pop("have"))
             answer = self.engine.add(Request(**told, max_tokens=1, stops=(), speculate=0, hand_over=have))
-        except (PrefixloomError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except UNREADABLE as error:
             wire.send(REFUSED, number, str(error).encode())
             return
         self._asked[answer] = (wire, number)
@@ -266,8 +269,11 @@ class DecodeEngine:
         if self._wire is None:
             return
         try:
-            for kind, number, data in self._wire.look(timeout):
+            before = self._wire.received
+            frames = self._wire.look(timeout)
+            if self._wire.received > before:  # a long answer is no silence
                 self._heard = time.monotonic()
+            for kind, number, data in frames:
                 self._came(kind, number, data)
             if self._asked and time.monotonic() - self._heard > self._patience:
                 raise Closed(f"it has said nothing for {self._patience:g} s")
@@ -285,6 +291,7 @@ class DecodeEngine:
         self.received += len(data)
         try:
             handed = unpacked(data)
+            check(self.engine.cache, handed, len(pending.request.tokens), self.engine.model.vocabulary)
         except Exception as error:  # whatever the bytes made of it
             log.warning("what the prefill process handed over cannot be read (%r). It is computed here", error)
             pending.answer = self.engine.add(pending.request)

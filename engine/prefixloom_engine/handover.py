@@ -81,6 +81,34 @@ def outgoing(cache: Cache, have: int, start: int, border: int) -> tuple[int, dic
     return (boundary if stated or both != pages else 0), both
 
 
+def check(cache: Cache, handed: Handed, total: int, vocabulary: int) -> None:
+    """InputError: nobody who keeps what ``cache`` keeps hands this over of a prompt of ``total`` tokens."""
+    numbers = handed.have, handed.boundary, handed.border, handed.token
+    if any(type(number) is not int for number in numbers) or type(handed.logprob) not in (int, float):
+        raise InputError(f"{numbers} and {handed.logprob!r} are no boundaries, token and probability")
+    have, boundary, border, token = numbers
+    last = (border - 1) // cache.composition.page * cache.composition.page
+    if not 0 <= have < border == total or not 0 <= token < vocabulary or boundary not in (0, last):
+        raise InputError(f"[{have}, {border}) with a boundary at {boundary} and token {token} is of no such prompt")
+    pages = needed(cache, have, border)
+    if boundary:
+        before = needed(cache, have, boundary)
+        pages = {name: sorted({*mine, *before[name]}) for name, mine in pages.items()}
+    if {name: list(mine) for name, mine in handed.pages.items()} != pages:
+        raise InputError(f"the pages {dict(handed.pages)} are not those that are needed")
+    content, states = {}, {}
+    for part in cache.composition.parts:
+        for name, buffer in cache.pool(part.name).buffers.items():
+            layers, _, *shape = buffer.shape
+            if part.page_tokens:
+                content[part.name, name] = (layers, len(pages[part.name]), *shape), buffer.dtype
+            else:
+                content[part.name, name] = states[part.name, name] = (layers, *shape), buffer.dtype
+    for came, wanted in ((handed.content, content), (handed.states, states if boundary else {})):
+        if {name: (tuple(each.shape), each.dtype) for name, each in came.items()} != wanted:
+            raise InputError("its content has other names, shapes or types than the pools here")
+
+
 def collect_states(cache: Cache, tables: Mapping[str, Tensor]) -> dict[tuple[str, str], Tensor]:
     """On the stream: copies of the running states of a sequence; ``tables`` are its rows."""
     return {

@@ -38,7 +38,7 @@ class Wire:
         self.socket = connection
         self._in = bytearray()
         self._out = bytearray()
-        self.sent = 0
+        self.sent = self.received = 0
 
     def send(self, kind: bytes, number: int, data: bytes) -> None:
         """Sent as far as the other side takes it; the rest with ``look``."""
@@ -67,6 +67,7 @@ class Wire:
                 if not data:
                     raise Closed("the connection was closed")
                 self._in += data
+                self.received += len(data)
         except BlockingIOError:
             pass
         except OSError as error:
