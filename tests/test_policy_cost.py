@@ -30,7 +30,6 @@ def lines_run(action: Callable[[], object]) -> int:
         count += event == "line"
         return trace
 
-    gc.collect()
     gc.disable()
     old = sys.gettrace()
     sys.settrace(trace)
