@@ -36,7 +36,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("a fence is lost with a slot that cannot be had", "tier.py", "            flight.claimed = before\n", "            flight.claimed = 0\n", FOUND),
     ("slots below are taken while a step is open", "tier.py", "        if self.blocked(flight.claimed):", "        if False:", FOUND),
     ("what a failed copy had is kept below", "tier.py", "                mine.take_back(nodes)\n", "                pass\n", "test_tier_faults.py"),
-    ("what was spared before a load is kept", "restore.py", "        spared.sparing.pop(lease, None)", "        pass", FOUND),
+    ("what was spared before a load is kept", "restore.py", "    replaced(cache, lease)\n", "", FOUND),
     ("pins below are kept", "tier.py", "                for host, cell in pinned:\n                    host.unpin(cell)", "                pass", TIER),
     ("demotion is left out", "tier.py", '        if host is not None and self.demotes(lane):', "        if False:", TIER),
     ("hits are not counted upward", "tier.py", "            node = node.parent\n        if due", "            break\n        if due", COPIES),

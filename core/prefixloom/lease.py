@@ -273,6 +273,11 @@ def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None
 def ended(cache: Cache, hold: Hold) -> None:
     """A running sequence is none any more."""
     cache._live.pop(hold, None)
+    replaced(cache, hold)
+
+
+def replaced(cache: Cache, hold: Hold) -> None:
+    """What a running sequence held so far is not its own any more: none of it can be asked back."""
     for lane in cache._sparing:
         lane.sparing.pop(hold, None)
 

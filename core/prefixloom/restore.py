@@ -21,7 +21,7 @@ from .lane import PageLane
 from .lane_coded import CodedLane
 from .lane_host import Moves
 from .lane_point import PointLane
-from .lease import Hold, acquire, inert, release_part, swap
+from .lease import Hold, acquire, inert, release_part, replaced, swap
 from .ops import CLEAR, Fill
 from .plan import MatchPlan, claims_at, make_plan, restorable
 from .pool import ABSENT, ABSENT_BYTES
@@ -324,8 +324,7 @@ def _resume_at(cache: Cache, sequence: Sequence, anchor: Node, hold: Hold, fille
     """
     lease = sequence._lease
     swap(cache, lease, hold)
-    for spared in cache._sparing:  # what it held before is not its own any more
-        spared.sparing.pop(lease, None)
+    replaced(cache, lease)
     cache._flight.read(lease, anchor)
     for lane, holding in sequence._paged:
         lane.close(holding)
