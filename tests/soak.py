@@ -141,9 +141,9 @@ class Soak:
             return
         answer = asked.answer or Answer(asked.request, reason="aborted")
         self.counts[answer.reason] += 1
-        if answer.error is not None:
+        if answer.error is not None and not isinstance(answer.error, Injected):  # three such in a row end a request
             raise answer.error
-        if answer.reason != "aborted":
+        if answer.reason in ("length", "stop"):
             self.done.append(answer)
             talk.history = [*talk.history, *answer.tokens]
         talk.asked, talk.dies_after = None, -1

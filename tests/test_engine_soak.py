@@ -17,6 +17,7 @@ def test_mixed_traffic_leaves_nothing_and_answers_stay_right(caplog: pytest.LogC
     soak.run(250)
     assert soak.check(25) == 0
     told = soak.told()
+    assert told.get("error", 0) <= 12, told  # one in a hundred passes fails, and three in a row end a request
     for what in ("branched", "begun anew", "length", "stop", "aborted", "engine accepted", "engine failed",
                  "engine retracted", "full evicted", "swa evicted", "mamba evicted"):  # fmt: skip
         assert told[what] > 0, (what, told)
