@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
 from typing import Any
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -40,12 +39,11 @@ class Disk:
         """Up to ``size`` bytes: fewer only at the end of the file."""
         return os.pread(file, size, offset)
 
-    def read_into(self, file: int, buffers: Sequence[Any], offset: int) -> int:
-        """How many bytes were read into the buffers."""
-        done = more = os.preadv(file, buffers, offset)
-        wanted = sum(map(len, buffers))
-        while more and done < wanted:
-            more = os.preadv(file, _behind(buffers, done), offset + done)
+    def read_into(self, file: int, buffer: memoryview, offset: int) -> int:
+        """How many bytes were read into the buffer: fewer than it has only at the end of the file."""
+        done = more = os.preadv(file, (buffer,), offset)
+        while more and done < len(buffer):
+            more = os.preadv(file, (buffer[done:],), offset + done)
             done += more
         return done
 
@@ -54,17 +52,6 @@ class Disk:
 
     def remove(self, name: str, directory: int) -> None:
         os.unlink(name, dir_fd=directory)
-
-
-def _behind(buffers: Sequence[Any], done: int) -> list[memoryview]:
-    """What is left of the buffers behind their first ``done`` bytes."""
-    left = []
-    for buffer in buffers:
-        view = memoryview(buffer)
-        if done < len(view):
-            left.append(view[done:])
-        done = max(0, done - len(view))
-    return left
 
 
 class OpenFile:

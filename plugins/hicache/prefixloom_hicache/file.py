@@ -1,6 +1,6 @@
 """The backend ``file``: records in preallocated segments of a directory. One process writes, any number reads.
 
-There is no index on the disk that could be wrong: a store is read from its frames when it is opened, and every read
+There is no index on the disk that could be wrong: a store is read from its headers when it is opened, and every read
 checks again that what lies there is what was asked for. A segment is the unit of eviction.
 """
 
@@ -17,24 +17,52 @@ from typing import Any
 import attrs
 
 from prefixloom import StorageError, hookimpl
-from prefixloom.storage import BackendType, Key, Miss, Record, Refused, Status, Stored, flat
+from prefixloom.storage import BackendType, Checksum, Key, Miss, Record, Refused, Status, Stored, flat
 
 from .disk import NO_ROOM, Disk
-from .frame import HEADER_BYTES, Flaw, Header, Place, read_header, record_at
+from .frame import HEADER_BYTES, Flaw, Header, Place, read_header
 from .index import Index
-from .scan import HEAD_BYTES, Found
+from .scan import Found
 from .segment import Segment, fits
 from .shelf import Shelf
 from .tally import Tally
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Entry:
-    """Where a record's frame stands."""
+    """Where a record is, its header at ``place`` and its payload at ``body``, and what the header says of it."""
 
     segment: Segment
     place: Place
+    body: int
     size: int
+    component: str
+    start: int
+    end: int
+    layout: str
+    checksum: Checksum
+
+
+def _target(key: Key, entry: Entry | Miss, buffer: Any) -> memoryview | Miss:
+    """Where to read a record."""
+    if isinstance(entry, Miss):
+        return entry
+    size = entry.size
+    if buffer is None:
+        return memoryview(bytearray(size))
+    view = flat(buffer)
+    if len(view) < size:
+        return Miss(key, "size", f"the record has {size} bytes, the buffer {len(view)}")
+    return view[:size]
+
+
+def _flaw(entry: Entry, done: int) -> Flaw:
+    """Why what was read is not the payload."""
+    if done < entry.size:
+        return Flaw("corrupt", f"the file ends {entry.size - done} bytes too early")
+    if not entry.checksum.known:
+        return Flaw("format", f"its checksum is {entry.checksum.algorithm}: install xxhash to read it")
+    return Flaw("corrupt", "the payload is not what was written")
 
 
 class FileBackend:
@@ -88,23 +116,24 @@ class FileBackend:
         self._shelf.active = max(whole, key=lambda s: s.head.order if s.head else 0, default=None)
 
     def _learn(self, segment: Segment, resync: bool = True) -> None:
-        """Take the frames of a segment into the index; a later frame of a record stands for an earlier one."""
+        """Take the headers of a segment into the index; a later one of a record stands for an earlier one."""
         try:
-            found = segment.frames(resync)
+            found = segment.learn(resync)
         except OSError as error:
             segment.head, segment.flaw = None, f"cannot be read: {error.strerror}"
             return
-        for frame in found:
-            self._skipped += frame.skipped
-            if frame.header.kind == "fingerprint":
-                self._learn_fingerprint(segment, frame)
-            elif not frame.header.deleted:
-                header = frame.header
-                self._place(header.fingerprint, header.content, Entry(segment, header.place, header.size))
+        for each in found:
+            header = each.header
+            self._skipped += each.skipped
+            if header.kind == "fingerprint":
+                self._learn_fingerprint(segment, each)
+            elif not header.deleted:
+                said = (header.size, header.component, header.start, header.end, header.layout, header.checksum)
+                self._place(header.fingerprint, header.content, Entry(segment, header.place, header.body, *said))
 
-    def _learn_fingerprint(self, segment: Segment, frame: Found) -> None:
+    def _learn_fingerprint(self, segment: Segment, found: Found) -> None:
         try:
-            told = segment.fingerprint(frame)
+            told = segment.fingerprint(found)
         except OSError:
             told = None
         if told is not None:
@@ -144,7 +173,7 @@ class FileBackend:
                 head = segment.look()
                 if head != segment.head:
                     self._forget_all(segment)
-                    segment.head, segment.end = head, HEAD_BYTES
+                    segment.adopt(head)
                 self._learn(segment, resync=False)
             self._discover()
         except OSError:
@@ -153,30 +182,25 @@ class FileBackend:
     # ------------------------------------------------------------ reading
 
     def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
-        out = [self._get(key, None if into is None else flat(into[i])) for i, key in enumerate(keys)]
+        """Each step over all keys: what copies a payload drives all else out of the processor's caches."""
+        buffers: Sequence[Any] = [None] * len(keys) if into is None else into
         with self._lock:
-            for found in out:
-                if isinstance(found, Record):
-                    self._tally.hit(found)
-                else:
-                    self._tally.miss(found)
-        return tuple(out)
+            known = [self._known(key) for key in keys]
+        targets = [_target(*each) for each in zip(keys, known, buffers, strict=True)]
+        read = [self._read(*each) for each in zip(keys, known, targets, strict=True)]
+        writes = self._shelf.writes
+        out = tuple(self._answer(*each, writes) for each in zip(keys, known, read, strict=True))
+        with self._lock:
+            return self._tally.answered(out)
 
-    def _get(self, key: Key, into: memoryview | None) -> Record | Miss:
-        with self._lock:
-            if self._closed:
-                return Miss(key, "closed")
-            entry = self._find(key)
-            if entry is None:
-                return self._index.missing(key)
-            self._shelf.touch(entry.segment)
-        if into is not None and len(into) < entry.size:
-            return Miss(key, "size", f"the record has {entry.size} bytes, the buffer {len(into)}")
-        try:
-            found = self._read(key, entry, memoryview(bytearray(entry.size)) if into is None else into[: entry.size])
-        except OSError as error:
-            return Miss(key, "io", f"{entry.segment.name}: {error.strerror}")
-        return self._disproved(key, entry, found) if isinstance(found, Flaw) else found
+    def _known(self, key: Key) -> Entry | Miss:
+        if self._closed:
+            return Miss(key, "closed")
+        entry = self._find(key)
+        if entry is None:
+            return self._index.missing(key)
+        self._shelf.touch(entry.segment)
+        return entry
 
     def _find(self, key: Key) -> Entry | None:
         entry = self._index.find(key)
@@ -185,12 +209,32 @@ class FileBackend:
             entry = self._index.find(key)
         return entry
 
-    def _read(self, key: Key, entry: Entry, target: memoryview) -> Record | Flaw:
-        head = bytearray(HEADER_BYTES)
-        done = self._disk.read_into(entry.segment.file.number, (head, target), entry.place.offset)
-        if done < HEADER_BYTES + len(target):
-            return Flaw("corrupt", f"the file ends {HEADER_BYTES + len(target) - done} bytes too early")
-        return record_at(bytes(head), entry.place, key, target)
+    def _read(self, key: Key, entry: Entry | Miss, target: memoryview | Miss) -> memoryview | Miss:
+        """The payload, if it is what was written; its header was read when the entry was made."""
+        if isinstance(entry, Miss):
+            return entry
+        if isinstance(target, Miss):
+            return target
+        try:
+            done = self._disk.read_into(entry.segment.file.number, target, entry.body)
+        except OSError as error:
+            return Miss(key, "io", f"{entry.segment.name}: {error.strerror}")
+        if done == entry.size and entry.checksum.fits(target):
+            return target
+        return self._disproved(key, entry, _flaw(entry, done))
+
+    def _answer(self, key: Key, entry: Entry | Miss, found: memoryview | Miss, writes: bool) -> Record | Miss:
+        """The record, if the segment has not begun another life before it was read."""
+        if isinstance(entry, Miss):
+            return entry
+        if isinstance(found, Miss):
+            return found
+        try:
+            if entry.segment.lives(entry.place.life, writes):
+                return Record(key, entry.component, entry.start, entry.end, entry.layout, found, entry.checksum)
+        except OSError as error:
+            return Miss(key, "io", f"{entry.segment.name}: {error.strerror}")
+        return self._disproved(key, entry, Flaw("corrupt", "the segment was used again"))
 
     def _disproved(self, key: Key, entry: Entry, flaw: Flaw) -> Miss:
         """What lies there is not the record: it went meanwhile, or it is damaged. Either way it is here no more."""
@@ -236,14 +280,16 @@ class FileBackend:
                 if not fits(self._shelf.segment_bytes, key.fingerprint, len(record.payload)):
                     return self._too_large(record)
                 segment = self._emptied()
-            place = segment.append(record)
+            place, body = segment.append(record)
         except OSError as error:
             with self._lock:
                 return self._tally.refuse(key, "capacity" if error.errno in NO_ROOM else "io", str(error.strerror))
         with self._lock:
             self._shelf.touch(segment)
             self._index.tell(key.fingerprint)
-            self._place(key.fingerprint.digest, key.content, Entry(segment, place, len(record.payload)))
+            said = (record.component, record.start, record.end, record.layout, record.checksum)
+            entry = Entry(segment, place, body, len(record.payload), *said)
+            self._place(key.fingerprint.digest, key.content, entry)
             return self._tally.stored(key)
 
     def _too_large(self, record: Record) -> Refused:
@@ -281,7 +327,7 @@ class FileBackend:
                 return False
             self._forget(key.fingerprint.digest, key.content)
         with contextlib.suppress(OSError):  # it may come back when the store is opened again, and is then what it was
-            entry.segment.mark_deleted(entry.place.offset)
+            entry.segment.spoil(entry.place, entry.body)
         return True
 
     def flush(self) -> bool:
@@ -300,7 +346,7 @@ class FileBackend:
         with self._lock:
             notes = self._shelf.notes()
             if self._skipped:
-                notes += (f"{self._skipped} bytes between records were no records",)
+                notes += (f"{self._skipped} headers between others are damaged",)
             sizes = len(self._index), self._shelf.used, self._shelf.capacity
             return self._tally.status(*sizes, foreign=self._index.foreign(), notes=notes)
 

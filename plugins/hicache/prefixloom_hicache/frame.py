@@ -1,6 +1,6 @@
-"""Frame: a record as bytes. A header of fixed size, checked by itself, then the payload.
+"""Frame: a record as bytes. A header of fixed size, checked by itself, and the payload, behind it or apart.
 
-A frame says all that is needed to know the record again, so that a store can be read from its frames alone. ``place``
+A header says all that is needed to know the record again, so that a store can be read from its headers alone. ``place``
 says where it was written; bytes that lie anywhere else are none. No pickle, nothing executed, nothing allocated by what
 a header claims before the claim is checked.
 """
@@ -24,25 +24,24 @@ from prefixloom.storage import (
     Fingerprint,
     Key,
     Record,
-    function,
 )
 
 MAGIC = b"PLoomRec"
 DELETED = b"PLoomDel"
 """Written over the magic; the rest of the header stays good, so that a scan can pass over it."""
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 256
 Kind = Literal["record", "fingerprint"]
 KINDS: dict[int, Kind] = {0: "record", 1: "fingerprint"}
 
 _START = struct.Struct("<8sHBBI")
-_REST = struct.Struct("<QQQQ32s16sQQ64s32s48x")
+_REST = struct.Struct("<QQQQQ32s16sQQ64s32s40x")
 assert _START.size + _REST.size == HEADER_BYTES
 
 
 @attrs.frozen
 class Place:
-    """Where a frame was written: the life of a segment, and the offset in it."""
+    """Where a header was written: the life of a segment, and the offset in it."""
 
     life: int = 0
     offset: int = 0
@@ -58,12 +57,16 @@ class Flaw:
 
 @attrs.frozen
 class Header:
-    """What a header says, after its own checksum was found good."""
+    """What a header says, after its own checksum was found good.
+
+    ``size`` and ``body``: of the payload, how long it is and where it begins (0: behind the header).
+    """
 
     kind: Kind
     deleted: bool
     size: int
     place: Place
+    body: int
     checksum: Checksum
     content: bytes
     fingerprint: bytes
@@ -87,23 +90,23 @@ class Header:
         return Record(key, self.component, self.start, self.end, self.layout, payload, self.checksum)
 
 
-def header_of(record: Record, place: Place = Place()) -> bytes:
-    """The header that stands before the record's payload."""
+def header_of(record: Record, place: Place = Place(), body: int = 0) -> bytes:
+    """The header of a record, to stand at ``place``."""
     key, checksum = record.key, record.checksum
     named = (record.component.encode(), record.layout.encode())
     where = (key.content, key.fingerprint.digest, record.start, record.end)
-    return _packed(0, checksum, len(record.payload), place, *where, *named)
+    return _packed(0, checksum, len(record.payload), place, body, *where, *named)
 
 
-def fingerprint_frame(fingerprint: Fingerprint, place: Place = Place()) -> bytes:
-    """A frame that tells a fingerprint in full, for the records behind it."""
+def header_of_fingerprint(fingerprint: Fingerprint, place: Place = Place(), body: int = 0) -> bytes:
+    """The header of a payload that tells a fingerprint in full (``text``), for the records that come next."""
     text = fingerprint.text.encode()
     checksum = Checksum.of(text, "crc32")
-    return _packed(1, checksum, len(text), place, bytes(32), fingerprint.digest, 0, 0, b"-", b"-") + text
+    return _packed(1, checksum, len(text), place, body, bytes(32), fingerprint.digest, 0, 0, b"-", b"-")
 
 
-def _packed(kind: int, checksum: Checksum, size: int, place: Place, *rest: Any) -> bytes:
-    tail = _REST.pack(size, place.life, place.offset, checksum.value, *rest)
+def _packed(kind: int, checksum: Checksum, size: int, place: Place, body: int, *rest: Any) -> bytes:
+    tail = _REST.pack(size, place.life, place.offset, body, checksum.value, *rest)
     number = NUMBERS[checksum.algorithm]
     check = zlib.crc32(tail, zlib.crc32(bytes((VERSION, 0, kind, number))))
     return _START.pack(MAGIC, VERSION, kind, number, check) + tail
@@ -121,7 +124,8 @@ def read_header(data: Any, place: Place | None = None) -> Header | Flaw:
         return Flaw("format", f"written in format {version}, and this is format {VERSION}")
     if check != zlib.crc32(data[_START.size :], zlib.crc32(data[8:12])):
         return Flaw("corrupt", "the header is not what was written")
-    size, life, offset, value, content, digest, start, end, component, layout = _REST.unpack_from(data, _START.size)
+    fields = _REST.unpack_from(data, _START.size)
+    size, life, offset, body, value, content, digest, start, end, component, layout = fields
     algorithm: Algorithm | None = ALGORITHMS.get(number)
     if algorithm is None or kind not in KINDS:
         return Flaw("format", f"a record of kind {kind} with checksum {number}, which this version does not know")
@@ -132,7 +136,7 @@ def read_header(data: Any, place: Place | None = None) -> Header | Flaw:
     if not 0 < size <= MAX_PAYLOAD or not start <= end <= MAX_POSITION or not all(names):
         return Flaw("corrupt", f"no record has {size} bytes for [{start}, {end}) of {names}")
     checksum = Checksum(algorithm, value)
-    return Header(KINDS[kind], magic == DELETED, size, found, checksum, content, digest, start, end, *names)
+    return Header(KINDS[kind], magic == DELETED, size, found, body, checksum, content, digest, start, end, *names)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -145,27 +149,6 @@ def _name(padded: bytes) -> str:
         return name.decode()
     except UnicodeDecodeError:
         return ""
-
-
-def record_at(head: bytes, place: Place, key: Key, payload: memoryview) -> Record | Flaw:
-    """The record of ``key``, whose header was found at ``place`` before ``payload``: what every read goes through."""
-    magic, version, kind, number, check = _START.unpack_from(head)
-    if magic == MAGIC and version == VERSION and kind == 0:
-        size, life, offset, value, content, digest, start, end, component, layout = _REST.unpack_from(head, _START.size)
-        if (
-            check == zlib.crc32(head[_START.size :], zlib.crc32(head[8:12]))
-            and (life, offset, size) == (place.life, place.offset, len(payload))
-            and digest + content == key.address
-            and (algorithm := ALGORITHMS.get(number)) is not None
-            and (compute := function(algorithm)) is not None
-            and compute(payload) == value
-            and start <= end <= MAX_POSITION
-            and (name := _name(component))
-            and (form := _name(layout))
-        ):
-            return Record(key, name, start, end, form, payload, Checksum(algorithm, value))
-    header = read_header(head, place)  # it is none: the long way says why
-    return header if isinstance(header, Flaw) else header.record(key, payload)
 
 
 def read(data: Any, key: Key, place: Place | None = None) -> Record | Flaw:

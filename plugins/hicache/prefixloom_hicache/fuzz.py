@@ -9,23 +9,21 @@ from __future__ import annotations
 import argparse
 import hashlib
 import random
+import struct
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 from prefixloom.storage import NUMBERS, Fingerprint, Key, Record
 
-from .frame import HEADER_BYTES, Flaw, Place, fingerprint_frame, header_of, read, read_header
-from .scan import ALIGN, HEAD_BYTES, Head, frames, read_head, room
+from .frame import HEADER_BYTES, Flaw, Place, header_of, header_of_fingerprint, read, read_header
+from .scan import HEAD_BYTES, Head, berth, headers, read_head, slot_of
 
 LIFE = 0x1234_5678_9ABC_DEF1
 ONE = Fingerprint("toy", "bfloat16", 16, "kv", "1", shapes={"kv": (2, 64)})
 Draw = random.Random
 Mutation = Callable[[Draw, bytearray], None]
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % ALIGN)
 
 
 def key_of(seed: int) -> Key:
@@ -43,17 +41,22 @@ class Corpus:
     def __init__(self) -> None:
         self.records: dict[bytes, Record] = {}
         self.frames: list[tuple[Key, Place, bytes]] = []
-        segment = bytearray(Head(LIFE, 1).pack().ljust(HEAD_BYTES, b"\0"))
-        segment += _padded(fingerprint_frame(ONE, Place(LIFE, len(segment))))
-        for seed, size in enumerate((1, 40, 255, 256, 300)):
-            record = record_of(seed, size)
-            place = Place(LIFE, len(segment))
-            frame = header_of(record, place) + bytes(record.payload)
-            assert len(_padded(frame)) == room(size)
-            self.records[record.key.address] = record
-            self.frames.append((record.key, place, frame))
-            segment += _padded(frame)
-        self.segment = bytes(segment) + bytes(1024)
+        size = HEAD_BYTES + 4096
+        segment = bytearray(Head(LIFE, 1, size).pack().ljust(size, b"\0"))
+        records = [record_of(seed, size) for seed, size in enumerate((1, 40, 255, 256, 300))]
+        end = HEAD_BYTES
+        for number, record in enumerate((None, *records)):
+            payload = ONE.text.encode() if record is None else bytes(record.payload)
+            place, body = Place(LIFE, slot_of(number, size)), berth(end, len(payload), size)
+            if record is None:
+                header = header_of_fingerprint(ONE, place, body)
+            else:
+                header = header_of(record, place, body)
+                self.records[record.key.address] = record
+                self.frames.append((record.key, place, header + payload))
+            end = body + len(payload)
+            segment[body:end], segment[place.offset : place.offset + HEADER_BYTES] = payload, header
+        self.segment = bytes(segment)
 
 
 # ---------------------------------------------------------------- ways to damage
@@ -87,8 +90,8 @@ def extreme(draw: Draw, data: bytearray) -> None:
 
 def moved(draw: Draw, data: bytearray) -> None:
     """A part stands where another should: an old frame in a segment that is used again, say."""
-    size = min(len(data), draw.choice((8, ALIGN, 2 * ALIGN)))
-    source, target = (draw.randrange(0, len(data) - size + 1, draw.choice((1, ALIGN))) for _ in range(2))
+    size = min(len(data), draw.choice((8, HEADER_BYTES, 2 * HEADER_BYTES)))
+    source, target = (draw.randrange(0, len(data) - size + 1, draw.choice((1, HEADER_BYTES))) for _ in range(2))
     data[target : target + size] = data[source : source + size]
 
 
@@ -98,16 +101,16 @@ def nothing(draw: Draw, data: bytearray) -> None:
 
 def resealed(draw: Draw, data: bytearray) -> None:
     """A header that claims something else, with a checksum that is right: only its meaning can be wrong."""
-    import struct
-    import zlib
-
-    if len(data) < HEADER_BYTES:
+    slots = len(data) // HEADER_BYTES
+    if not slots:
         return
-    at = draw.randrange(8, HEADER_BYTES)
+    base = 0 if slots < 16 else len(data) - HEADER_BYTES * draw.randrange(1, 8)  # those of a segment are at its end
+    at = base + draw.randrange(*draw.choice(((8, HEADER_BYTES), (16, 56))))  # anywhere, or in its numbers
     data[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
-    if draw.random() < 0.5:
-        data[10], data[11] = draw.randrange(3), draw.choice((*NUMBERS.values(), 0, 9))
-    data[12:16] = struct.pack("<I", zlib.crc32(data[16:HEADER_BYTES], zlib.crc32(data[8:12])))
+    if draw.random() < 0.2:
+        data[base + 10], data[base + 11] = draw.randrange(3), draw.choice((*NUMBERS.values(), 0, 9))
+    check = zlib.crc32(data[base + 16 : base + HEADER_BYTES], zlib.crc32(data[base + 8 : base + 12]))
+    data[base + 12 : base + 16] = struct.pack("<I", check)
 
 
 MUTATIONS: tuple[Mutation, ...] = (flip, flip, cut, longer, noise, extreme, moved, nothing, resealed, resealed)
@@ -131,18 +134,19 @@ def try_frame(corpus: Corpus, draw: Draw) -> str:
 
 
 def try_segment(corpus: Corpus, draw: Draw) -> str:
-    """The index's reader: it ends, and every frame that it finds is within bounds and in order."""
+    """The index's reader: it ends, and every header that it finds and its payload are within bounds and in order."""
     data = bytearray(corpus.segment)
     for _ in range(draw.choice((1, 1, 2, 5))):
         _damage(draw, data)
-    head = read_head(bytes(data[:64]))
-    life = head.life if isinstance(head, Head) else LIFE
-    end, found = HEAD_BYTES, 0
-    for frame in frames(_reader(bytes(data)), life, HEAD_BYTES, len(data), resync=draw.random() < 0.9):
-        header, at = frame.header, frame.offset
-        assert at >= end and at % ALIGN == 0 and at + HEADER_BYTES + header.size <= len(data), "out of bounds"
-        end, found = frame.end, found + 1
-        payload = data[at + HEADER_BYTES : at + HEADER_BYTES + header.size]
+    told = read_head(bytes(data[:64]))
+    head = told if isinstance(told, Head) else Head(LIFE, 1, len(corpus.segment))
+    end, number, found = HEAD_BYTES, -1, 0
+    for each in headers(_reader(bytes(data)), head, resync=draw.random() < 0.9):
+        header, at = each.header, each.header.place.offset
+        assert each.number > number and at == slot_of(each.number, head.size), "out of order"
+        assert end <= header.body < each.end <= at <= len(data) - HEADER_BYTES, "out of bounds"
+        end, number, found = each.end, each.number, found + 1
+        payload = data[header.body : end]
         if header.kind == "fingerprint":
             Fingerprint.read(bytes(payload))
             continue
@@ -150,7 +154,7 @@ def try_segment(corpus: Corpus, draw: Draw) -> str:
         if record is not None:
             answer = header.record(record.key, payload)
             assert isinstance(answer, Flaw) or answer.payload == record.payload, "a payload that nobody wrote"
-    return f"index of {found}" if isinstance(head, Head) else head.reason
+    return f"index of {found}" if isinstance(told, Head) else told.reason
 
 
 def try_fingerprint(corpus: Corpus, draw: Draw) -> str:

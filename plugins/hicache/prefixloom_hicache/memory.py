@@ -31,11 +31,8 @@ class MemoryBackend:
 
     def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
         with self._lock:
-            out: list[Record | Miss] = []
-            for i, key in enumerate(keys):
-                found = self._read(key, None if into is None else flat(into[i]))
-                out.append(self._tally.hit(found) if isinstance(found, Record) else self._tally.miss(found))
-            return tuple(out)
+            out = [self._read(key, None if into is None else flat(into[i])) for i, key in enumerate(keys)]
+            return self._tally.answered(tuple(out))
 
     def _read(self, key: Key, into: memoryview | None) -> Record | Miss:
         if self._closed:

@@ -1,8 +1,8 @@
 """Scan: reading a segment from its bytes alone. The index of a store is nothing but what a scan finds.
 
-A segment is a head, then frames at multiples of ``ALIGN``. Its ``life`` is a random number that every frame repeats, so
-that what an earlier use of the file left behind is not mistaken for a frame. Where a header is damaged, the scan looks
-for the next good one.
+A segment is a head, then payloads side by side; its headers stand at its end, the first one last, in slots of one size.
+Both grow until they meet. The ``life`` of a segment is a random number that every header repeats, so that what an
+earlier use of the file left behind is not mistaken for one. A damaged header costs its own record and no other.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ import attrs
 from .frame import DELETED, HEADER_BYTES, MAGIC, Flaw, Header, Place, read_header
 
 HEAD_MAGIC = b"PLoomSeg"
-HEAD_VERSION = 1
+HEAD_VERSION = 2
 HEAD_BYTES = 4096
-"""Room before the first frame."""
-ALIGN = 256
-PAGE = 4096
-LARGE = 32 << 10
-"""From so many bytes on, a payload begins on a page of the disk: its header stands at the end of the page before."""
-CHUNK = 1 << 20
-_HEAD = struct.Struct("<8sHxxIQQ")
+"""Room before the first payload."""
+LINE, PAGE, LARGEST = 64, 4096, 512 << 10
+_HEAD = struct.Struct("<8sHxxIQQQ")
 FIRST_BYTES = _HEAD.size
 _COMMON = MAGIC[:5]
-assert DELETED.startswith(_COMMON) and HEADER_BYTES % ALIGN == 0
+_FEW, _MANY = 16, 4096
+"""Slots that are read at once, to begin with and at most."""
+assert DELETED.startswith(_COMMON)
 
 Read = Callable[[int, int], bytes]
 """(size, offset) -> bytes, fewer at the end."""
@@ -35,86 +33,103 @@ Read = Callable[[int, int], bytes]
 
 @attrs.frozen
 class Head:
-    """``life`` tells this use of the file from all others; ``order`` counts up with every segment that is begun."""
+    """``life`` tells this use of the file from all others; ``order`` counts up with every segment that is begun;
+    ``size`` is what the file had then."""
 
     life: int
     order: int
+    size: int
 
     def pack(self) -> bytes:
-        tail = struct.pack("<QQ", self.life, self.order)
-        return _HEAD.pack(HEAD_MAGIC, HEAD_VERSION, zlib.crc32(tail), self.life, self.order)
+        tail = struct.pack("<QQQ", self.life, self.order, self.size)
+        return _HEAD.pack(HEAD_MAGIC, HEAD_VERSION, zlib.crc32(tail), self.life, self.order, self.size)
 
 
 def read_head(data: bytes) -> Head | Flaw:
     if len(data) < _HEAD.size:
         return Flaw("corrupt", f"{len(data)} bytes are no segment")
-    magic, version, check, life, order = _HEAD.unpack_from(data)
+    magic, version, check, life, order, size = _HEAD.unpack_from(data)
     if magic != HEAD_MAGIC:
         return Flaw("corrupt", "no segment begins here")
     if version != HEAD_VERSION:
         return Flaw("format", f"a segment of format {version}, and this is format {HEAD_VERSION}")
     if check != zlib.crc32(data[16 : _HEAD.size]) or not life:
         return Flaw("corrupt", "the head is not what was written")
-    return Head(life, order)
+    return Head(life, order, size)
 
 
-def room(payload: int) -> int:
-    """Bytes of a segment that a frame takes."""
-    return -(-(HEADER_BYTES + payload) // ALIGN) * ALIGN
+def slot_of(number: int, size: int) -> int:
+    """Where the header of this number stands in a segment of this size."""
+    return size - (number + 1) * HEADER_BYTES
 
 
-def start_of(at: int, payload: int) -> int:
-    """Where the frame begins that is the next to be written, behind ``at``."""
-    return at if payload < LARGE else -(-(at + HEADER_BYTES) // PAGE) * PAGE - HEADER_BYTES
+def berth(at: int, payload: int, size: int) -> int:
+    """Where a payload begins that is the next to be written, behind ``at``.
+
+    At a multiple of the largest power of two that divides it, as far as little room is lost by that: then payloads of
+    one size lie side by side and each in large parts of the kernel's memory. On a page, if it is not small.
+    """
+    step = max(min(payload & -payload, LARGEST), LINE if payload < 8 * PAGE else PAGE)
+    little = size // 64
+    spare, early = min(payload // 8, little), little if payload <= 4 * little else 0
+    while True:
+        begin = -(-at // step) * step
+        if begin - at <= spare or begin <= early or step <= LINE:
+            return begin
+        step //= 2
 
 
 @attrs.frozen
 class Found:
-    """A good header at ``offset``; ``skipped`` bytes before it were none."""
+    """The good header of this number; ``skipped`` before it were none."""
 
-    offset: int
+    number: int
     header: Header
     skipped: int = 0
 
     @property
     def end(self) -> int:
-        return self.offset + room(self.header.size)
+        """Behind its payload."""
+        return self.header.body + self.header.size
 
 
-def frames(read: Read, life: int, start: int, end: int, resync: bool = True) -> Iterator[Found]:
-    """The frames of [start, end), in order; without ``resync``, up to the first place where none begins."""
-    at = start
-    while at + HEADER_BYTES <= end:
-        found = _frame(read(HEADER_BYTES, at), life, at, end)
-        if found is None:
-            large = start_of(at, LARGE)
-            found = _frame(read(HEADER_BYTES, large), life, large, end)
-        if found is None and resync:
-            found = _next(read, life, at, end)
-        if found is None:
+def headers(read: Read, head: Head, number: int = 0, floor: int = HEAD_BYTES, resync: bool = True) -> Iterator[Found]:
+    """The good headers from this number on, in order; without ``resync``, up to the first that is none.
+
+    ``floor``: the end of the payload before. Each payload lies behind the one before it and before all headers.
+    """
+    step, skipped = _FEW, 0
+    while True:
+        top = slot_of(number - 1, head.size)
+        count = min(step, (top - floor) // HEADER_BYTES)
+        data = read(count * HEADER_BYTES, top - count * HEADER_BYTES) if count > 0 else b""
+        if count <= 0 or len(data) < count * HEADER_BYTES:
             return
-        yield found
-        at = found.end
+        passed = 0
+        for hit in _hits(data):
+            here = count - 1 - hit // HEADER_BYTES
+            skipped += here - passed
+            passed = here + 1
+            header = read_header(data[hit : hit + HEADER_BYTES], Place(head.life, top - count * HEADER_BYTES + hit))
+            if skipped and not resync:
+                return
+            if isinstance(header, Flaw) or not floor <= header.body <= header.place.offset - header.size:
+                skipped += 1
+                continue
+            found = Found(number + here, header, skipped)
+            floor, skipped = found.end, 0
+            yield found
+        skipped += count - passed
+        if skipped and not resync:
+            return
+        number += count
+        step = min(8 * step, _MANY)
 
 
-def _frame(data: bytes, life: int, at: int, end: int, since: int | None = None) -> Found | None:
-    header = read_header(data, Place(life, at))
-    if isinstance(header, Flaw) or at + HEADER_BYTES + header.size > end:
-        return None
-    return Found(at, header, 0 if since is None else at - since)
-
-
-def _next(read: Read, life: int, since: int, end: int) -> Found | None:
-    """The first good frame behind a damaged place."""
-    for base in range(since, end, CHUNK):
-        data = read(min(CHUNK + HEADER_BYTES, end - base), base)
-        hit = data.find(_COMMON)
-        while 0 <= hit < CHUNK:
-            if (base + hit) % ALIGN == 0:
-                found = _frame(data[hit : hit + HEADER_BYTES], life, base + hit, end, since)
-                if found is not None:
-                    return found
-            hit = data.find(_COMMON, hit + 1)
-        if len(data) < min(CHUNK, end - base):
-            return None
-    return None
+def _hits(data: bytes) -> Iterator[int]:
+    """Where a slot begins as headers do, from the end on."""
+    end = len(data)
+    while (hit := data.rfind(_COMMON, 0, end)) >= 0:
+        end = hit + len(_COMMON) - 1
+        if hit % HEADER_BYTES == 0:
+            yield hit

@@ -1,33 +1,35 @@
 """Segment: one preallocated file of a store, to be appended to, read from and used again.
 
-A frame's payload is written before its header, so a header that can be read means a payload that is whole: whenever
-the writing process dies, what it leaves is frames, and behind them bytes that are none.
+A payload is written before its header, so a header that can be read means a payload that is whole: whenever the
+writing process dies, what it leaves is records, and behind them bytes that are none.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 from prefixloom.storage import MAX_TEXT, Fingerprint, Record
 
 from .disk import Disk, OpenFile
-from .frame import DELETED, HEADER_BYTES, Flaw, Place, fingerprint_frame, header_of
-from .scan import FIRST_BYTES, HEAD_BYTES, Found, Head, frames, read_head, room, start_of
+from .frame import DELETED, Flaw, Place, header_of, header_of_fingerprint
+from .scan import FIRST_BYTES, HEAD_BYTES, Found, Head, berth, headers, read_head, slot_of
 
 
 class Segment:
-    """``head`` is None while the file holds none that can be read: then it has no frames, and is the next to go.
+    """``head`` is None while the file holds none that can be read: then it has no records, and is the next to go.
 
-    ``keys`` are the records whose newest frame is here, ``told`` the fingerprints that it tells.
+    ``keys`` are the records whose newest header is here, ``told`` the fingerprints that it tells. The next payload goes
+    behind ``end``, and the next header has the number ``count``.
     """
 
-    __slots__ = ("dirty", "disk", "end", "file", "flaw", "head", "keys", "name", "size", "told", "used_at")
+    __slots__ = ("count", "dirty", "disk", "end", "file", "flaw", "head", "keys", "name", "size", "told", "used_at")
 
     def __init__(self, disk: Disk, name: str, file: OpenFile, size: int) -> None:
         self.disk, self.name, self.file, self.size = disk, name, file, size
         self.head: Head | None = None
         self.flaw = ""
-        self.end = HEAD_BYTES
+        self.end, self.count = HEAD_BYTES, 0
         self.keys: set[tuple[bytes, bytes]] = set()
         self.used_at = 0
         self.told: set[bytes] = set()
@@ -41,66 +43,88 @@ class Segment:
         if isinstance(found, Flaw):
             self.flaw = found.detail
             return None
+        if found.size != self.size:  # cut or lengthened, or it was only just being made when it was opened
+            self.size = self.disk.stat(self.file.number).st_size
+        if found.size != self.size:
+            self.flaw = f"it has {self.size} bytes, and was made with {found.size}"
+            return None
+        self.flaw = ""
         return found
 
-    def frames(self, resync: bool = True) -> list[Found]:
-        """The frames behind what is known; ``end`` moves behind the last."""
+    def lives(self, life: int, writes: bool) -> bool:
+        """Whether what was read until now is of this life. Who ``writes`` here knows without a look."""
+        head = self.head if writes else self.look()
+        return head is not None and head.life == life
+
+    def learn(self, resync: bool = True) -> list[Found]:
+        """The headers behind what is known; from then on those are."""
         if self.head is None:
             return []
-        found = list(frames(self._read, self.head.life, self.end, self.size, resync))
+        found = list(headers(self._read, self.head, self.count, self.end, resync))
         if found:
-            self.end = found[-1].end
+            self.end, self.count = found[-1].end, found[-1].number + 1
         return found
+
+    def adopt(self, head: Head | None) -> None:
+        """Another process has begun it anew: nothing of it is known."""
+        self.head, self.end, self.count = head, HEAD_BYTES, 0
+        self.told.clear()
 
     def _read(self, size: int, offset: int) -> bytes:
         return self.disk.read(self.file.number, size, offset)
 
-    def fingerprint(self, frame: Found) -> Fingerprint | None:
-        """What a frame of a fingerprint tells, if it is whole."""
-        size = min(frame.header.size, MAX_TEXT)
-        text = self._read(size, frame.offset + HEADER_BYTES)
-        told = Fingerprint.read(text) if frame.header.checksum.fits(text) else None
-        return told if told is not None and told.digest == frame.header.fingerprint else None
+    def fingerprint(self, found: Found) -> Fingerprint | None:
+        """What a header of a fingerprint stands for, if it is whole."""
+        header = found.header
+        text = self._read(min(header.size, MAX_TEXT), header.body)
+        told = Fingerprint.read(text) if header.checksum.fits(text) else None
+        return told if told is not None and told.digest == header.fingerprint else None
 
     # ------------------------------------------------------------ writing
 
     def begin(self, order: int) -> None:
-        """Empty it: from here on no frame that was written before is one."""
-        head = Head(secrets.randbits(64) | 1, order)
-        self.head = None
+        """Empty it: from here on no header that was written before is one."""
+        head = Head(secrets.randbits(64) | 1, order, self.size)
+        self.adopt(None)
         self.dirty = True
         self.disk.write(self.file.number, head.pack(), 0)
-        self.head, self.flaw, self.end = head, "", HEAD_BYTES
-        self.told.clear()
+        self.head, self.flaw = head, ""
 
     def takes(self, record: Record) -> bool:
-        """Whether there is room behind the last frame."""
-        fingerprint, size = record.key.fingerprint, len(record.payload)
-        at = self.end if fingerprint.digest in self.told else self.end + room(len(fingerprint.text))
-        return self.head is not None and start_of(at, size) + room(size) <= self.size
+        """Whether there is room between the last payload and the last header."""
+        fingerprint, at, number = record.key.fingerprint, self.end, self.count
+        if fingerprint.digest not in self.told:
+            at, number = _behind(at, len(fingerprint.text), self.size), number + 1
+        return self.head is not None and _behind(at, len(record.payload), self.size) <= slot_of(number, self.size)
 
-    def append(self, record: Record) -> Place:
-        """Write a frame; where it stands."""
+    def append(self, record: Record) -> tuple[Place, int]:
+        """Write a record; where its header stands, and its payload."""
         assert self.head is not None
         self.dirty = True
         fingerprint = record.key.fingerprint
         if fingerprint.digest not in self.told:
-            frame = fingerprint_frame(fingerprint, Place(self.head.life, self.end))
-            self._write(self.end, frame[:HEADER_BYTES], frame[HEADER_BYTES:])
+            text = fingerprint.text.encode()
+            self._write(text, lambda place, body: header_of_fingerprint(fingerprint, place, body))
             self.told.add(fingerprint.digest)
-        place = Place(self.head.life, start_of(self.end, len(record.payload)))
-        self._write(place.offset, header_of(record, place), record.payload)
-        return place
+        return self._write(record.payload, lambda place, body: header_of(record, place, body))
 
-    def _write(self, at: int, header: bytes, payload: bytes | memoryview) -> None:
+    def _write(self, payload: bytes | memoryview, header: Callable[[Place, int], bytes]) -> tuple[Place, int]:
+        assert self.head is not None
         file = self.file.number
-        self.disk.write(file, payload, at + HEADER_BYTES)
-        self.end = at + room(len(payload))  # if the header fails, nobody knows how much of it is there
-        self.disk.write(file, header, at)
+        body = berth(self.end, len(payload), self.size)
+        place = Place(self.head.life, slot_of(self.count, self.size))
+        self.disk.write(file, payload, body)
+        self.end = body + len(payload)  # if the header fails, nobody knows whether it stands for this
+        self.disk.write(file, header(place, body), place.offset)
+        self.count += 1
+        return place, body
 
-    def mark_deleted(self, offset: int) -> None:
+    def spoil(self, place: Place, body: int) -> None:
+        """Delete a record: its header says so, and whoever does not read that finds a payload that does not fit."""
         self.dirty = True
-        self.disk.write(self.file.number, DELETED, offset)
+        self.disk.write(self.file.number, DELETED, place.offset)
+        for first in self._read(1, body):
+            self.disk.write(self.file.number, bytes((first ^ 0xFF,)), body)
 
     def sync(self) -> None:
         if self.dirty:
@@ -108,6 +132,11 @@ class Segment:
             self.dirty = False
 
 
+def _behind(at: int, payload: int, size: int) -> int:
+    """Where a payload ends that is written behind ``at``."""
+    return berth(at, payload, size) + payload
+
+
 def fits(size: int, fingerprint: Fingerprint, payload: int) -> bool:
     """Whether a new segment of ``size`` could take such a record."""
-    return start_of(HEAD_BYTES + room(len(fingerprint.text)), payload) + room(payload) <= size
+    return _behind(_behind(HEAD_BYTES, len(fingerprint.text), size), payload, size) <= slot_of(1, size)

@@ -105,7 +105,7 @@ class Shelf:
         return self.used + self.segment_bytes <= self.capacity
 
     def victim(self) -> Segment | None:
-        """What goes next: a file without frames, then one without records, then the least recently used."""
+        """What goes next: a file that is no segment, then one without records, then the least recently used."""
         if not self.segments:
             return None
         return min(self.segments.values(), key=lambda s: (s.head is not None, bool(s.keys), s.used_at))
@@ -135,7 +135,7 @@ class Shelf:
                 self.strange[name] = f"{name} is somebody else's"
 
     def reuse(self, segment: Segment) -> Segment | None:
-        """Begin it anew, or remove a file of another size: then None. Nobody may count on its frames any more."""
+        """Begin it anew, or remove a file of another size: then None. Nobody may count on its records any more."""
         if segment.size == self.segment_bytes:
             self._begin(segment)
             return segment

@@ -15,13 +15,12 @@ class Tally:
         self.misses: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
 
-    def hit(self, record: Record) -> Record:
-        self.hits += 1
-        return record
-
-    def miss(self, miss: Miss) -> Miss:
-        self.misses[miss.reason] += 1
-        return miss
+    def answered(self, answers: tuple[Record | Miss, ...]) -> tuple[Record | Miss, ...]:
+        missed = [answer.reason for answer in answers if isinstance(answer, Miss)]
+        self.hits += len(answers) - len(missed)
+        if missed:
+            self.misses.update(missed)
+        return answers
 
     def stored(self, key: Key, fresh: bool = True) -> Stored:
         self.written += fresh

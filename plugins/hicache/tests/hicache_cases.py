@@ -35,7 +35,7 @@ def abandon_file(store: Any) -> FileBackend:
 def damage_file(store: Any, key: Key, at: int, mask: int) -> None:
     entry = store._index.find(key)
     with open(store._shelf.path / entry.segment.name, "r+b") as file:
-        file.seek(entry.place.offset + HEADER_BYTES + at)
+        file.seek(entry.body + at)
         (byte,) = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte ^ mask]))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from prefixloom.storage import checksum
 from prefixloom_hicache import frame, fuzz
-from prefixloom_hicache.scan import Found
 
 
 def test_no_input_breaks_a_reader_or_is_taken_for_what_it_is_not() -> None:
@@ -23,13 +23,19 @@ def test_the_fuzz_sees_a_reader_that_trusts_payloads(monkeypatch: pytest.MonkeyP
 
 
 def test_the_fuzz_sees_a_scan_that_leaves_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trusting(data: bytes, life: int, at: int, end: int, since: int | None = None) -> Found | None:
-        header = frame.read_header(data)
-        return None if isinstance(header, frame.Flaw) else Found(at, header)
+    class Anywhere(int):
+        """A size that no bound refuses."""
 
-    monkeypatch.setattr("prefixloom_hicache.scan._frame", trusting)
+        def __rsub__(self, other: int) -> int:
+            return other
+
+    def trusting(data: bytes, place: frame.Place) -> frame.Header | frame.Flaw:
+        header = frame.read_header(data, place)
+        return header if isinstance(header, frame.Flaw) else attrs.evolve(header, size=Anywhere(header.size))
+
+    monkeypatch.setattr("prefixloom_hicache.scan.read_header", trusting)
     with pytest.raises(AssertionError, match="out of bounds"):
-        fuzz.fuzz(5000)
+        fuzz.fuzz(20_000)
 
 
 def test_the_fuzz_sees_a_reader_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from prefixloom.storage import Backend, Key, Record, Stored
+from prefixloom.storage import Backend, Key, Miss, Record, Stored
 from prefixloom.testing.laws_of_storage import key_of, record_of
 from prefixloom_hicache import FileBackend
 from prefixloom_hicache.disk import Disk
+from prefixloom_hicache.frame import HEADER_BYTES
 from prefixloom_hicache.scan import HEAD_BYTES
 
 SEGMENT = 16 << 10
@@ -145,15 +146,21 @@ def small_log(folder: Path) -> tuple[Path, bytes, list[Key]]:
     return file, file.read_bytes(), [key_of(seed) for seed in range(2)]
 
 
-def spots(end: int) -> list[int]:
-    return [*range(40), *range(40, HEAD_BYTES, 97), *range(HEAD_BYTES, end)]
-
-
 def test_whatever_byte_is_damaged_only_its_own_record_is_lost(quick: Path) -> None:
     file, whole, keys = small_log(quick / "store")
-    first = HEAD_BYTES + 512
+    headers = len(whole) - 3 * HEADER_BYTES
+    owner = [-1 if at < HEAD_BYTES or at >= headers + 512 else None for at in range(len(whole))]
+    for i in range(2):
+        body = whole.index(record_of(i, 40).payload)
+        owner[body : body + 40] = [i] * 40
+        owner[headers + 256 * (1 - i) : headers + 256 * (2 - i)] = [i] * 256
     missed: set[int] = set()
-    for at in spots(first + 2 * 512):
+    for at in (
+        *range(40),
+        *range(40, HEAD_BYTES, 97),
+        *range(HEAD_BYTES, HEAD_BYTES + 700),
+        *range(headers, len(whole)),
+    ):
         damaged = bytearray(whole)
         damaged[at] ^= 1 << at % 8
         file.write_bytes(damaged)
@@ -161,19 +168,32 @@ def test_whatever_byte_is_damaged_only_its_own_record_is_lost(quick: Path) -> No
         lost = {i for i, found in enumerate(reader.get(keys)) if found != record_of(i, 40)}
         assert all(not isinstance(found, Record) for found in reader.get([keys[i] for i in lost]))
         if at >= HEAD_BYTES:
-            assert lost <= {(at - first) // 512}, f"byte {at} cost {lost}"
+            assert lost <= {owner[at]}, f"byte {at} cost {lost}"
         missed |= lost
     assert missed == {0, 1}
 
 
-def test_wherever_a_file_is_cut_what_lies_before_is_there(quick: Path) -> None:
+def test_wherever_a_file_is_cut_it_is_a_segment_no_more(quick: Path) -> None:
     file, whole, keys = small_log(quick / "store")
-    first = HEAD_BYTES + 512
-    for at in spots(first + 2 * 512):
+    shutil.copy(file, file.with_name("segment-00000002.loom"))
+    for at in (*range(100), *range(100, len(whole), 61), len(whole) - 1):
         file.write_bytes(whole[:at])
         reader = FileBackend(file.parent, 8 * SEGMENT, read_only=True)
-        found = [isinstance(answer, Record) for answer in reader.get(keys)]
-        assert found == [at >= first + 512 * i + 256 + 40 for i in range(2)], at
+        assert reader.get(keys) == tuple(record_of(i, 40) for i in range(2)), "the other one is there"
+        assert len(reader.status().notes) == 1, at
+    file.with_name("segment-00000002.loom").unlink()
+    reader = FileBackend(file.parent, 8 * SEGMENT, read_only=True)
+    assert [answer.reason for answer in reader.get(keys) if isinstance(answer, Miss)] == ["absent", "absent"]
+
+
+def test_a_file_that_is_cut_under_a_reader_is_a_miss(quick: Path) -> None:
+    file, _, keys = small_log(quick / "store")
+    reader = FileBackend(file.parent, 8 * SEGMENT, read_only=True)
+    buffers = [bytearray(40), bytearray(40)]
+    assert all(isinstance(answer, Record) for answer in reader.get(keys, buffers))
+    os.truncate(file, HEAD_BYTES)
+    told = reader.get(keys, buffers)  # which still have what was read before
+    assert [answer.reason for answer in told if isinstance(answer, Miss)] == ["corrupt", "corrupt"]
 
 
 WRITER = """

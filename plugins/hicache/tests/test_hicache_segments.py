@@ -1,0 +1,159 @@
+"""How the file backend lays out a segment: where payloads and headers stand, and what a scan makes of them."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import attrs
+import pytest
+
+from prefixloom.storage import Checksum, Miss, Record, Refused, Stored
+from prefixloom.testing.laws_of_storage import ONE, ROOMY, key_of, missed, record_of, same, stored
+from prefixloom_hicache import FileBackend
+from prefixloom_hicache.disk import Disk
+from prefixloom_hicache.frame import HEADER_BYTES
+from prefixloom_hicache.scan import HEAD_BYTES, Head, berth, headers, read_head, slot_of
+
+SEGMENT = 16 << 10
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("segment-*"))
+
+
+def test_payloads_lie_side_by_side_and_are_found_by_readers_and_later_writers(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 64 << 20)
+    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0)
+    sizes = (70_000, 100, 40_000, 32_768, 7, 1 << 18, 1 << 18, 1 << 18, 3 << 16, 1 << 18)
+    begun = []
+    for seed, size in enumerate(sizes):
+        stored(store, record_of(seed, size))
+        same(reader.get([key_of(seed)])[0], record_of(seed, size))
+        entry = store._index.find(key_of(seed))
+        assert entry is not None and entry.body % (4096 if size >= 32_768 else 4) == 0
+        begun.append(entry.body)
+    ends = [begin + size for begin, size in zip(begun, sizes, strict=True)]
+    assert begun[6:8] == ends[5:7], "no room between those of one size"
+    assert all(begin >= end for begin, end in zip(begun[1:], ends[:-1], strict=True))
+    assert ends[-1] - sum(sizes) < 1 << 18, "and not much elsewhere"
+    store.close()
+    store = FileBackend(tmp_path / "s", 64 << 20)
+    assert store.status().notes == () and store.status().records == len(sizes)
+    for seed, size in enumerate(sizes):
+        same(store.get([key_of(seed)])[0], record_of(seed, size))
+
+
+@pytest.mark.parametrize("segment", [1 << 14, 1 << 20, 64 << 20])
+def test_a_berth_is_behind_and_loses_little(segment: int) -> None:
+    for size in (1, 40, 256, 3000, 4096, 5000, 40_000, 1 << 16, 100_000, 1 << 19, 3 << 19, segment // 2):
+        at = HEAD_BYTES + 300
+        for number in range(20):
+            begin = berth(at, size, segment)
+            little = max(64, min(size // 8, segment // 64) if number else segment // 64)
+            assert at <= begin <= at + little
+            assert number < 2 or begin == at or size % 4096, "those of one size lie side by side"
+            at = begin + size
+    assert berth(HEAD_BYTES + 300, 1 << 19, 64 << 20) == 1 << 19, "a few bytes of a segment for large parts of memory"
+
+
+def test_segments_are_filled_to_where_headers_and_payloads_meet(tmp_path: Path) -> None:
+    """Small segments of 16 KiB, filled in many ways: nothing that is there was written over."""
+    draw = random.Random(1)
+    store = FileBackend(tmp_path / "s", 4 * SEGMENT, segment_bytes=SEGMENT)
+    prints = [attrs.evolve(ONE, dtype=f"float{16 + n}") for n in range(5)]
+    sizes: dict[int, int] = {}
+    least = SEGMENT
+    for seed in range(1500):
+        sizes[seed] = draw.choice((draw.randrange(1, 300), draw.randrange(1, 3000), 512, 2048))
+        stored(store, record_of(seed, sizes[seed], prints[seed % 97 % 5]))
+        active = store._shelf.active
+        assert active is not None and active.end <= slot_of(active.count - 1, SEGMENT)
+        least = min(least, slot_of(active.count - 1, SEGMENT) - active.end)
+    assert least < 128, "some were filled"
+    store.close()
+    store = FileBackend(tmp_path / "s", 4 * SEGMENT, segment_bytes=SEGMENT)
+    keys = [key_of(seed, prints[seed % 97 % 5]) for seed in sizes]
+    found = store.get(keys)
+    assert not store.status().misses.get("corrupt") and sum(isinstance(each, Record) for each in found) > 15
+    for seed, each in enumerate(found):
+        assert isinstance(each, Miss) or each.payload == record_of(seed, sizes[seed]).payload
+
+
+def test_the_largest_record_just_fits(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
+    size = SEGMENT - 2 * HEADER_BYTES - berth(HEAD_BYTES + len(ONE.text), 9999, SEGMENT)
+    assert store.put([record_of(1, size)]) == (Stored(key_of(1)),)
+    same(store.get([key_of(1)])[0], record_of(1, size))
+    (answer,) = store.put([record_of(2, size + 1)])
+    assert isinstance(answer, Refused) and answer.reason == "size"
+    store.close()
+    reader = FileBackend(tmp_path / "s", read_only=True)
+    same(reader.get([key_of(1)])[0], record_of(1, size))
+
+
+def test_a_checksum_that_cannot_be_computed_here_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileBackend(tmp_path / "s", ROOMY)
+    stored(store, attrs.evolve(record_of(1), checksum=Checksum("xxh3", 1)))
+    monkeypatch.setattr("prefixloom.storage.checksum.function", lambda algorithm: None)
+    (miss,) = store.get([key_of(1)])
+    missed(miss, "format")
+    assert isinstance(miss, Miss) and miss.detail.endswith("its checksum is xxh3: install xxhash to read it")
+
+
+def test_a_scan_for_news_stops_at_the_first_header_that_is_none(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", ROOMY)
+    stored(store, *(record_of(seed) for seed in range(40)))
+    place = store._index.find(key_of(9)).place  # type: ignore[union-attr]
+    store.close()
+    (file,) = files(tmp_path / "s")
+    whole = bytearray(file.read_bytes())
+    whole[place.offset] ^= 1
+    head = read_head(whole)
+    assert isinstance(head, Head)
+    for resync, numbers in ((False, [*range(10)]), (True, [*range(10), *range(11, 41)])):
+        told = headers(lambda size, at: bytes(whole[at : at + size]), head, resync=resync)
+        assert [each.number for each in told] == numbers
+
+
+def test_a_system_that_reads_and_writes_little_at_a_time_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.preadv, os.pwrite
+    store = FileBackend(tmp_path / "s", ROOMY)
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:700], at))
+    stored(store, record_of(1, 5000))
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: read(file, [memoryview(into[0])[:900]], at))
+    same(store.get([key_of(1)])[0], record_of(1, 5000))
+
+
+def test_a_reader_that_saw_a_segment_being_made_reads_it_once_it_is(tmp_path: Path) -> None:
+    readers: list[FileBackend] = []
+
+    class Watched(Disk):
+        def allocate(self, file: int, size: int) -> None:
+            readers.append(FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0))
+            super().allocate(file, size)
+
+    store = FileBackend(tmp_path / "s", ROOMY, disk=Watched())
+    stored(store, record_of(1))
+    (reader,) = readers
+    same(reader.get([key_of(1)])[0], record_of(1))
+    assert reader.status().notes == ()
+
+
+def test_a_damaged_header_costs_its_record_and_is_told(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", ROOMY)
+    stored(store, *(record_of(seed) for seed in range(5)))
+    place = store._index.find(key_of(2)).place  # type: ignore[union-attr]
+    store.close()
+    (file,) = files(tmp_path / "s")
+    with file.open("r+b") as open_file:
+        open_file.seek(place.offset + 20)
+        open_file.write(b"damage")
+    store = FileBackend(tmp_path / "s", ROOMY)
+    assert store.exists([key_of(seed) for seed in range(5)]) == (True, True, False, True, True)
+    assert store.status().notes == ("1 headers between others are damaged",)
+    stored(store, record_of(2))
+    same(store.get([key_of(2)])[0], record_of(2))
