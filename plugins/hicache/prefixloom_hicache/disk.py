@@ -10,7 +10,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Disk:
-    """Calls as the operating system has them; a short write is continued."""
+    """Calls as the operating system has them; a short read or write is continued."""
 
     def open(self, name: str, flags: int, directory: int) -> int:
         """A file within the directory, never through a link, never waiting for a pipe's other end."""
@@ -37,7 +37,11 @@ class Disk:
 
     def read(self, file: int, size: int, offset: int) -> bytes:
         """Up to ``size`` bytes: fewer only at the end of the file."""
-        return os.pread(file, size, offset)
+        content = more = os.pread(file, size, offset)
+        while more and len(content) < size:  # before a part that cannot be read, say
+            more = os.pread(file, size - len(content), offset + len(content))
+            content += more
+        return content
 
     def read_into(self, file: int, buffer: memoryview, offset: int) -> int:
         """How many bytes were read into the buffer: fewer than it has only at the end of the file."""

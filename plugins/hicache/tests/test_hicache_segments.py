@@ -157,3 +157,15 @@ def test_a_damaged_header_costs_its_record_and_is_told(tmp_path: Path) -> None:
     assert store.status().notes == ("1 headers between others are damaged",)
     stored(store, record_of(2))
     same(store.get([key_of(2)])[0], record_of(2))
+
+
+def test_a_short_read_is_not_the_end_of_the_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the writer would write over the records whose headers it did not see."""
+    read = os.pread
+    store = FileBackend(tmp_path / "s", ROOMY)
+    stored(store, *(record_of(seed) for seed in range(200)))
+    store.close()
+    monkeypatch.setattr(os, "pread", lambda file, size, at: read(file, min(size, 5000), at))
+    store = FileBackend(tmp_path / "s", ROOMY)
+    stored(store, record_of(200))
+    assert all(store.exists([key_of(seed) for seed in range(201)]))
