@@ -6,6 +6,7 @@ writing process dies, what it leaves is records, and behind them bytes that are 
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Callable
 
@@ -61,6 +62,12 @@ class Segment:
         if self.head is None:
             return []
         found = list(headers(self._read, self.head, self.count, self.end, resync))
+        if any(each.skipped for each in found):
+            # Damage, or written between two reads. Whatever stands before the last one was written before it: now it is
+            # there, and is none only if it is damaged.
+            last = found[-1].number
+            again = headers(self._read, self.head, self.count, self.end)
+            found = list(itertools.takewhile(lambda each: each.number <= last, again))
         if found:
             self.end, self.count = found[-1].end, found[-1].number + 1
         return found

@@ -169,3 +169,22 @@ def test_a_short_read_is_not_the_end_of_the_headers(tmp_path: Path, monkeypatch:
     store = FileBackend(tmp_path / "s", ROOMY)
     stored(store, record_of(200))
     assert all(store.exists([key_of(seed) for seed in range(201)]))
+
+
+def test_what_is_written_while_a_reader_opens_is_not_taken_for_damage(tmp_path: Path) -> None:
+    """A header that was none when it was read may stand in front of one that was read later."""
+    store = FileBackend(tmp_path / "s", ROOMY)
+    stored(store, *(record_of(seed) for seed in range(5)))
+    late = [record_of(seed) for seed in range(5, 40)]
+
+    class Meanwhile(Disk):
+        def read(self, file: int, size: int, offset: int) -> bytes:
+            content = super().read(file, size, offset)
+            if late and size >= HEADER_BYTES and offset + size == ROOMY // 8:  # the first headers
+                stored(store, *late)
+                late.clear()
+            return content
+
+    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0, disk=Meanwhile())
+    assert not late and all(reader.exists([key_of(seed) for seed in range(40)]))
+    assert reader.status().notes == ()
