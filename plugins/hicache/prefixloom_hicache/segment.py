@@ -6,6 +6,7 @@ writing process dies, what it leaves is records, and behind them bytes that are 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from prefixloom.storage import MAX_TEXT, Fingerprint, Record
 
 from .disk import Disk, OpenFile
-from .frame import DELETED, Flaw, Place, header_of, header_of_fingerprint
+from .frame import DELETED, HEADER_BYTES, Flaw, Header, Place, header_of, header_of_fingerprint, read_header
 from .scan import FIRST_BYTES, HEAD_BYTES, Found, Head, berth, headers, read_head, slot_of
 
 
@@ -121,10 +122,20 @@ class Segment:
         body = berth(self.end, len(payload), self.size)
         place = Place(self.head.life, slot_of(self.count, self.size))
         self.disk.write(file, payload, body)
-        self.end = body + len(payload)  # if the header fails, nobody knows whether it stands for this
-        self.disk.write(file, header(place, body), place.offset)
+        self.end = body + len(payload)  # if the header fails, it may stand for this all the same
+        try:
+            self.disk.write(file, header(place, body), place.offset)
+        except OSError:
+            self._pass_over(place)
+            raise
         self.count += 1
         return place, body
+
+    def _pass_over(self, place: Place) -> None:
+        """Leave a header where it is if it can be read although its writing failed: a reader that saw it goes on behind
+        it, and would never see one that is written over it."""
+        with contextlib.suppress(OSError):
+            self.count += isinstance(read_header(self._read(HEADER_BYTES, place.offset), place), Header)
 
     def spoil(self, place: Place, body: int) -> None:
         """Delete a record: its header says so, and whoever does not read that finds a payload that does not fit."""

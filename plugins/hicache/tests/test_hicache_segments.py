@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -188,3 +190,32 @@ def test_what_is_written_while_a_reader_opens_is_not_taken_for_damage(tmp_path: 
     reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0, disk=Meanwhile())
     assert not late and all(reader.exists([key_of(seed) for seed in range(40)]))
     assert reader.status().notes == ()
+
+
+@pytest.mark.parametrize("arrives", [0, 100, HEADER_BYTES])
+def test_no_reader_misses_what_follows_a_header_that_failed(tmp_path: Path, arrives: int) -> None:
+    class Failing(Disk):
+        fails = False
+
+        def write(self, file: int, content: Any, offset: int) -> None:
+            if self.fails and len(content) == HEADER_BYTES:
+                super().write(file, content[:arrives], offset)
+                raise OSError(errno.EIO, "Input/output error")
+            super().write(file, content, offset)
+
+    disk = Failing()
+    store = FileBackend(tmp_path / "s", ROOMY, disk=disk)
+    stored(store, record_of(0))
+    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0)
+    for seed in (1, 3):
+        disk.fails = True
+        (answer,) = store.put([record_of(seed)])
+        assert isinstance(answer, Refused) and answer.reason == "io"
+        reader.exists([key_of(seed)])  # it may find what was refused, and passes over its header
+        disk.fails = False
+        stored(store, record_of(seed + 1))
+        same(reader.get([key_of(seed + 1)])[0], record_of(seed + 1))
+    store.close()
+    store = FileBackend(tmp_path / "s", ROOMY)
+    assert store.exists([key_of(seed) for seed in (0, 2, 4)]) == (True, True, True)
+    assert store.status().notes == ()
