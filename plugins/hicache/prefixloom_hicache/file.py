@@ -90,7 +90,6 @@ class FileBackend:
         self._index: Index[Entry] = Index()
         self._tally = Tally()
         self._closed = False
-        self._skipped = 0
         self._clock, self._refresh_seconds, self._refreshed = clock, refresh_seconds, clock()
         try:
             self._discover()
@@ -124,7 +123,6 @@ class FileBackend:
             return
         for each in found:
             header = each.header
-            self._skipped += each.skipped
             if header.kind == "fingerprint":
                 self._learn_fingerprint(segment, each)
             elif not header.deleted:
@@ -234,7 +232,7 @@ class FileBackend:
                 return Record(key, entry.component, entry.start, entry.end, entry.layout, found, entry.checksum)
         except OSError as error:
             return Miss(key, "io", f"{entry.segment.name}: {error.strerror}")
-        return self._disproved(key, entry, Flaw("corrupt", "the segment was used again"))
+        return self._disproved(key, entry, Flaw("corrupt", entry.segment.flaw or "the segment was used again"))
 
     def _disproved(self, key: Key, entry: Entry, flaw: Flaw) -> Miss:
         """What lies there is not the record: it went meanwhile, or it is damaged. Either way it is here no more."""
@@ -344,11 +342,8 @@ class FileBackend:
 
     def status(self) -> Status:
         with self._lock:
-            notes = self._shelf.notes()
-            if self._skipped:
-                notes += (f"{self._skipped} headers between others are damaged",)
             sizes = len(self._index), self._shelf.used, self._shelf.capacity
-            return self._tally.status(*sizes, foreign=self._index.foreign(), notes=notes)
+            return self._tally.status(*sizes, foreign=self._index.foreign(), notes=self._shelf.notes())
 
     def close(self) -> None:
         with self._writing, self._lock:

@@ -22,16 +22,18 @@ class Segment:
     """``head`` is None while the file holds none that can be read: then it has no records, and is the next to go.
 
     ``keys`` are the records whose newest header is here, ``told`` the fingerprints that it tells. The next payload goes
-    behind ``end``, and the next header has the number ``count``.
+    behind ``end``, and the next header has the number ``count``; ``skipped`` before that are damaged.
     """
 
-    __slots__ = ("count", "dirty", "disk", "end", "file", "flaw", "head", "keys", "name", "size", "told", "used_at")
+    __slots__ = (
+        "count", "dirty", "disk", "end", "file", "flaw", "head", "keys", "name", "size", "skipped", "told", "used_at"
+    )  # fmt: skip
 
     def __init__(self, disk: Disk, name: str, file: OpenFile, size: int) -> None:
         self.disk, self.name, self.file, self.size = disk, name, file, size
         self.head: Head | None = None
         self.flaw = ""
-        self.end, self.count = HEAD_BYTES, 0
+        self.end, self.count, self.skipped = HEAD_BYTES, 0, 0
         self.keys: set[tuple[bytes, bytes]] = set()
         self.used_at = 0
         self.told: set[bytes] = set()
@@ -71,11 +73,12 @@ class Segment:
             found = list(itertools.takewhile(lambda each: each.number <= last, again))
         if found:
             self.end, self.count = found[-1].end, found[-1].number + 1
+            self.skipped += sum(each.skipped for each in found)
         return found
 
     def adopt(self, head: Head | None) -> None:
-        """Another process has begun it anew: nothing of it is known."""
-        self.head, self.end, self.count = head, HEAD_BYTES, 0
+        """It was begun anew, here or by another process: nothing of it is known."""
+        self.head, self.end, self.count, self.skipped = head, HEAD_BYTES, 0, 0
         self.told.clear()
 
     def _read(self, size: int, offset: int) -> bytes:

@@ -97,7 +97,9 @@ class Shelf:
 
     def notes(self) -> tuple[str, ...]:
         flaws = (f"{segment.name}: {segment.flaw}" for segment in self.segments.values() if segment.flaw)
-        return (*self.strange.values(), *flaws)
+        skipped = sum(segment.skipped for segment in self.segments.values())
+        damaged = (f"{skipped} headers between others are damaged",) if skipped else ()
+        return (*self.strange.values(), *flaws, *damaged)
 
     # ------------------------------------------------------------ room
 

@@ -219,3 +219,30 @@ def test_no_reader_misses_what_follows_a_header_that_failed(tmp_path: Path, arri
     store = FileBackend(tmp_path / "s", ROOMY)
     assert store.exists([key_of(seed) for seed in (0, 2, 4)]) == (True, True, True)
     assert store.status().notes == ()
+
+
+def test_damage_is_told_until_its_segment_is_used_again(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
+    stored(store, *(record_of(seed, 40) for seed in range(5)))
+    place = store._index.find(key_of(2)).place  # type: ignore[union-attr]
+    with files(tmp_path / "s")[0].open("r+b") as file:
+        file.seek(place.offset + 20)
+        file.write(b"damage")
+    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0)
+    assert reader.status().notes == ("1 headers between others are damaged",)
+    for seed in range(5, 20):
+        stored(store, record_of(seed, 3000))
+    same(reader.get([key_of(19)])[0], record_of(19, 3000))
+    assert reader.status().notes == ()
+
+
+def test_a_reader_is_told_of_a_head_that_was_damaged(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", ROOMY)
+    stored(store, record_of(1))
+    reader = FileBackend(tmp_path / "s", read_only=True)
+    with files(tmp_path / "s")[0].open("r+b") as file:
+        file.seek(20)
+        file.write(b"damage")
+    (miss,) = reader.get([key_of(1)])
+    missed(miss, "corrupt")
+    assert isinstance(miss, Miss) and miss.detail.endswith(": the head is not what was written")
