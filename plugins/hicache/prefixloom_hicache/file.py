@@ -245,10 +245,9 @@ class FileBackend:
     def _went(self, entry: Entry) -> bool:
         """Whether the segment has begun another life, or the record was deleted."""
         try:
-            head = entry.segment.look()
-            header = read_header(
-                self._disk.read(entry.segment.file.number, HEADER_BYTES, entry.place.offset), entry.place
-            )
+            data = self._disk.read(entry.segment.file.number, HEADER_BYTES, entry.place.offset)
+            header = read_header(data, entry.place)
+            head = entry.segment.look()  # after the header, which is of this life only if that has lasted until here
         except OSError:
             return False
         return (head is not None and head.life != entry.place.life) or (isinstance(header, Header) and header.deleted)

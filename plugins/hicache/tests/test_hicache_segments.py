@@ -246,3 +246,36 @@ def test_a_reader_is_told_of_a_head_that_was_damaged(tmp_path: Path) -> None:
     (miss,) = reader.get([key_of(1)])
     missed(miss, "corrupt")
     assert isinstance(miss, Miss) and miss.detail.endswith(": the head is not what was written")
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+@pytest.mark.parametrize("at", range(6))
+def test_what_goes_while_a_reader_asks_why_it_went_is_not_taken_for_damage(
+    tmp_path: Path, at: int, deletes: bool
+) -> None:
+    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
+    stored(store, record_of(0, 3000))
+
+    class Meanwhile(Disk):
+        left = -1
+
+        def _act(self) -> None:
+            if self.left == 0:
+                stored(store, *(record_of(seed, 3000) for seed in range(1, 30)))
+            self.left -= 1
+
+        def read(self, file: int, size: int, offset: int) -> bytes:
+            self._act()
+            return super().read(file, size, offset)
+
+        def read_into(self, file: int, buffer: memoryview, offset: int) -> int:
+            self._act()
+            return super().read_into(file, buffer, offset)
+
+    disk = Meanwhile()
+    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=1e9, disk=disk)
+    if deletes:
+        store.delete([key_of(0)])
+    disk.left = at
+    (found,) = reader.get([key_of(0)])
+    assert isinstance(found, Record) if not deletes and at > 1 else isinstance(found, Miss) and found.reason == "absent"
