@@ -142,8 +142,8 @@ def read_header(data: Any, place: Place | None = None) -> Header | Flaw:
 @functools.lru_cache(maxsize=1024)
 def _name(padded: bytes) -> str:
     """The name in a field, or "" if there is none that could have been written."""
-    name, _, rest = padded.partition(b"\0")
-    if any(rest):
+    name, end, rest = padded.partition(b"\0")
+    if not end or any(rest):
         return ""
     try:
         return name.decode()

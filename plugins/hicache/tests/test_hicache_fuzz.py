@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
+
 import attrs
 import pytest
 
-from prefixloom.storage import checksum
+from prefixloom.storage import Record, checksum
 from prefixloom_hicache import frame, fuzz
 
 
@@ -42,3 +44,15 @@ def test_the_fuzz_sees_a_reader_that_raises(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(frame, "_name", lambda padded: padded.rstrip(b"\0").decode())
     with pytest.raises(AssertionError, match=r"input \d+ broke try_\w+: (UnicodeDecode|Value)Error"):
         fuzz.fuzz(20_000)
+
+
+@pytest.mark.parametrize("field, what", [(64, "component"), (32, "layout")])
+def test_a_name_that_fills_its_field_was_never_written(field: int, what: str) -> None:
+    record = fuzz.record_of(1, 40)
+    header = bytearray(frame.header_of(record))
+    at = header.index(record.component.encode() if what == "component" else record.layout.encode())
+    for length, good in ((field - 1, True), (field, False)):
+        header[at : at + field] = (b"x" * length).ljust(field, b"\0")
+        header[12:16] = zlib.crc32(header[16:], zlib.crc32(header[8:12])).to_bytes(4, "little")
+        found = frame.read(header + record.payload, record.key)
+        assert isinstance(found, Record) if good else isinstance(found, frame.Flaw) and found.reason == "corrupt"
