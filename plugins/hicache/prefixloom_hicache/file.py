@@ -162,20 +162,23 @@ class FileBackend:
         if self._shelf.lock is not None or self._closed or now - self._refreshed < self._refresh_seconds:
             return
         self._refreshed = now
-        try:
-            for segment in list(self._shelf.segments.values()):
-                if self._shelf.is_gone(segment):
-                    self._forget_all(segment)
-                    del self._shelf.segments[segment.name]
-                    continue
-                head = segment.look()
-                if head != segment.head:
-                    self._forget_all(segment)
-                    segment.adopt(head)
-                self._learn(segment, resync=False)
+        # Of what cannot be read now, what is known stays known, and is checked when it is read.
+        for segment in list(self._shelf.segments.values()):
+            with contextlib.suppress(OSError):
+                self._renew(segment)
+        with contextlib.suppress(OSError):
             self._discover()
-        except OSError:
-            return  # what is known stays known, and is checked when it is read
+
+    def _renew(self, segment: Segment) -> None:
+        if self._shelf.is_gone(segment):
+            self._forget_all(segment)
+            del self._shelf.segments[segment.name]
+            return
+        head = segment.look()
+        if head != segment.head:
+            self._forget_all(segment)
+            segment.adopt(head)
+        self._learn(segment, resync=False)
 
     # ------------------------------------------------------------ reading
 

@@ -165,3 +165,26 @@ def test_a_limit_of_the_system_on_files_is_a_counted_refusal(tmp_path: Path) -> 
         tmp_path / "s",
     )
     assert told == "capacity absent {'capacity': 1}\n"
+
+
+def test_a_segment_that_cannot_be_read_hides_no_news_of_others(tmp_path: Path) -> None:
+    class Bad(Disk):
+        first = -1
+
+        def read(self, file: int, size: int, offset: int) -> bytes:
+            if file == self.first:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().read(file, size, offset)
+
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
+    stored(store, record_of(0, 3000))
+    disk = Bad()
+    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0, disk=disk)
+    disk.first = reader._shelf.segments["segment-00000001.loom"].file.number
+    for seed in range(1, 10):
+        stored(store, record_of(seed, 3000))
+    same(reader.get([key_of(9)])[0], record_of(9, 3000))
+    (miss,) = reader.get([key_of(0)])
+    assert isinstance(miss, Miss) and miss.reason == "io"
+    disk.first = -1
+    same(reader.get([key_of(0)])[0], record_of(0, 3000))
