@@ -243,7 +243,7 @@ class FileBackend:
             known = self._forget(key.fingerprint.digest, key.content, entry)
         if not known or self._went(entry):
             return Miss(key, "absent", "it was removed meanwhile")
-        return Miss(key, flaw.reason, f"{entry.segment.name} at {entry.place.offset}: {flaw.detail}")
+        return Miss(key, flaw.reason, f"{entry.segment.name} at {entry.body}: {flaw.detail}")
 
     def _went(self, entry: Entry) -> bool:
         """Whether the segment has begun another life, or the record was deleted."""
@@ -272,7 +272,9 @@ class FileBackend:
                 return self._tally.refuse(key, "closed", "the store was closed")
             if not self._shelf.writes:
                 return self._tally.refuse(key, "read_only", "another process may write here, and this one may not")
-            if self._index.find(key) is not None:
+            known = self._index.find(key)
+            if known is not None:
+                self._shelf.touch(known.segment)
                 return self._tally.stored(key, fresh=False)
         try:
             segment = self._shelf.active
@@ -309,7 +311,10 @@ class FileBackend:
                     failure = error  # a full disk: what is here already may be used again
             victim = self._shelf.victim()
             if victim is None:
-                raise failure
+                try:
+                    raise failure
+                finally:
+                    del failure  # which keeps this frame, and with it all files
             with self._lock:
                 self._tally.evicted += self._forget_all(victim)
                 fresh = self._shelf.reuse(victim)

@@ -47,7 +47,7 @@ class Corpus:
         end = HEAD_BYTES
         for number, record in enumerate((None, *records)):
             payload = ONE.text.encode() if record is None else bytes(record.payload)
-            place, body = Place(LIFE, slot_of(number, size)), berth(end, len(payload), size)
+            place, body = Place(LIFE, slot_of(number, size)), berth(end, len(payload), number, size)
             if record is None:
                 header = header_of_fingerprint(ONE, place, body)
             else:

@@ -19,12 +19,15 @@ HEAD_MAGIC = b"PLoomSeg"
 HEAD_VERSION = 2
 HEAD_BYTES = 4096
 """Room before the first payload."""
-LINE, PAGE, LARGEST = 64, 4096, 512 << 10
+LINE, PAGE, WIDEST = 8, 4096, 512 << 10
+"""Payloads begin at multiples of a line at least, and of the widest at most."""
 _HEAD = struct.Struct("<8sHxxIQQQ")
 FIRST_BYTES = _HEAD.size
 _COMMON = MAGIC[:5]
-_FEW, _MANY = 16, 4096
-"""Slots that are read at once, to begin with and at most."""
+_FEW = 16
+"""Headers that are read at once, to begin with."""
+_MANY = 4096
+"""And at most."""
 assert DELETED.startswith(_COMMON)
 
 Read = Callable[[int, int], bytes]
@@ -63,18 +66,19 @@ def slot_of(number: int, size: int) -> int:
     return size - (number + 1) * HEADER_BYTES
 
 
-def berth(at: int, payload: int, size: int) -> int:
-    """Where a payload begins that is the next to be written, behind ``at``.
+def berth(at: int, payload: int, number: int, size: int) -> int:
+    """Where a payload begins that is the next to be written, behind ``at``; its header has this number.
 
     At a multiple of the largest power of two that divides it, as far as little room is lost by that: then payloads of
     one size lie side by side and each in large parts of the kernel's memory. On a page, if it is not small.
     """
-    step = max(min(payload & -payload, LARGEST), LINE if payload < 8 * PAGE else PAGE)
+    step = max(min(payload & -payload, WIDEST), LINE if payload < 8 * PAGE else PAGE)
     little = size // 64
-    spare, early = min(payload // 8, little), little if payload <= 4 * little else 0
+    spare, early = min(payload // 32, little), little if payload <= 4 * little else 0
+    latest = slot_of(number, size) - payload
     while True:
         begin = -(-at // step) * step
-        if begin - at <= spare or begin <= early or step <= LINE:
+        if step <= LINE or (begin <= latest and (begin - at <= spare or begin <= early)):
             return begin
         step //= 2
 
@@ -99,31 +103,29 @@ def headers(read: Read, head: Head, number: int = 0, floor: int = HEAD_BYTES, re
     ``floor``: the end of the payload before. Each payload lies behind the one before it and before all headers.
     """
     step, skipped = _FEW, 0
-    while True:
-        top = slot_of(number - 1, head.size)
-        count = min(step, (top - floor) // HEADER_BYTES)
-        data = read(count * HEADER_BYTES, top - count * HEADER_BYTES) if count > 0 else b""
-        if count <= 0 or len(data) < count * HEADER_BYTES:
+    while (count := min(step, (slot_of(number - 1, head.size) - floor) // HEADER_BYTES)) > 0:
+        bottom = slot_of(number + count - 1, head.size)
+        data = read(count * HEADER_BYTES, bottom)
+        if len(data) < count * HEADER_BYTES:
             return
-        passed = 0
+        expected, behind = number, number + count
         for hit in _hits(data):
-            here = count - 1 - hit // HEADER_BYTES
-            skipped += here - passed
-            passed = here + 1
-            header = read_header(data[hit : hit + HEADER_BYTES], Place(head.life, top - count * HEADER_BYTES + hit))
+            this = behind - 1 - hit // HEADER_BYTES
+            skipped += this - expected
+            expected = this + 1
             if skipped and not resync:
                 return
+            header = read_header(data[hit : hit + HEADER_BYTES], Place(head.life, bottom + hit))
             if isinstance(header, Flaw) or not floor <= header.body <= header.place.offset - header.size:
                 skipped += 1
                 continue
-            found = Found(number + here, header, skipped)
+            found = Found(this, header, skipped)
             floor, skipped = found.end, 0
             yield found
-        skipped += count - passed
+        skipped += behind - expected
         if skipped and not resync:
             return
-        number += count
-        step = min(8 * step, _MANY)
+        number, step = behind, min(8 * step, _MANY)
 
 
 def _hits(data: bytes) -> Iterator[int]:

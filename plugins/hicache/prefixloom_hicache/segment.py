@@ -105,8 +105,9 @@ class Segment:
         """Whether there is room between the last payload and the last header."""
         fingerprint, at, number = record.key.fingerprint, self.end, self.count
         if fingerprint.digest not in self.told:
-            at, number = _behind(at, len(fingerprint.text), self.size), number + 1
-        return self.head is not None and _behind(at, len(record.payload), self.size) <= slot_of(number, self.size)
+            at, number = _behind(at, len(fingerprint.text), number, self.size), number + 1
+        end = _behind(at, len(record.payload), number, self.size)
+        return self.head is not None and end <= slot_of(number, self.size)
 
     def append(self, record: Record) -> tuple[Place, int]:
         """Write a record; where its header stands, and its payload."""
@@ -122,7 +123,7 @@ class Segment:
     def _write(self, payload: bytes | memoryview, header: Callable[[Place, int], bytes]) -> tuple[Place, int]:
         assert self.head is not None
         file = self.file.number
-        body = berth(self.end, len(payload), self.size)
+        body = berth(self.end, len(payload), self.count, self.size)
         place = Place(self.head.life, slot_of(self.count, self.size))
         self.disk.write(file, payload, body)
         self.end = body + len(payload)  # if the header fails, it may stand for this all the same
@@ -153,11 +154,11 @@ class Segment:
             self.dirty = False
 
 
-def _behind(at: int, payload: int, size: int) -> int:
+def _behind(at: int, payload: int, number: int, size: int) -> int:
     """Where a payload ends that is written behind ``at``."""
-    return berth(at, payload, size) + payload
+    return berth(at, payload, number, size) + payload
 
 
 def fits(size: int, fingerprint: Fingerprint, payload: int) -> bool:
     """Whether a new segment of ``size`` could take such a record."""
-    return _behind(_behind(HEAD_BYTES, len(fingerprint.text), size), payload, size) <= slot_of(1, size)
+    return _behind(_behind(HEAD_BYTES, len(fingerprint.text), 0, size), payload, 1, size) <= slot_of(1, size)

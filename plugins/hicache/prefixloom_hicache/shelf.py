@@ -98,7 +98,7 @@ class Shelf:
     def notes(self) -> tuple[str, ...]:
         flaws = (f"{segment.name}: {segment.flaw}" for segment in self.segments.values() if segment.flaw)
         skipped = sum(segment.skipped for segment in self.segments.values())
-        damaged = (f"{skipped} headers between others are damaged",) if skipped else ()
+        damaged = (f"damaged headers between others: {skipped}",) if skipped else ()
         return (*self.strange.values(), *flaws, *damaged)
 
     # ------------------------------------------------------------ room

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -188,3 +189,24 @@ def test_a_segment_that_cannot_be_read_hides_no_news_of_others(tmp_path: Path) -
     assert isinstance(miss, Miss) and miss.reason == "io"
     disk.first = -1
     same(reader.get([key_of(0)])[0], record_of(0, 3000))
+
+
+def test_a_store_that_met_a_full_disk_lets_go_of_its_files(tmp_path: Path) -> None:
+    """At once, without a collection: no error keeps the frame that keeps it."""
+
+    class Full(Disk):
+        def allocate(self, file: int, size: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        store = FileBackend(tmp_path / "s", 8 * SEGMENT, disk=Full())
+        for _ in range(5):
+            assert store.put([record_of(1)]) == (Refused(key_of(1), "capacity", "No space left on device"),)
+        store.close()
+        del store
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()

@@ -275,6 +275,15 @@ def test_what_is_read_stays_and_what_is_not_goes(tmp_path: Path) -> None:
     assert store.exists([key_of(0), key_of(10)]) == (True, False)
 
 
+def test_what_is_put_again_was_used(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
+    for seed in range(60):
+        stored(store, record_of(seed, 3000))
+        store.put([record_of(0, 3000)])
+    assert store.exists([key_of(0), key_of(10)]) == (True, False)
+    assert store.status().stored == 60
+
+
 def test_a_segment_that_is_used_again_tells_its_fingerprints_again(tmp_path: Path) -> None:
     store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
     stored(store, *(record_of(seed, 3000) for seed in range(30)))

@@ -37,7 +37,7 @@ def test_payloads_lie_side_by_side_and_are_found_by_readers_and_later_writers(tm
         assert entry is not None and entry.body % (4096 if size >= 32_768 else 4) == 0
         begun.append(entry.body)
     ends = [begin + size for begin, size in zip(begun, sizes, strict=True)]
-    assert begun[6:8] == ends[5:7], "no room between those of one size"
+    assert begun[7] == ends[6], "no room between those of one size"
     assert all(begin >= end for begin, end in zip(begun[1:], ends[:-1], strict=True))
     assert ends[-1] - sum(sizes) < 1 << 18, "and not much elsewhere"
     store.close()
@@ -49,15 +49,26 @@ def test_payloads_lie_side_by_side_and_are_found_by_readers_and_later_writers(tm
 
 @pytest.mark.parametrize("segment", [1 << 14, 1 << 20, 64 << 20])
 def test_a_berth_is_behind_and_loses_little(segment: int) -> None:
-    for size in (1, 40, 256, 3000, 4096, 5000, 40_000, 1 << 16, 100_000, 1 << 19, 3 << 19, segment // 2):
+    for size in (1, 40, 65, 256, 3000, 4096, 5000, 40_000, 1 << 16, 100_000, 1 << 19, 3 << 19, segment // 2):
         at = HEAD_BYTES + 300
         for number in range(20):
-            begin = berth(at, size, segment)
-            little = max(64, min(size // 8, segment // 64) if number else segment // 64)
+            begin = berth(at, size, number, segment)
+            little = max(8, min(size // 32, segment // 64) if number else segment // 64)
             assert at <= begin <= at + little
             assert number < 2 or begin == at or size % 4096, "those of one size lie side by side"
             at = begin + size
-    assert berth(HEAD_BYTES + 300, 1 << 19, 64 << 20) == 1 << 19, "a few bytes of a segment for large parts of memory"
+        for at in (segment // 4 + 1, segment // 4 + segment // 32 - 3000, segment // 3):
+            assert 0 <= berth(at, size, 9, segment) - at <= max(7, size // 32), "beside those of other sizes"
+    at = berth(HEAD_BYTES + 300, 1 << 19, 1, 64 << 20)
+    assert at == 1 << 19, "a few bytes of a segment for large parts of memory"
+
+
+def test_what_fits_is_not_pushed_out_by_its_alignment() -> None:
+    segment = 8 << 20
+    room = slot_of(1, segment) - HEAD_BYTES - 304
+    for lost in (0, 8, 64, 4096 - 304, 1 << 16, 1 << 18):
+        for size in (room - lost, (room - lost) >> 12 << 12, (room - lost) >> 16 << 16):
+            assert HEAD_BYTES + 300 <= berth(HEAD_BYTES + 300, size, 1, segment) <= slot_of(1, segment) - size
 
 
 def test_segments_are_filled_to_where_headers_and_payloads_meet(tmp_path: Path) -> None:
@@ -85,7 +96,7 @@ def test_segments_are_filled_to_where_headers_and_payloads_meet(tmp_path: Path) 
 
 def test_the_largest_record_just_fits(tmp_path: Path) -> None:
     store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
-    size = SEGMENT - 2 * HEADER_BYTES - berth(HEAD_BYTES + len(ONE.text), 9999, SEGMENT)
+    size = SEGMENT - 2 * HEADER_BYTES - berth(HEAD_BYTES + len(ONE.text), 9999, 1, SEGMENT)
     assert store.put([record_of(1, size)]) == (Stored(key_of(1)),)
     same(store.get([key_of(1)])[0], record_of(1, size))
     (answer,) = store.put([record_of(2, size + 1)])
@@ -117,6 +128,25 @@ def test_a_scan_for_news_stops_at_the_first_header_that_is_none(tmp_path: Path) 
     for resync, numbers in ((False, [*range(10)]), (True, [*range(10), *range(11, 41)])):
         told = headers(lambda size, at: bytes(whole[at : at + size]), head, resync=resync)
         assert [each.number for each in told] == numbers
+
+
+def test_headers_are_read_by_the_hundred_and_news_by_the_dozen(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 8 << 20)
+    stored(store, *(record_of(seed) for seed in range(500)))
+    store.close()
+    (file,) = files(tmp_path / "s")
+    whole, sizes = file.read_bytes(), []
+    head = read_head(whole)
+    assert isinstance(head, Head)
+
+    def read(size: int, at: int) -> bytes:
+        sizes.append(size // HEADER_BYTES)
+        return whole[at : at + size]
+
+    found = list(headers(read, head))
+    assert len(found) == 501 and len(sizes) <= 4, "a few reads, and what is free in one more"
+    sizes.clear()
+    assert list(headers(read, head, 501, found[-1].end, resync=False)) == [] and sizes == [16]
 
 
 def test_a_system_that_reads_and_writes_little_at_a_time_is_asked_again(
@@ -156,7 +186,7 @@ def test_a_damaged_header_costs_its_record_and_is_told(tmp_path: Path) -> None:
         open_file.write(b"damage")
     store = FileBackend(tmp_path / "s", ROOMY)
     assert store.exists([key_of(seed) for seed in range(5)]) == (True, True, False, True, True)
-    assert store.status().notes == ("1 headers between others are damaged",)
+    assert store.status().notes == ("damaged headers between others: 1",)
     stored(store, record_of(2))
     same(store.get([key_of(2)])[0], record_of(2))
 
@@ -229,7 +259,7 @@ def test_damage_is_told_until_its_segment_is_used_again(tmp_path: Path) -> None:
         file.seek(place.offset + 20)
         file.write(b"damage")
     reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0)
-    assert reader.status().notes == ("1 headers between others are damaged",)
+    assert reader.status().notes == ("damaged headers between others: 1",)
     for seed in range(5, 20):
         stored(store, record_of(seed, 3000))
     same(reader.get([key_of(19)])[0], record_of(19, 3000))
