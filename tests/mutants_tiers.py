@@ -51,6 +51,8 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("everybody reads for himself", "fetching.py", "            (self.held < shared <= other.boundary or other.boundary == self.boundary)\n            and ", "            False and ", READS),
     ("who waits behind another is not let go", "fetching.py", "            told.over = True\n            self._let_others()", "            told.over = True", READS),
     ("a forgotten fetch is thought to read", "fetching.py", "        if self in self.shelf.reading:\n            self.shelf.reading.remove(self)\n        for other", "        for other", READS),
+    ("a dropped namespace comes back", "graves.py", "        cache._tier.forget(namespace)\n", "        pass\n", READS),
+    ("another namespace's fetch is forgotten", "shelf.py", "            if namespace is None or fetch.plan.namespace == namespace:", "            if True:", READS),
     ("what came meanwhile is read again", "fetching.py", "        self.held = min(self.boundary, _held_path(self.shelf, plan))\n", "", READS),
     ("more is asked for than may wait", "fetching.py", "            if waiting > max(SLICE, total(batch)):\n                return\n", "", READS),
     ("a prompt is one slice", "pieces.py", "        if size > room:", "        if not found:", READS),

@@ -14,7 +14,7 @@ from prefixloom.cache import Cache
 from prefixloom.fetching import Fetch
 from prefixloom.storage import Miss, Record
 from prefixloom_hicache import GuardLimits, MemoryBackend
-from test_store import composed, read_back, restored, shelf, until
+from test_store import composed, idle, read_back, restored, serve, shelf, until
 from test_store_regressions import Gated, stocked
 
 TOKENS = list(range(160))
@@ -185,7 +185,7 @@ def test_if_the_first_is_refused_the_next_one_asks_itself(names: tuple[str, ...]
     settle(cache)
 
 
-@pytest.mark.parametrize("how", ["flush", "close", "detach"])
+@pytest.mark.parametrize("how", ["flush", "drop", "close", "detach"])
 def test_who_waits_behind_another_is_let_go_with_it(how: str) -> None:
     store = stocked(part("path", Path()), tokens=TOKENS, kind=Counting)
     cache, tier = composed(part("path", Path()), store=store)
@@ -196,6 +196,8 @@ def test_who_waits_behind_another_is_let_go_with_it(how: str) -> None:
     until(cache, lambda: any(len(fetch.behind) == 2 for fetch in shelf(cache).reading))
     if how == "flush":
         cache.flush()
+    elif how == "drop":
+        cache.drop_namespace("")
     elif how == "close":
         for sequence in sequences:
             sequence.close()
@@ -206,6 +208,32 @@ def test_who_waits_behind_another_is_let_go_with_it(how: str) -> None:
     assert not shelf(cache).reading
     for sequence in sequences:
         sequence.close()
+    settle(cache)
+
+
+def test_what_is_fetched_for_a_namespace_that_is_dropped_does_not_bring_it_back() -> None:
+    store = Counting(1 << 24)
+    for tenant in ("gone", "stays"):
+        cache, _ = composed(part("path", Path()), store=store)
+        serve(cache, TOKENS, namespace=tenant)
+        idle(cache)
+    cache, _ = composed(part("path", Path()), store=store)
+    store.holds = ("get",)
+    store.gate.clear()
+    gone, stays = (cache.open([*TOKENS, 1], namespace=tenant) for tenant in ("gone", "stays"))
+    dropped, other = gone.restore(), stays.restore()
+    until(cache, lambda: len(shelf(cache).reading) == 2)
+    cache.drop_namespace("gone")
+    assert (dropped.over, dropped.ready, other.over) == (True, 0, False)
+    store.gate.set()
+    until(cache, lambda: other.over and not shelf(cache).fetches)
+    assert other.ready == 160 and "gone" not in cache._tree.roots
+    gone.close()
+    stays.close()
+    with cache.open([*TOKENS, 1], namespace="gone") as later:  # the store was not emptied
+        told = later.restore()
+        until(cache, lambda: told.over)
+        assert told.ready == 160
     settle(cache)
 
 

@@ -18,7 +18,7 @@ from .errors import InputError, ProtocolError
 from .evict import evict, make_room
 from .flight import Flight
 from .flushing import forget_everything
-from .graves import sweep
+from .graves import bury
 from .insert import split
 from .keys import TOKEN_BYTES, Tokens, encode
 from .lane import Lane, PageLane
@@ -335,12 +335,7 @@ class Cache(Assembly):
         Returns how many cells are still covered.
         """
         self._enter()
-        namespace = _text(namespace)
-        root = self._tree.roots.pop(namespace, None)
-        kept = 0
-        if root is not None:
-            self._graves.append(root)
-            kept = sweep(self)
+        kept = bury(self, _text(namespace))
         self._leave("drop_namespace")
         return kept
 

@@ -94,7 +94,7 @@ class Fetch:
             self.until = self.begun + self.shelf.component.patience(pages)
 
     def forget(self) -> None:
-        """The cache was flushed: what is still read is nobody's."""
+        """The cache was flushed, or the namespace dropped: what is still read is nobody's."""
         self.sequence = None
         self.told.over = True
         if self in self.shelf.reading:

@@ -11,6 +11,17 @@ if TYPE_CHECKING:
     from .tree import Node
 
 
+def bury(cache: Cache, namespace: str) -> int:
+    """Nothing is found of a namespace any more, nor of what a store still brings; the cells that are still covered."""
+    if cache._tier is not None:
+        cache._tier.forget(namespace)
+    root = cache._tree.roots.pop(namespace, None)
+    if root is None:
+        return 0
+    cache._graves.append(root)
+    return sweep(cache)
+
+
 def sweep(cache: Cache) -> int:
     """Free what leases no longer cover of dropped namespaces; the number of cells that are still covered."""
     kept = 0

@@ -154,8 +154,13 @@ class Shelf:
             self._tell_apart()
         self.storing.flushed()
         self.unseen = []
+        self.forget()
+
+    def forget(self, namespace: str | None = None) -> None:
+        """What is being fetched, of one namespace or of all, is nobody's."""
         for fetch in self.fetches.values():
-            fetch.forget()
+            if namespace is None or fetch.plan.namespace == namespace:
+                fetch.forget()
 
     # ------------------------------------------------------------ what it is asked
     def copied(self, lane: HostLane, node: Node) -> None:

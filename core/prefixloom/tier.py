@@ -166,6 +166,10 @@ class LowerTier:
         if self.shelf is not None:
             self.shelf.flushed()
 
+    def forget(self, namespace: str) -> None:
+        if self.shelf is not None:
+            self.shelf.forget(namespace)
+
     # ------------------------------------------------------------ down
     def backup(self, nodes: Sequence[Node], lanes: Iterable[HostLane] | None = None, defer: bool = True) -> None:
         """Copy to the host what these nodes have on the device only. What finds no room is left out and counted.
