@@ -1,10 +1,11 @@
 """Pages between a pool and a host pool on a CPU, against ``copy_`` of as many bytes in one piece.
 
-Pages of 16 tokens x 32 layers x 1 KiB: ``python bench/host_tier.py``. Every figure is a share of ``copy_``'s speed,
-both measured in the same run in turn; the median, and in brackets the quartiles. One torch thread. *Chat*: the slots
-that a tier copies, as its pools hand them out, while conversations take turns over pools too small for all of them;
-*scattered*: drawn at random. "rows" is what a loop in C reaches (``index_select``) that copies the pieces of the
-scattered slots, 16 KiB each, into one piece.
+``python bench/host_tier.py [--conversations 6]``: pages of 16 tokens x 32 layers x 1 KiB. Every figure is a share of
+``copy_``'s speed, both measured in the same run in turn; the median, and in brackets the quartiles. One torch thread.
+*Chat*: the slots that a tier copies, as its pools hand them out, while conversations take turns over pools too small
+for all of them; *in the long run*: after ten such chats, one behind the other; *scattered*: drawn at random. How many
+pages go on by one on both sides is told first. "rows" is what a loop in C reaches (``index_select``) that copies the
+pieces of the scattered slots, 16 KiB each, into one piece.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ from prefixloom.slots import DeviceSlots, HostSlots, resolve
 
 LAYERS, TOKENS, ENTRY = 32, 16, 1024
 PAGES, CAPACITY = 64, 256
-CONVERSATIONS, COPIES = 6, 5
+COPIES, CHATS = 5, 10
 MANIFEST = Manifest([Buffer("kv", (ENTRY // 2,), "bfloat16", layers=tuple(range(LAYERS)))])
 SLOT_BYTES = LAYERS * TOKENS * ENTRY
 DOWN, UP = "to the host", "back"
@@ -37,8 +39,8 @@ Batch = tuple[list[int], list[int]]
 """Slots of the device and of the host, pair by pair."""
 
 
-def chat(comps: str) -> dict[str, list[Batch]]:
-    """The last copies each way, of pages of full attention, of a chat over these components."""
+def chats(comps: str, conversations: int) -> Iterator[dict[str, list[Batch]]]:
+    """The last copies each way, of pages of full attention, after each of some chats over these components."""
     seen: dict[str, list[Batch]] = {DOWN: [], UP: []}
 
     def record(source: Pool, src: Any, target: Pool, dst: Any, *_: object) -> None:
@@ -46,40 +48,48 @@ def chat(comps: str) -> dict[str, list[Batch]]:
             down = isinstance(target, HostPool)
             seen[DOWN if down else UP].append((list(src), list(dst)) if down else (list(dst), list(src)))
 
-    turns, total = trace(CONVERSATIONS, 10)
-    driver = Tiered(comps, TOKENS, total * 3 // 10, 3 * CONVERSATIONS, 1024, "back")
+    turns, total = trace(conversations, 10)
+    driver = Tiered(comps, TOKENS, total * 3 // 10, 3 * conversations, 1024, "back")
     kept, prefixloom.tier.copy_between = prefixloom.tier.copy_between, record
     try:
-        for prompt, whole in turns:
-            sequence = driver.cache.open(encode(prompt))
-            sequence.restore()
-            sequence.grow(len(whole) // TOKENS * TOKENS - sequence.reserved)
-            sequence.append(encode(whole).part(len(prompt)))
-            driver.compute(sequence)
-            sequence.close()
-            driver.cache.poll()
+        for number in range(CHATS):
+            for prompt, whole in turns:
+                sequence = driver.cache.open(encode([150_000 + number, *prompt]))
+                sequence.restore()
+                sequence.grow(len(whole) // TOKENS * TOKENS - sequence.reserved)
+                sequence.append(encode(whole).part(len(prompt)))
+                driver.compute(sequence)
+                sequence.close()
+                driver.cache.poll()
+            yield {way: batches[-COPIES:] for way, batches in seen.items()}
     finally:
         prefixloom.tier.copy_between = kept
-    return {way: batches[-COPIES:] for way, batches in seen.items()}
 
 
-def kinds() -> dict[str, dict[str, list[Batch]]]:
+def kinds(conversations: int) -> dict[str, dict[str, list[Batch]]]:
     rng = random.Random(1)
     scattered = [(rng.sample(range(CAPACITY), PAGES), rng.sample(range(CAPACITY), PAGES))]
     runs = [[run * 8 + k for run in rng.sample(range(CAPACITY // 8), PAGES // 8) for k in range(8)] for _ in range(2)]
     in_runs = [(runs[0], runs[1])]
+    first, *_, last = chats("F", conversations)
+    first_of_all, *_, last_of_all = chats("FSM", conversations)
     return {
-        "chat F": chat("F"),
-        "chat FSM": chat("FSM"),
+        "chat F": first,
+        "chat FSM": first_of_all,
+        "chat F in the long run": last,
+        "chat FSM in the long run": last_of_all,
         "in runs of 8": {DOWN: in_runs, UP: in_runs},
         "scattered": {DOWN: scattered, UP: scattered},
     }
 
 
-def ways() -> dict[str, tuple[Callable[[], object], int]]:
+def ways(conversations: int) -> dict[str, tuple[Callable[[], object], int]]:
     """What is timed, by name, with how many bytes it moves."""
     found: dict[str, tuple[Callable[[], object], int]] = {}
-    cases = kinds()
+    cases = kinds(conversations)
+    for kind, case in cases.items():
+        pages, runs = (sum(count(*batch) for some in case.values() for batch in some) for count in (_pages, _runs_in))
+        print(f"{kind}: {pages / runs:.1f} pages in a run")
     whole = torch.ones(2, PAGES * SLOT_BYTES, dtype=torch.uint8)
     found["copy_"] = lambda: whole[0].copy_(whole[1]), whole[0].numel()
     every = [batch for case in cases.values() for batches in case.values() for batch in batches]
@@ -101,16 +111,26 @@ def ways() -> dict[str, tuple[Callable[[], object], int]]:
     return found
 
 
+def _pages(here: list[int], there: list[int]) -> int:
+    return len(here)
+
+
+def _runs_in(here: list[int], there: list[int]) -> int:
+    """How often not both go on by one."""
+    pairs = sorted(zip(here, there, strict=True))
+    return 1 + sum((b[0] - a[0], b[1] - a[1]) != (1, 1) for a, b in pairwise(pairs))
+
+
 def move(device: Pool, host: HostPool, batches: list[Batch], way: str) -> None:
     for here, there in batches:
         near, far = DeviceSlots(device, here), HostSlots(host, there)
         (resolve(near, far) if way == DOWN else resolve(far, near)).run()
 
 
-def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
+def measure(rounds: int, conversations: int) -> dict[str, dict[str, list[float]]]:
     """Seconds per byte of each way, by clock."""
     torch.set_num_threads(1)
-    timed = ways()
+    timed = ways(conversations)
     clocks = {"thread CPU time": time.thread_time, "wall": time.perf_counter}
     spent: dict[str, dict[str, list[float]]] = {clock: {name: [] for name in timed} for clock in clocks}
     for _ in range(rounds):
@@ -125,7 +145,9 @@ def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=41)
-    spent = measure(parser.parse_args().rounds)
+    parser.add_argument("--conversations", type=int, default=6, help="of a chat")
+    asked = parser.parse_args()
+    spent = measure(asked.rounds, asked.conversations)
     for clock, all_of in spent.items():
         base = all_of["copy_"]
         print(f"{clock}: copy_ of {PAGES * SLOT_BYTES >> 20} MiB {1 / statistics.median(base) / 1e9:.1f} GB/s")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from array import array
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -291,3 +293,41 @@ def test_every_slot_has_one_owner_after_random_traffic() -> None:
     for name, stats in cache.stats().components.items():
         assert stats.free + stats.cached == stats.capacity, name
     settle(cache)
+
+
+def test_an_orderly_pool_hands_out_what_lies_together() -> None:
+    """Pieces of 1 to 40 pages come and go for long; without order they end as single pages."""
+
+    def pages_in_a_run(orderly: bool) -> float:
+        rng = random.Random(3)
+        slots = pool(Pool, capacity=2000)
+        slots.orderly = orderly
+        held: list[array[int]] = []
+        pages = runs = 0
+        for turn in range(6000):
+            count = rng.randrange(1, 41)
+            while slots.free < count:  # what goes was taken at about the same time
+                at = rng.randrange(max(1, len(held) // 8))
+                for piece in held[at : at + 4]:
+                    slots.give(piece.tobytes())
+                del held[at : at + 4]
+            held.append(slots.take(count))
+            if turn > 4000:
+                pages += count
+                runs += 1 + sum(b != a + 1 for a, b in pairwise(held[-1]))
+        assert sorted([*slots.free_ids(), *(slot for piece in held for slot in piece)]) == list(range(2000))
+        return pages / runs
+
+    ordered, otherwise = pages_in_a_run(True), pages_in_a_run(False)
+    assert otherwise < 1.2 and ordered > 2 * otherwise
+
+
+def test_bringing_order_takes_no_longer_where_more_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("prefixloom.pool.sorted", lambda some: (seen.append(len(some)), sorted(some))[1], raising=False)
+    slots = pool(Pool, capacity=100_000)
+    slots.orderly = True
+    slots.give(slots.take(5)[::-1].tobytes())
+    assert list(slots.take(3)) == [99_997, 99_998, 99_999]
+    slots.take(2000)
+    assert seen == [1024, 1024], "nothing was given back since"

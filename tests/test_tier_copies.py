@@ -30,6 +30,17 @@ def test_a_tiers_threads_end_with_its_cache() -> None:
     assert not set(threading.enumerate()) - before
 
 
+def test_pools_see_to_the_order_of_their_pages_once_they_are_copied() -> None:
+    """Until then it would cost, and be of no use."""
+    cache = tiered(part("path", Path()), write="back")
+    pools = [lane.pool for lane in cache._all_lanes]
+    serve(cache, range(40))
+    assert [pool.orderly for pool in pools] == [False, False]
+    cache.evict(40)
+    assert [pool.orderly for pool in pools] == [True, True]
+    settle(cache)
+
+
 def test_a_restore_that_cannot_fit_does_not_try_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tiered(part("path", Path()), tokens=1024, host={"path": 1200})
     serve(cache, range(1000))

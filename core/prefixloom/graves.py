@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 def bury(cache: Cache, namespace: str) -> int:
     """Nothing is found of a namespace any more, nor of what a store still brings; the cells that are still covered."""
-    if cache._tier is not None:
-        cache._tier.forget(namespace)
+    if cache._tier is not None and cache._tier.shelf is not None:
+        cache._tier.shelf.forget(namespace)
     root = cache._tree.roots.pop(namespace, None)
     if root is None:
         return 0

@@ -50,6 +50,10 @@ class Fence:
         """Slots go to another owner before the steps that they retired from are over."""
 
 
+WINDOW = 1024
+"""So many of the free pages at most are brought in order at a time."""
+
+
 class Pool:
     """Page-granular slots. ``take`` and ``give`` are the core's; engines read ``buffers``, others use ``mint``.
 
@@ -57,21 +61,9 @@ class Pool:
     """
 
     __slots__ = (
-        "_free",
-        "buffers",
-        "capacity",
-        "device",
-        "dropped",
-        "entries",
-        "fence",
-        "manifest",
-        "minted",
-        "name",
-        "resets",
-        "retired",
-        "retiring",
-        "unit",
-    )
+        "_free", "_ordered", "buffers", "capacity", "device", "dropped", "entries", "fence", "manifest", "minted",
+        "name", "orderly", "resets", "retired", "retiring", "unit",
+    )  # fmt: skip
 
     def __init__(
         self, name: str, manifest: Manifest, unit: str, capacity: int, entries: int, device: str, allocate: bool = True
@@ -85,6 +77,8 @@ class Pool:
         if capacity > MOST_PAGES:
             raise CompositionError(f"pool {name!r} would have {capacity} pages, and {MOST_PAGES} are the most")
         self._free = array("i", range(capacity))
+        self._ordered = 0  # how many were free when ``take`` last saw to their order
+        self.orderly = False  # whether pages that lie side by side are to be handed out together
         self.fence = Fence()
         self.retired: deque[tuple[int, bytes]] = deque()  # (fence, slots), the oldest first
         self.retiring = 0
@@ -134,8 +128,20 @@ class Pool:
         free = self._free
         if count > len(free):
             self._claim(count)
+        if self.orderly:
+            return self._take_in_order(count)
         ids = free[-count:]
         del free[-count:]
+        return ids
+
+    def _take_in_order(self, count: int) -> array[int]:
+        """Without this, what was freed in pieces is handed out in smaller ones, in the end page by page."""
+        free = self._free
+        if len(free) > self._ordered:
+            free[-WINDOW:] = array("i", sorted(free[-WINDOW:]))
+        ids = free[-count:]
+        del free[-count:]
+        self._ordered = len(free)
         return ids
 
     def take_one(self) -> int:

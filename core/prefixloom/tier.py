@@ -60,6 +60,7 @@ class LowerTier:
         self.groups = layer_groups(self.lanes, self.manifest.gates)
         by_name = {lane.name: lane for lane in self.lanes}
         self.by_component = tuple(by_name.get(lane.name) for lane in cache._lanes)
+        self._orderly = not cache.composition.device.startswith("cuda")  # a CPU copies runs of slots faster
         self.pending: list[Node] = []
         self.flying: list[tuple[Work, list[Part]]] = []  # copies; ``parts`` of those to the device
         self.watched: list[tuple[Work, TransferPlan]] = []
@@ -165,10 +166,6 @@ class LowerTier:
         self.pending, self.flying, self.watched = [], [], []
         if self.shelf is not None:
             self.shelf.flushed()
-
-    def forget(self, namespace: str) -> None:
-        if self.shelf is not None:
-            self.shelf.forget(namespace)
 
     # ------------------------------------------------------------ down
     def backup(self, nodes: Sequence[Node], lanes: Iterable[HostLane] | None = None, defer: bool = True) -> None:
@@ -386,6 +383,7 @@ class LowerTier:
     def _run_one(self, mine: Moves, stream: Stream, way: str, group: tuple[int, ...]) -> None:
         """Enqueue the copies of one component, of a group of the model's layers or of all."""
         source, target = mine.ends(way)
+        source.orderly = target.orderly = self._orderly
         target.enter(mine.dst, Stage.WRITING)
         try:
             stream.run(partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group))
