@@ -173,7 +173,8 @@ class Engine:
         self.forward_seconds += flight.seconds
         for row in flight.rows if flight.error is None else ():
             job = row.job
-            if row.samples and row.life == job.life:
+            lost = job.sequence is row.sequence and not row.sequence.open  # by what it had read: it starts over
+            if row.samples and row.life == job.life and not lost:
                 job.pending -= 1
                 self._sampled(row, job)
         self._start_over(flight)
