@@ -32,6 +32,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("the state's lease is kept after a load", "restore.py", "        if state.ready:\n            release_part(cache, lease, lane)\n", "        if state.ready:\n            pass\n", COPIES),
     ("an anchor is not held while it is loaded", "restore.py", "    anchor.leases += 1  # it may", "    anchor.leases += 0  # it may", TIER),
     ("who reads the device waits for copies down", "flight.py", "if published.below == below and", "if", FOUND),
+    ("who closed is not told what failed", "flight.py", "    hold.failed = error\n    if not hold.active:\n        return\n", "    if not hold.active:\n        return\n    hold.failed = error\n", "test_flight_regressions.py"),
     ("a victim is lost to an interrupt", "evict.py", "            for cell in reversed(victims):\n                lane.come_back(cell)\n            raise", "            raise", FOUND),
     ("a fence is lost with a slot that cannot be had", "tier.py", "            flight.claimed = before\n", "            flight.claimed = 0\n", FOUND),
     ("slots below are taken while a step is open", "tier.py", "        if self.blocked(flight.claimed):", "        if False:", FOUND),

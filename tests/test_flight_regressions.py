@@ -102,6 +102,30 @@ def test_a_sequence_does_not_end_in_the_middle_of_a_call(call: str) -> None:
     assert {name: c.free for name, c in cache.stats().components.items()} == {"path": 4, "state": 4}
 
 
+def test_who_has_closed_is_told_what_failed_that_it_read() -> None:
+    """An engine that gave a sequence back has its tokens still to come: it must not take them."""
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a", "b")
+    first, fine = cache.open(TOKENS[:8]), cache.open([5] * 8)
+    for sequence, name in ((first, "a"), (fine, "b")):
+        sequence.grow(8)
+        enqueue(sim[name], sequence, work=fail if sequence is first else int)
+    first.publish()
+    follower = cache.open(TOKENS)
+    assert follower.ready == 8
+    follower.grow(8)
+    enqueue(sim["a"], follower)
+    for sequence in (first, follower, fine):
+        sequence.close()
+        assert sequence.failed is None, "nobody knows yet"
+    sim.drain()
+    cache.poll()
+    assert isinstance(first.failed, Broken)
+    assert follower.failed is first.failed
+    assert fine.failed is None
+    assert (held(cache, TOKENS), held(cache, [5] * 8)) == (0, 8)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_what_was_built_on_a_step_that_failed_goes_with_it_also_if_it_is_published_after_that(late: bool) -> None:
     """Somebody short of slots finds both steps over; the reader publishes; and only then the failure is told."""

@@ -108,6 +108,11 @@ class Sequence(Named, Handle):
         return self._lease._cache is not None
 
     @property
+    def failed(self) -> BaseException | None:
+        """The step or copy that failed and that it was in or had read from; known of a closed one, too, if by then."""
+        return self._lease.failed
+
+    @property
     def label(self) -> str:
         return self._lease.label
 
@@ -228,8 +233,7 @@ class Sequence(Named, Handle):
             raise InputError(f"commit takes a number of tokens, got {upto!r}")
         if not self.committed <= upto <= self.reserved:
             raise ProtocolError(
-                f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved "
-                f"(grow reserves)"
+                f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved by grow"
             )
         if self._fills or self._lost:
             self._committable()
@@ -308,11 +312,8 @@ class Sequence(Named, Handle):
         back = max(self.committed, self._high) - length  # what is too far below the highest commit was given back
         limit = cache._rewind_limit
         if limit is not None and back > limit[1]:
-            raise ProtocolError(
-                f"{self!r} cannot rewind {back} committed tokens: component {limit[0]!r} allows {limit[1]}"
-            )
-        states = self._states
-        for lane, holding in states:
+            raise ProtocolError(f"{self!r} cannot rewind {back} committed: component {limit[0]!r} allows {limit[1]}")
+        for lane, holding in self._states:
             if holding.writing and length < self._planned:
                 raise ProtocolError(
                     f"{self!r} cannot rewind to {length}: an open step computes up to {self._planned}, and so does the "
@@ -328,7 +329,7 @@ class Sequence(Named, Handle):
         self._planned = min(self._planned, length)
         for lane, holding in self._paged:
             lane.rewind(holding, length)
-        for lane, holding in states:
+        for lane, holding in self._states:
             source = lane.rewind_state(holding, length)
             if source != NO_SLOT:  # instead of what an earlier rewind wanted copied
                 self._fills = [fill for fill in self._fills if fill.holding is not holding]

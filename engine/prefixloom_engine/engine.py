@@ -167,17 +167,16 @@ class Engine:
         return bool(self._scheduler.waiting)
 
     def _collect(self, flight: Flight) -> None:
-        """Wait for a step, and go on from what it sampled."""
+        """Wait for a step, and go on from what it sampled: for whom all went well that it read."""
         flight.wait()
         self.cache.poll()
         self.forward_seconds += flight.seconds
+        self._start_over(flight)
         for row in flight.rows if flight.error is None else ():
             job = row.job
-            lost = job.sequence is row.sequence and not row.sequence.open  # by what it had read: it starts over
-            if row.samples and row.life == job.life and not lost:
+            if row.samples and row.life == job.life:
                 job.pending -= 1
                 self._sampled(row, job)
-        self._start_over(flight)
 
     def _sampled(self, row: Row, job: Job) -> None:
         """The tokens of a row are known: name them, take back what was guessed wrong, and see whether it ends."""
@@ -227,9 +226,13 @@ class Engine:
         The cache may know of a later step that failed before its turn comes here.
         """
         lost = {job.number: job for job in self._scheduler.running if job.sequence and not job.sequence.open}
-        if flight is not None and flight.error is not None:
-            log.warning("a forward pass of %d requests failed: %r", len(flight.rows), flight.error)
-            lost |= {row.job.number: row.job for row in flight.rows if row.life == row.job.life}
+        if flight is not None:
+            failed = flight.error is not None
+            if failed:
+                log.warning("a forward pass of %d requests failed: %r", len(flight.rows), flight.error)
+            for row in flight.rows:  # those that were retracted since, too
+                if (failed or row.sequence.failed) and row.life == row.job.life:
+                    lost[row.job.number] = row.job
         for job in lost.values():
             self._scheduler.counts.failed += 1
             job.failures += 1
