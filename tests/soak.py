@@ -1,7 +1,8 @@
 """Mixed traffic through the engine for long, with pools too small for it: nothing leaks, and answers stay right.
 
 Conversations of several turns below a few system prompts, some of which branch off others; guesses, drawn tokens,
-priorities, stops; clients that go away; forward passes that fail. The pools hold 30% of what the live conversations
+priorities, stops; clients that go away; forward passes that fail, and copies to and from the host, which leave rubbish
+behind. The pools hold 30% of what the live conversations
 come to. Debug mode checks the cache's books after every operation, and the race detector every access.
 
 With ``--two`` prompts are computed by a process of its own, which is killed now and then and started again.
@@ -20,10 +21,12 @@ import sys
 import time
 from collections import Counter
 from typing import Any
+from unittest import mock
 
 import attrs
 import torch
 
+import prefixloom.tier
 from engines import nothing_left
 from prefixloom import Cache, TierManifest, compose
 from prefixloom_engine import Answer, Batch, Engine, Request, ThreeWay
@@ -43,7 +46,7 @@ MOST = {"turn": 60, "answer": 56}
 
 
 class Injected(RuntimeError):
-    """A forward pass that fails."""
+    """A forward pass that fails, or a copy."""
 
 
 @attrs.define(eq=False)
@@ -54,12 +57,13 @@ class Conversation:
     """Steps until its client goes away; -1: never."""
 
 
-def made(seed: int, debug: bool = True, host: str = "") -> tuple[ThreeWay, Cache]:
+def made(seed: int, debug: bool = True, host: str = "", overlap: bool = True) -> tuple[ThreeWay, Cache]:
     """``host``: when a tier below the device copies what it is to keep; there is none without."""
     model = ThreeWay(SIZES, dtype="float64", seed=seed)
     tokens = int(SHARE * LIVE * LONGEST * 2 / 3)
     capacity = {"full": tokens, "swa": tokens, "mamba": 220}
-    tier = [HostTier(TierManifest(capacity=HOST, write=host))] if host else []  # type: ignore[arg-type]
+    manifest = TierManifest(capacity=HOST, write=host or "back", overlap=overlap)  # type: ignore[arg-type]
+    tier = [HostTier(manifest)] if host else []
     return model, compose(model.config, plugins=tier, capacity=capacity, max_rewind=3, debug=debug)
 
 
@@ -68,10 +72,11 @@ class Soak:
         self, seed: int, *, failing: float = 0.002, overlap: bool = True, prefill: Address | None = None, host: str = ""
     ) -> None:
         self.rng = random.Random(seed)
-        self.model, self.cache = made(seed, host=host)
+        self.model, self.cache = made(seed, host=host, overlap=overlap)
         self.engine = Engine(self.model, self.cache, chunk=256, max_running=28, overlap=overlap, policy="lpm")
         self.front = DecodeEngine(self.engine, prefill or NOBODY, least=16 if prefill else 1 << 30)
         self.engine._forward.runner = Failing(self.engine._forward.runner, random.Random(seed), failing)
+        self.copies = FailingCopies(random.Random(seed), 20 * failing)
         self.systems = [self.said(length) for length in (100, 150, 64, 200)]
         self.live = [Conversation(self.beginning()) for _ in range(LIVE)]
         self.done: list[Answer] = []
@@ -86,6 +91,10 @@ class Soak:
     # ------------------------------------------------------------ traffic
     def run(self, requests: int, minutes: float = 1e9) -> None:
         """Ask so many, or as many as there is time for."""
+        with mock.patch.object(prefixloom.tier, "copy_between", self.copies):
+            self._run(requests, minutes)
+
+    def _run(self, requests: int, minutes: float) -> None:
         asked, ends_at = 0, time.monotonic() + 60 * minutes
         while asked < requests or any(talk.asked for talk in self.live):
             if time.monotonic() > ends_at:
@@ -169,6 +178,7 @@ class Soak:
             **{f"engine {name}": value for name, value in attrs.asdict(self.engine.counts).items()},
             **{f"{name} evicted": part.evicted for name, part in stats.components.items()},
             "hit rate": f"{(stats.hit_tokens + self.engine.counts.restored) / stats.asked_tokens:.0%}",
+            "copies that failed": self.copies.failed,
             **({} if stats.tier is None else {"below the device": str(stats.tier)}),
         }
 
@@ -229,6 +239,22 @@ class Failing:
         if self.rng.random() < self.rate:
             raise Injected("a kernel failed")
         return logits
+
+
+class FailingCopies:
+    """Copies between the device and the host that fail now and then, and leave rubbish where they were to write."""
+
+    def __init__(self, rng: random.Random, rate: float) -> None:
+        self.honest = prefixloom.tier.copy_between
+        self.rng, self.rate, self.failed = rng, rate, 0
+
+    def __call__(self, source: Any, src: Any, target: Any, dst: Any, *more: Any) -> None:
+        self.honest(source, src, target, dst, *more)
+        if self.rng.random() < self.rate:
+            self.failed += 1
+            for buffer in target.buffers.values():
+                buffer[:, list(dst)] = 7
+            raise Injected("a copy failed")
 
 
 def main() -> int:

@@ -178,7 +178,7 @@ def test_a_copy_that_fails_costs_a_recompute(overlap: bool, monkeypatch: pytest.
     honest, calls = prefixloom.tier.copy_between, [0]
 
     def broken(source: Any, src: Any, target: Any, dst: Any, *more: Any) -> None:
-        up = target is not None and not target.name.startswith("host")
+        up = not target.name.startswith("host")
         calls[0] += up
         if up and calls[0] % 5 == 2:
             for buffer in target.buffers.values():  # what was there before is right by chance, now and then
@@ -203,7 +203,7 @@ def test_what_was_read_from_a_copy_that_fails_counts_for_nothing_though_its_read
     honest, failing, begun, known = prefixloom.tier.copy_between, [False], threading.Event(), threading.Event()
 
     def broken(source: Any, src: Any, target: Any, dst: Any, *more: Any) -> None:
-        if failing[0] and target is not None and not target.name.startswith("host"):
+        if failing[0] and not target.name.startswith("host"):
             begun.set()
             assert known.wait(20)
             for buffer in target.buffers.values():

@@ -225,21 +225,23 @@ class Engine:
 
         The cache may know of a later step that failed before its turn comes here.
         """
-        lost = {job.number: job for job in self._scheduler.running if job.sequence and not job.sequence.open}
+        lost = {
+            job.number: (job, job.sequence.failed)
+            for job in self._scheduler.running
+            if job.sequence and not job.sequence.open
+        }
         if flight is not None:
-            failed = flight.error is not None
-            if failed:
+            if flight.error is not None:
                 log.warning("a forward pass of %d requests failed: %r", len(flight.rows), flight.error)
             for row in flight.rows:  # those that were retracted since, too
-                if (failed or row.sequence.failed) and row.life == row.job.life:
-                    lost[row.job.number] = row.job
-        for job in lost.values():
+                failed = flight.error or row.sequence.failed
+                if failed is not None and row.life == row.job.life:
+                    lost[row.job.number] = row.job, failed
+        for job, failed in lost.values():
             self._scheduler.counts.failed += 1
             job.failures += 1
             if job.failures > RETRIES:
-                flights = [each for each in (flight, *self._flying) if each is not None]
-                error = next((each.error for each in flights if each.error is not None), None)
-                self._scheduler.end(job, "error", error or PrefixloomError("what it read could not be copied"))
+                self._scheduler.end(job, "error", failed or PrefixloomError("the cache was flushed while it ran"))
             else:
                 self._scheduler.restart(job)
 
