@@ -143,6 +143,12 @@ class Session:
         step, self._step = self._step, None
         self.cache.end()
         step.__exit__(None, None, None)
+        self._pool.poll()
+        if self.sequence.failed is not None:  # no further pass may come that would be told so
+            raise ProtocolError(
+                "what this pass had read could not be copied to the device, so what it computed is void. Open the "
+                "session again: it goes on from what is there"
+            ) from self.sequence.failed
         at = self.sequence.committed
         if self._stated and at % self._page == 0 and (self._every_boundary or at <= self._prompt):
             self.sequence.publish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hf_models import MATRIX, Served, distance, figure, model_of, prompt
 from transformers import DynamicCache
 
+import prefixloom.tier
 from prefixloom import CapacityError, InputError, ProtocolError, TierManifest
 from prefixloom_engine.hf import HFModel, session
 from prefixloom_hicache import HostTier
@@ -106,6 +108,37 @@ def test_a_conversation_that_left_the_device_comes_back_from_the_host(name: str)
         served.cache.evict(dict.fromkeys(served.components, 10_000))
         assert served.cache.peek(prompt(3, 150)) == 0
     assert served.cache.stats().tier.restored_tokens == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_what_was_computed_from_a_copy_that_failed_is_not_answered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single token is asked for: there is no further pass to which the cache could say so."""
+    manifest = TierManifest(memory="8MiB", write="through", overlap=True)
+    served = Served(name, plugins=[HostTier(manifest)])
+    with session(served.cache, served.model, ids_of(prompt(3, 100))) as s:
+        out = generated(served.model, ids_of(prompt(3, 100)), 1, s.cache)
+    served.cache.evict({part.name: part.capacity for part in served.cache.composition.parts})
+
+    def broken(source: Any, src: Any, target: Any, dst: Any, *more: Any) -> None:
+        for buffer in target.buffers.values():
+            buffer[:, list(dst)] = 7
+        time.sleep(0.3)  # the pass has begun, and waits for it
+        raise OSError("a copy failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefixloom.tier, "copy_between", broken)
+        with (
+            pytest.raises(ProtocolError, match=r"pen .* again") as told,
+            session(served.cache, served.model, ids_of(prompt(3, 100))) as s,
+        ):
+            assert s.ready
+            generated(served.model, ids_of(prompt(3, 100)), 1, s.cache)
+    assert isinstance(told.value.__cause__, OSError)
+    served.cache.poll()
+    served.settled()
+    with session(served.cache, served.model, ids_of(prompt(3, 100))) as s:
+        assert generated(served.model, ids_of(prompt(3, 100)), 1, s.cache) == out
+    served.settled()
 
 
 def test_a_whole_hit_leaves_a_token_to_compute(served: Served) -> None:
