@@ -2,6 +2,7 @@
 
 ``python bench/host_tier.py [--conversations 6]``: pages of 16 tokens x 32 layers x 1 KiB. Every figure is a share of
 ``copy_``'s speed, both measured in the same run in turn; the median, and in brackets the quartiles. One torch thread.
+The layouts are those of the device's pool and of the host's.
 *Chat*: the slots that a tier copies, as its pools hand them out, while conversations take turns over pools too small
 for all of them; *in the long run*: after ten such chats, one behind the other; *scattered*: drawn at random. How many
 pages go on by one on both sides is told first. "rows" is what a loop in C reaches (``index_select``) that copies the
@@ -25,9 +26,10 @@ from tier_costs import Tiered
 
 import prefixloom.tier
 from prefixloom import Buffer, Manifest, encode
+from prefixloom.lane_host import copy_between
+from prefixloom.manifest import LAYOUTS
 from prefixloom.pool import Pool
-from prefixloom.pool_host import LAYOUTS, HostPool
-from prefixloom.slots import DeviceSlots, HostSlots, resolve
+from prefixloom.pool_host import HostPool
 
 LAYERS, TOKENS, ENTRY = 32, 16, 1024
 PAGES, CAPACITY = 64, 256
@@ -94,20 +96,20 @@ def ways(conversations: int) -> dict[str, tuple[Callable[[], object], int]]:
     found["copy_"] = lambda: whole[0].copy_(whole[1]), whole[0].numel()
     every = [batch for case in cases.values() for batches in case.values() for batch in batches]
     near, far = (max(max(batch[side]) for batch in every) + 1 for side in (0, 1))
-    device = Pool("kv", MANIFEST, "page", near, TOKENS, "cpu")
-    kv = device.buffers["kv"].view(torch.uint8).fill_(1)
-    rows = kv.view(LAYERS * near, -1)
+    rows = torch.ones(LAYERS * near, TOKENS * ENTRY, dtype=torch.uint8)
     taken = torch.tensor([layer * near + slot for slot in cases["scattered"][DOWN][0][0] for layer in range(LAYERS)])
     found["rows, scattered"] = (
         lambda: torch.index_select(rows, 0, taken, out=whole[0].view(len(taken), -1)), whole[0].numel(),
     )  # fmt: skip
-    for layout in LAYOUTS:
-        host = HostPool("kv", MANIFEST, "page", far, TOKENS, layout=layout)
-        host.buffers["kv"].view(torch.uint8).fill_(2)
+    for ours, below in (LAYOUTS[:1] * 2, LAYOUTS, LAYOUTS[1:] * 2):
+        device = Pool("kv", MANIFEST, "page", near, TOKENS, "cpu", layout=ours)
+        host = HostPool("kv", MANIFEST, "page", far, TOKENS, layout=below)
+        for content, pool in enumerate((device, host), 1):
+            pool.blocks[0].view(torch.uint8).fill_(content)
         for kind, case in cases.items():
             for way, batches in case.items():
                 size = SLOT_BYTES * sum(len(here) for here, _ in batches)
-                found[f"{layout}, {kind}: {way}"] = partial(move, device, host, batches, way), size
+                found[f"{ours} and {below}, {kind}: {way}"] = partial(move, device, host, batches, way), size
     return found
 
 
@@ -123,8 +125,10 @@ def _runs_in(here: list[int], there: list[int]) -> int:
 
 def move(device: Pool, host: HostPool, batches: list[Batch], way: str) -> None:
     for here, there in batches:
-        near, far = DeviceSlots(device, here), HostSlots(host, there)
-        (resolve(near, far) if way == DOWN else resolve(far, near)).run()
+        if way == DOWN:
+            copy_between(device, here, host, there)
+        else:
+            copy_between(host, there, device, here)
 
 
 def measure(rounds: int, conversations: int) -> dict[str, dict[str, list[float]]]:
@@ -154,7 +158,7 @@ def main() -> None:
         for name, times in all_of.items():
             if name != "copy_":
                 low, middle, high = statistics.quantiles([b / t for b, t in zip(base, times, strict=True)])
-                print(f"  {name:40} {middle:.2f} ({low:.2f}-{high:.2f})")
+                print(f"  {name:64} {middle:.2f} ({low:.2f}-{high:.2f})")
 
 
 if __name__ == "__main__":

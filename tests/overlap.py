@@ -24,6 +24,7 @@ import torch
 from helpers import part
 from prefixloom import Buffer, CapacityError, Codec, Component, Manifest, Path, Point, Reach, Window, compose
 from prefixloom.cache import Cache
+from prefixloom.manifest import LAYOUTS
 from prefixloom.sequence import Sequence
 from prefixloom.step import Step
 from prefixloom.streams import Stream, ThreadStream
@@ -99,6 +100,7 @@ class Traffic:
             },
             max_rewind=REWIND,
             max_running=RUNNING if "C" in comps else None,
+            layout=random.Random(f"layout {comps} {seed}").choice(LAYOUTS),
             debug=debug,
         )
         slow = random.Random(seed)

@@ -6,6 +6,7 @@ The traffic is that of ``test_exactness``; every request restores what it can, a
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import prefixloom.tier
 from prefixloom import TierManifest
 from prefixloom.cache import Cache
+from prefixloom.manifest import LAYOUTS
 from prefixloom.sequence import Sequence
 from prefixloom.testing.toy import COMPOSITIONS, composition
 from prefixloom_hicache import HostTier
@@ -54,10 +56,10 @@ def with_tier(name: str, page: int, seed: str, **options: Any) -> Cache:
     tier = HostTier(
         TierManifest(
             capacity=options.pop("host", rng.choice((200, 1000))), write=WRITES[rng.randrange(3)], hits=1,
-            layout=rng.choice(("layer_first", "page_first")), overlap=rng.random() < 0.5,
+            layout=rng.choice(LAYOUTS), overlap=rng.random() < 0.5,
         )
     )  # fmt: skip
-    return composed(composition(name), page, plugins=[tier], **options)
+    return composed(composition(name), page, plugins=[tier], layout=rng.choice(LAYOUTS), **options)
 
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
@@ -76,12 +78,12 @@ def test_over_random_traffic_what_is_restored_is_exact(name: str) -> None:
     assert restored > 1
 
 
-@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+@pytest.mark.parametrize("layouts", list(product(LAYOUTS, LAYOUTS)), ids=" and ".join)
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("name", COMPOSITIONS)
-def test_a_turn_after_everything_went_down_is_the_turn_without_a_cache(name: str, page: int, layout: Any) -> None:
-    tier = HostTier(TierManifest(capacity=4096, layout=layout))
-    cache = composed(composition(name), page, plugins=[tier])
+def test_a_turn_after_everything_went_down_is_the_turn_without_a_cache(name: str, page: int, layouts: Any) -> None:
+    tier = HostTier(TierManifest(capacity=4096, layout=layouts[1]))
+    cache = composed(composition(name), page, plugins=[tier], layout=layouts[0])
     model, tokens = model_of(name), prompt(random.Random(page), 50)
     with cache.open(tokens, leave=1) as live:
         model.compute(cache, live, upto=48)

@@ -155,7 +155,7 @@ def test_runs_are_where_both_sides_go_on_by_one() -> None:
         (1, 4, 3), (5, 7, 1), (6, 9, 1), (8, 10, 1),
     ]  # fmt: skip
     assert kernels_move._runs([2, 1, 0, 9], [6, 5, 4, 7]) == [(0, 4, 3), (9, 7, 1)]
-    assert kernels_move._runs([2, 1, 0], [4, 5, 6]) == [(0, 6, 1), (1, 5, 1), (2, 4, 1)]
+    assert kernels_move._runs([2, 1, 0], [4, 5, 6]) == [(2, 4, 1), (1, 5, 1), (0, 6, 1)]
 
 
 def test_a_move_has_numbers_of_its_own_and_its_layers_go_one_by_one(path: str) -> None:

@@ -12,9 +12,9 @@ import torch
 
 from content import bits, noise
 from prefixloom import Buffer, CompositionError, InputError, InvariantError, Manifest, ProtocolError, pool_host
-from prefixloom.manifest import DTYPE_BYTES
+from prefixloom.manifest import DTYPE_BYTES, LAYOUTS, Layout
 from prefixloom.pool import Pool, Stage
-from prefixloom.pool_host import LAYOUTS, DebugHostPool, HostPool, Layout, available
+from prefixloom.pool_host import DebugHostPool, HostPool, available
 
 UNEQUAL = Manifest(
     [

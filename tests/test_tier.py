@@ -8,6 +8,7 @@ import pytest
 
 from helpers import every_reach, part, settle
 from prefixloom import CapacityError, CompositionError, Path, Point, ProtocolError, TierManifest, Window, compose
+from prefixloom.manifest import LAYOUTS
 from prefixloom_hicache import HostTier
 from tiers import WRITES, Requests, content_is_there, path_of, restorable, serve, tiered
 
@@ -42,7 +43,7 @@ def test_what_is_restorable_is_what_sets_say_and_comes_back_as_it_was(
     cache = tiered(
         *parts(names), page=page, tokens=96, slots=7, write=write, hits=1,
         host={n: 9 if n == "point" else 200 for n in names},
-        layout=requests.rng.choice(("layer_first", "page_first")),
+        layout=requests.rng.choice(LAYOUTS), device_layout=requests.rng.choice(LAYOUTS),
     )  # fmt: skip
     told = restored = 0
     for _ in range(36):

@@ -28,6 +28,8 @@ def tiered(*components: Component, host: Any = 4096, write: str = "back", **opti
     """A small cache over a host tier; ``host`` is the tier's capacity."""
     facts = {name: options.pop(name) for name in ("hits", "load_at_least", "layout", "overlap") if name in options}
     manifest = TierManifest(capacity=host, write=write, **facts)  # type: ignore[arg-type]
+    if "device_layout" in options:
+        options["layout"] = options.pop("device_layout")
     return cache_of(*components, HostTier(manifest), **options)  # type: ignore[arg-type]
 
 

@@ -78,7 +78,8 @@ class Assembly(Asking):
         entries = part.page_tokens // part.manifest.tokens_per_slot if part.page_tokens else 1
         kind = DebugPool if composition.debug else Pool
         make = partial(kind, unit=part.unit, entries=entries, device=composition.device)
-        live = make(part.name, part.manifest, capacity=part.running or part.capacity)
+        layout = composition.layout if part.unit == "page" else "layer_first"
+        live = make(part.name, part.manifest, capacity=part.running or part.capacity, layout=layout)
         queue = composition.policy.queue()
         if part.running:
             coder = Coder(part.manifest)

@@ -30,7 +30,7 @@ from .capabilities import (
 from .codecs import Coder
 from .errors import CompositionError
 from .hooks import Hooks, bind, make_manager
-from .manifest import Manifest, Unit
+from .manifest import LAYOUTS, Layout, Manifest, Unit
 from .mix import by_default, from_traffic
 from .policy import BUILT_IN, EvictionPolicy
 from .profiles import resolve_profile
@@ -88,6 +88,7 @@ class Composition:
     lookahead: int
     max_rewind: int
     device: str
+    layout: Layout
     policy: EvictionPolicy
     debug: bool
     tracing: bool
@@ -107,6 +108,7 @@ def compose(
     traffic: Traffic | None = None,
     max_running: int | None = None,
     device: object = "cpu",
+    layout: Layout = "layer_first",
     policy: str | EvictionPolicy = "lru",
     admission: str | AdmissionPolicy = "all",
     max_rewind: int | None = None,
@@ -128,6 +130,8 @@ def compose(
     ``max_running`` sequences that run at once (default: the traffic's, or 1): a state pool too small for them is
                     refused
     ``device``      cpu, cuda, cuda:N or meta
+    ``layout``      of pages on the device: "layer_first", a contiguous tensor for each buffer of a component; or
+                    "page_first", all layers of a page together, which a tier of the same layout copies in one piece
     ``policy``      the order of eviction: a name, built in or installed, or an EvictionPolicy
     ``admission``   which states the tree takes, of components that do not say so themselves: the name of a policy,
                     built in ("all", "branch-and-last") or installed, or an AdmissionPolicy
@@ -145,6 +149,7 @@ def compose(
         traffic=traffic,
         max_running=max_running,
         device=device,
+        layout=layout,
         policy=policy,
         admission=admission,
         max_rewind=max_rewind,
@@ -167,6 +172,7 @@ def negotiate(
     traffic: Traffic | None = None,
     max_running: int | None = None,
     device: object = "cpu",
+    layout: Layout = "layer_first",
     policy: str | EvictionPolicy = "lru",
     admission: str | AdmissionPolicy = "all",
     max_rewind: int | None = None,
@@ -208,6 +214,7 @@ def negotiate(
         lookahead=max(candidate.manifest.lookahead for candidate in candidates),
         max_rewind=rewind,
         device=device_name,
+        layout=_layout(layout),
         policy=eviction,
         debug=os.environ.get("PREFIXLOOM_DEBUG") == "1" if debug is None else bool(debug),
         tracing=tracing,
@@ -264,6 +271,12 @@ def _device(device: object) -> str:
             f"device='cpu', or install a torch built for this machine's GPU"
         )
     return name
+
+
+def _layout(layout: Layout) -> Layout:
+    if layout not in LAYOUTS:
+        raise CompositionError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    return layout
 
 
 def _chosen(given: object, kind: type[P], built_in: Mapping[str, P], installed: Callable[[str], P], what: str) -> P:

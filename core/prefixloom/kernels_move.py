@@ -158,10 +158,13 @@ def _divides(word: int, tensor: Tensor) -> bool:
 
 
 def _runs(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(first of ``src``, first of ``dst``, how many): where both go on by one, in whatever order they were given."""
+    """(first of ``src``, first of ``dst``, how many): where both go on by one, in whatever order they were given.
+
+    By where they go: what is written in order is copied faster than what is read in order.
+    """
     found: list[tuple[int, int, int]] = []
     s = d = count = 0
-    for p, q in sorted(zip(src, dst, strict=True)):
+    for q, p in sorted(zip(dst, src, strict=True)):
         if count and p == s + count and q == d + count:
             count += 1
             continue

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .kernels_move import move_slots
 from .lane import Cell, Lane, PageLane
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
+from .pool_host import in_one_piece
 from .queues import Queue
 from .tree import Node
 
@@ -320,6 +321,10 @@ def copy_between(
 ) -> None:
     """Copy the content of slots from one tier to another, of the model's layers from ``low`` to before ``high``."""
     if source.device == "meta":
+        return
+    whole = all(low <= layer < high for buffer in source.manifest.buffers for layer in buffer.layers)
+    if whole and in_one_piece(source, target):
+        move_slots(source.blocks, src, target.blocks, dst)
         return
     for buffer in source.manifest.buffers:
         ends = [source.buffers[buffer.name]], src, [target.buffers[buffer.name]], dst

@@ -16,6 +16,8 @@ from .admission import AdmissionPolicy
 from .errors import CompositionError
 
 Unit = Literal["page", "boundary"]
+Layout = Literal["layer_first", "page_first"]
+LAYOUTS: tuple[Layout, ...] = ("layer_first", "page_first")
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1,
@@ -172,7 +174,8 @@ class TierManifest:
     ``write``        "through": copied when it is published; "selective": after ``hits`` hits; "back": when the device
                      is about to lose it
     ``load_at_least`` tokens that a load must bring, or else they are computed
-    ``layout``       "layer_first", as on the device, or "page_first": all layers of a slot together
+    ``layout``       "layer_first", or "page_first": all layers of a slot together. Pages that lie so on the device as
+                     well (``compose(layout=...)``) are copied in one piece
     ``gates``        groups of layers that a load is copied in: the first layers of a step may run while the last are
                      on their way (``Step.gate``). Where copies run beside the scheduling thread
     ``overlap``      always copy beside the scheduling thread; False: in it while nothing else is running (on a CPU)
@@ -183,12 +186,12 @@ class TierManifest:
     write: Literal["through", "selective", "back"] = attrs.field(default="through")
     hits: int = attrs.field(default=2, validator=_whole(1))
     load_at_least: int = attrs.field(default=1, validator=_whole(1))
-    layout: Literal["layer_first", "page_first"] = "layer_first"
+    layout: Layout = "layer_first"
     gates: int = attrs.field(default=1, validator=_whole(1))
     overlap: bool = False
 
     def __attrs_post_init__(self) -> None:
-        for name, allowed in (("write", ("through", "selective", "back")), ("layout", ("layer_first", "page_first"))):
+        for name, allowed in (("write", ("through", "selective", "back")), ("layout", LAYOUTS)):
             if getattr(self, name) not in allowed:
                 raise CompositionError(f"{name} must be {' or '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
         if (self.capacity is None) == (self.memory is None):

@@ -18,9 +18,10 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
 
+from . import layouts
 from .errors import CompositionError, InvariantError, ProtocolError
 from .handles import Handle
-from .manifest import Manifest
+from .manifest import Layout, Manifest
 from .where import site
 
 ABSENT = -1
@@ -58,22 +59,25 @@ class Pool:
     """Page-granular slots. ``take`` and ``give`` are the core's; engines read ``buffers``, others use ``mint``.
 
     ``buffers[name]`` has the shape (layers, capacity, entries of a page, *shape), without the entries for state slots.
+    In the layout "page_first" it is a view, contiguous within a slot of a layer only.
     """
 
     __slots__ = (
-        "_free", "_ordered", "buffers", "capacity", "device", "dropped", "entries", "fence", "manifest", "minted",
-        "name", "orderly", "resets", "retired", "retiring", "unit",
+        "_free", "_ordered", "blocks", "buffers", "capacity", "device", "dropped", "entries", "fence", "layout",
+        "manifest", "minted", "name", "orderly", "resets", "retired", "retiring", "unit",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, manifest: Manifest, unit: str, capacity: int, entries: int, device: str, allocate: bool = True
-    ) -> None:
+        self, name: str, manifest: Manifest, unit: str, capacity: int, entries: int, device: str,
+        allocate: bool = True, layout: Layout = "layer_first",
+    ) -> None:  # fmt: skip
         self.name = name
         self.manifest = manifest
         self.unit = unit
         self.capacity = capacity
         self.entries = entries
         self.device = device
+        self.layout = layout
         if capacity > MOST_PAGES:
             raise CompositionError(f"pool {name!r} would have {capacity} pages, and {MOST_PAGES} are the most")
         self._free = array("i", range(capacity))
@@ -85,30 +89,26 @@ class Pool:
         self.resets = 0
         self.minted = 0  # pages in live spans
         self.dropped: list[Any] | None = None  # where a span that is dropped without being freed goes to be recovered
-        self.buffers: dict[str, Any] = self._allocate() if allocate else {}
+        # blocks: all that slots hold, in contiguous tensors (n, capacity, ...)
+        self.buffers, self.blocks = self._allocate() if allocate else ({}, [])
 
-    def _allocate(self) -> dict[str, Any]:
+    def _allocate(self) -> tuple[dict[str, Any], list[Any]]:
         with warnings.catch_warnings():
             # torch says so once, wherever it is asked first; nothing here needs numpy.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-            import torch
-
-            middle = () if self.unit == "boundary" else (self.entries,)
             try:
-                return {
-                    b.name: torch.zeros(
-                        (len(b.layers), self.capacity, *middle, *b.shape),
-                        dtype=getattr(torch, b.dtype),
-                        device=self.device,
-                    )
-                    for b in self.manifest.buffers
-                }
+                return layouts.allocate(self.layout, self.manifest, self.unit, self.capacity, self.entries, self._zeros)
             except (RuntimeError, OverflowError, MemoryError) as error:
                 size = self.slot_bytes * self.capacity
                 raise CompositionError(
                     f"pool {self.name!r} of {size / 2**30:.1f} GiB cannot be had on device {self.device!r}. Give it "
                     f"less memory or capacity"
                 ) from error
+
+    def _zeros(self, name: str, shape: tuple[int, ...], dtype: str) -> Any:
+        import torch
+
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
 
     @property
     def free(self) -> int:
@@ -234,21 +234,21 @@ class Pool:
         if self.device != "meta":
             from .kernels import copy_slots
 
-            copy_slots(self.buffers.values(), src, dst)
+            copy_slots(self.blocks, src, dst)
 
     def select(self, choices: Sequence[Sequence[int]], selector: Any, dst: Sequence[int]) -> None:
         """Content of slot ``choices[i][selector[i]]`` to slot ``dst[i]``; ``selector`` is a tensor on the device."""
         if self.device != "meta":
             from .kernels import select_slots
 
-            select_slots(self.buffers.values(), choices, selector, dst)
+            select_slots(self.blocks, choices, selector, dst)
 
     def clear(self, dst: Sequence[int]) -> None:
         """Zeros in ``dst`` slots, in every buffer and layer."""
         if self.device != "meta":
             from .kernels import clear_slots
 
-            clear_slots(self.buffers.values(), dst)
+            clear_slots(self.blocks, dst)
 
 
 class Stage(IntEnum):

@@ -1,9 +1,8 @@
 """Host pool: a component's slots in the host's memory, and the bytes of each as one record.
 
-Its buffers have the shapes of any pool's. In the layout "layer_first" they lie as on a device, in "page_first" all that
-a slot has lies together, and the buffers are views. The bytes of a record are the same for both: buffer after buffer,
-those of wider elements first, each (layers, entries, *shape). So nothing is padded, and what one layout wrote another
-reads. It must not know a tree, a store, or what moves where.
+Its buffers have the shapes of any pool's, in either layout. The bytes of a record are the same for both, namely those
+of a page-first slot: nothing is padded, and what one layout wrote another reads. It must not know a tree, a store, or
+what moves where.
 """
 
 from __future__ import annotations
@@ -11,19 +10,16 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from . import layouts
 from .errors import CompositionError, InputError, ProtocolError
-from .manifest import DTYPE_BYTES, Buffer, Manifest
+from .layouts import WHOLE, parts, pitch
+from .manifest import LAYOUTS, Layout, Manifest
 from .pool import DebugPool, Pool
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Layout = Literal["layer_first", "page_first"]
-LAYOUTS: tuple[Layout, ...] = ("layer_first", "page_first")
-ALIGNMENT = 8
-"""Where a page-first slot may begin: any element of any dtype is then where it must be."""
 
 
 class HostPool(Pool):
@@ -43,20 +39,18 @@ class HostPool(Pool):
     ) -> None:
         if layout not in LAYOUTS:
             raise CompositionError(f"pool {name!r}: a layout is one of {', '.join(LAYOUTS)}; got {layout!r}")
-        self.layout = layout
         self.pin = pin
         self.record_bytes = manifest.slot_bytes * entries
-        self._bytes: dict[str, memoryview] = {}  # of each buffer, or of all slots together under ""
-        super().__init__(name, manifest, unit, capacity, entries, "cpu", allocate)
+        self._bytes: dict[str, memoryview] = {}  # of each tensor that was allocated
+        super().__init__(name, manifest, unit, capacity, entries, "cpu", allocate, layout)
 
     # ------------------------------------------------------------ memory
 
     @property
     def _pitch(self) -> int:
-        """Bytes from one page-first slot to the next."""
-        return -(-self.record_bytes // ALIGNMENT) * ALIGNMENT
+        return pitch(self.manifest, self.entries)
 
-    def _allocate(self) -> dict[str, Tensor]:
+    def _allocate(self) -> tuple[dict[str, Any], list[Any]]:
         size = (self._pitch if self.layout == "page_first" else self.record_bytes) * self.capacity
         free = available()
         if free is not None and size > free:
@@ -65,7 +59,7 @@ class HostPool(Pool):
                 f"host's memory are free. Give it less memory or capacity"
             )
         try:
-            return self._page_first() if self.layout == "page_first" else self._layer_first()
+            return layouts.allocate(self.layout, self.manifest, self.unit, self.capacity, self.entries, self._zeros)
         except (RuntimeError, OverflowError, MemoryError) as error:
             kind = "pinned (which takes CUDA)" if self.pin else "the host's"
             raise CompositionError(
@@ -81,42 +75,16 @@ class HostPool(Pool):
         self._bytes[name] = _bytes_of(made)
         return made
 
-    def _layer_first(self) -> dict[str, Tensor]:
-        return {b.name: self._zeros(b.name, self._shape(b), b.dtype) for b in self.manifest.buffers}
-
-    def _page_first(self) -> dict[str, Tensor]:
-        import torch
-
-        whole = self._zeros("", (self.capacity, self._pitch), "uint8")
-        found = {}
-        for buffer, start, size in self._parts():
-            layers, capacity, *rest = self._shape(buffer)
-            part = whole[:, start : start + size].view(getattr(torch, buffer.dtype))
-            found[buffer.name] = part.view(capacity, layers, *rest).transpose(0, 1)
-        return {buffer.name: found[buffer.name] for buffer in self.manifest.buffers}
-
-    def _shape(self, buffer: Buffer) -> tuple[int, ...]:
-        middle = () if self.unit == "boundary" else (self.entries,)
-        return (len(buffer.layers), self.capacity, *middle, *buffer.shape)
-
     # ------------------------------------------------------------ records
-
-    def _parts(self) -> Iterator[tuple[Buffer, int, int]]:
-        """Each buffer with where it begins in a record, and its bytes there."""
-        start = 0
-        for buffer in sorted(self.manifest.buffers, key=lambda b: -DTYPE_BYTES[b.dtype]):
-            size = buffer.entry_bytes * self.entries
-            yield buffer, start, size
-            start += size
 
     def _pieces(self, slot: int) -> Iterator[tuple[memoryview, int, int]]:
         """The memory that holds a slot, piece by piece, with where that begins in the record and how long it is."""
         if slot.__class__ is not int or not 0 <= slot < self.capacity:
             raise InputError(f"slot {slot} does not exist: there are {self.capacity} in host pool {self.name!r}")
         if self.layout == "page_first":
-            yield self._bytes[""][slot * self._pitch :][: self.record_bytes], 0, self.record_bytes
+            yield self._bytes[WHOLE][slot * self._pitch :][: self.record_bytes], 0, self.record_bytes
             return
-        for buffer, start, size in self._parts():
+        for buffer, start, size in parts(self.manifest, self.entries):
             whole = self._bytes[buffer.name]
             size //= len(buffer.layers)
             for layer in range(len(buffer.layers)):
@@ -162,6 +130,15 @@ class HostPool(Pool):
                 f"a record of host pool {self.name!r} has {self.record_bytes} bytes, and {len(view)} were given"
             )
         return view
+
+
+def in_one_piece(source: Pool, target: Pool) -> bool:
+    """Whether a slot of either has the bytes of one of the other, in the same order and without a gap."""
+    if source.layout != "page_first" or target.layout != "page_first":
+        return False
+    return (source.unit, source.entries, source.manifest.buffers) == (
+        target.unit, target.entries, target.manifest.buffers
+    )  # fmt: skip
 
 
 class DebugHostPool(HostPool, DebugPool):

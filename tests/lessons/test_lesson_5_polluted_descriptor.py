@@ -20,8 +20,9 @@ import torch
 
 from content import bits, noise
 from prefixloom import Buffer, InputError, Manifest, ProtocolError, kernels, slots
+from prefixloom.manifest import LAYOUTS, Layout
 from prefixloom.pool import Pool
-from prefixloom.pool_host import LAYOUTS, HostPool, Layout
+from prefixloom.pool_host import HostPool
 from prefixloom.slots import DeviceSlots, HostSlots, ResolvedTransfer, Slots, resolve
 
 MANIFEST = Manifest([Buffer("k", (3,), "bfloat16", layers=(0, 1)), Buffer("v", (5,), "int8", layers=(0, 1))])
@@ -230,7 +231,7 @@ def descriptors_can_be_changed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_resolved_transfer_gives_its_indices_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResolvedTransfer, "__iter__", lambda self: iter(self._move._src), raising=False)
+    patch.setattr(ResolvedTransfer, "__iter__", lambda self: iter(self._whole._src), raising=False)
 
 
 KILLED: dict[Mutant, Callable[[pytest.MonkeyPatch], None]] = {

@@ -17,7 +17,8 @@ import prefixloom.tier
 from helpers import every_reach, nodes, part, settle
 from prefixloom.cache import Cache
 from prefixloom.lane_host import HostPages, HostStates
-from prefixloom.pool_host import LAYOUTS, HostPool
+from prefixloom.manifest import LAYOUTS
+from prefixloom.pool_host import HostPool
 from prefixloom.tier import LowerTier
 from tiers import restorable, serve, simulated, tiered, wrong
 

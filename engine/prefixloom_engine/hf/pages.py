@@ -53,13 +53,11 @@ class Pages:
         pool = self.memory.rows[name]
         self._check(name, new, pool, rows)
         batch, heads, count, width = new.shape
-        flat = pool.flatten(0, 1)
-        entries = new.transpose(1, 2).reshape(batch * count, *pool.shape[2:])
-        flat.index_copy_(0, rows.fresh(self.memory), entries)
+        _write(pool, rows.fresh(self.memory), new.transpose(1, 2).reshape(batch * count, *pool.shape[2:]))
         if not past:
             return new.contiguous()
         index, absent = rows.past(self.memory, past, self.holes)
-        old = flat.index_select(0, index).view(batch, past, heads, width)
+        old = _read(pool, index).view(batch, past, heads, width)
         if absent is not None:  # hidden by the mask; but 0 times whatever lies there need not be 0
             old.masked_fill_(absent[:, :, None, None], 0)
         out = new.new_empty(batch, heads, past + count, width)
@@ -80,3 +78,17 @@ class Pages:
                 f"layer {self.layer} writes {name!r} as {heads} x {width} in {new.dtype}, and component "
                 f"{self.memory.component!r} keeps {' x '.join(map(str, shape))} in {pool.dtype}. {RECOMPOSE}"
             )
+
+
+def _write(pool: Tensor, at: Tensor, entries: Tensor) -> None:
+    """``at`` counts the entries of the layer's pages laid end to end; page-first, they do not lie so."""
+    if pool.is_contiguous():
+        pool.flatten(0, 1).index_copy_(0, at, entries)
+    else:
+        pool.index_put_((at // pool.shape[1], at % pool.shape[1]), entries)
+
+
+def _read(pool: Tensor, at: Tensor) -> Tensor:
+    if pool.is_contiguous():
+        return pool.flatten(0, 1).index_select(0, at)
+    return pool[at // pool.shape[1], at % pool.shape[1]]

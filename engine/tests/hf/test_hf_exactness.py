@@ -17,6 +17,7 @@ import torch
 from hf_models import MATRIX, Served, distance, figure, model_of, prompt
 
 from prefixloom import TierManifest
+from prefixloom.manifest import LAYOUTS, Layout
 from prefixloom.testing.witness import Witness
 from prefixloom_hicache import HostTier
 
@@ -66,18 +67,20 @@ def test_the_witness_sees_a_page_or_a_state_that_changed(name: str) -> None:
         assert witness.restored(restored) >= len(served.components)
 
 
-def hosted(name: str) -> Served:
-    return Served(name, plugins=[HostTier(TierManifest(memory="8MiB", write="through"))])
+def hosted(name: str, layout: Layout = "layer_first") -> Served:
+    manifest = TierManifest(memory="8MiB", write="through", layout=layout)
+    return Served(name, plugins=[HostTier(manifest)], layout=layout)
 
 
 @EACH
-def test_what_comes_back_from_the_host_is_what_was_live_bit_for_bit(name: str) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_comes_back_from_the_host_is_what_was_live_bit_for_bit(name: str, layout: Layout) -> None:
     """All of it, and each component alone while the others are still on the device."""
     tokens = prompt(1, TOKENS)
     expected = Served(name).plain(tokens, (64, 128, TOKENS))[128:]
     everything = Served(name).components
     for lost in (everything, *([component] for component in everything)):
-        served = hosted(name)
+        served = hosted(name, layout)
         witness = Witness(served.cache)
         with served.cache.open(tokens) as live:
             for cut in (64, 128):
