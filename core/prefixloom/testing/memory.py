@@ -29,14 +29,14 @@ class Memory:
         self._buffers = manifest.buffers
         self.entries = entries
         self.capacity = int(pool.capacity)
-        self._blocks: list[tuple[memoryview, int, int]] = []
+        self._blocks: list[tuple[memoryview, int, int]] = []  # of a layer: its memory, from slot to slot, an entry
         for tensor, buffer in zip(self._tensors, manifest.buffers, strict=True):
-            size = tensor.numel() * tensor.element_size()
-            raw = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
             entry = math.prod(buffer.shape) * tensor.element_size()
-            layer = size // len(buffer.layers)
-            view = memoryview(raw).cast("B")
-            self._blocks += [(view, number * layer, entry) for number in range(len(buffer.layers))]
+            pitch = tensor.stride(1) * tensor.element_size()
+            size = pitch * (self.capacity - 1) + entry * entries
+            for layer in tensor:
+                raw = (ctypes.c_ubyte * size).from_address(layer.data_ptr())
+                self._blocks.append((memoryview(raw).cast("B"), pitch, entry))
         self._known: dict[bytes, int] = {}
         self._patterns: dict[int, list[bytes]] = {}
         for number in (0, POISON):
@@ -45,14 +45,14 @@ class Memory:
 
     def read(self, slot: int, entry: int) -> int:
         """The number that an entry of a slot stands for."""
-        at = slot * self.entries + entry
-        content = b"".join(view[base + at * size : base + (at + 1) * size] for view, base, size in self._blocks)
+        content = b"".join(
+            view[slot * pitch + entry * size : slot * pitch + (entry + 1) * size] for view, pitch, size in self._blocks
+        )
         return self._known.get(content, STRANGE)
 
     def write(self, slot: int, entry: int, number: int) -> None:
-        at = slot * self.entries + entry
-        for (view, base, size), part in zip(self._blocks, self._pattern(number), strict=True):
-            view[base + at * size : base + (at + 1) * size] = part
+        for (view, pitch, size), part in zip(self._blocks, self._pattern(number), strict=True):
+            view[slot * pitch + entry * size : slot * pitch + (entry + 1) * size] = part
 
     def same(self, number: int, other: int) -> bool:
         """Whether two numbers look alike, which small entries cannot always help."""
@@ -63,12 +63,11 @@ class Memory:
 
         Every value within ``tolerance`` times the largest of its row; what is no floating point number, bit by bit.
         """
-        at = slot * self.entries + entry
         blocks = iter(zip(self._blocks, self._pattern(number), strict=True))
         for buffer in self._buffers:
             for _ in buffer.layers:
-                (view, base, size), wanted = next(blocks)
-                found = bytes(view[base + at * size : base + (at + 1) * size])
+                (view, pitch, size), wanted = next(blocks)
+                found = bytes(view[slot * pitch + entry * size : slot * pitch + (entry + 1) * size])
                 if found != wanted and not _within(buffer, found, wanted, tolerance):
                     return False
         return True
@@ -87,9 +86,8 @@ class Memory:
         out = hashlib.blake2b(digest_size=16)
         for slot in range(self.capacity):
             if slot not in left_out:
-                for view, base, size in self._blocks:
-                    step = size * self.entries
-                    out.update(view[base + slot * step : base + (slot + 1) * step])
+                for view, pitch, size in self._blocks:
+                    out.update(view[slot * pitch : slot * pitch + size * self.entries])
         return out.digest()
 
     def _pattern(self, number: int) -> list[bytes]:
