@@ -214,6 +214,20 @@ class OpWritesElsewhere(Component):
         self.pool.buffers["k"][:, 1] = 2.0
 
 
+class SeesOneRun(Component):
+    """Takes the pages of a buffer for one run of entries, which they need not be."""
+
+    pool: Any = None
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        return (Op("stamp", self.name),)
+
+    @hookimpl
+    def run_forward_op(self, op: Any) -> None:
+        self.pool.buffers["k"].view(-1)
+
+
 class KeepsNothing(Component):
     """States that are never handed to the tree, where one is asked to keep them."""
 

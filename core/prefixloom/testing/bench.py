@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from .. import compose
-from ..manifest import Buffer, Manifest
+from ..manifest import Buffer, Layout, Manifest
 from ..reach import Path, Point, Window
 from ..values import Component
 from .case import ComponentCase, Truth, made
@@ -93,6 +93,7 @@ class Bench:
         plain: bool = False,
         coded: bool = True,
         stream: Any = None,
+        layout: Layout = "layer_first",
     ) -> None:
         component = made(case)
         self.spy = Spy(component, raising, listening)
@@ -111,6 +112,7 @@ class Bench:
             None,
             plugins=[subject, *others],
             page_size=every,
+            layout=layout,
             capacity=capacity,
             max_rewind=self.rewind,
             max_running=4 if manifest.stored_as is not None else None,

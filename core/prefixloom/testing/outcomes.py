@@ -14,8 +14,8 @@ from .scripts import Op, Setting, failure, pasted, shrunk, written
 LENGTH = 110
 """Operations of one random script."""
 ALONE = (Setting(), Setting(units=40), Setting(page=1, units=56))
-PAIRS = (Setting(("path",)), Setting(("window",)), Setting(("state",)))
-TRIPLES = (Setting(("path", "window")), Setting(("path", "state")), Setting(("window", "state")))
+PAIRS = (Setting(("path",)), Setting(("window",), layout="page_first"), Setting(("state",)))
+TRIPLES = (Setting(("path", "window")), Setting(("path", "state"), layout="page_first"), Setting(("window", "state")))
 SERVING = ("content", "absent", "books", "lock", "race")
 """Topics of what goes wrong in serving, whatever hooks there are."""
 THREADS = (Setting(threads=True), Setting(("state",), threads=True), Setting(("path", "window"), threads=True))

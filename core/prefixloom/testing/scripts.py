@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from ..errors import CapacityError, CompositionError, InputError, InvariantError, PluginError, ProtocolError, RaceError
+from ..manifest import Layout
 from ..streams import ThreadStream
 from .bench import Bench, Failure, Running, hold, text_of
 from .case import ComponentCase
@@ -38,10 +39,11 @@ class Setting:
     units: int = 14
     page: int | None = None
     threads: bool = False
+    layout: Layout = "layer_first"
 
     def __str__(self) -> str:
         plain = Setting()
-        names = ("beside", "units", "page", "threads")
+        names = ("beside", "units", "page", "threads", "layout")
         changed = [name for name in names if getattr(self, name) != getattr(plain, name)]
         return f"Setting({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
 
@@ -307,7 +309,9 @@ def play(case: ComponentCase, script: Sequence[Op], setting: Setting | None = No
     setting = setting or Setting()
     stream = ThreadStream("bench", before=_late) if setting.threads else None
     try:
-        bench = Bench(case, setting.beside, units=setting.units, page=setting.page, stream=stream)
+        bench = Bench(
+            case, setting.beside, units=setting.units, page=setting.page, stream=stream, layout=setting.layout
+        )
         player = Player(bench)
         with bench.spy.clocks_watched():
             try:
