@@ -168,67 +168,6 @@ class Deaf:
         return logits
 
 
-# ---------------------------------------------------------------- copies that fail
-
-
-@AHEAD
-def test_a_copy_that_fails_costs_a_recompute(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = again(mixed(8))
-    cache = tiered(overlap=overlap)
-    honest, calls = prefixloom.tier.copy_between, [0]
-
-    def broken(source: Any, src: Any, target: Any, dst: Any, *more: Any) -> None:
-        up = not target.name.startswith("host")
-        calls[0] += up
-        if up and calls[0] % 5 == 2:
-            for buffer in target.buffers.values():  # what was there before is right by chance, now and then
-                buffer[:, list(dst)] = 7
-            raise OSError("a copy failed")
-        honest(source, src, target, dst, *more)
-
-    monkeypatch.setattr(prefixloom.tier, "copy_between", broken)
-    out, engine = served(model(), requests, cache, overlap=overlap)
-    tier = cache.stats().tier
-    assert tier is not None
-    assert tier.failed > 0
-    assert engine.counts.restored > 0
-    assert out == plain(model(), requests)
-
-
-def test_what_was_read_from_a_copy_that_fails_counts_for_nothing_though_its_reader_had_to_leave(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its pass is in flight, and it was retracted, before the copy is known to have failed."""
-    cache, request = tiered(overlap=True), Request(prompt(1, 330), 4)
-    honest, failing, begun, known = prefixloom.tier.copy_between, [False], threading.Event(), threading.Event()
-
-    def broken(source: Any, src: Any, target: Any, dst: Any, *more: Any) -> None:
-        if failing[0] and not target.name.startswith("host"):
-            begun.set()
-            assert known.wait(20)
-            for buffer in target.buffers.values():
-                buffer[:, list(dst)] = 7
-            raise OSError("a copy failed")
-        honest(source, src, target, dst, *more)
-
-    monkeypatch.setattr(prefixloom.tier, "copy_between", broken)
-    with Engine(model(), cache, chunk=256) as engine:
-        engine.generate([request])
-        cache.evict({part.name: part.capacity for part in cache.composition.parts})
-        failing[0] = True
-        answer = engine.add(request)
-        engine.step()
-        (job,) = engine._scheduler.running
-        assert job.pending and begun.wait(20)
-        engine._scheduler.retract(job)
-        known.set()
-        while not answer.done:
-            engine.step()
-    assert [answer.tokens] == plain(model(), [request])
-    assert engine.counts.failed > 0
-    nothing_left(cache)
-
-
 # ---------------------------------------------------------------- a store
 
 

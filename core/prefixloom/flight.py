@@ -242,10 +242,11 @@ class Flight(Fence):
                         slots.difference_update(array("i", data))
 
     def flushed(self) -> None:
-        """Nothing is cached or held any more; what runs still runs."""
+        """Nothing is cached or held any more. What runs still runs; who was in it or read it is told if it fails."""
         self.nodes = {}
         for work in self.works:
-            work.published = work.holds = ()
+            for published in work.published:
+                published.nodes, published.slots = [], []
 
     # ------------------------------------------------------------ failure
     def _fail(self, work: Work, error: BaseException) -> None:

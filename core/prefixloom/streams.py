@@ -26,7 +26,7 @@ Clock = dict[int, int]
 
 _numbers = itertools.count()
 KEPT_FAILURES = 64
-"""Of each stream: those of steps that were asked about long ago are of no use, and hold whole frames."""
+"""Of each stream: they hold whole frames. Work that began before one that was forgotten counts as failed."""
 host_clock: Clock = {}
 """What the scheduling thread has seen to be over: whatever it enqueues from now on comes after that."""
 
@@ -70,7 +70,7 @@ class Event:
 class Stream:
     """Work in order. ``tick`` counts what was enqueued; ``clock`` is None unless a race detector wants it."""
 
-    __slots__ = ("__weakref__", "_failures", "clock", "name", "number", "tick")
+    __slots__ = ("__weakref__", "_failures", "_forgotten", "clock", "name", "number", "tick")
 
     inline = False
     """Whether ``run`` has run the work when it returns."""
@@ -80,7 +80,8 @@ class Stream:
         self.number = next(_numbers)
         self.tick = 0
         self.clock: Clock | None = None
-        self._failures: deque[tuple[int, BaseException]] = deque(maxlen=KEPT_FAILURES)
+        self._failures: deque[tuple[int, BaseException]] = deque()
+        self._forgotten: tuple[int, BaseException | None] = (0, None)  # the last that is not among them any more
 
     def run(self, work: Callable[[], object]) -> None:
         """Enqueue: runs after all that was enqueued before. What it raises is kept and told by ``failure``."""
@@ -107,11 +108,22 @@ class Stream:
         return nullcontext()
 
     def failure(self, since: int, upto: int) -> BaseException | None:
-        """The first exception of the work of the ticks in (since, upto], if that is over and any of it raised."""
+        """The first exception of the work of the ticks in (since, upto], if that is over and any of it raised.
+
+        Or one that came after ``since``, where it is not known any more which of the work that then ran raised.
+        """
         for tick, error in tuple(self._failures):  # the worker may add to it
             if since < tick <= upto:
                 return error
-        return None
+        tick, forgotten = self._forgotten
+        return forgotten if since < tick else None
+
+    def _failed(self, tick: int, error: BaseException) -> None:
+        """The work of this tick raised."""
+        if len(self._failures) == KEPT_FAILURES:
+            self._forgotten = self._failures[0]  # before it goes: somebody may be asking
+            self._failures.popleft()
+        self._failures.append((tick, error))
 
     def follow(self) -> None:
         """Keep a clock from now on."""
@@ -216,7 +228,7 @@ class ThreadStream(Stream):
                     self._before()
                 work()
             except BaseException as error:  # told by ``failure``: the step that it belongs to did not happen
-                self._failures.append((self._over + 1, error))
+                self._failed(self._over + 1, error)
             work = None  # nor is what it holds to live until more comes
             with self._changed:
                 self._over += 1

@@ -124,6 +124,7 @@ class Engine:
         Whatever interrupts it, everything that runs starts over from what is cached, and nothing is lost.
         """
         try:
+            self._start_over(None)  # others may have polled since, or flushed
             rows = self._scheduler.plan()
             if rows:
                 self._launch(rows)
@@ -223,7 +224,8 @@ class Engine:
     def _start_over(self, flight: Flight | None) -> None:
         """Whoever was in a step that failed, or had read what that or a copy was to bring, starts over; a few times.
 
-        The cache may know of a later step that failed before its turn comes here.
+        So does who lost all that it held to a flush. The cache may know of a later step that failed before its turn
+        comes here.
         """
         lost = {
             job.number: (job, job.sequence.failed)
@@ -238,10 +240,11 @@ class Engine:
                 if failed is not None and row.life == row.job.life:
                     lost[row.job.number] = row.job, failed
         for job, failed in lost.values():
-            self._scheduler.counts.failed += 1
-            job.failures += 1
-            if job.failures > RETRIES:
-                self._scheduler.end(job, "error", failed or PrefixloomError("the cache was flushed while it ran"))
+            if failed is not None:
+                self._scheduler.counts.failed += 1
+                job.failures += 1
+            if failed is not None and job.failures > RETRIES:
+                self._scheduler.end(job, "error", failed)
             else:
                 self._scheduler.restart(job)
 

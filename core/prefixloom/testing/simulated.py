@@ -52,7 +52,7 @@ class SimulatedStream(Stream):
             try:
                 head()
             except BaseException as error:
-                self._failures.append((self.over + 1, error))
+                self._failed(self.over + 1, error)
         self.over += 1
 
 
