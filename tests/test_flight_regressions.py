@@ -70,7 +70,7 @@ def test_a_failed_step_is_not_told_in_the_middle_of_another_call() -> None:
     assert (follower.ready, follower.open, first.open) == (4, True, True)
     cache.poll()
     assert (follower.open, first.open) == (False, False)
-    with pytest.raises(ProtocolError, match="ended when a step failed") as failure:
+    with pytest.raises(ProtocolError, match="ended when a step or copy failed") as failure:
         follower.grow(1)
     assert isinstance(failure.value.__cause__, Broken)
     settle(cache)

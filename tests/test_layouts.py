@@ -12,12 +12,13 @@ import torch
 from composing import paths, refused, state
 from content import bits, noise
 from helpers import cache_of, part
-from prefixloom import Buffer, InputError, Manifest, Path, Point, lane_host
+from prefixloom import Buffer, Component, InputError, Manifest, Path, Point, TierManifest, compose, lane_host
 from prefixloom.lane_host import copy_between
 from prefixloom.manifest import DTYPE_BYTES, LAYOUTS, Layout
 from prefixloom.pool import Pool
 from prefixloom.pool_host import HostPool, in_one_piece
 from prefixloom.slots import DeviceSlots, HostSlots, resolve
+from prefixloom_hicache import HostTier
 
 EACH = pytest.mark.parametrize("layout", LAYOUTS)
 BOTH = pytest.mark.parametrize("layouts", list(product(LAYOUTS, LAYOUTS)), ids=" to ".join)
@@ -181,6 +182,24 @@ def test_pages_have_the_layout_that_is_asked_for_and_states_lie_layer_by_layer()
         "path": "page_first", "state": "layer_first",
     }  # fmt: skip
     assert cache_of(part("path", Path())).pool("path").layout == "layer_first"
+
+
+def test_memory_that_is_said_is_not_exceeded_by_where_pages_begin() -> None:
+    """A page of 13 bytes begins at a multiple of 8: on the device and below it."""
+    odd = Component("odd", Manifest([Buffer("data", (13,), "int8")]), Path())
+    tier = HostTier(TierManifest(memory=1 << 20, layout="page_first"))
+    for layout, size in (("layer_first", 13), ("page_first", 16)):
+        cache = compose(None, plugins=[odd, tier], page_size=1, memory=1 << 20, layout=layout)  # type: ignore[arg-type]
+        made = cache.pool("odd")
+        assert made.capacity == (1 << 20) // size
+        assert sum(block.numel() for block in made.blocks) <= 1 << 20
+        assert cache._tier is not None
+        assert sum(block.numel() for block in cache._tier.lanes[0].pool.blocks) <= 1 << 20
+
+
+def test_nothing_is_copied_where_there_is_no_content() -> None:
+    copy_between(pool("page_first", device="meta"), [1], below("page_first"), [1])
+    copy_between(below("layer_first"), [1], pool("layer_first", device="meta"), [1])
 
 
 @pytest.mark.parametrize("layout", ["", "token_first", None, 1])

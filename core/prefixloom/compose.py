@@ -142,22 +142,10 @@ def compose(
     Raises CompositionError, with nothing allocated, where the set is impossible.
     """
     composition = negotiate(
-        model,
-        page_size=page_size,
-        capacity=capacity,
-        memory=memory,
-        traffic=traffic,
-        max_running=max_running,
-        device=device,
-        layout=layout,
-        policy=policy,
-        admission=admission,
-        max_rewind=max_rewind,
-        debug=debug,
-        tracing=tracing,
-        plugins=plugins,
-        registry=registry,
-    )
+        model, page_size=page_size, capacity=capacity, memory=memory, traffic=traffic, max_running=max_running,
+        device=device, layout=layout, policy=policy, admission=admission, max_rewind=max_rewind, debug=debug,
+        tracing=tracing, plugins=plugins, registry=registry,
+    )  # fmt: skip
     from .cache import Cache
 
     return Cache(composition)
@@ -192,11 +180,10 @@ def negotiate(
     pages = page_sizes(candidates, asked_page)
     page = tree_page(candidates, pages, asked_page)
     rewind = rewind_depth(candidates, profile.max_rewind if max_rewind is None else max_rewind)
-    device_name = _device(device)
     eviction = _checked(_chosen(policy, EvictionPolicy, BUILT_IN, registry.policy, "policy"))
     admissions = _admissions(candidates, admission, registry)
     mix = _traffic(traffic, max_running)
-    demands = {c.name: _demand(c, pages[c.name], mix, rewind) for c in candidates}
+    demands = {c.name: _demand(c, pages[c.name], mix, rewind, _layout(layout)) for c in candidates}
     sizes, sizing = _sizes(tuple(demands.values()), page, capacity, memory, mix, rewind)
     warnings = (*profile.warnings, *certain_misses(candidates))
     for warning in warnings:
@@ -213,8 +200,8 @@ def negotiate(
         page=page,
         lookahead=max(candidate.manifest.lookahead for candidate in candidates),
         max_rewind=rewind,
-        device=device_name,
-        layout=_layout(layout),
+        device=_device(device),
+        layout=layout,
         policy=eviction,
         debug=os.environ.get("PREFIXLOOM_DEBUG") == "1" if debug is None else bool(debug),
         tracing=tracing,
@@ -243,8 +230,10 @@ def _part(candidate: Candidate, demand: Demand, capacity: int, hooks: Hooks, adm
     )
 
 
-def _demand(candidate: Candidate, page_tokens: int, traffic: Traffic | None, rewind: int) -> Demand:
-    demand = Demand(candidate.name, candidate.manifest, page_tokens, candidate.reach)
+def _demand(candidate: Candidate, page_tokens: int, traffic: Traffic | None, rewind: int, layout: Layout) -> Demand:
+    """``layout``: of its pages. States lie layer by layer."""
+    layout = layout if page_tokens else "layer_first"
+    demand = Demand(candidate.name, candidate.manifest, page_tokens, candidate.reach, layout=layout)
     if candidate.manifest.stored_as is None or not Coder(candidate.manifest).changes:
         return demand
     if traffic is None:

@@ -1,7 +1,7 @@
 """Moving the content of slots from the buffers of one pool to those of another: between a device and the host.
 
 Tensors have the shape (layers, capacity, ...), as a pool's buffers are, and only what one slot has in one layer needs
-to be contiguous: a host pool may keep all layers of a slot together (page-first), its buffers are then views. One side
+to be contiguous: a pool may keep all layers of a slot together (page-first), its buffers are then views. One side
 is on CUDA and the other in pinned memory of the host, or both are on a CPU. Source and target share no memory, and no
 slot is written twice, so the pairs of a call go in any order. What is copied is bits, whatever the dtype.
 

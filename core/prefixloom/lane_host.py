@@ -320,7 +320,7 @@ def copy_between(
     source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int], low: int = 0, high: int = 1 << 62
 ) -> None:
     """Copy the content of slots from one tier to another, of the model's layers from ``low`` to before ``high``."""
-    if source.device == "meta":
+    if "meta" in (source.device, target.device):
         return
     whole = all(low <= layer < high for buffer in source.manifest.buffers for layer in buffer.layers)
     if whole and in_one_piece(source, target):

@@ -38,9 +38,10 @@ def parts(manifest: Manifest, entries: int) -> Iterator[tuple[Buffer, int, int]]
         start += size
 
 
-def pitch(manifest: Manifest, entries: int) -> int:
-    """Bytes from one page-first slot to the next."""
-    return -(-manifest.slot_bytes * entries // ALIGNMENT) * ALIGNMENT
+def slot_bytes(layout: Layout, manifest: Manifest, entries: int) -> int:
+    """Bytes that a slot takes of a pool's memory: page-first, to where the next one may begin."""
+    size = manifest.slot_bytes * entries
+    return size if layout == "layer_first" else -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def allocate(
@@ -52,7 +53,7 @@ def allocate(
         return found, list(found.values())
     import torch
 
-    whole = zeros(WHOLE, (capacity, pitch(manifest, entries)), "uint8")
+    whole = zeros(WHOLE, (capacity, slot_bytes(layout, manifest, entries)), "uint8")
     views = {}
     for buffer, start, size in parts(manifest, entries):
         layers, _, *rest = shape(buffer, unit, capacity, entries)

@@ -85,7 +85,9 @@ class Lease(Hold):
         cache = self._cache
         if cache is None:
             if self.failed is not None:
-                raise ProtocolError(f"{self!r} ended when a step failed that wrote what it covers") from self.failed
+                raise ProtocolError(
+                    f"{self!r} ended when a step or copy failed that wrote what it covers"
+                ) from self.failed
             raise ProtocolError("this lease was released already")
         cache._enter()
         release(cache, self)

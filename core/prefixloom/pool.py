@@ -59,7 +59,8 @@ class Pool:
     """Page-granular slots. ``take`` and ``give`` are the core's; engines read ``buffers``, others use ``mint``.
 
     ``buffers[name]`` has the shape (layers, capacity, entries of a page, *shape), without the entries for state slots.
-    In the layout "page_first" it is a view, contiguous within a slot of a layer only.
+    In the layout "page_first" it is a view, contiguous within a slot of a layer only. ``blocks`` are all that slots
+    hold, in contiguous tensors (n, capacity, ...): what is done to whole slots is done to those.
     """
 
     __slots__ = (
@@ -89,7 +90,6 @@ class Pool:
         self.resets = 0
         self.minted = 0  # pages in live spans
         self.dropped: list[Any] | None = None  # where a span that is dropped without being freed goes to be recovered
-        # blocks: all that slots hold, in contiguous tensors (n, capacity, ...)
         self.buffers, self.blocks = self._allocate() if allocate else ({}, [])
 
     def _allocate(self) -> tuple[dict[str, Any], list[Any]]:
@@ -99,7 +99,7 @@ class Pool:
             try:
                 return layouts.allocate(self.layout, self.manifest, self.unit, self.capacity, self.entries, self._zeros)
             except (RuntimeError, OverflowError, MemoryError) as error:
-                size = self.slot_bytes * self.capacity
+                size = layouts.slot_bytes(self.layout, self.manifest, self.entries) * self.capacity
                 raise CompositionError(
                     f"pool {self.name!r} of {size / 2**30:.1f} GiB cannot be had on device {self.device!r}. Give it "
                     f"less memory or capacity"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import layouts
 from .errors import CompositionError, InputError, ProtocolError
-from .layouts import WHOLE, parts, pitch
+from .layouts import WHOLE, parts
 from .manifest import LAYOUTS, Layout, Manifest
 from .pool import DebugPool, Pool
 
@@ -48,10 +48,11 @@ class HostPool(Pool):
 
     @property
     def _pitch(self) -> int:
-        return pitch(self.manifest, self.entries)
+        """Bytes of memory that a slot takes: of a page-first one, to where the next begins."""
+        return layouts.slot_bytes(self.layout, self.manifest, self.entries)
 
     def _allocate(self) -> tuple[dict[str, Any], list[Any]]:
-        size = (self._pitch if self.layout == "page_first" else self.record_bytes) * self.capacity
+        size = self._pitch * self.capacity
         free = available()
         if free is not None and size > free:
             raise CompositionError(

@@ -17,11 +17,11 @@ from .evict import make_room
 from .handles import Handle
 from .insert import publish, publish_end, stops
 from .keys import Named, Tokens, encode
-from .lane_point import NO_SLOT
 from .lease import Hold, ended, release
 from .ops import Fill
 from .restore import Restored, restore_and_fetch
 from .retention import retain
+from .rewind import rewind
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -93,7 +93,7 @@ class Sequence(Named, Handle):
         if cache is None:
             if self._lease.failed is not None:
                 raise ProtocolError(
-                    f"{self!r} ended when a step failed that it was in or had read from: open it again"
+                    f"{self!r} ended when a step or copy failed that it was in or had read from: open it again"
                 ) from self._lease.failed
             if self._lease._flushes != self._cache._flushes:
                 raise ProtocolError(f"{self!r} was made before the cache was flushed: open it again")
@@ -109,7 +109,10 @@ class Sequence(Named, Handle):
 
     @property
     def failed(self) -> BaseException | None:
-        """The step or copy that failed and that it was in or had read from; known of a closed one, too, if by then."""
+        """The error of a step that it was in, or of a step or copy that it had read, once a ``poll`` has seen it.
+
+        Of a sequence that is closed, too.
+        """
         return self._lease.failed
 
     @property
@@ -233,7 +236,8 @@ class Sequence(Named, Handle):
             raise InputError(f"commit takes a number of tokens, got {upto!r}")
         if not self.committed <= upto <= self.reserved:
             raise ProtocolError(
-                f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved by grow"
+                f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved "
+                f"(grow reserves)"
             )
         if self._fills or self._lost:
             self._committable()
@@ -299,44 +303,7 @@ class Sequence(Named, Handle):
         a component limits it.
         """
         cache = self._usable()
-        if count.__class__ is not int or count < 0:
-            raise InputError(f"rewind takes a number of tokens from 0 up, got {count!r}")
-        length = self.reserved - count
-        if length < self.published:
-            raise ProtocolError(f"{self!r} cannot rewind to {length}: {self.published} are published")
-        if count and self.published and length < min(self.named, self.published + cache._lookahead):
-            raise ProtocolError(
-                f"{self!r} cannot rewind to {length}: {self.published} are published, and their keys and content "
-                f"depend on {cache._lookahead} tokens more"
-            )
-        back = max(self.committed, self._high) - length  # what is too far below the highest commit was given back
-        limit = cache._rewind_limit
-        if limit is not None and back > limit[1]:
-            raise ProtocolError(f"{self!r} cannot rewind {back} committed: component {limit[0]!r} allows {limit[1]}")
-        for lane, holding in self._states:
-            if holding.writing and length < self._planned:
-                raise ProtocolError(
-                    f"{self!r} cannot rewind to {length}: an open step computes up to {self._planned}, and so does the "
-                    f"state of component {lane.name!r}. End the step first"
-                )
-            if not lane.can_rewind(holding, length):
-                raise ProtocolError(
-                    f"{self!r} cannot rewind to {length}: component {lane.name!r} has the states of single tokens "
-                    f"only for the last step, and only if that had at most {len(holding.steps)} tokens"
-                )
-        self.reserved = length
-        self.committed = min(self.committed, length)
-        self._planned = min(self._planned, length)
-        for lane, holding in self._paged:
-            lane.rewind(holding, length)
-        for lane, holding in self._states:
-            source = lane.rewind_state(holding, length)
-            if source != NO_SLOT:  # instead of what an earlier rewind wanted copied
-                self._fills = [fill for fill in self._fills if fill.holding is not holding]
-                self._fills.append(Fill(lane, holding, source))
-        if count and self.named > length:
-            self._cut(length)
-            self._reached = None
+        rewind(cache, self, count)
         if cache._debug is not None:
             cache._leave("rewind")
 

@@ -14,7 +14,8 @@ import attrs
 from .codecs import Coder
 from .errors import CompositionError
 from .lane_point import TRACKS
-from .manifest import Manifest
+from .layouts import slot_bytes
+from .manifest import Layout, Manifest
 from .reach import Path, Reach
 
 TOKENS_PER_STATE = 2048
@@ -77,12 +78,13 @@ class Demand:
     page_tokens: int
     reach: Reach = attrs.field(factory=Path)
     live: int = 0
+    layout: Layout = "layer_first"
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one pool page, or of one state slot."""
+        """Bytes of memory that one pool page takes, or one state slot."""
         entries = self.page_tokens // self.manifest.tokens_per_slot if self.page_tokens else 1
-        return self.manifest.slot_bytes * entries
+        return slot_bytes(self.layout, self.manifest, entries)
 
     def size(self, slots: int) -> int:
         """Bytes of so many."""

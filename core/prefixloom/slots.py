@@ -16,7 +16,7 @@ from .errors import InputError, ProtocolError
 from .handles import Handle
 from .kernels_move import Move
 from .pool import ID_BYTES, Pool
-from .pool_host import HostPool, in_one_piece
+from .pool_host import HostPool
 
 
 class Slots:
@@ -110,22 +110,15 @@ def _numbers(slots: Iterable[int]) -> bytes:
 class ResolvedTransfer(Handle):
     """Content that is to go from the slots of one side to those of the other; made by ``resolve``."""
 
-    __slots__ = ("_by_layers", "_ends", "_whole", "count")
+    __slots__ = ("_move", "count")
 
-    def __init__(self, whole: Move, ends: tuple[Slots, Slots]) -> None:
-        self._whole = whole
-        self._ends = ends
-        self._by_layers: Move | None = None
-        self.count = len(ends[0])
+    def __init__(self, move: Move, count: int) -> None:
+        self._move = move
+        self.count = count
 
     def run(self, layers: slice | None = None) -> None:
         """Move these layers of each buffer, on the current stream; all of them by default. It may be done again."""
-        if layers is None:
-            self._whole.run()
-            return
-        if self._by_layers is None:
-            self._by_layers = _by_layers(*self._ends)
-        self._by_layers.run(layers)
+        self._move.run(layers)
 
 
 def resolve(source: Slots, target: Slots) -> ResolvedTransfer:
@@ -139,16 +132,12 @@ def resolve(source: Slots, target: Slots) -> ResolvedTransfer:
             f"pool {source.pool.name!r} keeps {sorted(source.pool.buffers)}, and {target.pool.name!r} keeps "
             f"{sorted(target.pool.buffers)}: nothing can be moved between them"
         )
-    if in_one_piece(source.pool, target.pool):
-        whole = Move(source.pool.blocks, source.ids, target.pool.blocks, target.ids)
-    else:
-        whole = _by_layers(source, target)
-    return ResolvedTransfer(whole, (source, target))
-
-
-def _by_layers(source: Slots, target: Slots) -> Move:
-    ours, theirs = source.pool.buffers, target.pool.buffers
-    return Move(list(ours.values()), source.ids, [theirs[name] for name in ours], target.ids)
+    names = list(source.pool.buffers)
+    move = Move(
+        [source.pool.buffers[name] for name in names], source.ids,
+        [target.pool.buffers[name] for name in names], target.ids,
+    )  # fmt: skip
+    return ResolvedTransfer(move, len(source))
 
 
 def move_between(source: Slots, target: Slots, layers: slice | None = None) -> None:

@@ -10,7 +10,7 @@ import attrs
 from .codecs import Coder
 from .errors import CompositionError
 from .hooks import Hooks
-from .manifest import Manifest, TierManifest
+from .manifest import Layout, Manifest, TierManifest
 from .sizing import Demand, evenly, from_mapping, from_tokens, parse_memory, told
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def tier_part(candidate: TierCandidate, demands: Mapping[str, Demand], page: int
             f"{candidate} overrides what no tier is asked: {', '.join(strange)}. Hooks of a tier: "
             f"{', '.join(TIER_HOOKS)}"
         )
-    held = [_at_rest(demand) for demand in demands.values() if _shares(demand.manifest)]
+    held = [_at_rest(demand, candidate.manifest.layout) for demand in demands.values() if _shares(demand.manifest)]
     if not held:
         raise CompositionError(f"{candidate}: no component of this composition shares anything that it could hold")
     try:
@@ -67,10 +67,10 @@ def _shares(manifest: Manifest) -> bool:
     return manifest.shareable and not manifest.replay
 
 
-def _at_rest(demand: Demand) -> Demand:
+def _at_rest(demand: Demand, layout: Layout) -> Demand:
     """What one cached slot of the component takes below the device: the form in which the tree keeps it."""
     manifest = demand.manifest if demand.manifest.stored_as is None else Coder(demand.manifest).stored
-    return attrs.evolve(demand, manifest=manifest, live=0)
+    return attrs.evolve(demand, manifest=manifest, live=0, layout=layout)
 
 
 def _sizes(held: Sequence[Demand], page: int, manifest: TierManifest) -> dict[str, int]:

@@ -231,7 +231,7 @@ def descriptors_can_be_changed(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_resolved_transfer_gives_its_indices_away(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ResolvedTransfer, "__iter__", lambda self: iter(self._whole._src), raising=False)
+    patch.setattr(ResolvedTransfer, "__iter__", lambda self: iter(self._move._src), raising=False)
 
 
 KILLED: dict[Mutant, Callable[[pytest.MonkeyPatch], None]] = {

@@ -113,6 +113,7 @@ class Session:
         """The model's forward is about to run."""
         if kwargs.get(self._runner.cache_name) is not self.cache:
             return
+        self._check()
         given = dict(kwargs)
         if args:
             given["input_ids"] = args[0]
@@ -144,14 +145,17 @@ class Session:
         self.cache.end()
         step.__exit__(None, None, None)
         self._pool.poll()
-        if self.sequence.failed is not None:  # no further pass may come that would be told so
-            raise ProtocolError(
-                "what this pass had read could not be copied to the device, so what it computed is void. Open the "
-                "session again: it goes on from what is there"
-            ) from self.sequence.failed
+        self._check()  # no further pass may come that would be told so
         at = self.sequence.committed
         if self._stated and at % self._page == 0 and (self._every_boundary or at <= self._prompt):
             self.sequence.publish()
+
+    def _check(self) -> None:
+        if self.sequence.failed is not None:
+            raise ProtocolError(
+                "a copy or a step failed that this session had read from, so what it computed is void. Open the "
+                "session again: it goes on from what is there"
+            ) from self.sequence.failed
 
     def _abandon(self) -> None:
         """A pass that raised, or was interrupted, did not reach its end: nothing of it counts.

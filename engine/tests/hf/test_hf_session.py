@@ -132,7 +132,9 @@ def test_what_was_computed_from_a_copy_that_failed_is_not_answered(name: str, mo
             session(served.cache, served.model, ids_of(prompt(3, 100))) as s,
         ):
             assert s.ready
-            generated(served.model, ids_of(prompt(3, 100)), 1, s.cache)
+            with pytest.raises(ProtocolError, match=r"pen .* again"):
+                generated(served.model, ids_of(prompt(3, 100)), 1, s.cache)
+            generated(served.model, ids_of(prompt(3, 100)), 1, s.cache)  # nor is it after that
     assert isinstance(told.value.__cause__, OSError)
     served.cache.poll()
     served.settled()
