@@ -1,4 +1,4 @@
-"""Faults at every step of a cache with a host tier: the matrix of write policy, components, page and layout.
+"""Faults at every step of a cache with a host tier: the matrix of write policy, components, page and layout (of both).
 
 Short traffic is run once to count where something can go wrong: every reservation on either tier, every copy, every
 hook. Then it is run again for each such point and each fault that can befall it, with the second set of books on.
@@ -136,7 +136,8 @@ def build(case: Case, faults: Faults, debug: bool = True) -> Cache:
         one.faults = faults  # type: ignore[attr-defined]
     host = {name: 5 if name == "point" else 64 for name in names}
     return tiered(
-        *parts, page=page, tokens=72, slots=6, write=write, hits=1, layout=layout, host=host, debug=debug,
+        *parts, page=page, tokens=72, slots=6, write=write, hits=1, layout=layout, device_layout=layout,
+        host=host, debug=debug,
     )  # fmt: skip
 
 
