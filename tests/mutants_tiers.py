@@ -35,6 +35,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("who closed is not told what failed", "flight.py", "    hold.failed = error\n    if not hold.active:\n        return\n", "    if not hold.active:\n        return\n    hold.failed = error\n", "test_flight_regressions.py"),
     ("what is forgotten went well", "streams.py", "return forgotten if since < tick else None", "return None", "test_engine_lost.py"),
     ("a flush forgets who read", "flight.py", "                published.nodes, published.slots = [], []\n", "                work.published = work.holds = ()\n", "test_engine_lost.py"),
+    ("who was told to go on is moved", "restore.py", "    if told.over or used or", "    if used or", "test_store_answers.py"),
     ("a victim is lost to an interrupt", "evict.py", "            for cell in reversed(victims):\n                lane.come_back(cell)\n            raise", "            raise", FOUND),
     ("a fence is lost with a slot that cannot be had", "tier.py", "            flight.claimed = before\n", "            flight.claimed = 0\n", FOUND),
     ("slots below are taken while a step is open", "tier.py", "        if self.blocked(flight.claimed):", "        if False:", FOUND),

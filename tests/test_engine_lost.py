@@ -6,18 +6,21 @@ Copies that fail leave rubbish where they were to write: what was there before i
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import attrs
 import pytest
 
 import prefixloom.tier
-from engines import mixed, model, nothing_left, plain, prompt
+from engines import cache_for, mixed, model, nothing_left, plain, prompt
 from engines import served as served_by
 from prefixloom import Cache
 from prefixloom_engine import Answer, Engine, Request
+from prefixloom_engine.forward import Flight
 from prefixloom_engine.requests import Job
-from test_engine_tier import AHEAD, again, tiered
+from prefixloom_hicache.memory import MemoryBackend
+from test_engine_tier import AHEAD, again, process, tiered
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 ROOM = {"full": 48_000, "swa": 48_000, "mamba": 400}
@@ -178,3 +181,45 @@ def settle_copies_only(cache: Cache) -> None:
     assert cache._tier is not None
     for stream in cache._tier.streams.values():
         assert stream.record().synchronize(20)
+
+
+def test_a_load_that_always_fails_is_computed_in_the_end_whatever_a_store_brings(copies: Copies) -> None:
+    """The host forgets what could not be copied, and the store brings it again."""
+    request, store = Request(prompt(1, 330), 6), MemoryBackend(capacity=1 << 26)
+    cache, _ = process(store)
+    with Engine(model(), cache) as engine:
+        engine.generate([request])
+        until = time.monotonic() + 20
+        while cache.stats().tier.stored < 22 and time.monotonic() < until:  # type: ignore[union-attr]
+            cache.poll()
+            time.sleep(0.01)
+    cache, host = process(store)
+    copies.failing = True
+    copies.known.set()
+    with Engine(model(), cache) as engine:
+        assert [answer.tokens for answer in engine.generate([request])] == plain(model(), [request])
+        assert engine.counts.failed > 0 or cache.stats().tier.failed > 0  # type: ignore[union-attr]
+    host.detach()
+    nothing_left(cache)
+
+
+@AHEAD
+def test_an_interrupt_while_draining_loses_no_token(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = mixed(3)
+    cache = cache_for(model())
+    with Engine(model(), cache, overlap=overlap, chunk=64) as engine:
+        answers = [engine.add(request) for request in requests]
+        for _ in range(4):
+            engine.step()
+        if overlap:
+            assert engine._flying
+
+            def interrupted(flight: Flight) -> None:
+                raise KeyboardInterrupt
+
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(Flight, "wait", interrupted)
+                engine.drain()
+        engine.drain()
+        assert run(engine, *answers) == plain(model(), requests)
+    nothing_left(cache)

@@ -184,7 +184,7 @@ class Slow(MemoryBackend):
         return super().exists(keys)
 
 
-def process(store: Slow) -> tuple[Cache, HostTier]:
+def process(store: MemoryBackend) -> tuple[Cache, HostTier]:
     host = HostTier(
         TierManifest(capacity=HOST),
         identity={"model": "ThreeWay"},

@@ -65,14 +65,17 @@ def test_how_long_a_prompt_waits_is_the_policys_to_say(fetch: str) -> None:
         assert fetch != "timeout" or "too slow" in told.why
 
 
-def test_a_sequence_that_went_on_is_left_alone_and_the_next_one_has_it() -> None:
+@pytest.mark.parametrize("used", [True, False])
+def test_a_sequence_that_went_on_is_left_alone_and_the_next_one_has_it(used: bool) -> None:
+    """Used or not: who was told to go on counts on where it stands."""
     tokens = list(range(40))
     store = filled(tokens)
     store.seconds = 0.05
     cache, _ = composed(store=store, fetch="best_effort")
     with cache.open([*tokens, 1]) as sequence:
         told = sequence.restore()
-        compute(cache, sequence, [*tokens, 1], 12)
+        if used:
+            compute(cache, sequence, [*tokens, 1], 12)
         until(cache, lambda: not shelf(cache).fetches)
         assert sequence.ready == told.ready == 0
         assert "was used before" in told.why

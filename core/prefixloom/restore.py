@@ -189,8 +189,12 @@ def too_much(cache: Cache, error: CapacityError) -> int:
 
 
 def restore_more(cache: Cache, sequence: Sequence, told: Restored) -> None:
-    """A store brought more to the host: if nothing was done with the sequence meanwhile, it goes on from there."""
-    if sequence._lease._cache is None or sequence.reserved != sequence.ready or sequence._steps:
+    """A store brought more to the host: if the sequence waits for it, and was left alone, it goes on from there.
+
+    Whoever was told to go on counts on where the sequence was, though nothing may have been done with it so far.
+    """
+    used = sequence.reserved != sequence.ready or sequence._steps
+    if told.over or used or sequence._lease._cache is None:
         told.note("the sequence was used before the store had answered")
         return
     more = restore(cache, sequence)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from prefixloom import Cache, InputError, PrefixloomError, ProtocolError, Sequence, encode
@@ -19,14 +20,12 @@ from .forward import Flight, Forward, Row
 from .guessing import Guesser, PromptLookup
 from .handover import Handed
 from .model import Model
-from .requests import Answer, Job, Request
+from .requests import RETRIES, Answer, Job, Request
 from .scheduler import Counts, Scheduler
 
 log = logging.getLogger("prefixloom.engine")
 PAUSE = 0.001
 """Seconds between two looks at a store, where there is nothing else to do."""
-RETRIES = 2
-"""How often in a row a request starts over because a step failed that it was in, or had read from."""
 
 
 class Engine:
@@ -123,7 +122,7 @@ class Engine:
 
         Whatever interrupts it, everything that runs starts over from what is cached, and nothing is lost.
         """
-        try:
+        with self._begun_anew():
             self._start_over(None)  # others may have polled since, or flushed
             rows = self._scheduler.plan()
             if rows:
@@ -132,11 +131,17 @@ class Engine:
                 return self._idle()
             if self._flying and (len(self._flying) > self.overlap or not rows):
                 self._collect(self._flying.popleft())
+        return True
+
+    @contextmanager
+    def _begun_anew(self) -> Iterator[None]:
+        """What raises in this block voids all that is in flight."""
+        try:
+            yield
         except BaseException:
             for job in list(self._scheduler.jobs.values()):
                 self._scheduler.restart(job)
             raise
-        return True
 
     def _launch(self, rows: list[Row]) -> None:
         flight = self._forward.launch(rows)
@@ -278,8 +283,9 @@ class Engine:
 
     def drain(self) -> None:
         """Handle all that was launched, without launching more."""
-        while self._flying:
-            self._collect(self._flying.popleft())
+        with self._begun_anew():
+            while self._flying:
+                self._collect(self._flying.popleft())
 
     def close(self) -> None:
         """Abort what still runs, wait for what is in flight, end the worker. A second close does nothing."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .handover import Handed
 
 Reason = Literal["", "length", "stop", "aborted", "error"]
+RETRIES = 2
+"""How often in a row a request starts over because a step or copy failed; the last time with what the device has."""
 
 
 WHOLE = {"max_tokens": 1, "seed": None, "speculate": 0, "priority": None, "hand_over": 0}

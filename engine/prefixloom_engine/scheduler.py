@@ -26,7 +26,7 @@ from .guessing import Guesser
 from .handover import Handed
 from .model import Span
 from .policies import POLICIES, cached
-from .requests import Answer, Job, Reason
+from .requests import RETRIES, Answer, Job, Reason
 from .room import Room
 
 
@@ -247,8 +247,8 @@ class Scheduler:
         self.waiting.remove(job)
         self.running.append(job)
         self.counts.admitted += 1
-        job.restoring = sequence.restore()
-        if job.restoring.over:
+        job.restoring = sequence.restore() if job.failures < RETRIES else None  # the last time it is computed
+        if job.restoring is None or job.restoring.over:
             self._restored(job)
         return True
 
@@ -328,8 +328,8 @@ class Scheduler:
         job.pending = 0
         job.due = len(job.answer.tokens)
         job.tokens = [*job.request.tokens, *job.answer.tokens]
+        job.arrived = None
         if job.sequence is not None:
-            job.arrived = None
             job.sequence.abort()
             self.wait_again(job)
 
