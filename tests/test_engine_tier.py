@@ -184,9 +184,9 @@ class Slow(MemoryBackend):
         return super().exists(keys)
 
 
-def process(store: MemoryBackend) -> tuple[Cache, HostTier]:
+def process(store: MemoryBackend, overlap: bool = False) -> tuple[Cache, HostTier]:
     host = HostTier(
-        TierManifest(capacity=HOST),
+        TierManifest(capacity=HOST, overlap=overlap),
         identity={"model": "ThreeWay"},
         fetch="wait",
         fetch_at_least=128,
