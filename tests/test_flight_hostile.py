@@ -131,7 +131,7 @@ def test_a_lease_that_ended_with_a_step_says_so() -> None:
     lease = cache.lease(cache.match(TOKENS))
     sim.drain()
     cache.poll()
-    with pytest.raises(ProtocolError, match="a step failed") as failure:
+    with pytest.raises(ProtocolError, match="a step or copy failed") as failure:
         lease.release()
     assert isinstance(failure.value.__cause__, Broken)
 
