@@ -2,11 +2,10 @@
 
 ``python bench/host_tier.py [--conversations 6]``: pages of 16 tokens x 32 layers x 1 KiB. Every figure is a share of
 ``copy_``'s speed, both measured in the same run in turn; the median, and in brackets the quartiles. One torch thread.
-The layouts are those of the device's pool and of the host's.
-*Chat*: the slots that a tier copies, as its pools hand them out, while conversations take turns over pools too small
-for all of them; *in the long run*: after ten such chats, one behind the other; *scattered*: drawn at random. How many
-pages go on by one on both sides is told first. "rows" is what a loop in C reaches (``index_select``) that copies the
-pieces of the scattered slots, 16 KiB each, into one piece.
+The layouts are those of the device's pool and of the host's. *Chat*: the slots that a tier copies, as its pools hand
+them out, while conversations take turns over pools too small for all of them; *in the long run*: after ten such chats,
+one behind the other; *scattered*: drawn at random. How many pages go on by one on both sides is told first. "rows" is
+what a loop in C reaches (``index_select``) that copies the pieces of the scattered slots, 16 KiB each, into one piece.
 """
 
 from __future__ import annotations

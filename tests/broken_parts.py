@@ -202,26 +202,24 @@ class ClearsAll(Component):
         return (Op("clear", self.name, dst=tuple(range(self.pool.capacity))),)
 
 
-class OpWritesElsewhere(Component):
+class Stamping(Component):
+    """Has an op of its own in every step."""
+
     pool: Any = None
 
     @hookimpl
     def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
         return (Op("stamp", self.name),)
 
+
+class OpWritesElsewhere(Stamping):
     @hookimpl
     def run_forward_op(self, op: Any) -> None:
         self.pool.buffers["k"][:, 1] = 2.0
 
 
-class SeesOneRun(Component):
+class SeesOneRun(Stamping):
     """Takes the pages of a buffer for one run of entries, which they need not be."""
-
-    pool: Any = None
-
-    @hookimpl
-    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
-        return (Op("stamp", self.name),)
 
     @hookimpl
     def run_forward_op(self, op: Any) -> None:

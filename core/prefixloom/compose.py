@@ -183,7 +183,7 @@ def negotiate(
     eviction = _checked(_chosen(policy, EvictionPolicy, BUILT_IN, registry.policy, "policy"))
     admissions = _admissions(candidates, admission, registry)
     mix = _traffic(traffic, max_running)
-    demands = {c.name: _demand(c, pages[c.name], mix, rewind, _layout(layout)) for c in candidates}
+    demands = {c.name: _demand(c, pages[c.name], mix, rewind, layout) for c in candidates}
     sizes, sizing = _sizes(tuple(demands.values()), page, capacity, memory, mix, rewind)
     warnings = (*profile.warnings, *certain_misses(candidates))
     for warning in warnings:
@@ -201,7 +201,7 @@ def negotiate(
         lookahead=max(candidate.manifest.lookahead for candidate in candidates),
         max_rewind=rewind,
         device=_device(device),
-        layout=layout,
+        layout=_layout(layout),
         policy=eviction,
         debug=os.environ.get("PREFIXLOOM_DEBUG") == "1" if debug is None else bool(debug),
         tracing=tracing,

@@ -248,10 +248,10 @@ class Engine:
             if failed is not None:
                 self._scheduler.counts.failed += 1
                 job.failures += 1
-            if failed is not None and job.failures > RETRIES:
-                self._scheduler.end(job, "error", failed)
-            else:
-                self._scheduler.restart(job)
+                if job.failures > RETRIES:
+                    self._scheduler.end(job, "error", failed)
+                    continue
+            self._scheduler.restart(job)
 
     # ------------------------------------------------------------ the surface
     def generate(self, prompts: Iterable[Request | Iterable[int]], max_tokens: int = 32) -> list[Answer]:
