@@ -20,6 +20,7 @@ from . import sampling
 from .drafting import Drafting
 from .handover import Handed, collect, collect_states, fill, outgoing
 from .model import Batch, Runner, Span, no_gate
+from .openmp import release_team
 from .requests import Job
 
 
@@ -219,6 +220,8 @@ class Forward:
     # ------------------------------------------------------------ launching
     def launch(self, rows: Sequence[Row]) -> Flight:
         """Enqueue a step over these rows. A forward pass that fails right here is the flight's error, too."""
+        if not self._gated:
+            release_team()
         computed = [row for row in rows if row.arriving is None]
         groups = self.runner.groups([row.span for row in computed])
         ordered = [computed[i] for group in groups for i in group]
