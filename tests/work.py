@@ -185,7 +185,7 @@ def looked_at(scene: Scene, call: Callable[[], object]) -> Work:
             nonlocal read
             value = object.__getattribute__(self, name)
             seen.add(id(self))
-            if name == "key":
+            if name == "rest":
                 read += len(value)
             return value
 

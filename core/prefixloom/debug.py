@@ -156,11 +156,9 @@ class Debug:
             for first, kid in (node.kids or {}).items():
                 if kid.parent is not node:
                     raise InvariantError(f"{kid!r} does not know its parent")
-                if kid.key[: tree.page_bytes] != first:
-                    raise InvariantError(f"{kid!r} stands under the wrong first page")
                 if kid.first != first:
-                    raise InvariantError(f"{kid!r} remembers another first page")
-                if len(kid.key) % tree.page_bytes or not kid.key:
+                    raise InvariantError(f"{kid!r} stands under the wrong first page")
+                if len(first) != tree.page_bytes or len(kid.rest) % tree.page_bytes:
                     raise InvariantError(f"{kid!r} has an edge that is no whole pages")
                 if kid.end != node.end + len(kid.key) // tree.element_bytes:
                     raise InvariantError(f"{kid!r} ends at the wrong boundary")

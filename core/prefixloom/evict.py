@@ -73,17 +73,16 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
     freed: list[Node] = []
     emptied: list[Node] = []
     tier = cache._tier
-    demotes = tier is not None and tier.demotes(lane)
-    if tier is not None and demotes:
+    asking = lane.hooks.evict_component is not None
+    if tier is not None and tier.demotes(lane):
+        asking = True
         tier.losing(lane, lane.loses_first(count))
     got = 0
     try:
-        got = lane.trim(count, emptied) if lane.retains else 0
+        if lane.retains:
+            got = lane.trim(count, emptied)
         if got < count:
-            if lane.hooks.evict_component is None and not demotes:
-                got += lane.evict(count - got, freed)
-            else:
-                got += _evict_asking(cache, lane, count - got, freed)
+            got += _evict_asking(cache, lane, count - got, freed) if asking else lane.evict(count - got, freed)
     finally:  # an interrupt in a hook or in a copy: what has gone by then has gone
         cache._epoch += 1
         if emptied:

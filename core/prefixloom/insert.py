@@ -168,7 +168,7 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
     node = sequence._lease._node
     run = []
     reached = sequence._reached
-    if reached is not None and node.end < reached.end <= upto and reached.key:
+    if reached is not None and node.end < reached.end <= upto and reached.first:
         above = reached
         while above.end > node.end:
             run.append(above)
@@ -190,24 +190,25 @@ def spelled(cache: Cache, node: Node, key: bytes, upto: int) -> list[Node]:
     tree = cache._tree
     run = []
     size = tree.page_bytes
+    start = node.end
     at = 0
     kids = node.kids
     while kids:
-        child = kids.get(key[at : at + size])
+        second = at + size
+        child = kids.get(key[at:second])
         if child is None:
             break
-        edge = child.key
-        if key.startswith(edge, at):
+        rest = child.rest
+        if key.startswith(rest, second):
             node = child
-            at += len(edge)
+            at = second + len(rest)
         else:
-            agreed = tree.agreed(key, at, edge)
-            node = split(cache, child, node.end + agreed // tree.element_bytes)
-            at += agreed
+            at = second + tree.agreed(key, second, rest)
+            node = split(cache, child, start + at // tree.element_bytes)
         run.append(node)
         kids = node.kids
     if at < len(key):
-        run.append(tree.attach(node, key[at:] if at else key, upto))
+        run.append(tree.attach(node, key, upto, at))
     return run
 
 

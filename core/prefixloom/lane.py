@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .holding import Holding, without_absent
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
-from .queues import Link, Queue
+from .queues import Link, Queue, remove_for_good
 
 if TYPE_CHECKING:
     from .compose import Part
@@ -44,8 +44,8 @@ class Lane:
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
     __slots__ = (
-        "feeds", "hooks", "in_tree", "index", "leased", "live", "name", "part", "pool", "queue", "replay", "shared",
-        "sparing",
+        "closed_upward", "feeds", "hooks", "in_tree", "index", "leased", "live", "name", "part", "pool", "queue",
+        "replay", "shared", "sparing",
     )  # fmt: skip
 
     unit = "page"
@@ -57,6 +57,7 @@ class Lane:
         self.index = index
         self.part = part
         self.name = part.name
+        self.closed_upward = part.reach.closed_upward
         self.hooks = part.hooks
         self.pool = pool
         self.live = pool  # of running sequences; another one only where the tree keeps things in another form
@@ -201,17 +202,20 @@ class Lane:
         What is covered stays, and goes when its turn comes. Returns the pages freed.
         """
         i = self.index
-        everywhere = lost.part.reach.closed_upward
-        remove = self.queue.remove
+        everywhere = lost.closed_upward
         cells = []
         for node in nodes:
             cell = node.cells[i]
-            if cell is None or cell.next is None:
-                continue
-            if everywhere or lost.deepest(node, node.end)[1] < node.end:
-                remove(cell)
+            if (
+                cell is not None
+                and cell.next is not None
+                and (everywhere or lost.deepest(node, node.end)[1] < node.end)
+            ):
                 cells.append(cell)
-        return self.free_all(cells) if cells else 0
+        if not cells:
+            return 0
+        remove_for_good(self.queue, cells)
+        return self.free_all(cells)
 
     def size(self, cell: Any) -> int:
         """Pages (or slots) that freeing ``cell`` gives."""

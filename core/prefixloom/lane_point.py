@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from .lane import Cell, Lane
 from .pool import Pool
-from .queues import ListQueue, Queue
+from .queues import Queue, forget_all
 from .tree import Node
 
 if TYPE_CHECKING:
@@ -354,15 +354,12 @@ class PointLane(Lane):
 
     def free_all(self, cells: list[Cell]) -> int:
         i = self.index
-        queue = self.queue
-        plain = queue.__class__ is ListQueue
         give = self.pool.give_one
         for cell in cells:
             cell.node.cells[i] = None
             give(cell.data)
-            if not plain:
-                queue.forget(cell)
         self.in_tree -= len(cells)
+        forget_all(self.queue, cells)
         return len(cells)
 
     def free_left(self, cell: Cell) -> int:

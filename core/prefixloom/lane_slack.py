@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .holding import strip, without_absent
 from .lane import Cell, PageLane
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
-from .queues import Link, ListQueue, Queue
+from .queues import Link, ListQueue, Queue, forget_all
 from .reach import Interval
 from .tree import Node
 
@@ -178,21 +178,17 @@ class SlackLane(PageLane):
 
     def free_all(self, cells: list[SpanCell]) -> int:
         i = self.index
-        queue = self.queue
-        plain = queue.__class__ is ListQueue
         got = 0
         out = []
         for cell in cells:
             if cell.slack is not None:
                 self.drop_slack(cell)
             cell.node.cells[i] = None
-            if not plain:
-                queue.forget(cell)
-            data = cell.data
-            pages = cell.pages
-            out.append(data if len(data) == pages * ID_BYTES else without_absent(data))
-            got += pages
-        if out:
-            self.pool.give(b"".join(out))
+            out.append(cell.data)
+            got += cell.pages
+        if got:
+            data = b"".join(out)
+            self.pool.give(data if len(data) == got * ID_BYTES else without_absent(data))
             self.in_tree -= got
+        forget_all(self.queue, cells)
         return got

@@ -126,6 +126,24 @@ class ListQueue(Queue):
             lower.next = after.prev = upper
 
 
+def remove_for_good(queue: Queue, cells: list[Any]) -> None:
+    """Take cells off ``queue`` that nobody looks at again."""
+    if queue.__class__ is ListQueue:
+        for cell in cells:
+            before, after = cell.prev, cell.next
+            before.next = after
+            after.prev = before
+    else:
+        for cell in cells:
+            queue.remove(cell)
+
+
+def forget_all(queue: Queue, cells: list[Any]) -> None:
+    if queue.__class__ is not ListQueue:  # that knows nothing of a cell that does not stand in it
+        for cell in cells:
+            queue.forget(cell)
+
+
 class MruQueue(ListQueue):
     """Most recently used first."""
 

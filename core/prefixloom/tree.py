@@ -1,7 +1,8 @@
 """The radix tree: keys, nodes and their places. It knows pages of key bytes and nothing of what hangs at a node.
 
-A node's edge is a whole number of pages; a parent finds a child by the bytes of its first page. A split keeps the
-*lower* half's identity, so whoever holds a node keeps holding the same boundary.
+A node's edge is a whole number of pages; a parent finds a child by the bytes of its first page, which are kept once:
+the node has them and the rest of its edge apart. A split keeps the *lower* half's identity, so whoever holds a node
+keeps holding the same boundary.
 """
 
 from __future__ import annotations
@@ -12,32 +13,37 @@ from typing import Any
 class Node:
     """One edge of the tree and the boundary at its end.
 
-    ``end`` is in tokens from the root. ``cells[i]`` is what component i keeps here, or None. ``leases`` counts those
-    anchored here, so that a boundary in use is not unlinked even when it holds nothing. ``key`` is empty once the node
-    is unlinked.
+    ``end`` is in tokens from the root. ``first`` is the first page of the edge, empty once the node is unlinked;
+    ``rest`` what follows it. ``cells[i]`` is what component i keeps here, or None. ``leases`` counts those anchored
+    here, so that a boundary in use is not unlinked even when it holds nothing.
     """
 
-    __slots__ = ("cells", "end", "first", "key", "kids", "leases", "parent", "priority")
+    __slots__ = ("cells", "end", "first", "kids", "leases", "parent", "priority", "rest")
 
     parent: Node
     kids: dict[bytes, Node] | None
     cells: list[Any]
 
-    def __init__(self, parent: Node | None, key: bytes, first: bytes, end: int, width: int) -> None:
+    def __init__(self, parent: Node | None, first: bytes, rest: bytes, end: int, width: int) -> None:
         self.parent = parent  # type: ignore[assignment]
-        self.key = key
         self.first = first
+        self.rest = rest
         self.end = end
         self.kids = None
         self.cells = [None] * width
         self.leases = 0
         self.priority = 0
 
-    def above(self, key: bytes, end: int) -> Node:
+    def above(self, rest: bytes, end: int) -> Node:
         """The upper half of a split of this node: what is said of the whole holds true of it as well."""
-        upper = type(self)(self.parent, key, self.first, end, len(self.cells))
+        upper = type(self)(self.parent, self.first, rest, end, len(self.cells))
         upper.priority = self.priority
         return upper
+
+    @property
+    def key(self) -> bytes:
+        """The whole edge; empty once the node is unlinked."""
+        return self.first and self.first + self.rest
 
     @property
     def start(self) -> int:
@@ -55,17 +61,17 @@ class CountedNode(Node):
 
     __slots__ = ("hits", "links")
 
-    def __init__(self, parent: Node | None, key: bytes, first: bytes, end: int, width: int) -> None:
-        super().__init__(parent, key, first, end, width)
+    def __init__(self, parent: Node | None, first: bytes, rest: bytes, end: int, width: int) -> None:
+        super().__init__(parent, first, rest, end, width)
         self.hits = 0
         self.links: list[bytes | None] | None = None
 
-    def above(self, key: bytes, end: int) -> CountedNode:
-        upper = super().above(key, end)
+    def above(self, rest: bytes, end: int) -> CountedNode:
+        upper = super().above(rest, end)
         assert isinstance(upper, CountedNode)
         upper.hits = self.hits
         if self.links is not None:
-            pages = len(key) // len(self.first)
+            pages = len(rest) // len(self.first) + 1
             upper.links, self.links = self.links[:pages], self.links[pages:]
         return upper
 
@@ -101,33 +107,35 @@ class Tree:
         at = 0
         size = self.page_bytes
         while kids:
-            child = kids.get(key[at : at + size])
+            second = at + size
+            child = kids.get(key[at:second])
             if child is None:
                 break
-            edge = child.key
-            if not key.startswith(edge, at):
-                return child, (at + self.agreed(key, at, edge)) // self.element_bytes
-            at += len(edge)
+            rest = child.rest
+            if not key.startswith(rest, second):
+                return child, (second + self.agreed(key, second, rest)) // self.element_bytes
+            at = second + len(rest)
             node = child
             kids = node.kids
         return node, at // self.element_bytes
 
-    def agreed(self, key: bytes | bytearray, at: int, edge: bytes) -> int:
-        """Bytes of whole pages in which ``edge`` agrees with ``key`` from ``at``; the first page is known to."""
+    def agreed(self, key: bytes | bytearray, at: int, rest: bytes) -> int:
+        """Bytes of whole pages in which ``rest`` agrees with ``key`` from ``at``."""
         size = self.page_bytes
-        low, high = 1, min(len(edge), len(key) - at) // size
+        low, high = 0, min(len(rest), len(key) - at) // size
         while low < high:
             middle = (low + high + 1) // 2
-            if key.startswith(edge[low * size : middle * size], at + low * size):
+            if key.startswith(rest[low * size : middle * size], at + low * size):
                 low = middle
             else:
                 high = middle - 1
         return low * size
 
-    def attach(self, parent: Node, key: bytes, end: int) -> Node:
-        """A new leaf under ``parent``."""
-        first = key[: self.page_bytes]
-        node = self.kind(parent, key, first, end, self.width)
+    def attach(self, parent: Node, key: bytes, end: int, at: int = 0) -> Node:
+        """A new leaf under ``parent``, whose edge is ``key`` from byte ``at``."""
+        second = at + self.page_bytes
+        first = key[at:second]
+        node = self.kind(parent, first, key[second:], end, self.width)
         kids = parent.kids
         if kids is None:
             parent.kids = {first: node}
@@ -140,10 +148,11 @@ class Tree:
         """Cut ``node``'s edge at ``boundary`` tokens; the new upper node is returned, ``node`` stays the lower half."""
         parent = node.parent
         cut = (boundary - parent.end) * self.element_bytes
-        key = node.key
-        upper = node.above(key[:cut], boundary)
-        node.key = key[cut:]
-        node.first = node.key[: self.page_bytes]
+        size = self.page_bytes
+        rest = node.rest
+        upper = node.above(rest[: cut - size], boundary)
+        node.first = rest[cut - size : cut]
+        node.rest = rest[cut:]
         node.parent = upper
         upper.kids = {node.first: node}
         parent.kids[upper.first] = upper  # type: ignore[index]
@@ -171,7 +180,7 @@ class Tree:
             del kids[node.first]
             if not kids:
                 parent.kids = None
-            node.key = b""
+            node.first = b""
             self.nodes -= 1
             lost = True
             node = parent
@@ -192,9 +201,9 @@ class Tree:
                 del kids[node.first]
             else:
                 parent.kids = None
-                if not parent.leases:
+                if not parent.leases and (parent.parent is None or parent.cells.count(None) == width):
                     self.prune(parent)
-            node.key = b""
+            node.first = b""
             gone += 1
         self.nodes -= gone
 
