@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .insert import spelled
+from .insert import spell
 from .lane_host import Moves
 from .lease import inert
 from .pool import ABSENT
@@ -35,7 +35,8 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
     width = cache._tree.element_bytes
     root = cache._root(fetch.plan.namespace)
     root.leases += 1
-    run = spelled(cache, root, fetch.key[: upto * width], upto)
+    run: list[Node] = []
+    spell(cache, root, fetch.key[: upto * width], upto, run)
     for node in run:
         node.leases += 1  # it may hold nothing yet, or lose what it holds to make room
     pinned: list[tuple[HostLane, Any]] = []

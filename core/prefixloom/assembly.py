@@ -114,6 +114,11 @@ class Assembly(Asking):
         self._transfer_hooks = any(h.build_hicache_transfers or h.commit_hicache_transfer for h in (*hooks, *tier))
         self._insert_hooks = any(h.commit_insert for h in hooks)
         self._admitting = any(isinstance(lane, PointLane) and lane.admit is not None for lane in self._lanes)
+        self._attended = bool(
+            self._tracking or self._coded_lanes or self._thins or self._unshared or self.composition.tier is not None
+            or self._lock_hooks or self._insert_hooks or self._admitting
+        )  # fmt: skip
+        """Whether the publication that ends a sequence is more than each component's handing over all it has."""
 
     def _make_validators(self, tiers: tuple[Tier, ...]) -> list[tuple[str, Callable[..., Any]]]:
         validators: list[tuple[str, Callable[..., Any]]] = []

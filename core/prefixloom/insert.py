@@ -85,23 +85,39 @@ def stops(sequence: Sequence, upto: int) -> Iterable[int]:
 
 def publish_end(cache: Cache, sequence: Sequence) -> None:
     """A sequence ends: publish what is complete, and a state that was not admitted while it ran on, if it is now."""
-    upto = sequence.publishable
-    if upto > sequence.published:
+    upto = sequence.named - cache._lookahead
+    if upto > sequence.committed:
+        upto = sequence.committed
+    upto -= upto % cache._page
+    if upto <= sequence.published:
+        if cache._admitting:
+            _admit_at_end(cache, sequence)
+    elif cache._attended or cache._flight.works:
         for stop in stops(sequence, upto) if cache._tracking else (upto,):
             publish(cache, sequence, stop, last=stop == upto, end=upto)
-    elif cache._admitting:
-        node = sequence._lease._node
-        lacking: Pairs = tuple(
-            (lane, holding)
-            for lane, holding in sequence._states
-            if lane.admit is not None and lane.shared and node.end and node.cells[lane.index] is None
-        )
-        pairs = _admitted(cache, sequence, lacking, upto, upto)
-        work = sequence._lease.work
-        own = own_slots(pairs) if work is not None and not work.over else None
-        for lane, holding in pairs:
-            lane.adopt([node], holding)
-        _published(cache, sequence, [node], own, pairs)
+    else:
+        run = nodes_for(cache, sequence, upto)
+        conclude(cache, sequence._lease, run, sequence._pairs)
+        sequence._pairs = ()
+        sequence.published = upto
+        if cache._debug is not None:
+            cache._debug.published(run)
+
+
+def _admit_at_end(cache: Cache, sequence: Sequence) -> None:
+    node = sequence._lease._node
+    upto = sequence.published
+    lacking: Pairs = tuple(
+        (lane, holding)
+        for lane, holding in sequence._states
+        if lane.admit is not None and lane.shared and node.end and node.cells[lane.index] is None
+    )
+    pairs = _admitted(cache, sequence, lacking, upto, upto)
+    work = sequence._lease.work
+    own = own_slots(pairs) if work is not None and not work.over else None
+    for lane, holding in pairs:
+        lane.adopt([node], holding)
+    _published(cache, sequence, [node], own, pairs)
 
 
 def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = -1) -> None:
@@ -124,7 +140,8 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
     run = nodes_for(cache, sequence, upto)
     node = run[-1]
     if last and receipts is None and not cache._coded_lanes:
-        conclude(cache, lease, run, sequence._pairs, pairs)
+        kept = () if pairs is sequence._pairs else [pair for pair in sequence._pairs if pair not in pairs]
+        conclude(cache, lease, run, pairs, kept)
         sequence._pairs = ()
     else:
         for lane, holding in pairs:
@@ -164,19 +181,17 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
 
     Down to where the match has compared keys already they are found from below.
     """
-    tree = cache._tree
     node = sequence._lease._node
     run = []
     reached = sequence._reached
     if reached is not None and node.end < reached.end <= upto and reached.first:
-        above = reached
+        run.append(reached)
+        above = reached.parent
         while above.end > node.end:
-            run.append(above)
+            run.insert(0, above)
             above = above.parent
-        run.reverse()
         node = reached
-    width = tree.element_bytes
-    run += spelled(cache, node, sequence._key_between(node.end * width, upto * width), upto)
+    spell(cache, node, sequence._key_between(node.end, upto), upto, run)
     priority = sequence.priority
     if priority:
         for node in run:
@@ -185,10 +200,9 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
     return run
 
 
-def spelled(cache: Cache, node: Node, key: bytes, upto: int) -> list[Node]:
-    """The nodes below ``node`` that ``key`` spells, each below the last, to ``upto``: a leaf, if need be."""
+def spell(cache: Cache, node: Node, key: bytes, upto: int, run: list[Node]) -> None:
+    """Add to ``run`` the nodes below ``node`` that ``key`` spells, down to ``upto``: the last may be a new leaf."""
     tree = cache._tree
-    run = []
     size = tree.page_bytes
     start = node.end
     at = 0
@@ -209,7 +223,6 @@ def spelled(cache: Cache, node: Node, key: bytes, upto: int) -> list[Node]:
         kids = node.kids
     if at < len(key):
         run.append(tree.attach(node, key, upto, at))
-    return run
 
 
 def _admitted(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int, end: int) -> Pairs:
@@ -291,17 +304,18 @@ def _donors(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int) -> tuple[
     A component for which no slot can be had keeps its state: a checkpoint is optional, serving is not.
     """
     donors: list[tuple[Lane, Any]] = []
-    able = []
-    for lane, holding in pairs:
-        if isinstance(lane, PointLane) and lane.donates(holding, upto):
+    unable = []
+    for pair in pairs:
+        lane, holding = pair
+        if lane.unit == "boundary" and lane.donates(holding, upto):
             try:
                 make_room(cache, [(lane, 1, holding)], "checkpoint")
             except CapacityError:
                 cache._skipped_checkpoints += 1
-                continue
-            donors.append((lane, holding))
-        able.append((lane, holding))
-    return donors, tuple(able)
+                unable.append(pair)
+            else:
+                donors.append(pair)
+    return donors, tuple([pair for pair in pairs if pair not in unable]) if unable else pairs
 
 
 def _renew(sequence: Sequence, lane: Lane, holding: Any, node: Node) -> None:

@@ -252,13 +252,16 @@ class Named:
             return bytes(self._more[start - split : end - split])
         return self._head[start:] + self._more[: end - split]
 
-    def _key_between(self, start: int, end: int) -> bytes:
-        """The key's bytes [start, end)."""
+    def _key_between(self, first: int, last: int) -> bytes:
+        """The bytes of the key's elements [first, last)."""
         if self._wide is not None:
-            return bytes(self._wide[start:end])
-        split = len(self._head)
+            width = self._maker.element_bytes
+            return bytes(self._wide[first * width : last * width])
+        head = self._head
+        split = len(head)
+        start, end = first * TOKEN_BYTES, last * TOKEN_BYTES
         if start < split < end:
-            return self._head[start:] + self._more[: end - split]
+            return head[start:] + self._more[: end - split]
         return self._tokens_between(start, end)
 
     def _cut(self, count: int) -> None:

@@ -37,7 +37,7 @@ class Cell(Link):
         self.node = node
         self.data = data
         self.locks = 0
-        self.prev = self.next = None
+        self.next = None
 
 
 class Lane:

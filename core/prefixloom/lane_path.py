@@ -18,7 +18,7 @@ from .tree import Node
 
 
 class PathCell(Cell):
-    """``up`` is the parent's cell, ``below`` the number of children that have one: of a new one, the one it is for."""
+    """``up`` is the parent's cell, ``below`` the number of children that have one."""
 
     __slots__ = ("below", "up")
 
@@ -28,9 +28,9 @@ class PathCell(Cell):
         self.node = node
         self.data = data
         self.up = up
-        self.below = 1
+        self.below = 0
         self.locks = 0
-        self.prev = self.next = None
+        self.next = None
 
 
 class PathLane(PageLane):
@@ -40,7 +40,6 @@ class PathLane(PageLane):
         """A root has a cell that holds nothing and is always covered, so that every walk upward ends there."""
         cell = PathCell(root, b"", None)  # type: ignore[arg-type]
         cell.locks = 1
-        cell.below = 0
         root.cells[self.index] = cell
 
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
@@ -104,29 +103,44 @@ class PathLane(PageLane):
         return cell
 
     def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
-        self.adopt(run, holding)
-        node = run[-1]
-        cell: PathCell = node.cells[self.index]
-        while cell is None:
-            node = node.parent
-            cell = node.cells[self.index]
-        if cell is record:
-            self.release(record)
-        else:
-            if not cell.locks:
-                if cell.next is None:
-                    self.queue.add(cell)
-                else:
-                    self.queue.touch(cell)
-            locks = record.locks - 1
-            record.locks = locks
-            above = record
+        """In one walk, where the lease covers the path down to the run. Nobody reads the table any more."""
+        i = self.index
+        page = self.page
+        first = holding.owned
+        above = run[0].parent
+        if record.node is not above or first != above.end // page:
+            super().conclude(run, holding, record)
+            return
+        table = holding.table
+        up = record
+        for node in run:
+            last = node.end // page
+            data = table[first:last].tobytes()
+            cell: PathCell = node.cells[i]
+            if cell is None:
+                up.below += 1
+                cell = node.cells[i] = PathCell(node, data, up)
+                self.in_tree += last - first
+            else:
+                self.pool.give(data)
+            up = cell
+            first = last
+        holding.owned = first
+        if not up.locks:
+            if up.next is None:
+                self.queue.add(up)
+            else:
+                self.queue.touch(up)
+        locks = record.locks - 1
+        record.locks = locks
+        if not locks:
+            up = record
             while not locks:
-                above = above.up
-                locks = above.locks - 1
-                above.locks = locks
-            self.leased -= (record.node.end - above.node.end) // self.page
-        if len(holding.table) > holding.owned:
+                up = up.up
+                locks = up.locks - 1
+                up.locks = locks
+            self.leased -= (above.end - up.node.end) // page
+        if len(table) > first:
             self.close(holding)
 
     def divide(self, upper: Node, lower: Node) -> None:
@@ -135,6 +149,7 @@ class PathLane(PageLane):
         if cell is None:
             return
         new = PathCell(upper, b"", cell.up)
+        new.below = 1
         new.data, cell.data = self.page_slice(cell.data, upper.end - upper.parent.end)
         new.locks = 1 if cell.locks else 0
         cell.up = new
@@ -187,45 +202,33 @@ class PathLane(PageLane):
         return data if boundary == node.end else data[: boundary // self.page * ID_BYTES]
 
     def adopt(self, run: list[Node], holding: Holding) -> None:
-        """What the tree has of a run lies in front, since residency is closed upward."""
+        """Nothing, if the path above has a hole: residency stays closed upward."""
         i = self.index
-        top = run[0]
-        if top.cells[i] is not None:
-            run = self.read_theirs(run, holding)
-            if not run:
-                return
-            top = run[0]
-        up = top.parent.cells[i]
         page = self.page
-        start = first = holding.owned
-        if up is None or first != top.parent.end // page:
+        first = holding.owned
+        above = run[0].parent
+        up: PathCell = above.cells[i]
+        if up is None or first != above.end // page:
             return
         table = holding.table
-        up.below += 1
         for node in run:
             last = node.end // page
-            up = node.cells[i] = PathCell(node, table[first:last].tobytes(), up)
-            first = last
-        up.below = 0
-        holding.owned = first
-        self.in_tree += first - start
-
-    def read_theirs(self, run: list[Node], holding: Holding) -> list[Node]:
-        """Where the tree has cells, ours are duplicates: freed, and the tree's are read. The rest of ``run``."""
-        i = self.index
-        theirs = []
-        for node in run:
-            cell = node.cells[i]
+            cell: PathCell = node.cells[i]
             if cell is None:
-                break
-            theirs.append(cell.data)
-        data = b"".join(theirs)
-        first = holding.owned
-        last = holding.owned = first + len(data) // ID_BYTES
+                up.below += 1
+                cell = node.cells[i] = PathCell(node, table[first:last].tobytes(), up)
+                self.in_tree += last - first
+            else:
+                self.read_theirs(cell.data, holding, first, last)
+            up = cell
+            first = last
+        holding.owned = first
+
+    def read_theirs(self, data: bytes, holding: Holding, first: int, last: int) -> None:
+        """Where the tree has a cell, our pages [first, last) are duplicates: freed, and the tree's are read."""
         self.pool.give(holding.table[first:last].tobytes())
         holding.table[first:last] = array("i", data)
         holding.change(first)
-        return run[len(theirs) :]
 
     def retain(self, holding: Holding, floor: int) -> None:
         pass

@@ -240,18 +240,29 @@ class PointLane(Lane):
         self.queue.add(cell)
 
     def conclude(self, run: list[Node], holding: StateHolding, record: Cell | None) -> None:
-        self.adopt(run, holding)
-        if record is not None:
-            self.release(record)
-        if holding.slot != NO_SLOT or holding.tracks or holding.steps:
-            self.close(holding)
+        node = run[-1]
+        i = self.index
+        if (
+            holding.tracks
+            or holding.steps
+            or record is not None
+            or node.cells[i] is not None
+            or holding.as_of != node.end
+            or not self.complete(holding)
+        ):
+            super().conclude(run, holding, record)
+            return
+        cell = node.cells[i] = Cell(node, holding.slot)  # the running state is all that it has
+        self.in_tree += 1
+        self.queue.add(cell)
+        holding.slot = NO_SLOT
 
     def donates(self, holding: StateHolding, boundary: int) -> bool:
         """Whether publishing ``boundary`` takes the running state, so that the sequence needs a fresh slot."""
         return (
             self.complete(holding)
             and holding.as_of == boundary
-            and not any(track.complete and track.as_of == boundary for track in holding.tracks)
+            and not (holding.tracks and any(track.complete and track.as_of == boundary for track in holding.tracks))
         )
 
     def renew(self, holding: StateHolding) -> None:

@@ -37,6 +37,7 @@ class ScatterLane(SpanLane):
     """Needs that are several intervals, that only Python code can tell, or that a hook widens."""
 
     __slots__ = ("asks_until", "reach", "spans")
+    headless = False
 
     spans: Callable[[int], tuple[Interval, ...]]
 

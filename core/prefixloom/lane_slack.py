@@ -36,7 +36,7 @@ class SpanCell(Cell):
         self.pages = pages
         self.locks = 0
         self.slack = None
-        self.prev = self.next = None
+        self.next = None
 
 
 class Slack(Link):
@@ -44,7 +44,7 @@ class Slack(Link):
 
     def __init__(self, cell: SpanCell) -> None:
         self.cell = cell
-        self.prev = self.next = None
+        self.next = None
 
 
 class SlackLane(PageLane):
@@ -69,19 +69,23 @@ class SlackLane(PageLane):
 
     def slack_pages(self, cell: SpanCell) -> Interval:
         """Indices [first, last) into ``cell.data`` of the pages that are slack."""
-        have = len(cell.data) // ID_BYTES
+        page = self.page
         end = cell.node.end
-        offset = end - have * self.page
-        return 0, max(0, min(have, (self.first_needed(end) - offset) // self.page))
+        needed = end // page - self.tail(end) // page
+        count = len(cell.data) // ID_BYTES - needed
+        return 0, count if count > 0 else 0
 
     def find_slack(self, cell: SpanCell) -> None:
         node = cell.node
-        if self.tail(node.end) <= node.parent.end:
-            return
+        if self.tail(node.end) > node.parent.end:
+            self.note_slack(cell)
+
+    def note_slack(self, cell: SpanCell) -> None:
+        """Slack, if any of the pages is there that may be."""
         first, last = self.slack_pages(cell)
         if last > first and present(cell.data[first * ID_BYTES : last * ID_BYTES]):
-            cell.slack = Slack(cell)
-            self.slack.add(cell.slack)
+            slack = cell.slack = Slack(cell)
+            self.slack.add(slack)
 
     def drop_slack(self, cell: SpanCell) -> None:
         if cell.slack is not None:

@@ -12,7 +12,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from .holding import Holding, strip, without_absent
-from .lane_slack import SlackLane, SpanCell
+from .lane_slack import Slack, SlackLane, SpanCell
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .queues import Queue
 from .reach import Interval, merged
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 class SpanLane(SlackLane):
     __slots__ = ("dense", "tree_page")
+    headless = True
+    """Whether a boundary needs nothing but its tail."""
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
@@ -161,10 +163,30 @@ class SpanLane(SlackLane):
             self.release(record)
 
     def conclude(self, run: list[Node], holding: Holding, record: Any) -> None:
-        self.adopt(run, holding)
+        """Nobody reads the table any more: where the tree has all that is ours, ours is only given back."""
+        i = self.index
+        page = self.page
+        base = holding.base
+        table = holding.table
+        first = holding.owned - base
+        for node in run:
+            last = node.end // page - base
+            if last > first:
+                cell: SpanCell = node.cells[i]
+                mine = table[first:last].tobytes()
+                if cell is None:
+                    self.hang(node, mine, base + first)
+                elif cell.pages == (node.end - node.parent.end) // page and ABSENT_BYTES not in mine:
+                    self.pool.give(mine)
+                    if cell.next is not None:
+                        self.queue.touch(cell)
+                else:
+                    self.merge(cell, mine, holding)
+                first = last
+        holding.owned = base + first
         if record is not None:
             self.release(record)
-        if holding.base + len(holding.table) > holding.owned:
+        if len(table) > first:
             self.close(holding)
 
     # ------------------------------------------------------------ tree
@@ -231,45 +253,56 @@ class SpanLane(SlackLane):
 
     def adopt(self, run: list[Node], holding: Holding) -> None:
         i = self.index
-        page, base, table, queue = self.page, holding.base, holding.table, self.queue
+        page = self.page
+        base = holding.base
+        table = holding.table
         first = holding.owned - base
-        if not first:  # what lies before all that is held is neither brought nor used
-            low, before = base * page, 0
-            for node in run:
-                if node.end > low:
-                    break
-                before += 1
-            run = run[before:]
-        last = first
         for node in run:
-            first, last = last, node.end // page - base
-            cell: SpanCell = node.cells[i]
-            if cell is not None and cell.next is not None:  # used just now, even if we bring nothing new
-                queue.touch(cell)
-            mine = table[first:last].tobytes()
-            if mine.startswith(ABSENT_BYTES):
-                mine = strip(mine)
-            if not mine:
-                continue
-            if cell is not None:
-                self.merge(cell, mine, holding)
-                continue
+            last = node.end // page - base
+            if last > first:  # what lies before all that is held is neither brought nor used
+                cell: SpanCell = node.cells[i]
+                mine = table[first:last].tobytes()
+                if cell is None:
+                    self.hang(node, mine, base + first)
+                else:
+                    self.merge(cell, mine, holding)
+                first = last
+        holding.owned = base + first
+
+    def hang(self, node: Node, mine: bytes, first: int) -> None:
+        """Our last pages of the node's edge, from ``first`` on, become its cell, if any of them is there."""
+        pages = len(mine) // ID_BYTES
+        whole = ABSENT_BYTES not in mine
+        if not whole:
+            mine = strip(mine)
             pages = present(mine)
-            cell = node.cells[i] = SpanCell(node, mine, pages)
-            self.in_tree += pages
-            queue.add(cell)
-            self.find_slack(cell)
-        holding.owned = base + last
+            if not pages:
+                return
+        cell = node.cells[self.index] = SpanCell(node, mine, pages)
+        self.in_tree += pages
+        self.queue.add(cell)
+        if self.tail(node.end) // self.page > first:
+            if whole and self.headless:  # what lies before the tail is slack, and there
+                slack = cell.slack = Slack(cell)
+                self.slack.add(slack)
+            else:
+                self.note_slack(cell)
 
     def merge(self, cell: SpanCell, mine: bytes, holding: Holding) -> None:
         """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has.
 
-        ``mine``: our last pages of the cell's edge.
+        ``mine``: our last pages of the cell's edge. It was used just now, even if we bring nothing new.
         """
+        if cell.next is not None:
+            self.queue.touch(cell)
+        if mine.startswith(ABSENT_BYTES):
+            mine = strip(mine)
+            if not mine:
+                return
         node = cell.node
-        count = (node.end - node.parent.end) // self.page
         last = node.end // self.page - holding.base
         first = last - len(mine) // ID_BYTES
+        count = (node.end - node.parent.end) // self.page
         if cell.pages == count and ABSENT_BYTES not in mine:  # the tree has it all: ours are duplicates
             self.pool.give(mine)
             holding.table[first:last] = array("i", cell.data[-len(mine) :])

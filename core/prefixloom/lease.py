@@ -256,8 +256,7 @@ def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None
     records = lease._records
     for lane in cache._lanes:
         i = lane.index
-        receipt = None if receipts is None else receipts[i]
-        if receipt is None or lane.unit == "boundary":
+        if receipts is None or (receipt := receipts[i]) is None or lane.unit == "boundary":
             records[i] = lane.advance(records[i], node)
         else:
             wider = lane.acquire_wider(node, receipt.positions)
@@ -284,32 +283,28 @@ def replaced(cache: Cache, hold: Hold) -> None:
         lane.sparing.pop(hold, None)
 
 
-def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, shared: Pairs) -> None:
+def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, kept: Pairs = ()) -> None:
     """A sequence ends at the last node of ``run``: each component hands over, uncovers and gives back in one go.
 
-    ``shared``: those of ``pairs`` that hand something over.
+    ``kept``: those that hand nothing over.
     """
     lease._cache = None
-    ended(cache, lease)
+    cache._live.pop(lease, None)
+    for lane in cache._sparing:
+        lane.sparing.pop(lease, None)
     if cache._debug is not None:
         cache._debug.released(lease)
     if lease.row >= 0:
         cache._tables.leave(lease)
     records = lease._records
     node = run[-1]
-    for lane, holding in shared:
+    for lane, holding in pairs:
         lane.conclude(run, holding, records[lane.index])
-    if shared is not pairs:
-        for lane, holding in pairs:
-            if (lane, holding) not in shared:
-                lane.finish(records[lane.index], node)
-                lane.close(holding)
-    old = lease._node
-    lease._node = node
-    old.leases -= 1
-    if not old.kids and not old.leases and cache._tree.prune(old):
-        cache._epoch += 1
-    if not node.kids and not node.leases and not any(node.cells) and cache._tree.prune(node):
+    for lane, holding in kept:
+        lane.finish(records[lane.index], node)
+        lane.close(holding)
+    lease._node.leases -= 1  # it is not bare: ``run`` hangs below it
+    if node.cells[0] is None and cache._tree.prune(node):
         cache._epoch += 1
     if cache._graves:
         sweep(cache)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Link:
-    """Something that can stand in a queue."""
+    """Something that can stand in a queue. While it does not, ``next`` is None, and ``prev`` is nothing to go by."""
 
     __slots__ = ("next", "prev")
 
