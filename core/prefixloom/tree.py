@@ -94,8 +94,11 @@ class Tree:
         self.roots: dict[str, Root] = {}
         self.nodes = 0
 
-    def walk(self, root: Node, key: bytes) -> tuple[Node, int]:
-        """The deepest boundary whose key agrees: (node, tokens), inside of the node's edge or at its end."""
+    def walk(self, root: Node, key: bytes) -> tuple[Node, int, Node]:
+        """The deepest boundary whose key agrees: (node, tokens), inside of the node's edge or at its end.
+
+        And the deepest node whose whole path agrees.
+        """
         node = root
         kids = node.kids
         at = 0
@@ -106,11 +109,11 @@ class Tree:
                 break
             edge = child.key
             if not key.startswith(edge, at):
-                return child, (at + self.agreed(key, at, edge)) // self.element_bytes
+                return child, (at + self.agreed(key, at, edge)) // self.element_bytes, node
             at += len(edge)
             node = child
-            kids = node.kids
-        return node, at // self.element_bytes
+            kids = child.kids
+        return node, node.end, node
 
     def agreed(self, key: bytes | bytearray, at: int, edge: bytes) -> int:
         """Bytes of whole pages in which ``edge`` agrees with ``key`` from ``at``; the first page is known to."""
