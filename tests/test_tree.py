@@ -61,11 +61,11 @@ def test_a_walk_stops_inside_of_an_edge_at_a_page() -> None:
     tree = Tree(2, 4, 1)
     root = Root("", tree.width)
     node = tree.attach(root, key(1, 2, 3), 6)
-    assert tree.walk(root, key(1, 2, 9)) == (node, 4)
-    assert tree.walk(root, key(1, 2, 3, 4)) == (node, 6)
-    assert tree.walk(root, key(1, 2)[:-1]) == (node, 2)
-    assert tree.walk(root, key(9)) == (root, 0)
-    assert tree.walk(root, b"") == (root, 0)
+    assert tree.walk(root, key(1, 2, 9)) == (node, 4, root)
+    assert tree.walk(root, key(1, 2, 3, 4)) == (node, 6, node)
+    assert tree.walk(root, key(1, 2)[:-1]) == (node, 2, root)
+    assert tree.walk(root, key(9)) == (root, 0, root)
+    assert tree.walk(root, b"") == (root, 0, root)
 
 
 def test_prune_unlinks_bare_nodes_upward_and_stops_at_what_is_kept() -> None:

@@ -57,9 +57,7 @@ class Assembly(Asking):
         )
         self._replay = max(part.manifest.replay for part in composition.parts)
         self._rewind_limit = self._find_rewind_limit()
-        self._running_wanted: list[tuple[Lane, int, object]] = [
-            (lane.room, lane.per_sequence, None) for lane in self._lanes if isinstance(lane, PointLane)
-        ]
+        self._no_records: list[Any] = [None] * len(self._lanes)
         self._bind_hooks()
 
     # ------------------------------------------------------------ making
@@ -113,6 +111,10 @@ class Assembly(Asking):
         tier = [] if self.composition.tier is None else [self.composition.tier.hooks]
         self._transfer_hooks = any(h.build_hicache_transfers or h.commit_hicache_transfer for h in (*hooks, *tier))
         self._insert_hooks = any(h.commit_insert for h in hooks)
+        self._asks_more = self._match_hooks or self.composition.debug or self.composition.tier is not None
+        """Whether a match is more than what the keys and the components say."""
+        self._opens_apart = self._lock_hooks or self._match_hooks or self._replay > 0
+        """Whether opening may cover more than the reaches say, or take more slots than those of running states."""
         self._admitting = any(isinstance(lane, PointLane) and lane.admit is not None for lane in self._lanes)
         self._attended = bool(
             self._tracking or self._coded_lanes or self._thins or self._unshared or self.composition.tier is not None

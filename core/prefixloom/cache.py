@@ -15,17 +15,17 @@ from .assembly import Assembly
 from .debug import Debug
 from .dropped import Dropped
 from .errors import InputError, ProtocolError
-from .evict import evict, make_room
+from .evict import evict
 from .flight import Flight
 from .flushing import forget_everything
 from .graves import bury
 from .insert import split
 from .keys import TOKEN_BYTES, Tokens, encode
-from .lane import Lane, PageLane
+from .lane import Lane
 from .lane_path import PathLane
-from .lease import Hold, Lease, acquire, begin, release
-from .ops import CLEAR, Fill
-from .plan import MatchPlan, make_plan
+from .lease import Hold, Lease, acquire
+from .opening import open_at
+from .plan import MatchPlan, again, complete, look
 from .pool import Pool
 from .retention import reclaim
 from .sequence import Sequence
@@ -115,15 +115,25 @@ class Cache(Assembly):
             namespace = _text(namespace)
         if leave.__class__ is not int or leave < 0:
             raise InputError(f"leave takes a number of tokens from 0 up, got {leave!r}")
-        encoded = tokens if tokens.__class__ is Tokens else encode(tokens)
-        key: bytes = encoded
-        single: bytes | None = None
+        if tokens.__class__ is not Tokens:
+            tokens = encode(tokens)
+        plan = MatchPlan()
+        plan._cache = self
+        plan._epoch = self._epoch
+        plan._claims = ()
+        plan.branch = plan.limited_by = None
+        plan._tokens = plan._key = tokens
+        plan._single = None
+        plan.namespace = namespace
         lookahead = self._lookahead
         if extra or lookahead:
-            single = self._keys.with_extra(encoded, extra) if extra else None
-            key = self._keys.widen(encoded if single is None else single)
-        limit = len(encoded) // TOKEN_BYTES - (leave if leave > lookahead else lookahead)
-        return make_plan(self, namespace, encoded, key, limit if limit > 0 else 0, single)
+            plan._single = single = self._keys.with_extra(tokens, extra) if extra else None
+            plan._key = self._keys.widen(tokens if single is None else single)
+        most = plan._most = len(tokens) // TOKEN_BYTES - (leave if leave > lookahead else lookahead)
+        walked_to = look(self, plan, most)
+        if self._asks_more:
+            complete(self, plan, *walked_to)
+        return plan
 
     def peek(
         self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Iterable[tuple[int, int, Hashable]] = ()
@@ -146,7 +156,7 @@ class Cache(Assembly):
         if plan._epoch != self._epoch:
             if plan._epoch < self._flushed_at:
                 raise ProtocolError(f"{plan!r} was made before the cache was flushed: match again")
-            return make_plan(self, plan.namespace, plan._tokens, plan._key, plan._limit, plan._single)
+            return again(plan, plan._key, plan._most)
         return plan
 
     def _anchor(self, plan: MatchPlan) -> Node:
@@ -191,33 +201,7 @@ class Cache(Assembly):
             plan = self._current(tokens)
         else:
             plan = self._plan(tokens, namespace, leave, extra)
-        node = plan._node
-        if node.end != plan.ready or not plan.ready:
-            node = self._anchor(plan)
-        lease, paged, states = begin(self, node, plan.namespace)
-        sequence = Sequence(self, lease, plan, paged, states)
-        sequence.priority = priority
-        lease.label = label
-        try:
-            if states or self._replay or plan._claims:
-                make_room(self, self._open_wanted(plan), "open a sequence")
-                self._fill_holdings(sequence, plan)
-        except BaseException:  # no slot to be had: nothing is kept
-            for lane, holding in sequence._pairs:
-                lane.close(holding)
-            release(self, lease)
-            raise
-        self._opened += 1
-        self._asked += sequence.named
-        self._hit += plan.ready
-        lease.pairs = sequence._pairs
-        self._live[lease] = None
-        if self._tier is not None:
-            sequence._plan = plan
-            self._tier.used(node)
-        if self._debug is not None:
-            self._leave("open")
-        return sequence
+        return open_at(self, plan, label, priority)
 
     def session(
         self, model: Any, ids: Any, *, namespace: str = "", label: str = "", **options: Any
@@ -227,35 +211,6 @@ class Cache(Assembly):
         Made by an installed adapter that knows the model, which takes the ``options``. CompositionError: none does.
         """
         return open_session(self, model, ids, {"namespace": namespace, "label": label, **options})
-
-    def _fill_holdings(self, sequence: Sequence, plan: MatchPlan) -> None:
-        """The slots that opening takes, which are free, and the ops that fill the running states."""
-        lease = sequence._lease
-        for lane, holding in sequence._states:
-            lane.start(holding)
-            cell = lease._records[lane.index]
-            sequence._fills.append(Fill(lane, holding, CLEAR if cell is None else cell.data, lane.taken))
-        if self._replay:
-            for lane, holding in sequence._paged:
-                if lane.replay:
-                    lane.make_replayed(holding)
-        if plan._claims:
-            sequence._claimed_ops = [op for claim in plan._claims if claim is not None for op in claim.ops]
-        if self._flight.claimed:
-            lease.claim(self._flight)
-
-    def _open_wanted(self, plan: MatchPlan) -> list[tuple[Lane, int, object]]:
-        """Slots that opening takes: running states, what is rebuilt by replay, and what plugins claim."""
-        if not plan._claims and not self._replay:
-            return self._running_wanted
-        need = {lane.name: count for lane, count, _ in self._running_wanted}
-        for lane in self._lanes:
-            if isinstance(lane, PageLane) and lane.replay and plan.ready:
-                need[lane.name] = lane.replayed_pages(plan.ready)
-        for lane, claim in zip(self._lanes, plan._claims, strict=False):
-            if claim is not None and claim.need:
-                need[lane.name] = need.get(lane.name, 0) + claim.need
-        return [(lane, need[lane.name], None) for lane in self._lanes if need.get(lane.name)]
 
     def _too_long(self, length: int) -> None:
         kept = [lane for lane in self._page_lanes if not lane.retains]

@@ -45,9 +45,8 @@ class Dropped(list[Any]):
                 log.warning("%r was entered and dropped before its end; it counts as failed", item)
                 item.__exit__(Abandoned, None, None)
                 continue
-            where = (
-                item._lease if isinstance(item, Sequence) else item
-            )._where or "a place that PREFIXLOOM_DEBUG=1 tells"
+            made = item._lease if isinstance(item, Sequence) else item
+            where = getattr(made, "_where", None) or "a place that PREFIXLOOM_DEBUG=1 tells"
             log.warning("%r was dropped without release (made at %s); its slots were taken back", item, where)
             if isinstance(item, Sequence):
                 item._give_back(cache)

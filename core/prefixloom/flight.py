@@ -123,7 +123,6 @@ class Flight(Fence):
         work.name = repr(who)
         work.holds = [sequence._lease for sequence in sequences]
         for hold in work.holds:
-            hold.stream = stream
             hold.work = work
             hold.fence = max(hold.fence, work.number)  # it may have come to use what began after this step
         if stream.inline:  # it is over as well, but what it came after may yet be told to have failed

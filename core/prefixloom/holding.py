@@ -22,11 +22,12 @@ class Holding:
 
     __slots__ = ("base", "changed", "floor", "owned", "table")
 
-    def __init__(self, data: bytes, base: int = 0) -> None:
+    def __init__(self, data: bytes, base: int, end: int) -> None:
+        """It reads ``data``, the slots of the pages [``base``, ``end``), and owns nothing yet."""
         self.changed = self.floor = 0
         self.base = base
         self.table: array[int] = array("i", data)
-        self.owned = base + len(data) // ID_BYTES
+        self.owned = end
 
     def change(self, page: int) -> None:
         """What is told of pages from ``page`` on changes."""

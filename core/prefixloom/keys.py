@@ -212,37 +212,44 @@ def _lasting(what: object) -> str | None:
     return repr(what) if type(what) in (str, bytes, bool, float) else None
 
 
+class Elements:
+    """The key elements that a growing sequence's tokens name, where they are not simply the tokens.
+
+    ``single`` are the tokens with extra keys in place, where there are any.
+    """
+
+    __slots__ = ("maker", "single", "wide")
+
+    def __init__(self, maker: KeyMaker, wide: bytes, single: bytes | None) -> None:
+        self.maker = maker
+        self.wide = bytearray(wide)
+        self.single = None if single is None else bytearray(single)
+
+
 class Named:
     """The tokens that a growing sequence has been told, and the key elements that they name.
 
-    The prompt is never copied: what is appended is kept apart. ``_single`` are the tokens with extra keys in place,
-    where there are any; ``_wide`` the elements, where they are not simply the tokens.
+    The prompt is never copied: what is appended is kept apart. ``_wide`` are the elements, where they are not simply
+    the tokens.
     """
 
-    __slots__ = ("_head", "_maker", "_more", "_single", "_wide", "named")
+    __slots__ = ("_head", "_more", "_wide", "named")
 
-    _maker: KeyMaker
     _head: bytes
     _more: bytes | bytearray
-    _single: bytearray | None
-    _wide: bytearray | None
+    _wide: Elements | None
     named: int
 
-    def _append(self, more: Tokens) -> None:
-        known = self._more
-        if known.__class__ is bytearray:
-            known += more
+    def _widen(self, more: Tokens) -> None:
+        """``more`` was named."""
+        known = self._wide
+        assert known is not None
+        at = len(known.wide) // known.maker.element_bytes * TOKEN_BYTES
+        if known.single is None:
+            known.wide += known.maker.widen(self._tokens_between(at, self.named * TOKEN_BYTES))
         else:
-            self._more = bytearray(known) + more if known else more
-        self.named += len(more) // TOKEN_BYTES
-        wide = self._wide
-        if wide is not None:
-            if self._single is not None:
-                self._single += more
-            at = len(wide) // self._maker.element_bytes * TOKEN_BYTES
-            wide += self._maker.widen(
-                self._tokens_between(at, self.named * TOKEN_BYTES) if self._single is None else self._single[at:]
-            )
+            known.single += more
+            known.wide += known.maker.widen(known.single[at:])
 
     def _tokens_between(self, start: int, end: int) -> bytes:
         split = len(self._head)
@@ -256,7 +263,7 @@ class Named:
         """The bytes of the key's elements [first, last)."""
         if self._wide is not None:
             width = self._maker.element_bytes
-            return bytes(self._wide[first * width : last * width])
+            return bytes(self._wide.wide[first * width : last * width])
         head = self._head
         split = len(head)
         start, end = first * TOKEN_BYTES, last * TOKEN_BYTES
@@ -271,7 +278,8 @@ class Named:
         self._more = bytearray(self._more[: max(0, size - split)])
         self._head = self._head[:size]
         self.named = count
-        if self._single is not None:
-            del self._single[size:]
-        if self._wide is not None:
-            del self._wide[max(0, count - self._maker.lookahead) * self._maker.element_bytes :]
+        known = self._wide
+        if known is not None:
+            if known.single is not None:
+                del known.single[size:]
+            del known.wide[max(0, count - known.maker.lookahead) * known.maker.element_bytes :]

@@ -157,7 +157,7 @@ class PathLane(PageLane):
         self.queue.inherit(new, cell, linked=False)
 
     def open(self, node: Node) -> Holding:
-        return Holding(self.row(node, node.end))
+        return Holding(self.row(node, node.end), 0, node.end // self.page)
 
     def begin(self, node: Node) -> tuple[PathCell, Holding]:
         """In one walk: a sequence opens where the path is held."""
@@ -180,7 +180,7 @@ class PathLane(PageLane):
             parts.append(above.data)
             above = above.up
         parts.reverse()
-        return record, Holding(b"".join(parts))
+        return record, Holding(b"".join(parts), 0, node.end // self.page)
 
     def close(self, holding: Holding) -> None:
         table = holding.table

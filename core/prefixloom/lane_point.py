@@ -146,6 +146,20 @@ class PointLane(Lane):
     def open(self, node: Node) -> StateHolding:
         return StateHolding(node.end)
 
+    def begin(self, node: Node) -> tuple[Cell | None, StateHolding]:
+        """In one move, with the slots if they are at hand: else somebody has to make room first."""
+        cell: Cell | None = node.cells[self.index]
+        if cell is not None:
+            if not cell.locks:
+                self.leased += 1
+                if cell.next is not None:
+                    self.queue.remove(cell)
+            cell.locks += 1
+        holding = StateHolding(node.end)
+        if self.per_sequence <= len(self.live._free):
+            self.start(holding)
+        return cell, holding
+
     def start(self, holding: StateHolding) -> None:
         """Its slots; the caller has made sure that they are free."""
         if self.per_sequence == 1:

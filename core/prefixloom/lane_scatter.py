@@ -17,7 +17,7 @@ from .lane_span import SpanLane
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .queues import Queue
 from .reach import Interval, Reach, merged
-from .tree import Node
+from .tree import Node, climb
 
 if TYPE_CHECKING:
     from .compose import Part
@@ -28,8 +28,8 @@ class ScatterHolding(Holding):
 
     __slots__ = ("low",)
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
+    def __init__(self, data: bytes, end: int) -> None:
+        super().__init__(data, 0, end)
         self.low = 0
 
 
@@ -83,7 +83,17 @@ class ScatterLane(SpanLane):
         before = holding.table[: max(0, boundary // self.page - holding.base)]
         return before.count(ABSENT) == len(before)
 
+    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
+        while boundary:
+            hole = self.hole(node, boundary)
+            if hole < 0:
+                break
+            boundary = hole // self.tree_page * self.tree_page
+            node = climb(node, boundary)
+        return node, boundary
+
     def hole(self, node: Node, boundary: int) -> int:
+        """The lowest known position that ``boundary`` needs and that is absent; -1 if all is there."""
         for low, high in reversed(self.spans(boundary)):
             hole = self.hole_in(node, low, high)
             if hole >= 0:
@@ -147,7 +157,7 @@ class ScatterLane(SpanLane):
         return max(first, min(last, -(-(shape.head - start) // self.page))), last
 
     def open(self, node: Node) -> ScatterHolding:
-        return ScatterHolding(self.row(node, node.end))
+        return ScatterHolding(self.row(node, node.end), node.end // self.page)
 
     def row(self, node: Node, boundary: int) -> bytes:
         count = node.end // self.page

@@ -16,7 +16,7 @@ from .lane_slack import Slack, SlackLane, SpanCell
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .queues import Queue
 from .reach import Interval, merged
-from .tree import Node
+from .tree import Node, climb
 
 if TYPE_CHECKING:
     from .compose import Part
@@ -35,19 +35,25 @@ class SpanLane(SlackLane):
 
     # ------------------------------------------------------------ match
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
+        i = self.index
+        page = self.page
         while boundary:
-            hole = self.hole(node, boundary)
+            low = self.tail(boundary)
+            above = node
+            while above.end > low:  # mostly all of these edges is held
+                cell = above.cells[i]
+                parent = above.parent
+                if cell is None or cell.pages * page != above.end - parent.end:
+                    break
+                above = parent
+            else:
+                break
+            hole = self.hole_in(above, low // page * page, min(boundary, above.end))
             if hole < 0:
                 break
             boundary = hole // self.tree_page * self.tree_page
-            while node.parent is not None and node.parent.end >= boundary:
-                node = node.parent
+            node = climb(node, boundary)
         return node, boundary
-
-    def hole(self, node: Node, boundary: int) -> int:
-        """The lowest known position that ``boundary`` needs and that is absent; -1 if all is there."""
-        page = self.page
-        return self.hole_in(node, self.tail(boundary) // page * page, boundary)
 
     def hole_in(self, node: Node, low: int, high: int) -> int:
         """A hole in positions [low, high) of the path to ``node``; -1 if there is none."""
@@ -138,12 +144,13 @@ class SpanLane(SlackLane):
                 if cell.next is not None:
                     self.queue.remove(cell)
             above = above.parent
+        last = end // self.page
         if not parts:
-            return None, Holding(b"", end // self.page)
+            return None, Holding(b"", last, last)
         parts.reverse()
         first = low // self.page
         data = b"".join(parts)
-        return (node, end - above.end), Holding(data[(first - end // self.page) * ID_BYTES :], first)
+        return (node, end - above.end), Holding(data[(first - last) * ID_BYTES :], first, last)
 
     def release(self, record: tuple[Node, int], recent: bool = True) -> None:
         node, covered = record
@@ -222,7 +229,7 @@ class SpanLane(SlackLane):
         end = node.end
         page = self.page
         low = self.tail(end) // page
-        return Holding(self.gather(node, end // page - low), low)
+        return Holding(self.gather(node, end // page - low), low, end // page)
 
     def row(self, node: Node, boundary: int) -> bytes:
         low = self.first_needed(boundary) // self.page

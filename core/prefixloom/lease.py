@@ -35,13 +35,12 @@ class Hold(Handle):
 
     __slots__ = (
         "__weakref__", "_cache", "_flushes", "_node", "_receipts", "_records", "_where", "failed", "fence", "label",
-        "pairs", "row", "stream", "work",
+        "pairs", "row", "work",
     )  # fmt: skip
 
-    _where: str | None
+    _where: str  # in debug mode
     work: Work | None  # the last step that its sequence was in, if that went to a stream
-    stream: Stream | None  # and that stream
-    label: str
+    label: str  # this and the pairs are set by who makes it
     pairs: Pairs
 
     def __init__(self, cache: Cache, node: Node, records: list[Any], receipts: list[Receipt | None] | None) -> None:
@@ -50,12 +49,9 @@ class Hold(Handle):
         self._records = records
         self._receipts = receipts
         self._flushes = cache._flushes
-        self._where = None
-        self.label = ""
-        self.pairs = ()
         self.fence = 0  # whatever uses what it covers or holds comes after the steps up to this one
         self.row = -1  # its place in page tables that kernels read
-        self.work = self.failed = self.stream = None
+        self.work = self.failed = None
 
     failed: BaseException | None
 
@@ -69,6 +65,11 @@ class Hold(Handle):
     def boundary(self) -> int:
         """The boundary that it is anchored at, in tokens."""
         return self._node.end
+
+    @property
+    def stream(self) -> Stream | None:
+        """Where the last step that its sequence was in went."""
+        return None if self.work is None else self.work.stream
 
     @property
     def active(self) -> bool:
@@ -128,6 +129,8 @@ def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
                     lane.release(record)
             raise
     lease = kind(cache, node, records, receipts)
+    lease.label = ""
+    lease.pairs = ()
     node.leases += 1
     if cache._flight.nodes:
         cache._flight.read(lease, node)
@@ -136,47 +139,12 @@ def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
     return lease
 
 
-def begin(cache: Cache, node: Node, namespace: str) -> tuple[Hold, list[Any], list[Any]]:
-    """``acquire`` for a running sequence, and (lane, holding) of each component in the same move.
-
-    First those of page components, which read what the lease covers and own nothing yet, then the states, which have
-    no slot yet. If a reach or a hook raises, nothing is covered.
-    """
-    if cache._lock_hooks:
-        lease = acquire(cache, node, namespace, Hold)
-        try:
-            paged = [(lane, lane.open(node)) for lane in cache._page_lanes]
-        except BaseException:
-            release(cache, lease)
-            raise
-        return lease, paged, [(lane, lane.open(node)) for lane in cache._point_lanes]
-    records: list[Any] = [None] * len(cache._lanes)
-    paged, states = [], []
-    try:
-        for each in cache._page_lanes:
-            records[each.index], holding = each.begin(node)
-            paged.append((each, holding))
-    except BaseException:
-        for lane, record in zip(cache._lanes, records, strict=True):
-            if record is not None:
-                lane.release(record)
-        raise
-    for point in cache._point_lanes:
-        records[point.index] = point.acquire(node)
-        states.append((point, point.open(node)))
-    lease = Hold(cache, node, records, None)
-    node.leases += 1
-    if cache._flight.nodes:
-        cache._flight.read(lease, node)
-    if cache._debug is not None:
-        cache._debug.leased(lease)
-    return lease, paged, states
-
-
 def inert(cache: Cache) -> Hold:
     """Stands for work that is nobody's: it has a fence, and covers nothing."""
     hold = Hold(cache, cache._empty_root, [], None)
     hold._cache = None
+    hold.label = ""
+    hold.pairs = ()
     return hold
 
 

@@ -7,7 +7,7 @@ which counts losses only (splits and inserts leave a plan true); a stale plan is
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from .errors import ProtocolError
@@ -19,7 +19,11 @@ from .values import Claim, WalkView
 
 if TYPE_CHECKING:
     from .cache import Cache
+    from .lane import Lane
+    from .lane_point import PointLane
     from .tree import Node
+
+    Wanted = list[tuple[Lane, int, object]]
 
 
 class MatchPlan:
@@ -35,28 +39,40 @@ class MatchPlan:
     """
 
     __slots__ = (
-        "_below", "_cache", "_claims", "_epoch", "_key", "_limit", "_node", "_reached", "_single", "_tokens",
-        "_walked_to", "branch", "key_tokens", "limited_by", "namespace", "ready", "restorable", "walked",
+        "_below", "_cache", "_claims", "_epoch", "_key", "_most", "_node", "_reached", "_restorable", "_single",
+        "_tokens", "_walked_to", "branch", "limited_by", "namespace", "ready", "walked",
     )  # fmt: skip
 
     namespace: str
-    key_tokens: int
     ready: int
     walked: int
     branch: int | None
     limited_by: str | None
-    restorable: int
-    _below: Node  # where ``restorable`` lies
-    _walked_to: tuple[Node, int]  # with a tier: the deepest boundary, up to the limit, that the keys agree with
+    _below: Node  # where ``restorable`` lies; this and the next two where the cache has a tier below the device
+    _restorable: int
+    _walked_to: tuple[Node, int]  # the deepest boundary, up to the limit, that the keys agree with
     _cache: Cache
     _epoch: int
-    _limit: int
+    _most: int  # so many tokens at most were to be resumed; less than 0 if not even 0 leaves as many as wanted
     _node: Node
     _reached: Node  # the deepest whose whole path the keys agree with
     _key: bytes
     _single: bytes | None  # the tokens with extra keys in place, where there are any
     _tokens: Tokens
     _claims: tuple[Claim | None, ...]
+
+    @property
+    def key_tokens(self) -> int:
+        return len(self._tokens) // TOKEN_BYTES
+
+    @property
+    def restorable(self) -> int:
+        return self.ready if self._cache._tier is None else self._restorable
+
+    @property
+    def _limit(self) -> int:
+        """The deepest boundary that was asked for."""
+        return max(0, self._most) // self._cache._page * self._cache._page
 
     @property
     def stale(self) -> bool:
@@ -71,7 +87,8 @@ class MatchPlan:
     @property
     def need(self) -> dict[str, int]:
         """Slots that opening a sequence here takes at once, per component."""
-        return {lane.name: count for lane, count, _ in self._cache._open_wanted(self)}
+        cache = self._cache
+        return {lane.name: count for lane, count, _ in wanted_at(cache, self, cache._point_lanes)}
 
     @property
     def why(self) -> str:
@@ -129,46 +146,36 @@ class FrozenPlan(MatchPlan):
         raise ProtocolError(f"a plan is frozen: {name} cannot be set")
 
 
-def make_plan(
-    cache: Cache, namespace: str, tokens: Tokens, key: bytes, limit: int, single: bytes | None = None
-) -> MatchPlan:
-    """The deepest boundary, not above ``limit``, that every component accepts: the common fixpoint from below."""
+def again(old: MatchPlan, key: bytes, most: int) -> MatchPlan:
+    """Asked as ``old`` was, of ``key`` and with ``most`` tokens at most, and answered as things are."""
+    cache = old._cache
     plan = MatchPlan()
     plan._cache = cache
     plan._epoch = cache._epoch
-    plan._key = key
-    plan._single = single
-    plan._tokens = tokens
-    plan.key_tokens = len(tokens) // TOKEN_BYTES
-    plan.namespace = namespace
-    tree = cache._tree
-    root = tree.roots.get(namespace)
-    if root is None:
-        root = cache._empty_root
-    node, boundary = tree.walk(root, key)
-    plan.walked = boundary
-    plan._reached = node if node.end == boundary else node.parent
-    page = tree.page
-    limit = limit // page * page
-    plan._limit = limit
-    if boundary > limit:
-        boundary = limit
-        while node.parent is not None and node.parent.end >= boundary:
-            node = node.parent
     plan._claims = ()
     plan.branch = plan.limited_by = None
-    agree(cache, plan, node, boundary)
+    plan._tokens = old._tokens
+    plan._key = key
+    plan._single = old._single
+    plan.namespace = old.namespace
+    plan._most = most
+    walked_to = look(cache, plan, most)
+    if cache._asks_more:
+        complete(cache, plan, *walked_to)
+    return plan
+
+
+def complete(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
+    """What a plan has besides where there are claims, a tier or debug mode; the keys agree to ``boundary``."""
     if cache._match_hooks:
         ask_claims(cache, plan)
-    plan.restorable = plan.ready
-    plan._below = plan._node
     if cache._tier is not None:
+        plan._below, plan._restorable = plan._node, plan.ready
         plan._walked_to = node, boundary
         if boundary > plan.ready:
-            plan._below, plan.restorable = restorable(cache, plan, node, boundary)
+            plan._below, plan._restorable = restorable(cache, plan, node, boundary)
     if cache._debug is not None:
         plan.__class__ = FrozenPlan
-    return plan
 
 
 def restorable(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tuple[Node, int]:
@@ -203,11 +210,22 @@ def restorable(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tupl
     return (node, boundary) if boundary - plan.ready >= worth else (plan._node, plan.ready)
 
 
-def agree(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
-    """Lower ``boundary`` until no component lowers it further, and write it into ``plan``.
+def look(cache: Cache, plan: MatchPlan, most: int) -> tuple[Node, int]:
+    """The deepest boundary up to ``most`` that every component accepts, written into ``plan``: the fixpoint from below.
 
-    What is closed upward is asked once: where it can resume, it can resume anywhere above. 0 needs nothing.
+    It begins with the deepest that the keys agree with, which is returned, and lowers this until no component lowers it
+    further. What is closed upward is asked once: where it can resume, it can resume anywhere above. 0 needs nothing.
     """
+    tree = cache._tree
+    root = tree.roots.get(plan.namespace)
+    if root is None:
+        root = cache._empty_root
+    node, boundary, plan._reached = tree.walk(root, plan._key)
+    plan.walked = boundary
+    if boundary > most:
+        boundary = max(0, most) // tree.page * tree.page
+        node = climb(node, boundary)
+    walked_to = node, boundary
     for lane in cache._closed_lanes:
         node, lower = lane.deepest(node, boundary)
         if lower != boundary:
@@ -241,6 +259,7 @@ def agree(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
         break
     plan._node = node
     plan.ready = boundary
+    return walked_to
 
 
 def narrow(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tuple[Node, int]:
@@ -270,8 +289,7 @@ def ask_claims(cache: Cache, plan: MatchPlan) -> None:
             plan._claims = claims
             return
         plan.limited_by = rejected_by
-        lower = plan.ready - cache._page
-        agree(cache, plan, climb(plan._node, lower), lower)
+        look(cache, plan, plan.ready - cache._page)
 
 
 def claims_at(cache: Cache, plan: MatchPlan, boundary: int) -> tuple[tuple[Claim | None, ...], str | None]:
@@ -304,9 +322,23 @@ def candidates(plan: MatchPlan) -> tuple[Interval, ...]:
         else:
             runs.append((boundary, boundary))
         key = plan._key[: (boundary - page) * cache._keys.element_bytes]
-        boundary = make_plan(cache, plan.namespace, plan._tokens, key, boundary - page).ready
+        boundary = again(plan, key, boundary - page).ready
     if runs and runs[-1][0] == page:
         runs[-1] = (0, runs[-1][1])
     else:
         runs.append((0, 0))
     return tuple(reversed(runs))
+
+
+def wanted_at(cache: Cache, plan: MatchPlan, lanes: Iterable[PointLane]) -> Wanted:
+    """Slots that opening at ``plan`` takes: states that run in ``lanes``, what is rebuilt, and what plugins claim."""
+    if not plan._claims and not cache._replay:
+        return [(lane.room, lane.per_sequence, None) for lane in lanes]
+    need = {lane.name: lane.per_sequence for lane in lanes}
+    for paged in cache._page_lanes:
+        if paged.replay and plan.ready:
+            need[paged.name] = paged.replayed_pages(plan.ready)
+    for each, claim in zip(cache._lanes, plan._claims, strict=False):
+        if claim is not None and claim.need:
+            need[each.name] = need.get(each.name, 0) + claim.need
+    return [(each, need[each.name], None) for each in cache._lanes if need.get(each.name)]

@@ -23,7 +23,7 @@ from .lane_host import Moves
 from .lane_point import PointLane
 from .lease import Hold, acquire, inert, release_part, replaced, swap
 from .ops import CLEAR, Fill
-from .plan import MatchPlan, claims_at, make_plan, restorable
+from .plan import MatchPlan, again, claims_at, restorable
 from .pool import ABSENT, ABSENT_BYTES
 from .reach import Interval, merged
 from .transfers import plan_of, proposed
@@ -204,7 +204,7 @@ def restore_more(cache: Cache, sequence: Sequence, told: Restored) -> None:
 
 def planned_again(cache: Cache, sequence: Sequence) -> MatchPlan:
     plan = sequence._plan
-    return make_plan(cache, plan.namespace, plan._tokens, plan._key, plan._limit, plan._single)
+    return again(plan, plan._key, plan._most)
 
 
 class LoadFailed(Exception):
@@ -313,7 +313,7 @@ def _place(part: Part) -> None:
     assert isinstance(lane, PageLane)
     first = part.run[0].parent.end // lane.page
     base = 0 if lane.part.reach.closed_upward else first
-    holding = Holding(b"", base)
+    holding = Holding(b"", base, base)
     holding.table = array("i", ABSENT_BYTES * (part.run[-1].end // lane.page - base))
     holding.owned = first
     for place, slot in zip(part.places, part.slots, strict=True):

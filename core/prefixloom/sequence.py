@@ -16,7 +16,7 @@ from .errors import InputError, ProtocolError
 from .evict import make_room
 from .handles import Handle
 from .insert import publish, publish_end, stops
-from .keys import Named, Tokens, encode
+from .keys import TOKEN_BYTES, Elements, Named, Tokens, encode
 from .lease import Hold, ended, release
 from .ops import Fill
 from .restore import Restored, restore_and_fetch
@@ -47,8 +47,8 @@ class Sequence(Named, Handle):
     _paged: Pairs  # those with page cells
     _shared: Pairs  # those that publish
     _states: Many[tuple[PointLane, StateHolding]]  # those with boundary cells
-    _fills: list[Fill]
-    _claimed_ops: list[Op]
+    _fills: list[Fill]  # this and the priority are set by who makes it
+    _claimed_ops: list[Op]  # where plugins are asked for claims
     _plan: MatchPlan  # where the cache has a tier below the device
     _reached: Node | None  # below where it resumes, the deepest that its key is known to spell; it may be gone by now
     priority: int
@@ -61,30 +61,23 @@ class Sequence(Named, Handle):
         paged: list[tuple[Any, Any]],
         states: list[tuple[PointLane, StateHolding]],
     ) -> None:
-        ready = plan.ready
         self._cache = cache
         self._lease = lease
-        self._maker = cache._keys
         self._head = tokens = plan._tokens
         self._more = b""
-        self._single = self._wide = None
-        if plan._key is not tokens:
-            self._wide = bytearray(plan._key)
-            self._single = None if plan._single is None else bytearray(plan._single)
-        self.named = plan.key_tokens
-        self._fills = []
+        self._wide = None if plan._key is tokens else Elements(cache._keys, plan._key, plan._single)
+        self.named = len(tokens) // TOKEN_BYTES
         self._paged = paged
         self._states = states
-        self._pairs = self._shared = paged + states if states else paged
+        self._pairs = self._shared = lease.pairs
         if cache._unshared:
-            self._shared = [pair for pair in self._pairs if pair[0].shared]
+            self._shared = [pair for pair in lease.pairs if pair[0].shared]
         self._planned = self._steps = 0  # where open steps end, and how many there are
         self._lost = False  # a step that failed may have written half of its running states
-        self._claimed_ops = []
         self._reached = plan._reached
         self.namespace = plan.namespace
         self.branch = plan.branch
-        self.ready = self.reserved = self.committed = self.published = self._high = ready
+        self.ready = self.reserved = self.committed = self.published = self._high = plan.ready
 
     # ------------------------------------------------------------ state
     def _usable(self) -> Cache:
@@ -221,7 +214,18 @@ class Sequence(Named, Handle):
         cache = self._lease._cache
         if cache is None or cache._guarded:
             cache = self._usable()
-        self._append(tokens if tokens.__class__ is Tokens else encode(tokens))
+        if tokens.__class__ is not Tokens:
+            tokens = encode(tokens)
+        known = self._more
+        if not known:
+            self._more = tokens
+        elif known.__class__ is bytearray:
+            known += tokens
+        else:
+            self._more = bytearray(known) + tokens
+        self.named += len(tokens) // TOKEN_BYTES
+        if self._wide is not None:
+            self._widen(tokens)
         if cache._debug is not None:
             cache._leave("append")
 

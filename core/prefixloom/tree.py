@@ -100,8 +100,11 @@ class Tree:
         self.roots: dict[str, Root] = {}
         self.nodes = 0
 
-    def walk(self, root: Node, key: bytes) -> tuple[Node, int]:
-        """The deepest boundary whose key agrees: (node, tokens), inside of the node's edge or at its end."""
+    def walk(self, root: Node, key: bytes) -> tuple[Node, int, Node]:
+        """The deepest boundary whose key agrees: (node, tokens), inside of the node's edge or at its end.
+
+        And the deepest node whose whole path agrees.
+        """
         node = root
         kids = node.kids
         at = 0
@@ -113,11 +116,11 @@ class Tree:
                 break
             rest = child.rest
             if not key.startswith(rest, second):
-                return child, (second + self.agreed(key, second, rest)) // self.element_bytes
+                return child, (second + self.agreed(key, second, rest)) // self.element_bytes, node
             at = second + len(rest)
             node = child
-            kids = node.kids
-        return node, at // self.element_bytes
+            kids = child.kids
+        return node, node.end, node
 
     def agreed(self, key: bytes | bytearray, at: int, rest: bytes) -> int:
         """Bytes of whole pages in which ``rest`` agrees with ``key`` from ``at``."""

@@ -371,7 +371,14 @@ def a_window_is_freed_that_a_checkpoint_still_needs(patch: pytest.MonkeyPatch) -
 
 def a_copied_source_is_not_covered(patch: pytest.MonkeyPatch) -> None:
     """The state that a match found may be evicted before it was copied."""
+
+    def begin(self: PointLane, node: Any) -> tuple[None, Any]:
+        holding = self.open(node)
+        self.start(holding)
+        return None, holding
+
     patch.setattr(PointLane, "acquire", lambda self, node: None)
+    patch.setattr(PointLane, "begin", begin)
 
 
 def a_donation_without_a_slot_to_go_on_with(patch: pytest.MonkeyPatch) -> None:
