@@ -291,8 +291,8 @@ class Layers:
             (
                 k,
                 runner,
-                runner.sequence.committed if self.draft else step._starts[k],
-                step._ends[k],
+                runner.sequence.committed if self.draft else step._begun[k][1],
+                step._planned[k][1],
                 runner.sequence._lease,
             )
             for k, runner in enumerate(runners)

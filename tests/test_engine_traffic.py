@@ -1,4 +1,4 @@
-"""A part of the random traffic; more of it is ``python tests/traffic.py``."""
+"""A part of the random traffic; more of it is ``python tests/engine_traffic.py``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
+from engine_traffic import Traffic
 from prefixloom_engine import Engine
-from traffic import Traffic
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 SEEDS = range(1, 13)

@@ -82,8 +82,21 @@ def test_a_state_is_not_taken_back_while_an_open_step_brings_it_further() -> Non
         with pytest.raises(ProtocolError, match="End the step first"):
             sequence.rewind(2)
     sequence.rewind(2)
-    assert (sequence.committed, [fill.kind for fill in sequence._fills]) == (6, ["copy"])
+    assert (sequence.committed, [kind for _, _, kind, _ in sequence._fills]) == (6, ["copy"])
     sequence.abort()
+
+
+def test_a_state_that_an_open_step_kept_from_the_tree_is_published_once_that_failed_without_writing_it() -> None:
+    cache = cache_of(part("state", Point()))
+    sequence = cache.open(TOKENS[:8])
+    run(sequence, 8)
+    with pytest.raises(KeyError), cache.step([sequence]) as step:
+        step.run_ops()
+        assert sequence.publish(4) == 4
+        raise KeyError
+    assert (held(cache, TOKENS[:8]), sequence.publish(), held(cache, TOKENS[:8])) == (0, 8, 8)
+    sequence.close()
+    settle(cache)
 
 
 def test_accept_says_what_is_wrong_and_can_be_called_again() -> None:

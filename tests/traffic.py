@@ -1,297 +1,246 @@
-"""Random traffic through engines over a tier and a store, while whatever can go wrong between the tiers does.
+"""Random requests of a toy model, a few at a time, through a small cache; every logit, page and state is checked.
 
-Everything is drawn from a seed: the pools, the tier's policies, its store, which copies and forward passes fail, how
-slow they are, and who flushes, evicts, drops a namespace, retracts or aborts meanwhile. Every answer must be that of a
-run without a cache, also of requests that are asked again when nothing fails any more, and of a second cache that has
-the store alone; and nothing must be left.
-
-``python tests/traffic.py --seeds 200 [--first 1]``
+Restored against live is compared bitwise, by the witness; cached against uncached within ``TOLERANCE``, since which
+rows go together depends on what hit.
 """
 
 from __future__ import annotations
 
-import argparse
-import logging
 import random
-import sys
-import time
-from collections import Counter
-from functools import cache as remembered
+from collections.abc import Mapping
+from functools import cache as once
+from importlib.metadata import EntryPoint
 from typing import Any
-from unittest import mock
 
 import attrs
 import torch
+from torch import Tensor
 
-import prefixloom.tier
-from engines import cache_for, model, nothing_left, plain, prompt
-from prefixloom import Cache, TierManifest
-from prefixloom_engine import Answer, Engine, Request, ThreeWay
-from prefixloom_engine.policies import POLICIES
-from prefixloom_hicache import GuardLimits, HostTier
-from prefixloom_hicache.memory import MemoryBackend
-from soak import Failing, FailingCopies, Injected
+import prefixloom
+from prefixloom import CapacityError, Profile, ProtocolError
+from prefixloom.cache import Cache
+from prefixloom.profiles import resolve_profile
+from prefixloom.registry import Registry
+from prefixloom.sequence import Sequence
+from prefixloom.testing.toy import ToyModel, composition
+from prefixloom.testing.witness import Witness
 
-LONGEST = 20_000
-"""Steps after which a run hangs."""
-POOLS = (
-    {"full": 480, "swa": 480, "mamba": 20},
-    {"full": 700, "swa": 600, "mamba": 28},
-    {"full": 4096, "swa": 4096, "mamba": 64},
-)
-HOSTS = ({"full": 8192, "swa": 8192, "mamba": 256}, {"full": 640, "swa": 500, "mamba": 12})
-RATES = ((0.3, 0.03), (0.6, 0.0), (0.1, 0.0), (0.0, 0.1), (0.1, 0.02), (0.02, 0.02), (0.0, 0.0))
-"""How many copies fail, and how many forward passes."""
+TOLERANCE = 1e-10
+REGISTRY = Registry(
+    [EntryPoint(kind, f"prefixloom_{kind}.plugin", "prefixloom") for kind in ("full", "swa", "mamba")]
+)  # prefixloom's own, wherever it is run from
+VOCABULARY = 97
+LONGEST = 88
+NO_ROWS = torch.empty(0, VOCABULARY, dtype=torch.float64)
 
 
-@remembered
-def drafting() -> ThreeWay:
-    return ThreeWay("tiny", dtype="float64", draft=True)
+def profile_of(config: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]) -> Profile:
+    """The profile of a model config, with further options of its components by name."""
+    profile = resolve_profile(config, REGISTRY)
+    assert set(changes) <= {spec.name for spec in profile.components}, changes
+    specs = [attrs.evolve(spec, options={**spec.options, **changes.get(spec.name, {})}) for spec in profile.components]
+    return attrs.evolve(profile, components=tuple(specs), warnings=())
 
 
-@attrs.frozen
-class Setting:
-    """What stays as it is during one run."""
-
-    draft: bool
-    pools: dict[str, int]
-    host: dict[str, int]
-    write: str
-    overlap: bool
-    gates: int
-    store: bool
-    keep: str
-    fetch: str
-    layout: str
-    rates: tuple[float, float]
-    pause: float
-    flushes: bool
-    engines: int
-    debug: bool
-
-
-def drawn(rng: random.Random) -> Setting:
-    draft = rng.random() < 0.25
-    pools, host = rng.choice(POOLS), rng.choice(HOSTS)
-    return Setting(
-        draft,
-        {**pools, "draft": pools["full"]} if draft else pools,
-        {**host, "draft": host["full"]} if draft else host,
-        write=rng.choice(("back", "through", "selective")),
-        overlap=rng.random() < 0.75,
-        gates=rng.choice((1, 1, 3)),
-        store=rng.random() < 0.5,
-        keep=rng.choice(("back", "through", "selective")),
-        fetch=rng.choice(("wait", "best_effort")),
-        layout=rng.choice(("layer_first", "page_first")),
-        rates=rng.choice(RATES),
-        pause=rng.choice((0.0, 0.002, 0.006)),
-        flushes=rng.random() < 0.5,
-        engines=rng.choice((1, 1, 2)) if pools["full"] > 4000 else 1,
-        debug=rng.random() < 0.8,
+def composed(
+    config: Mapping[str, Any],
+    page: int,
+    *,
+    tokens: int = 512,
+    slots: int = 24,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    more: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Cache:
+    """The cache of a model config: so many tokens of every page component, so many states; ``more`` for plugins."""
+    profile = profile_of(config, changes or {})
+    rough = prefixloom.compose(profile, page_size=page, capacity=4096, registry=REGISTRY, device="meta")
+    capacity = {part.name: tokens if part.page_tokens else slots for part in rough.composition.parts} | dict(more or {})
+    return prefixloom.compose(
+        profile, page_size=page, registry=REGISTRY, **{"capacity": capacity, "debug": True, **options}
     )
 
 
-class Slow:
-    """Something that is called a little later, as long as it may fail."""
+@once
+def model_of(name: str) -> ToyModel:
+    return ToyModel(composition(name))
 
-    def __init__(self, failing: Any, rng: random.Random, pause: float) -> None:
-        self.failing, self.rng, self.pause = failing, rng, pause
 
-    def __call__(self, *given: Any) -> None:
-        if self.failing.rate:
-            time.sleep(self.rng.random() * self.pause)
-        self.failing(*given)
+def prompt(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(count)]
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    assert a.shape == b.shape
+    return float((a - b).abs().max()) if a.numel() else 0.0
 
 
 class Traffic:
-    """One run. ``wrong`` says what went wrong in it."""
+    """``counts`` tells what was met: a property that meets no split, hit or rewind proves nothing."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.setting = drawn(self.rng)
-        self.model = drafting() if self.setting.draft else model()
-        self.store = MemoryBackend(capacity=1 << 26) if self.setting.store else None
-        self.wrong: list[str] = []
-        self.counts: Counter[str] = Counter()
-        chance = random.Random(seed + 1)
-        self.copies = FailingCopies(chance, self.setting.rates[0])
-        self.slowly = Slow(self.copies, chance, self.setting.pause)
-        self.passes: list[Failing] = []
-        self.requests = self.asked()
+    def __init__(self, cache: Cache, model: ToyModel, seed: object, *, rewind: int = 0) -> None:
+        self.rng = random.Random(str(seed))
+        self.cache = cache
+        self.model = model
+        self.rewind_depth = rewind
+        self.witness = Witness(cache)
+        self.live: list[Sequence] = []
+        self.rows: dict[Sequence, list[Tensor]] = {}
+        self.known: dict[str, list[list[int]]] = {"": [[]], "lora-7": [[]]}
+        self.counts = dict.fromkeys(("hit", "split", "rewound", "refused", "computed", "evicted", "compared"), 0)
 
-    def composed(self) -> tuple[Cache, HostTier]:
-        setting = self.setting
-        manifest = TierManifest(
-            capacity=setting.host, write=setting.write, overlap=setting.overlap, gates=setting.gates  # type: ignore[arg-type]
-        )  # fmt: skip
-        if self.store is None:
-            tier = HostTier(manifest)
-        else:
-            tier = HostTier(
-                manifest, identity={"model": "T"}, fetch=setting.fetch, fetch_at_least=16, keep=setting.keep,
-                limits=GuardLimits(60.0),
-            )  # fmt: skip
-        cache = cache_for(self.model, setting.pools, plugins=[tier], debug=setting.debug, layout=setting.layout)
-        if self.store is not None:
-            tier.attach(self.store)
-            cache.poll()
-        return cache, tier
+    def run(self, steps: int) -> None:
+        actions = (self.compute, self.compute, self.compute, self.decode, self.publish, self.rewind)
+        for _ in range(steps):
+            if len(self.live) < 3:
+                self.open()
+            if self.live:
+                self.rng.choice(actions)(self.rng.choice(self.live))
+            if self.live and self.rng.random() < 0.3:
+                self.end(self.rng.choice(self.live))
+            if self.rng.random() < 0.1:
+                self.evict_one()
+            if self.live and self.rng.random() < 0.04:
+                self.fail(self.rng.choice(self.live))
+            if self.rng.random() < 0.02:
+                self.known["lora-7"] = [[]]
+                self.cache.drop_namespace("lora-7")
+        while self.live:
+            self.end(self.live[0])
 
-    def asked(self) -> list[Request]:
-        """Requests that share beginnings, some of them more than once."""
-        rng = self.rng
-        systems = [prompt(seed, length) for seed, length in ((0, 96), (1, 150), (2, 40))]
-        found = []
-        for _ in range(rng.randrange(6, 14)):
-            system = rng.choice(systems) if rng.random() < 0.75 else []
-            found.append(
-                Request(
-                    system[: rng.choice((len(system), len(system) // 2))]
-                    + prompt(100 + rng.randrange(12), rng.randrange(1, 130)),
-                    rng.randrange(1, 14),
-                    speculate=rng.choice((0, 0, 2, 3)),
-                    namespace=rng.choice(("", "", "tenant")),
-                    priority=rng.randrange(3),
-                )
-            )
-        return found + [rng.choice(found) for _ in range(rng.randrange(12))]
-
-    # ------------------------------------------------------------ the run
-    def run(self) -> list[str]:
-        cache, tier = self.composed()
-        with mock.patch.object(prefixloom.tier, "copy_between", self.slowly):
-            engines = [self.engine(cache) for _ in range(self.setting.engines)]
-            self.mixed(cache, engines)
-            for engine in engines:
-                engine.drain()
-            self.calm(cache)
-            self.again(engines[0], "asked again")
-            for engine in engines:
-                engine.close()
-        self.ended(cache, tier)
-        if self.store is not None:
-            cache, tier = self.composed()
-            with Engine(self.model, cache) as engine:
-                self.again(engine, "from the store")
-            self.counts["runs that fetched"] += bool(engine.counts.restored)
-            self.ended(cache, tier)
-        self.counts["failures"] += self.copies.failed
-        return self.wrong
-
-    def engine(self, cache: Cache) -> Engine:
-        rng = self.rng
-        engine = Engine(
-            self.model,
-            cache,
-            chunk=rng.choice((64, 256, 512)),
-            max_running=rng.choice((3, 8, 16)),
-            overlap=rng.random() < 0.7,
-            policy=rng.choice(list(POLICIES)),
-        )
-        if not self.setting.draft:  # whose runner has more than a forward pass
-            engine._forward.runner = Failing(engine._forward.runner, rng, self.setting.rates[1])
-            self.passes.append(engine._forward.runner)
-        return engine
-
-    def mixed(self, cache: Cache, engines: list[Engine]) -> None:
-        """All are asked, while others do to the cache what they may do at any time."""
-        rng = self.rng
-        left, answers = list(self.requests), []
-        for _ in range(LONGEST):
-            if left and rng.random() < 0.4:
-                engine = rng.choice(engines)
-                answers.append((engine.add(left.pop()), engine))
-            for engine in engines:
-                engine.step()
-            if not left and all(answer.done for answer, _ in answers):
-                break
-            self.meddle(cache, engines, answers)
-        else:
-            self.wrong.append("hangs")
-        for answer, _ in answers:
-            if isinstance(answer.error, Injected):  # it failed a few times in a row
-                self.counts["given up"] += 1
-            elif answer.reason != "aborted":
-                self.check(answer, "mixed")
-
-    def meddle(self, cache: Cache, engines: list[Engine], answers: list[tuple[Answer, Engine]]) -> None:
-        rng = self.rng
-        what = rng.random()
-        if what < 0.05:
-            cache.poll()
-        elif what < 0.07 and self.setting.flushes:
-            cache.flush()
-        elif what < 0.08 and self.setting.flushes:
-            cache.drop_namespace(rng.choice(("", "tenant")))
-        elif what < 0.10:
-            cache.evict({part.name: rng.randrange(part.capacity) for part in cache.composition.parts})
-        elif what < 0.105 and answers:
-            answer, engine = rng.choice(answers)
-            engine.abort(answer)
-        elif what < 0.13:
-            scheduler = rng.choice(engines)._scheduler
-            if scheduler.running:
-                scheduler.retract(rng.choice(scheduler.running))
-        elif what < 0.15:
-            time.sleep(0.004)
-
-    def calm(self, cache: Cache) -> None:
-        """Nothing fails any more, but perhaps what an eviction still sends down."""
-        for each in self.passes:
-            each.rate = 0.0
-        if self.rng.random() < 0.7:
-            self.copies.rate = 0.0
+    # ------------------------------------------------------------ requests
+    def open(self) -> None:
+        namespace = self.rng.choice(("", "", "lora-7"))
+        known = self.known[namespace]
+        base = self.rng.choice(known[-4:])
+        kept = self.rng.choice((len(base), len(base), self.rng.randrange(len(base) + 1)))
+        if self.rng.random() < 0.3:
+            kept = kept // self.cache.composition.page * self.cache.composition.page
+        tokens = base[:kept][: LONGEST - 24] + prompt(self.rng, self.rng.randrange(1, 24))
+        if self.live and self.rng.random() < 0.25:
+            twin = self.rng.choice(self.live)
+            namespace, tokens = twin.namespace, twin.tokens.tolist()
+        nodes = self.cache.stats().nodes
+        try:
+            sequence = self.cache.open(tokens, namespace=namespace, leave=1)
+        except CapacityError:
+            self.counts["refused"] += 1
+            return
+        self.live.append(sequence)
+        self.rows[sequence] = []
+        self.counts["hit"] += sequence.ready > 0
+        self.counts["split"] += self.cache.stats().nodes > nodes
+        self.opened(sequence)
+        self.same(sequence)
         if self.rng.random() < 0.5:
-            cache.evict({part.name: part.capacity for part in cache.composition.parts})
-        self.copies.rate = 0.0
+            with self.cache.step([sequence]) as step:  # no tokens, but the copies of its states
+                step.run_ops()
+            self.same(sequence)
 
-    def again(self, engine: Engine, when: str) -> None:
-        for request in self.requests:
-            (answer,) = engine.generate([request])
-            self.check(answer, when)
+    def opened(self, sequence: Sequence) -> None:
+        """A sequence was just opened."""
 
-    # ------------------------------------------------------------ truth
-    def check(self, answer: Answer, when: str) -> None:
-        self.counts["answers"] += 1
-        if answer.error is not None:
-            self.wrong.append(f"{when}: {answer.error!r}")
-        elif [answer.tokens] != plain(model(), [answer.request]):
-            self.wrong.append(f"{when}: wrong tokens, {answer.hit} hit and {answer.restored} restored")
+    def same(self, sequence: Sequence) -> None:
+        assert self.witness.restored(sequence) == 0, "what was restored is nothing that a live sequence had"
 
-    def ended(self, cache: Cache, tier: HostTier) -> None:
-        """Nothing is left, neither here nor below."""
-        below = cache._tier
-        assert below is not None
-        if self.store is not None:
-            tier.detach()
-        for stream in below.streams.values():
-            stream.record().synchronize(20)
-        cache.poll()
-        nothing_left(cache)
-        for lane in below.lanes:
-            if lane.leased or lane.in_tree + lane.pool.free != lane.pool.capacity:
-                self.wrong.append(f"the host's {lane.name}: {lane.leased} leased, {lane.in_tree} in the tree")
+    def compute(self, sequence: Sequence, upto: int | None = None) -> bool:
+        """A chunk of what is named; a state can be published where a step ends. A request without room is given up."""
+        if upto is None:
+            upto = min(sequence.named, sequence.committed + self.rng.randrange(1, 40))
+        page = self.cache.composition.page
+        chunk = self.rng.choice((3, page, 2 * page, 48 // page * page))
+        try:
+            while sequence.committed < upto:
+                end = min(upto, sequence.committed // chunk * chunk + chunk)
+                self.rows[sequence].append(self.model.compute(self.cache, sequence, upto=end))
+                self.witness.live(sequence)
+                if sequence.committed % page == 0 and self.rng.random() < 0.2:
+                    self.publish(sequence)
+        except CapacityError:
+            self.counts["refused"] += 1
+            self.check(sequence)
+            self.live.remove(sequence)
+            sequence.abort()
+            return False
+        return True
 
+    def fail(self, sequence: Sequence) -> None:
+        """A step whose layers wrote half of what they should, and raised; what was committed before is published."""
+        if sequence.named == sequence.reserved:  # layers without a token write nothing
+            self.name(sequence, prompt(self.rng, 2))
+        try:
+            sequence.grow(min(4, sequence.named - sequence.reserved))
+            with self.cache.step([sequence]) as step:
+                step.run_ops()
+                for part in self.cache.composition.parts:
+                    if not part.page_tokens:
+                        for buffer in self.cache.pool(part.name).buffers.values():
+                            buffer[:, sequence.pages(part.name)[0]] = 0.25
+                raise ArithmeticError
+        except (CapacityError, ArithmeticError):
+            self.check(sequence)
+            self.live.remove(sequence)
+            sequence.close()
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--first", type=int, default=1)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.getLogger("prefixloom").setLevel(logging.CRITICAL)
-    counts: Counter[str] = Counter()
-    for seed in range(args.first, args.first + args.seeds):
-        traffic = Traffic(seed)
-        wrong = traffic.run()
-        counts += traffic.counts
-        for each in wrong[:3]:
-            counts["wrong"] += 1
-            print(f"seed {seed}: {each}; {traffic.setting}", flush=True)
-    print(f"{args.seeds} runs: {dict(counts)}")
-    return 1 if counts["wrong"] else 0
+    def name(self, sequence: Sequence, tokens: list[int]) -> None:
+        self.model.append(self.cache, sequence, tokens)
 
+    def decode(self, sequence: Sequence) -> None:
+        for _ in range(self.rng.randrange(1, 6)):
+            if not self.compute(sequence, sequence.named) or sequence.named >= LONGEST:
+                return
+            rows = torch.cat([NO_ROWS, *self.rows[sequence]])
+            self.name(sequence, [int(rows[-1].argmax()) if len(rows) else self.rng.randrange(VOCABULARY)])
 
-if __name__ == "__main__":
-    sys.exit(main())
+    def publish(self, sequence: Sequence) -> None:
+        nodes = self.cache.stats().nodes
+        sequence.publish()
+        self.counts["split"] += self.cache.stats().nodes > nodes + 1  # a leaf, and the upper half
+        self.same(sequence)
+
+    def rewind(self, sequence: Sequence) -> None:
+        """After a step of a few tokens, as a speculation would."""
+        if self.rewind_depth and sequence.named < LONGEST and self.compute(sequence, sequence.named):
+            self.name(sequence, prompt(self.rng, self.rng.randrange(1, self.rewind_depth + 2)))
+            try:
+                self.rows[sequence].append(self.model.compute(self.cache, sequence))
+                self.witness.live(sequence)
+            except CapacityError:
+                self.counts["refused"] += 1
+        room = min(self.rng.randrange(1, 40), sequence.reserved - sequence.published)
+        for count in (room, min(room, self.rewind_depth)):
+            try:
+                sequence.rewind(count)
+            except ProtocolError:
+                continue
+            self.counts["rewound"] += count > 0
+            break
+        else:
+            return
+        rows = torch.cat([NO_ROWS, *self.rows[sequence]])
+        self.rows[sequence] = [rows[: sequence.committed - sequence.ready]]
+        self.name(sequence, prompt(self.rng, self.rng.randrange(0, 6)))
+
+    def evict_one(self) -> None:
+        """Of one component alone, at times all that may go."""
+        part = self.rng.choice(self.cache.composition.parts)
+        count = self.rng.choice((1, 1, 2, 2, 5, 5, part.capacity))
+        self.counts["evicted"] += self.cache.evict({part.name: count})[part.name]
+
+    def end(self, sequence: Sequence) -> None:
+        self.check(sequence)
+        self.known[sequence.namespace].append(sequence.tokens.tolist())
+        self.live.remove(sequence)
+        if self.rng.random() < 0.8:
+            self.publish(sequence)
+            sequence.close()
+        else:
+            sequence.abort()
+
+    def check(self, sequence: Sequence) -> None:
+        """All that was computed for it, against the same with no cache."""
+        got = torch.cat([NO_ROWS, *self.rows.pop(sequence)])
+        if len(got):
+            expected = self.model.reference(sequence.tokens.tolist()[: sequence.ready + len(got)])
+            assert distance(got, expected[sequence.ready :]) < TOLERANCE
+            self.counts["computed"] += len(got)

@@ -107,7 +107,7 @@ class Assembly(Asking):
         hooks = [lane.hooks for lane in self._lanes]
         self._lock_hooks = any(h.acquire_component_lock or h.release_component_lock for h in hooks)
         self._match_hooks = any(h.finalize_match_result for h in hooks)
-        self._step_hooks = any(h.deferred_forward_ops for h in hooks)
+        self._plugin_ops = self._match_hooks or any(h.deferred_forward_ops for h in hooks)
         tier = [] if self.composition.tier is None else [self.composition.tier.hooks]
         self._transfer_hooks = any(h.build_hicache_transfers or h.commit_hicache_transfer for h in (*hooks, *tier))
         self._insert_hooks = any(h.commit_insert for h in hooks)

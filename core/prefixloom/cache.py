@@ -28,7 +28,7 @@ from .opening import open_at
 from .plan import MatchPlan, again, complete, look
 from .pool import Pool
 from .retention import reclaim
-from .sequence import Sequence
+from .sequence import Sequence, check_member
 from .sessions import open_session
 from .stats import CacheStats, cache_stats
 from .step import Step
@@ -57,6 +57,7 @@ class Cache(Assembly):
         self._dropped = Dropped(self)
         self._flight = Flight(self)
         self._streams: dict[Any, Stream] = {}
+        self._inline: Stream | None = None  # the one that None stands for, where that is the caller
         self._tables = Tables(self)
         tier = composition.tier
         self._tier = None if tier is None else LowerTier(self, tier)
@@ -228,20 +229,14 @@ class Cache(Assembly):
             raise InputError(f"a step takes a list of sequences, got {sequences!r}")
         if self._guarded:
             self._enter()
-        if len(sequences) > 1 and len({id(sequence) for sequence in sequences}) < len(sequences):
+        if len(sequences) > 1 and len(set(map(id, sequences))) < len(sequences):
             raise InputError("a step takes each sequence once")
-        ends = []
+        planned = []
         for sequence in sequences:
-            if sequence.__class__ is not Sequence:
-                raise InputError(f"a step takes sequences, got {sequence!r}")
-            if sequence._cache is not self:
-                raise ProtocolError(f"{sequence!r} belongs to another cache")
-            if sequence._lease._cache is None:
-                sequence._usable()
-            if sequence._lost and role == "target":
-                sequence._committable()
-            ends.append(sequence.reserved)
-        return Step(self, sequences, ends, role)
+            if sequence.__class__ is not Sequence or sequence._lease._cache is not self or sequence._lost:
+                check_member(self, sequence, role)
+            planned.append((sequence, sequence.reserved))
+        return Step(self, sequences, planned, role)
 
     # ------------------------------------------------------------ room
     def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:
@@ -333,11 +328,10 @@ class Cache(Assembly):
 
     # ------------------------------------------------------------ streams
     def _stream(self, given: Any) -> Stream:
-        if given is None:
-            stream = self._streams.get(None)
-            if stream is not None:
-                return stream
+        if given is None and self._inline is not None:
+            return self._inline
         stream = stream_for(given, self.composition.device, self._streams)
+        self._inline = self._streams.get(None)
         if self._debug is not None:
             self._debug.race.follow(stream)
         return stream

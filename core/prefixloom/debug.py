@@ -80,9 +80,9 @@ class Debug:
         writes: list[int] = []
         for k, sequence in enumerate(step._sequences):
             if sequence.open:
-                start = step._starts[k] if step.role == "target" else sequence.committed
+                start = step._begun[k][1] if step.role == "target" else sequence.committed
                 holding = sequence._holding(lane.name)[1]
-                lane.touches(holding, start, step._ends[k], reads, writes)
+                lane.touches(holding, start, step._planned[k][1], reads, writes)
                 if step.role == "draft" and lane.unit == "boundary":
                     reads.extend(slot for slot in (holding.slot,) if slot >= 0)
         if step.role == "draft" and not lane.part.manifest.lookahead:

@@ -36,17 +36,14 @@ class Work:
     """One step in flight: its layers run, or are still being enqueued (``event`` is None).
 
     ``holds`` are its sequences' leases; ``published`` what these handed to the tree since. ``gates`` of a load by
-    groups of layers: (the last layer of a group, the event after its copies), in order.
+    groups of layers: (the last layer of a group, the event after its copies), in order. Made by ``Flight.begin``.
     """
 
     __slots__ = ("event", "failed", "gates", "holds", "name", "number", "over", "published", "since", "stream")
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.over = self.failed = False
-        self.event = self.stream = None
-        self.published = self.holds = self.gates = ()
-
+    number: int
+    over: bool
+    failed: bool
     event: Event | None
     stream: Stream | None
     published: Many[Published]
@@ -92,9 +89,11 @@ class Flight(Fence):
     # ------------------------------------------------------------ steps
     def begin(self) -> Work:
         """A step's layers are about to be enqueued."""
-        self._launched += 1
-        self.stamp = self._launched
-        work = Work(self._launched)
+        work = Work()
+        work.number = self._launched = self.stamp = self._launched + 1
+        work.over = work.failed = False
+        work.event = work.stream = None
+        work.published = work.gates = ()
         self.works.append(work)
         return work
 
@@ -113,13 +112,22 @@ class Flight(Fence):
 
     def end(self, work: Work, stream: Stream, sequences: Iterable[Sequence], who: object) -> None:
         """All of ``work`` has been enqueued, by ``who`` for ``sequences``."""
-        if stream.inline and (
-            len(self.works) == 1 or not any(self.unfinished(sequence._lease.fence, work) for sequence in sequences)
-        ):
-            work.over = True
-            self._settle()
-            return
+        if stream.inline:
+            works = self.works
+            if len(works) == 1:  # it alone was in flight
+                work.over = True
+                works.pop()
+                self.over = work.number
+                self.stamp = 0
+                if self.retiring:
+                    self._free_retired()
+                return
+            if not any(self.unfinished(sequence._lease.fence, work) for sequence in sequences):
+                work.over = True
+                self._settle()
+                return
         work.event = stream.record()
+        work.stream = stream
         work.name = repr(who)
         work.holds = [sequence._lease for sequence in sequences]
         for hold in work.holds:
@@ -166,12 +174,15 @@ class Flight(Fence):
         if not works:
             self.stamp = 0
         if self.retiring:
-            waiting = 0
-            for lane in self._cache._all_lanes:
-                for pool in lane.pools:
-                    pool.settle(self.over)
-                    waiting += pool.retiring
-            self.retiring = waiting > 0
+            self._free_retired()
+
+    def _free_retired(self) -> None:
+        waiting = 0
+        for lane in self._cache._all_lanes:
+            for pool in lane.pools:
+                pool.settle(self.over)
+                waiting += pool.retiring
+        self.retiring = waiting > 0
 
     def _forget(self, what: Many[Published]) -> None:
         for published in what:

@@ -15,9 +15,9 @@ class Holding:
 
     ``table`` begins at page ``base``; nothing before that is present. ``table[p - base]`` is the slot of page p or
     *absent*. Pages from ``owned`` on, which is never below ``base``, are the sequence's own; those before belong to the
-    tree and are read under the sequence's lease. ``floor`` is the lowest boundary that the sequence may still publish
-    or rewind to: what none from there on needs may be given back. Pages before ``changed`` are as they were when a
-    kernel's table was last written.
+    tree and are read under the sequence's lease. The sequence may still publish or rewind to boundaries from ``floor``
+    on, rounded down to one: what none of them needs may be given back. Pages before ``changed`` are as they were when
+    a kernel's table was last written.
     """
 
     __slots__ = ("base", "changed", "floor", "owned", "table")

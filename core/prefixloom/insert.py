@@ -17,7 +17,6 @@ from .flight import own_slots
 from .lane_coded import encode_states
 from .lane_point import PointLane
 from .lease import advance, ask_receipts, conclude
-from .ops import Fill
 from .values import Claim, NodeView, SplitRule, WalkView
 
 if TYPE_CHECKING:
@@ -325,4 +324,4 @@ def _renew(sequence: Sequence, lane: Lane, holding: Any, node: Node) -> None:
     lane.renew(holding)
     sequence._lease.claim(sequence._cache._flight)
     sequence._lease._records[lane.index] = lane.acquire(node)
-    sequence._fills.append(Fill(lane, holding, node.cells[lane.index].data))
+    sequence._fills.append((lane, holding, "copy", node.cells[lane.index].data))

@@ -262,7 +262,7 @@ class Named:
     def _key_between(self, first: int, last: int) -> bytes:
         """The bytes of the key's elements [first, last)."""
         if self._wide is not None:
-            width = self._maker.element_bytes
+            width = self._wide.maker.element_bytes
             return bytes(self._wide.wide[first * width : last * width])
         head = self._head
         split = len(head)

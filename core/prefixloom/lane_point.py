@@ -45,22 +45,22 @@ class Track:
 class StateHolding:
     """``slot`` is the running state's, ``as_of`` the boundary that its content stands for.
 
-    ``ready`` is False until the op that fills the slot has run: until then the content is not the sequence's. It is
-    False for good after a step that failed, whose layers may have written half a state. ``writing`` counts open steps
-    whose layers write the slot: meanwhile it stands for nothing.
+    ``ready`` says whether it does, to who publishes: until the op that fills the slot has run, the content is not the
+    sequence's, and while steps are open, their layers write it. It is False for good after a step that failed, whose
+    layers may have written half a state.
     ``steps[i]`` is the state after i + 1 tokens of the last small step, which began at ``steps_from`` (-1: none).
     Of what arrived, which ends at ``arrived``, there is no state but that of its end.
     ``accepted``: the device has put the state after the kept tokens of that step into ``slot``, and how many these are
     is not known here yet.
     """
 
-    __slots__ = ("accepted", "arrived", "as_of", "ready", "slot", "steps", "steps_from", "tracks", "writing")
+    __slots__ = ("accepted", "arrived", "as_of", "ready", "slot", "steps", "steps_from", "tracks")
 
     def __init__(self, as_of: int) -> None:
         self.slot = NO_SLOT
         self.as_of = as_of
         self.ready = self.accepted = False
-        self.writing = self.arrived = 0
+        self.arrived = 0
         self.tracks: list[Track] = []
         self.steps: tuple[int, ...] = ()
         self.steps_from = -1
@@ -168,13 +168,10 @@ class PointLane(Lane):
             holding.slot, *steps = self.live.take(self.per_sequence)
             holding.steps = tuple(steps)
 
-    def committed(self, holding: StateHolding, upto: int) -> None:
-        """A step has brought the running state to ``upto``."""
+    def stepped(self, holding: StateHolding, upto: int) -> None:
+        """A step brings the running state from where it stands to ``upto``: which states of single tokens there are."""
         before = holding.as_of
-        holding.as_of = upto
-        if not holding.steps:
-            return
-        known = holding.ready and holding.arrived <= before < upto <= before + len(holding.steps)
+        known = holding.arrived <= before < upto <= before + len(holding.steps)
         holding.steps_from = before if known else -1
 
     def due(self, holding: StateHolding, start: int, end: int) -> tuple[int, int] | None:
@@ -189,8 +186,8 @@ class PointLane(Lane):
         return (at, holding.steps[at - start - 1]) if single else None
 
     def complete(self, holding: StateHolding) -> bool:
-        """Whether the running slot holds the state of ``as_of``, nobody is writing it, and no device chooses it."""
-        return holding.ready and not holding.writing and not holding.accepted
+        """Whether the running slot holds the state of ``as_of``, and no device chooses it."""
+        return holding.ready and not holding.accepted
 
     def replaceable(self, holding: StateHolding) -> Track | None:
         """The oldest of enough tracks, whose slot a new one may have; None if a new slot is needed."""

@@ -49,7 +49,7 @@ def open_at(cache: Cache, plan: MatchPlan, label: str, priority: int) -> Sequenc
             cell, state = point.begin(node)
             records[point.index] = cell
             states.append((point, state))
-            fills.append(Fill(point, state, CLEAR if cell is None else cell.data, point.taken))
+            fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
             if state.slot == NO_SLOT:
                 short = True
         lease = Hold(cache, node, records, None)
@@ -95,7 +95,7 @@ def _begin_apart(cache: Cache, node: Node, namespace: str, label: str) -> tuple[
         state = lane.open(node)
         states.append((lane, state))
         cell = lease._records[lane.index]
-        fills.append(Fill(lane, state, CLEAR if cell is None else cell.data, lane.taken))
+        fills.append((lane, state, "clear", CLEAR) if cell is None else (lane, state, lane.taken, cell.data))
     lease.label = label
     lease.pairs = [*paged, *states]
     return lease, paged, states, fills

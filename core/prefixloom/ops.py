@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from .errors import PluginError
 from .kernels import index_of
 from .pool import Stage
-from .values import Op
+from .values import Op, WalkView
 
 if TYPE_CHECKING:
     from .cache import Cache
-    from .lane import Lane
     from .pool import Pool
     from .sequence import Sequence
     from .streams import Stream
@@ -26,58 +25,42 @@ CLEAR = -1
 INTS = ("torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64")
 
 
-class Fill:
-    """A state slot of a running sequence that must get its content: a copy of ``source``, or zeros (``CLEAR``).
+Fill = tuple[Any, Any, str, int]
+"""(lane, holding, kind, source): a running state whose slot must get its content, by an op of this kind.
 
-    ``kind`` is that of the op: what brings a state of the tree may have to decode it.
+It is a copy of ``source`` (a ``decode`` of what the tree has in another form), or a ``clear``: zeros, of ``CLEAR``. A
+holding has one at most.
+"""
+Batches = dict[tuple[Any, str], tuple[list[int], list[int]]]
+"""Of each (lane, kind) the slots (src, dst) of fills that run as one op."""
+
+
+def batches(sequences: Many[Sequence]) -> Batches:
+    """The fills that are due of ``sequences``, one op for each component and kind.
+
+    In any order: a source is the tree's or a single step's, a target is a running slot, so none is both.
     """
-
-    __slots__ = ("holding", "kind", "lane", "source")
-
-    def __init__(self, lane: Lane, holding: Any, source: int, kind: str = "copy") -> None:
-        self.lane = lane
-        self.holding = holding
-        self.source = source
-        self.kind = kind if source != CLEAR else "clear"
-
-
-class Batch:
-    """Fills of one component that run as one op."""
-
-    __slots__ = ("dst", "fills", "kind", "lane", "src")
-
-    def __init__(self, kind: str, lane: Any) -> None:
-        self.kind = kind
-        self.lane = lane
-        self.src: list[int] = []
-        self.dst: list[int] = []
-        self.fills: list[tuple[Sequence, Fill]] = []
-
-    def op(self) -> Op:
-        return Op(self.kind, self.lane.name, dst=tuple(self.dst), src=tuple(self.src))
-
-
-def batches(sequences: Many[Sequence]) -> list[Batch]:
-    """The fills that are still due, as few ops as keep the order within each component."""
-    out: list[Batch] = []
+    out: Batches = {}
     for sequence in sequences:
-        if sequence._lease._cache is None:
-            continue
-        for fill in sequence._fills:
-            lane, kind = fill.lane, fill.kind
-            for batch in reversed(out):
-                if batch.lane is lane:
-                    break
-            else:
-                batch = None
-            if batch is None or batch.kind != kind:
-                batch = Batch(kind, lane)
-                out.append(batch)
-            batch.dst.append(fill.holding.slot)
-            if fill.source != CLEAR:
-                batch.src.append(fill.source)
-            batch.fills.append((sequence, fill))
+        if sequence._fills and sequence._lease._cache is not None:
+            for lane, holding, kind, source in sequence._fills:
+                src, dst = out.setdefault((lane, kind), ([], []))
+                dst.append(holding.slot)
+                if source != CLEAR:
+                    src.append(source)
     return out
+
+
+def deferred_ops(cache: Cache, sequences: Many[Sequence]) -> list[Op]:
+    """The ops that plugins add to a step over ``sequences``."""
+    ops: list[Op] = []
+    for lane in cache._lanes:
+        hook = lane.hooks.deferred_forward_ops
+        if hook is not None:
+            batch = tuple(WalkView(s.namespace, s.committed, s.named, s.reserved, s.published) for s in sequences)
+            more = cache._ask(lane, "deferred_forward_ops", tuple, hook, batch) or ()
+            ops.extend(cache._check_ops(lane, "deferred_forward_ops", more))
+    return ops
 
 
 # ---------------------------------------------------------------- running
@@ -106,20 +89,24 @@ def run_kind(cache: Cache, stream: Stream, lane: Any, kind: str, src: list[int],
         cache._debug.accessed(stream, f"{kind} of {lane.name}", target, src, dst, source)
 
 
-def run_batch(cache: Cache, stream: Stream, batch: Batch) -> None:
-    """Give state slots their content, and let go of the sources."""
-    lane = batch.lane
-    run_kind(cache, stream, lane, batch.kind, batch.src, batch.dst)
-    if cache._debug is not None:
-        lane.live.enter(batch.dst, Stage.SEALED)  # the tree may take it over, if it has lost its own
-    i = lane.index
-    for sequence, fill in batch.fills:
-        fill.holding.ready = True
-        sequence._fills.remove(fill)
-        records = sequence._lease._records
-        if records[i] is not None:
-            record, records[i] = records[i], None
-            lane.release(record)
+def run_fills(cache: Cache, stream: Stream, sequences: Many[Sequence], due: Batches) -> None:
+    """Give the running states of ``sequences`` the content that is ``due``, and let go of the sources.
+
+    If an op raises, all of the fills are still due.
+    """
+    for (lane, kind), (src, dst) in due.items():
+        run_kind(cache, stream, lane, kind, src, dst)
+        if cache._debug is not None:
+            lane.live.enter(dst, Stage.SEALED)  # the tree may take it over, if it has lost its own
+    for sequence in sequences:
+        if sequence._fills and sequence._lease._cache is not None:
+            records = sequence._lease._records
+            for lane, _, _, _ in sequence._fills:
+                record = records[lane.index]
+                if record is not None:
+                    records[lane.index] = None
+                    lane.release(record)
+            sequence._fills = []
 
 
 def run_apart(cache: Cache, sequence: Sequence, lane: Any, kind: str, src: list[int], dst: list[int]) -> bool:

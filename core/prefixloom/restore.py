@@ -22,7 +22,7 @@ from .lane_coded import CodedLane
 from .lane_host import Moves
 from .lane_point import PointLane
 from .lease import Hold, acquire, inert, release_part, replaced, swap
-from .ops import CLEAR, Fill
+from .ops import CLEAR
 from .plan import MatchPlan, again, claims_at, restorable
 from .pool import ABSENT, ABSENT_BYTES
 from .reach import Interval, merged
@@ -344,7 +344,8 @@ def _resume_at(cache: Cache, sequence: Sequence, anchor: Node, hold: Hold, fille
             release_part(cache, lease, lane)
         else:
             cell = anchor.cells[lane.index]
-            sequence._fills.append(Fill(lane, state, CLEAR if cell is None else cell.data, lane.taken))
+            fill = (lane, state, "clear", CLEAR) if cell is None else (lane, state, lane.taken, cell.data)
+            sequence._fills.append(fill)
     sequence._pairs = sequence._shared = lease.pairs = [*sequence._paged, *sequence._states]
     if cache._unshared:
         sequence._shared = [pair for pair in sequence._pairs if pair[0].shared]

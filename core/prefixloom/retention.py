@@ -17,19 +17,39 @@ if TYPE_CHECKING:
     from .sequence import Sequence
 
 
-def retain(sequence: Sequence, committed: int, published: bool = False) -> None:
+def commit(sequence: Sequence, upto: int) -> None:
+    """What is computed reaches to ``upto``, and the running states stand for that."""
+    sequence.committed = upto
+    for lane, holding in sequence._states:
+        if holding.steps:
+            lane.stepped(holding, upto)
+        holding.as_of = upto
+        holding.ready = True
+    if sequence._cache._sparing:
+        retain(sequence)
+
+
+def retain_published(sequence: Sequence) -> None:
+    """After a publication: what the tree owns now is read no further than the lease covers it."""
+    cache, lease, published = sequence._cache, sequence._lease, sequence.published
+    for lane, holding in sequence._paged:
+        if lane.retains:
+            holding.floor = published
+            let_go(cache, lease, lane, holding)
+            lane.read_covered(holding, lease._records[lane.index], published)
+    retain(sequence)
+
+
+def retain(sequence: Sequence) -> None:
     """After a commit or a publication: which boundary is the lowest that still matters, and what may go.
 
     That goes at once when less than an eighth of the pool is free, and else whenever somebody needs it.
     """
     cache = sequence._cache
-    if committed > sequence._high:
-        sequence._high = committed
-    if not cache._sparing:
-        return
     floor = sequence.named - cache._lookahead
-    floor = (committed if committed < floor else floor) - cache._max_rewind
-    floor = floor // cache._page * cache._page
+    if floor > sequence.committed:
+        floor = sequence.committed
+    floor -= cache._max_rewind
     if floor < sequence.published:
         floor = sequence.published
     if cache._tracking:
@@ -37,10 +57,6 @@ def retain(sequence: Sequence, committed: int, published: bool = False) -> None:
             floor = lane.floor(holding, floor)
     for lane, holding in sequence._paged:
         if lane.retains:
-            if published:  # what the tree owns now is read no further than the lease covers it
-                holding.floor = sequence.published
-                let_go(cache, sequence._lease, lane, holding)
-                lane.read_covered(holding, sequence._lease._records[lane.index], sequence.published)
             holding.floor = floor
             pool = lane.pool
             if len(pool._free) << 3 < pool.capacity:
@@ -51,7 +67,7 @@ def retain(sequence: Sequence, committed: int, published: bool = False) -> None:
 
 def let_go(cache: Cache, hold: Hold, lane: Lane, holding: Any) -> None:
     """A running sequence gives back, and uncovers, what no boundary that it may still come to can need."""
-    lane.retain(holding, holding.floor)
+    lane.retain(holding, holding.floor // cache._page * cache._page)
     if hold._records[lane.index] is not None and lane.passed(holding, hold._node.end):
         release_part(cache, hold, lane)
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from .errors import InputError, ProtocolError
 from .lane_point import NO_SLOT
-from .ops import Fill
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -25,14 +24,15 @@ def rewind(cache: Cache, sequence: Sequence, count: int) -> None:
             f"{sequence!r} cannot rewind to {length}: {sequence.published} are published, and their keys and content "
             f"depend on {cache._lookahead} tokens more"
         )
-    back = max(sequence.committed, sequence._high) - length  # what is too far below the highest commit was given back
+    high = max(sequence.committed, sequence._high)  # what is too far below the highest commit was given back
+    back = high - length
     limit = cache._rewind_limit
     if limit is not None and back > limit[1]:
         raise ProtocolError(
             f"{sequence!r} cannot rewind {back} committed tokens: component {limit[0]!r} allows {limit[1]}"
         )
     for lane, holding in sequence._states:
-        if holding.writing and length < sequence._planned:
+        if sequence._steps and length < sequence._planned:
             raise ProtocolError(
                 f"{sequence!r} cannot rewind to {length}: an open step computes up to {sequence._planned}, and so "
                 f"does the state of component {lane.name!r}. End the step first"
@@ -42,6 +42,8 @@ def rewind(cache: Cache, sequence: Sequence, count: int) -> None:
                 f"{sequence!r} cannot rewind to {length}: component {lane.name!r} has the states of single tokens "
                 f"only for the last step, and only if that had at most {len(holding.steps)} tokens"
             )
+    if cache._retaining:
+        sequence._high = high
     sequence.reserved = length
     sequence.committed = min(sequence.committed, length)
     sequence._planned = min(sequence._planned, length)
@@ -50,8 +52,8 @@ def rewind(cache: Cache, sequence: Sequence, count: int) -> None:
     for lane, holding in sequence._states:
         source = lane.rewind_state(holding, length)
         if source != NO_SLOT:  # instead of what an earlier rewind wanted copied
-            sequence._fills = [fill for fill in sequence._fills if fill.holding is not holding]
-            sequence._fills.append(Fill(lane, holding, source))
+            sequence._fills = [fill for fill in sequence._fills if fill[1] is not holding]
+            sequence._fills.append((lane, holding, "copy", source))
     if count and sequence.named > length:
         sequence._cut(length)
         sequence._reached = None

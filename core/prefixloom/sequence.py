@@ -20,7 +20,7 @@ from .keys import TOKEN_BYTES, Elements, Named, Tokens, encode
 from .lease import Hold, ended, release
 from .ops import Fill
 from .restore import Restored, restore_and_fetch
-from .retention import retain
+from .retention import commit, retain_published
 from .rewind import rewind
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class Sequence(Named, Handle):
             upto = self.reserved
         elif upto.__class__ is not int:
             raise InputError(f"commit takes a number of tokens, got {upto!r}")
-        if not self.committed <= upto <= self.reserved:
+        elif not self.committed <= upto <= self.reserved:
             raise ProtocolError(
                 f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved "
                 f"(grow reserves)"
@@ -248,7 +248,7 @@ class Sequence(Named, Handle):
         if cache._debug is not None:
             cache._debug.arrived(self, self.committed, upto)
         if cache._retaining:
-            self._commit(upto)
+            commit(self, upto)
         else:
             self.committed = upto
         if cache._debug is not None:
@@ -263,13 +263,6 @@ class Sequence(Named, Handle):
             )
         if self._fills:
             raise ProtocolError(f"{self!r} has ops that have not run: commit through cache.step(...)")
-
-    def _commit(self, upto: int) -> None:
-        self.committed = upto
-        for lane, holding in self._states:  # the running states stand for it now
-            lane.committed(holding, upto)
-        if self._cache._retaining:
-            retain(self, upto)
 
     def publish(self, upto: int | None = None) -> int:
         """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.
@@ -289,13 +282,15 @@ class Sequence(Named, Handle):
                 + (f", lookahead {cache._lookahead})" if cache._lookahead else ")")
             )
         if upto > self.published:
+            if self._steps:
+                self._keep_states()
             for stop in stops(self, upto) if cache._tracking else (upto,):
                 publish(cache, self, stop, last=False)
             if cache._tracking:
                 for lane, holding in self._states:
                     lane.forget_tracks(holding, upto, self.reserved)
-            if cache._retaining:
-                retain(self, self.committed, published=True)
+            if cache._sparing:
+                retain_published(self)
         if cache._debug is not None:
             cache._leave("publish")
         return self.published
@@ -319,6 +314,8 @@ class Sequence(Named, Handle):
             return
         if cache._guarded:
             cache._enter()
+        if self._steps:
+            self._keep_states()
         try:
             publish_end(cache, self)
         finally:
@@ -340,6 +337,11 @@ class Sequence(Named, Handle):
         self._give_back(cache)
         if cache._debug is not None:
             cache._leave("abort")
+
+    def _keep_states(self) -> None:
+        """Not to be published: the running states, which stand for nothing while steps are open that write them."""
+        for _, holding in self._states:
+            holding.ready = False
 
     def _give_back(self, cache: Cache) -> None:
         ended(cache, self._lease)
@@ -369,3 +371,14 @@ class Sequence(Named, Handle):
             f"<{name}{state}: {self.named} named, {self.reserved} reserved, {self.committed} committed, "
             f"{self.published} published>"
         )
+
+
+def check_member(cache: Cache, given: Any, role: str) -> None:
+    """Refuse what cannot go through a step of ``cache``."""
+    if given.__class__ is not Sequence:
+        raise InputError(f"a step takes sequences, got {given!r}")
+    if given._cache is not cache:
+        raise ProtocolError(f"{given!r} belongs to another cache")
+    given._usable()
+    if given._lost and role == "target":
+        given._committable()

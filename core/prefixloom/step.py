@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
 from .gates import Gates
-from .ops import INTS, Batch, batches, run_batch, run_kind, run_op, select_states
+from .ops import INTS, batches, deferred_ops, run_fills, run_kind, run_op, select_states
 from .pool import Stage
-from .values import Op, WalkView
+from .retention import commit
+from .values import Op
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -26,76 +27,62 @@ if TYPE_CHECKING:
     from .sequence import Sequence
     from .streams import Stream
 
-NEW, OPEN, FILLING, READY, DONE = range(5)
-"""A step's way: asked for; its block is open; ``run_ops`` has begun; the layers may run; its block has been left."""
+DONE, NEW, OPEN, FILLING, READY = range(-1, 4)
+"""A step's way: asked for; its block is open; ``run_ops`` has begun; the layers may run. ``DONE``: it has been left."""
 
 
 class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
     __slots__ = (
-        "_accepted", "_cache", "_claimed", "_deferred", "_ends", "_gates", "_ordered", "_sequences", "_starts",
-        "_state", "_stream", "_touched", "_tracks", "_work", "role",
+        "_accepted", "_begun", "_cache", "_gates", "_ordered", "_planned", "_plugins", "_sequences", "_state",
+        "_stream", "_touched", "_tracks", "_work", "role",
     )  # fmt: skip
 
     _stream: Stream | None
-    _work: Work | None
+    _work: Work  # once its block was entered
+    _gates: Gates | None
     _tracks: Many[tuple[Sequence, PointLane, StateHolding, Track, int]]
-    _starts: Many[int]
-    _claimed: Many[tuple[Sequence, Op]]
-    _deferred: Many[Op]
+    _planned: list[tuple[Sequence, int]]  # up to where each sequence is computed
+    _begun: list[tuple[Sequence, int, int]]  # of a target step in its block: from where, and up to where
+    _plugins: Many[tuple[Sequence | None, Op]]  # plugins' own ops, each with the sequence that it was claimed for
 
     def __init__(
-        self, cache: Cache, sequences: Many[Sequence], ends: list[int], role: Literal["target", "draft"]
+        self,
+        cache: Cache,
+        sequences: Many[Sequence],
+        planned: list[tuple[Sequence, int]],
+        role: Literal["target", "draft"],
     ) -> None:
         self._state = NEW  # first: it is looked at when the step goes
         self._cache = cache
         self._sequences = tuple(sequences)
-        self._ends = ends
+        self._planned = planned
         self.role = role
         self._accepted = False
-        self._work = self._stream = None
+        self._stream = self._gates = None
         self._ordered = 0  # the fence that the stream has been made to wait for
-        self._starts = self._tracks = self._claimed = self._deferred = ()
-        self._gates: Gates | None = None
-        if role == "target":
-            if cache._match_hooks:
-                self._claimed = [(sequence, op) for sequence in self._sequences for op in sequence._claimed_ops]
-            if cache._step_hooks:
-                self._deferred = self._ask_deferred()
-
-    def _ask_deferred(self) -> tuple[Op, ...]:
-        cache = self._cache
-        ops: list[Op] = []
-        for lane in cache._lanes:
-            hook = lane.hooks.deferred_forward_ops
-            if hook is not None:
-                batch = tuple(
-                    WalkView(s.namespace, s.committed, s.named, s.reserved, s.published) for s in self._sequences
-                )
-                more = cache._ask(lane, "deferred_forward_ops", tuple, hook, batch) or ()
-                ops.extend(cache._check_ops(lane, "deferred_forward_ops", more))
-        return tuple(ops)
+        self._begun = []
+        self._tracks = self._plugins = ()
+        if cache._plugin_ops and role == "target":
+            claimed = [(sequence, op) for sequence in self._sequences for op in sequence._claimed_ops]
+            self._plugins = [*claimed, *((None, op) for op in deferred_ops(cache, self._sequences))]
 
     def __repr__(self) -> str:
-        number = "" if self._work is None else f" {self._work.number}"
+        number = "" if self._state == NEW else f" {self._work.number}"
         draft = "draft " if self.role == "draft" else ""
         return f"<{draft}step{number} of {len(self._sequences)} sequences>"
-
-    def _fills(self) -> list[Batch]:
-        """What must be filled before the layers run; until ``run_ops``, a publication may still add to it."""
-        return batches(self._sequences) if self.role == "target" else []
 
     @property
     def ops(self) -> tuple[Op, ...]:
         """What runs, in order: the derived fills in one op per component, then the plugins' own, after the layers
         the checkpoints (known once the block is entered) and the plugins' own again.
         """
-        before = [batch.op() for batch in self._fills()]
-        claimed = [op for sequence, op in self._claimed if op in sequence._claimed_ops]
+        fills = batches(self._sequences).items() if self.role == "target" else ()
+        before = [Op(kind, lane.name, dst=tuple(dst), src=tuple(src)) for (lane, kind), (src, dst) in fills]
+        own = [op for sequence, op in self._plugins if sequence is None or op in sequence._claimed_ops]
         tracks = [Op(lane.kept, lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
-        early = [op for op in (*claimed, *self._deferred) if not op.after]
-        return (*before, *early, *tracks, *(op for op in (*claimed, *self._deferred) if op.after))
+        return (*before, *(op for op in own if not op.after), *tracks, *(op for op in own if op.after))
 
     # ------------------------------------------------------------ before the layers
     def __enter__(self) -> Step:
@@ -104,58 +91,43 @@ class Step:
         cache = self._cache
         self._work = cache._flight.begin()
         self._state = OPEN
+        begun, target = self._begun, self.role == "target"
         try:
-            self._begin(self.role == "target")
+            for sequence, end in self._planned:
+                if end > sequence.reserved and sequence.open:
+                    raise ProtocolError(
+                        f"{sequence!r} was planned up to {end} and has {sequence.reserved} reserved by now: ask the "
+                        f"cache for a new step"
+                    )
+                if target:  # its layers go on from where the steps before it end
+                    start = sequence.committed
+                    if sequence._steps and sequence._planned > start:
+                        start = sequence._planned
+                    begun.append((sequence, start, end))
+                    sequence._steps += 1
+                    if end > start:
+                        sequence._planned = end
+            if cache._tracking or cache._max_rewind:
+                self._begin_states()
             if cache._debug is not None:
                 self._touched = cache._debug.begin(self)
         except BaseException:  # a hook or an interrupt, while a checkpoint's slot was sought
             self._state = DONE
             self._drop_tracks()
-            self._leave()
-            cache._flight.end(self._work, self._take_stream(cache._stream(None)), (), repr(self))
+            for sequence, _, _ in begun:
+                sequence._steps -= 1
+            cache._flight.end(self._work, self._take_stream(None), (), repr(self))
             raise
         return self
 
-    def _begin(self, target: bool) -> None:
-        """The layers of this step go on from where the steps before it end, and write the running states."""
-        starts: list[int] = []
-        if target:
-            self._starts = starts
-        for sequence, end in zip(self._sequences, self._ends, strict=True):
-            if end > sequence.reserved and sequence.open:
-                raise ProtocolError(
-                    f"{sequence!r} was planned up to {end} and has {sequence.reserved} reserved by now: ask the cache "
-                    f"for a new step"
-                )
-            if not target:
-                continue
-            start = sequence.committed
-            if sequence._steps and sequence._planned > start:
-                start = sequence._planned
-            starts.append(start)
-            if end > start:
-                sequence._planned = end
-            sequence._steps += 1
-            for _, holding in sequence._states:
-                holding.writing += 1
+    def _begin_states(self) -> None:
+        """What a device chose in an earlier step is past; have slots for checkpoints that are due (this may raise)."""
+        self._tracks = []
+        for sequence, start, end in self._begun:
+            for lane, holding in sequence._states:
                 holding.accepted = False
-        if target and self._cache._tracking:  # this may evict, and raise
-            self._tracks = []
-            for sequence, start, end in zip(self._sequences, starts, self._ends, strict=True):
-                for lane, holding in sequence._states:
-                    if lane.track_every and sequence._lease._cache is not None:
-                        self._plan_track(sequence, lane, holding, start, end)
-
-    def _leave(self) -> bool:
-        """No longer does this step write its sequences' states. Whether all of them can go on from it."""
-        well = True
-        for sequence, start in zip(self._sequences, self._starts, strict=False):  # fewer, if it never began
-            sequence._steps -= 1
-            for _, holding in sequence._states:
-                holding.writing -= 1
-            if sequence.committed < start or sequence._fills or sequence._lost:
-                well = False
-        return well
+                if lane.track_every and sequence._lease._cache is not None:
+                    self._plan_track(sequence, lane, holding, start, end)
 
     def _plan_track(self, sequence: Sequence, lane: PointLane, holding: StateHolding, start: int, end: int) -> None:
         """Where a checkpoint is due in this step, have a slot to keep it in."""
@@ -188,18 +160,20 @@ class Step:
         cache = self._cache
         if cache._guarded:
             cache._enter()
-        stream = self._take_stream(cache._stream(stream))
-        due = batches(self._sequences) if self.role == "target" else []
-        if gated and not due and not self._claimed and not self._deferred:  # an op may read any of it
+        inline = cache._inline if stream is None else None
+        stream = self._stream = cache._stream(stream) if inline is None else inline
+        self._work.since = stream.tick
+        due = batches(self._sequences) if self.role == "target" else {}
+        if gated and not due and not self._plugins:  # an op may read any of it
             self._gates = Gates(stream)
         if len(cache._flight.works) > 1:
             self._order(stream)
-        if self.role == "target" and (due or self._claimed or self._deferred):
+        if due:
             self._state = FILLING
-            for batch in due:
-                run_batch(cache, stream, batch)
-            if self._claimed or self._deferred:
-                self._run_plugins(stream, after=False)
+            run_fills(cache, stream, self._sequences, due)
+        if self._plugins:
+            self._state = FILLING
+            self._run_plugins(stream, after=False)
         self._state = READY
         if cache._debug is not None:
             cache._leave("run_ops")
@@ -213,26 +187,24 @@ class Step:
 
     def _run_plugins(self, stream: Stream, after: bool) -> None:
         """The plugins' own ops, those before the layers or those after them."""
-        for sequence, op in self._claimed:
-            if op.after == after and sequence.open and op in sequence._claimed_ops:  # another step may have run it
+        for sequence, op in self._plugins:
+            if op.after != after:
+                continue
+            if sequence is not None:
+                if not sequence.open or op not in sequence._claimed_ops:  # another step may have run it
+                    continue
                 sequence._claimed_ops.remove(op)
-                run_op(self._cache, op, stream)
-        for op in self._deferred:
-            if op.after == after:
-                run_op(self._cache, op, stream)
+            run_op(self._cache, op, stream)
 
-    def _take_stream(self, stream: Stream) -> Stream:
-        work = self._work
-        assert work is not None
-        self._stream = work.stream = stream
-        work.since = stream.tick
+    def _take_stream(self, given: Any) -> Stream:
+        stream = self._stream = self._cache._stream(given)
+        self._work.since = stream.tick
         return stream
 
     def _order(self, stream: Stream) -> None:
         """What is enqueued from now on comes after all that the sequences have come to read or to own."""
         fence = self._fence()
         if fence > self._ordered:
-            assert self._work is not None
             self._cache._flight.order(self._work, stream, fence, self, self._gates)
             self._ordered = fence
 
@@ -293,10 +265,10 @@ class Step:
         assert self._stream is not None
         for lane in self._cache._point_lanes:
             rows, holdings = [], []
-            for row, sequence in enumerate(self._sequences):
+            for row, (sequence, start, end) in enumerate(self._begun):
                 if sequence._lease._cache is not None:
                     holding = sequence._holding(lane.name)[1]
-                    if 0 < self._ends[row] - self._starts[row] <= len(holding.steps):
+                    if 0 < end - start <= len(holding.steps):
                         rows.append(row)
                         holdings.append(holding)
             if rows:
@@ -305,48 +277,51 @@ class Step:
     # ------------------------------------------------------------ after the layers
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         before, self._state = self._state, DONE
-        cache, stream, work = self._cache, self._stream, self._work
-        assert work is not None
-        goes_on = self._leave()
+        cache, stream, begun = self._cache, self._stream, self._begun
+        plain = kind is None and before == READY and not self._tracks and not self._plugins
+        for sequence, start, _ in begun:
+            sequence._steps -= 1
+            if sequence.committed < start or sequence._fills or sequence._lost:
+                plain = False
         if stream is None:
-            stream = self._take_stream(cache._stream(None))
+            stream = self._take_stream(None)
         if self._gates is not None:
             self._gates.finish()
+            plain = False
         try:
             if cache._debug is not None:
                 cache._debug.layers(self, stream, kind is None)
-            if self.role == "target":
-                self._close(stream, kind is None, before, goes_on)
+            if not plain and self.role == "target":
+                self._close(stream, kind is None, before)
         finally:
-            cache._flight.end(work, stream, self._sequences, self)
-        if kind is None and self.role == "target":
-            for sequence, end in zip(self._sequences, self._ends, strict=True):
+            cache._flight.end(self._work, stream, self._sequences, self)
+        if kind is None:
+            for sequence, _, end in begun:
                 if sequence._lease._cache is not None:
-                    # what was taken back since is not computed; what was reserved since is the next step's
-                    upto = end if end < sequence._planned else sequence._planned
-                    sequence._commit(upto if upto > sequence.committed else sequence.committed)
+                    if end > sequence._planned:  # what was taken back since is not computed
+                        end = sequence._planned
+                    commit(sequence, end if end > sequence.committed else sequence.committed)
         if cache._debug is not None:
             cache._leave("step")
 
     def __del__(self) -> None:
-        if NEW < self._state < DONE:  # nobody can end it any more, and all that comes after would wait
+        if self._state > NEW:  # nobody can end it any more, and all that comes after would wait
             self._cache._dropped.append(self)
 
-    def _close(self, stream: Stream, well: bool, before: int, goes_on: bool) -> None:
+    def _close(self, stream: Stream, well: bool, before: int) -> None:
         """Enqueue what comes after the layers, if the step went well and all of its sequences go on: all or none."""
         if not well:
             self._give_up(before)
             return
         try:  # the layers of a step that is refused at its end have run all the same
-            if before == OPEN and (self._fills() or self._claimed or self._deferred or self._comes_after()):
+            if before == OPEN and (batches(self._sequences) or self._plugins or self._comes_after()):
                 raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
             if self._gates is not None:
                 self._gates.check()
-            if not goes_on:
-                self._look_back()
+            self._look_back()
             if self._tracks:
                 self._run_tracks(stream)
-            if self._claimed or self._deferred:
+            if self._plugins:
                 self._run_plugins(stream, after=True)
         except BaseException:
             self._give_up(before)
@@ -354,7 +329,7 @@ class Step:
 
     def _look_back(self) -> None:
         """Refuse to commit what was computed from where a sequence has not come to, unless it has ended."""
-        for sequence, start in zip(self._sequences, self._starts, strict=True):
+        for sequence, start, _ in self._begun:
             if sequence._lease._cache is not None:
                 if sequence.committed < start:
                     raise ProtocolError(
@@ -390,9 +365,16 @@ class Step:
     def _give_up(self, before: int) -> None:
         """The step failed: if its layers may have begun, what they wrote of the running states is nobody's."""
         self._drop_tracks()
-        if before == FILLING or (before == OPEN and (self._fills() or self._claimed or self._deferred)):
-            return
-        for sequence, start, end in zip(self._sequences, self._starts, self._ends, strict=True):
+        if before == READY or (before == OPEN and not batches(self._sequences) and not self._plugins):
+            self._lose_states()
+        for sequence, _, _ in self._begun:
+            if not sequence._lost and sequence._lease._cache is not None:
+                due = [holding for _, holding, _, _ in sequence._fills]
+                for _, holding in sequence._states:  # filled, and not written since: it is what it was
+                    holding.ready = holding not in due
+
+    def _lose_states(self) -> None:
+        for sequence, start, end in self._begun:
             if end > start:
                 for _, holding in sequence._states:
                     sequence._lost = True

@@ -22,6 +22,7 @@ from prefixloom.lane_point import PointLane
 from prefixloom.lane_span import SpanLane
 from prefixloom.lease import Hold
 from prefixloom.pool import ABSENT, Pool
+from prefixloom.sequence import Sequence
 from prefixloom.step import Step
 from prefixloom.streams import InlineStream
 
@@ -78,7 +79,7 @@ def a_part_is_released_twice(patch: pytest.MonkeyPatch) -> None:
             lane.release(hold._records[lane.index])
 
     def let_go(cache: Any, hold: Any, lane: Any, holding: Any) -> None:
-        lane.retain(holding, holding.floor)
+        lane.retain(holding, holding.floor // cache._page * cache._page)
         if hold._records[lane.index] is not None and lane.passed(holding, hold._node.end):
             release_part(cache, hold, lane)
 
@@ -205,7 +206,16 @@ def a_tail_gets_the_slots_of_all(patch: pytest.MonkeyPatch) -> None:
 
 def an_open_step_is_taken_for_complete(patch: pytest.MonkeyPatch) -> None:
     """Publish before complete: the tree gets a state that the layers of an open step are about to write."""
-    patch.setattr(PointLane, "complete", lambda self, holding: holding.ready)
+    honest = Step.run_ops
+
+    def running(self: Step, stream: Any = None) -> None:
+        honest(self, stream)
+        for sequence in self._sequences:
+            for _, holding in sequence._states:
+                holding.ready = True
+
+    patch.setattr(Step, "run_ops", running)
+    patch.setattr(Sequence, "_keep_states", lambda self: None)
 
 
 def what_is_planned_is_taken_for_computed(patch: pytest.MonkeyPatch) -> None:
@@ -239,7 +249,9 @@ def remembering_fills(patch: pytest.MonkeyPatch, then: Callable[[Step, Any], Non
 
     def running(self: Step, stream: Any = None) -> None:
         for sequence in self._sequences if self.role == "target" else ():
-            filled[sequence._lease] = [(f.lane, f.kind, f.source, f.holding.slot) for f in sequence._fills]
+            filled[sequence._lease] = [
+                (lane, kind, source, holding.slot) for lane, holding, kind, source in sequence._fills
+            ]
         honest(self, stream)
         then(self, [fill for sequence in self._sequences for fill in filled.get(sequence._lease, ())])
 
@@ -264,7 +276,7 @@ def ops_run_again_with_the_second_half_of_the_layers(patch: pytest.MonkeyPatch) 
 
 def ops_run_after_the_layers(patch: pytest.MonkeyPatch) -> None:
     """Clear after copy, and both after what reads them: the order of a step's parts is another."""
-    honest, ending = step.run_batch, Step.__exit__
+    honest, ending = step.run_fills, Step.__exit__
     late: list[Any] = []
 
     def exiting(self: Step, *error: Any) -> None:
@@ -272,20 +284,20 @@ def ops_run_after_the_layers(patch: pytest.MonkeyPatch) -> None:
             honest(*late.pop(0))
         ending(self, *error)
 
-    patch.setattr(step, "run_batch", lambda *args: late.append(args))
+    patch.setattr(step, "run_fills", lambda *args: late.append(args))
     patch.setattr(Step, "__exit__", exiting)
 
 
 def states_are_cleared_after_the_copies(patch: pytest.MonkeyPatch) -> None:
     """A clear that was meant for the slot's last owner runs behind the copy that fills it for the new one."""
-    honest = step.run_batch
+    honest = ops.run_kind
 
-    def batch(cache: Any, stream: Any, which: Any) -> None:
-        honest(cache, stream, which)
-        if which.kind != "clear":
-            ops.run_kind(cache, stream, which.lane, "clear", [], which.dst)
+    def kind_and_clear(cache: Any, stream: Any, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
+        honest(cache, stream, lane, kind, src, dst)
+        if kind != "clear":
+            honest(cache, stream, lane, "clear", [], dst)
 
-    patch.setattr(step, "run_batch", batch)
+    patch.setattr(ops, "run_kind", kind_and_clear)
 
 
 def tracks_are_taken_before_the_layers(patch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ class Witness:
 
     def _waiting(self, sequence: Sequence) -> dict[str, int]:
         """The components whose running slot has no content yet, with the slot that it will be copied from."""
-        return {fill.lane.name: fill.source for fill in sequence._fills}
+        return {lane.name: source for lane, _, _, source in sequence._fills}
 
     def _state(self, component: str, slot: int) -> bytes:
         content = hashlib.blake2b(digest_size=16)

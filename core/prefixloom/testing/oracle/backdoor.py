@@ -195,7 +195,7 @@ def state_slots(sequence: Any, name: str) -> list[int]:
 
 def unfilled(sequence: Any) -> set[str]:
     """Boundary components whose running slot waits for an op."""
-    return {fill.lane.name for fill in sequence._fills}
+    return {lane.name for lane, *_ in sequence._fills}
 
 
 def sequence_anchor(sequence: Any) -> Any:
@@ -204,4 +204,4 @@ def sequence_anchor(sequence: Any) -> Any:
 
 def has_ops(step: Any) -> bool:
     """Whether plugins have ops of their own for a step."""
-    return bool(step._claimed or step._deferred)
+    return bool(step._plugins)
