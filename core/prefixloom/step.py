@@ -65,8 +65,9 @@ class Step:
         self._begun = []
         self._tracks = self._plugins = ()
         if cache._plugin_ops and role == "target":
-            claimed = [(sequence, op) for sequence in self._sequences for op in sequence._claimed_ops]
-            self._plugins = [*claimed, *((None, op) for op in deferred_ops(cache, self._sequences))]
+            if cache._match_hooks:
+                self._plugins = [(sequence, op) for sequence in self._sequences for op in sequence._claimed_ops]
+            self._plugins = [*self._plugins, *((None, op) for op in deferred_ops(cache, self._sequences))]
 
     def __repr__(self) -> str:
         number = "" if self._state == NEW else f" {self._work.number}"
