@@ -44,6 +44,48 @@ class Moody(Reach):
         return p + 7
 
 
+@pytest.mark.parametrize("ends_well", [True, False], ids=["another step", "a step that fails"])
+def test_a_state_that_a_failed_publication_took_is_not_published_again(ends_well: bool) -> None:
+    """The tree has the slot, and the sequence got no other: what it goes on with stands for nothing."""
+    reach = Moody()
+    cache = cache_of(part("path", Path()), part("moody", reach), part("state", Point()), slots=4, debug=False)
+    sequence = cache.open(TOKENS[:24])
+    run(sequence, 8)
+    reach.raising = True
+    with pytest.raises(RuntimeError, match="moody"):
+        sequence.publish()
+    reach.raising = False
+    assert sequence.pages("state") == [-1]
+    cache.evict({"state": 1})
+    if ends_well:
+        run(sequence, 8)
+    else:
+        with pytest.raises(ZeroDivisionError), cache.step([sequence]):
+            raise ZeroDivisionError
+    sequence.close()
+    assert cache.stats().components["state"].cached == 0
+    assert sorted(cache.pool("state").free_ids()) == [0, 1, 2, 3]
+    settle(cache)
+
+
+def test_without_a_running_state_nothing_is_known_of_single_tokens() -> None:
+    """Else a rewind would copy to no slot at all."""
+    reach = Moody()
+    state = part("state", Point(), max_rewind=2)
+    cache = cache_of(part("path", Path()), part("moody", reach), state, slots=12, max_rewind=2, debug=False)
+    sequence = cache.open(TOKENS[:24])
+    run(sequence, 8)
+    reach.raising = True
+    with pytest.raises(RuntimeError, match="moody"):
+        sequence.publish()
+    reach.raising = False
+    run(sequence, 3)
+    with pytest.raises(ProtocolError, match="cannot rewind to"):
+        sequence.rewind(1)
+    sequence.abort()
+    settle(cache)
+
+
 def test_a_reach_that_raises_in_open_leaves_nothing_behind() -> None:
     reach = Moody()
     cache = cache_of(part("path", Path()), part("moody", reach))

@@ -317,3 +317,19 @@ def test_a_state_is_what_it_was_if_a_step_failed_before_its_ops() -> None:
     assert held(cache, list(range(16))) == 8
     second.abort()
     settle(cache)
+
+
+def test_an_opening_that_is_refused_makes_no_free_slot_wait_for_a_step() -> None:
+    cache = cache_of(part("a", Point()), part("b", Point()), capacity={"a": 6, "b": 2})
+    simulation = Simulation("forward")
+    sequence, other = cache.open(range(8)), cache.open(range(8))
+    sequence.grow(4)
+    enqueue(simulation["forward"], sequence)
+    with pytest.raises(CapacityError, match="b: needs 1"):
+        cache.open(range(3))
+    pool = cache.pool("a")
+    assert (len(pool.free_ids()), pool.retiring) == (4, 0)
+    simulation["forward"].advance()
+    sequence.abort()
+    other.abort()
+    settle(cache)

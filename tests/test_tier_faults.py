@@ -210,6 +210,26 @@ def interrupted(comps: str, write: str, number: int) -> int:
     return interrupts.lines
 
 
+def test_debug_mode_knows_of_a_sequence_whose_opening_was_interrupted_by_a_copy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    cache = tiered(part("path", Path()), write="selective", hits=1)
+    with cache.open(range(16)) as first:
+        compute(cache, first, range(16), 16)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt) as caught:
+        patched.setattr(prefixloom.tier.LowerTier, "_run_one", interrupt)
+        cache.open([*range(16), 5])
+    with cache.open([1]):  # what was interrupted knows the sequence
+        pass
+    del caught
+    cache.poll()
+    assert f"made at {__file__}" in caplog.text
+    settle(cache)
+
+
 @pytest.mark.parametrize(("comps", "write"), [("FSM", "back"), ("FM", "through"), ("FU", "selective")])
 def test_an_interrupt_at_any_line_makes_nothing_wrong(comps: str, write: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)

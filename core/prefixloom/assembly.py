@@ -44,6 +44,7 @@ class Assembly(Asking):
         self._near_lanes = tuple(lane for lane in self._page_lanes if not lane.part.reach.closed_upward)
         self._all_closed = len(self._closed_lanes) == len(self._lanes) and not self._validators
         self._several_near = len(self._near_lanes) > 1
+        self._several_states = len(self._point_lanes) > 1
         self._tracking = any(lane.track_every for lane in self._point_lanes)
         self._thins = any(lane.part.manifest.states_per_path is not None for lane in self._point_lanes)
         self._follows = bool(self._coded_lanes) or self._thins or composition.debug or composition.tier is not None

@@ -197,7 +197,8 @@ class Lane:
         return self.queue.pop()
 
     def follow(self, nodes: list[Node], lost: Lane) -> int:
-        """Free our cells at ``nodes``, where ``lost`` has just lost its own, if they serve no boundary without it.
+        """Free our cells at ``nodes``, each named once, where ``lost`` has just lost its own, if they serve no boundary
+        without it.
 
         What is covered stays, and goes when its turn comes. Returns the pages freed.
         """

@@ -171,7 +171,7 @@ class PointLane(Lane):
     def stepped(self, holding: StateHolding, upto: int) -> None:
         """A step brings the running state from where it stands to ``upto``: which states of single tokens there are."""
         before = holding.as_of
-        known = holding.arrived <= before < upto <= before + len(holding.steps)
+        known = holding.slot != NO_SLOT and holding.arrived <= before < upto <= before + len(holding.steps)
         holding.steps_from = before if known else -1
 
     def due(self, holding: StateHolding, start: int, end: int) -> tuple[int, int] | None:
@@ -186,8 +186,8 @@ class PointLane(Lane):
         return (at, holding.steps[at - start - 1]) if single else None
 
     def complete(self, holding: StateHolding) -> bool:
-        """Whether the running slot holds the state of ``as_of``, and no device chooses it."""
-        return holding.ready and not holding.accepted
+        """Whether there is a running slot that holds the state of ``as_of``, and no device chooses it."""
+        return holding.ready and not holding.accepted and holding.slot != NO_SLOT
 
     def replaceable(self, holding: StateHolding) -> Track | None:
         """The oldest of enough tracks, whose slot a new one may have; None if a new slot is needed."""

@@ -30,7 +30,7 @@ def open_at(cache: Cache, plan: MatchPlan, label: str, priority: int) -> Sequenc
     ready = plan.ready
     if node.end != ready or not ready:
         node = cache._anchor(plan)
-    short = cache._opens_apart
+    short = cache._opens_apart or (cache._several_states and _lacks_states(cache))
     if short:
         lease, paged, states, fills = _begin_apart(cache, node, plan.namespace, label)
     else:
@@ -74,16 +74,24 @@ def open_at(cache: Cache, plan: MatchPlan, label: str, priority: int) -> Sequenc
 
 def _look_on(cache: Cache, sequence: Sequence, plan: MatchPlan) -> None:
     """A tier below may have more of what was opened, and debug mode keeps books of it."""
+    if cache._debug is not None:
+        cache._debug.leased(sequence._lease)  # first: a copy down may be interrupted
     if cache._tier is not None:
         sequence._plan = plan
         cache._tier.used(sequence._lease._node)
     if cache._debug is not None:
-        cache._debug.leased(sequence._lease)
         cache._leave("open")
 
 
+def _lacks_states(cache: Cache) -> bool:
+    """Whether a slot is short: then no state is to have one before there is room for all."""
+    return any(lane.per_sequence > len(lane.live._free) for lane in cache._point_lanes)
+
+
 def _begin_apart(cache: Cache, node: Node, namespace: str, label: str) -> tuple[Hold, list[Any], list[Any], list[Fill]]:
-    """What ``open_at`` begins with where hooks may widen what the lease covers, or more than states takes slots."""
+    """What ``open_at`` begins with where hooks may widen what the lease covers, or more than one state takes slots and
+    they are not at hand, or more than states does. Nothing has a slot yet.
+    """
     lease = acquire(cache, node, namespace, Hold)
     try:
         paged = [(lane, lane.open(node)) for lane in cache._page_lanes]
