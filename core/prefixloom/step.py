@@ -77,8 +77,8 @@ class Step:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """What runs, in order: the derived fills in one op per component, then the plugins' own, after the layers
-        the checkpoints (known once the block is entered) and the plugins' own again.
+        """What runs, in order: the derived fills, one op per component and kind, then the plugins' own, after the
+        layers the checkpoints (known once the block is entered) and the plugins' own again.
         """
         fills = batches(self._sequences).items() if self.role == "target" else ()
         before = [Op(kind, lane.name, dst=tuple(dst), src=tuple(src)) for (lane, kind), (src, dst) in fills]
