@@ -300,3 +300,28 @@ def test_a_slot_with_two_owners_is_told_of_both(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(InvariantError, match="owned by the free list and by <Node "):
             sequence.append([7])
         monkeypatch.undo()
+
+
+def test_a_reach_that_raises_when_a_step_commits_leaves_no_sequence_behind_its_state() -> None:
+    """The layers have written the states of all of them: who were left behind would compute the same tokens twice."""
+
+    class Unsure(Moody):
+        def until(self, p: int) -> float:
+            if self.raising:
+                raise RuntimeError("moody")
+            return super().until(p)
+
+    reach = Unsure()
+    cache = cache_of(part("path", Path()), part("moody", reach), part("state", Point()), capacity={"moody": 40})
+    sequences = [cache.open(range(start, start + 20)) for start in (0, 100)]
+    for sequence in sequences:
+        sequence.grow(20)
+    with pytest.raises(RuntimeError, match="moody"), cache.step(sequences) as step:
+        step.run_ops()
+        reach.raising = True  # and the pool is full: what need not be kept goes at once
+    reach.raising = False
+    assert [sequence.committed for sequence in sequences] == [20, 20]
+    for sequence in sequences:
+        sequence.close()
+    assert cache.peek(range(100, 120)) == 20
+    settle(cache)

@@ -11,6 +11,7 @@ from helpers import part, run, settle
 from prefixloom import (
     Buffer,
     CapacityError,
+    Claim,
     Codec,
     Component,
     CompositionError,
@@ -19,6 +20,7 @@ from prefixloom import (
     Point,
     Traffic,
     compose,
+    hookimpl,
 )
 from prefixloom.cache import Cache
 from prefixloom.codecs import Coder
@@ -198,3 +200,23 @@ def test_memory_is_shared_out_by_what_states_weigh_where_they_rest() -> None:
         return cache.stats().components["state"].capacity
 
     assert slots(INT8) > 2 * slots(None)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_no_slot_to_run_in_is_a_shortage_also_where_a_plugin_claims(debug: bool) -> None:
+    class Claiming(Component):
+        @hookimpl
+        def finalize_match_result(self, walk: Any) -> Claim:
+            return Claim(reject=False)
+
+    kv = Manifest([Buffer("kv", (), "float32")])
+    cache = compose(
+        None, plugins=[Claiming("path", kv, Path()), state()], page_size=4, capacity={"path": 400, "state": 12},
+        max_running=2, debug=debug,
+    )  # fmt: skip
+    running = [cache.open(TOKENS) for _ in range(2)]
+    with pytest.raises(CapacityError, match="state"):
+        cache.open(TOKENS)
+    for sequence in running:
+        sequence.abort()
+    assert cache.open(TOKENS).owned("state") == 1

@@ -341,4 +341,4 @@ def wanted_at(cache: Cache, plan: MatchPlan, lanes: Iterable[PointLane]) -> Want
     for each, claim in zip(cache._lanes, plan._claims, strict=False):
         if claim is not None and claim.need:
             need[each.name] = need.get(each.name, 0) + claim.need
-    return [(each, need[each.name], None) for each in cache._lanes if need.get(each.name)]
+    return [(each.room, need[each.name], None) for each in cache._lanes if need.get(each.name)]

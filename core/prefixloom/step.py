@@ -9,6 +9,7 @@ runs exactly once. A draft step runs none and commits nothing; a step that ends 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,8 +77,8 @@ class Step:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """What runs, in order: the derived fills in one op per component, then the plugins' own, after the layers
-        the checkpoints (known once the block is entered) and the plugins' own again.
+        """What runs, in order: the derived fills, one op per component and kind, then the plugins' own, after the
+        layers the checkpoints (known once the block is entered) and the plugins' own again.
         """
         fills = batches(self._sequences).items() if self.role == "target" else ()
         before = [Op(kind, lane.name, dst=tuple(dst), src=tuple(src)) for (lane, kind), (src, dst) in fills]
@@ -297,11 +298,19 @@ class Step:
         finally:
             cache._flight.end(self._work, stream, self._sequences, self)
         if kind is None:
-            for sequence, _, end in begun:
-                if sequence._lease._cache is not None:
-                    if end > sequence._planned:  # what was taken back since is not computed
-                        end = sequence._planned
-                    commit(sequence, end if end > sequence.committed else sequence.committed)
+            rest = iter(begun)
+            try:
+                for sequence, _, end in rest:
+                    if sequence._lease._cache is not None:
+                        if end > sequence._planned:  # what was taken back since is not computed
+                            end = sequence._planned
+                        commit(sequence, end if end > sequence.committed else sequence.committed)
+            except BaseException:  # a reach that is plain Python, when it was asked what need not be kept
+                for sequence, _, end in rest:  # their states have been written as well
+                    if sequence._lease._cache is not None:
+                        with suppress(Exception):
+                            commit(sequence, max(sequence.committed, min(end, sequence._planned)))
+                raise
         if cache._debug is not None:
             cache._leave("step")
 
