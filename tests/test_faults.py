@@ -22,6 +22,7 @@ from prefixloom import (
     ProtocolError,
     Reach,
     SplitRule,
+    WalkView,
     Window,
     hookimpl,
 )
@@ -44,45 +45,46 @@ class Moody(Reach):
         return p + 7
 
 
-@pytest.mark.parametrize("ends_well", [True, False], ids=["another step", "a step that fails"])
-def test_a_state_that_a_failed_publication_took_is_not_published_again(ends_well: bool) -> None:
-    """The tree has the slot, and the sequence got no other: what it goes on with stands for nothing."""
+def test_a_publication_that_fails_half_way_ends_its_sequence() -> None:
+    """The tree has what was handed over, a state among it, and the lease does not cover that: it cannot go on."""
     reach = Moody()
     cache = cache_of(part("path", Path()), part("moody", reach), part("state", Point()), slots=4, debug=False)
     sequence = cache.open(TOKENS[:24])
     run(sequence, 8)
     reach.raising = True
-    with pytest.raises(RuntimeError, match="moody"):
+    with pytest.raises(RuntimeError, match="moody") as raised:
         sequence.publish()
     reach.raising = False
-    assert sequence.pages("state") == [-1]
-    cache.evict({"state": 1})
-    if ends_well:
-        run(sequence, 8)
-    else:
-        with pytest.raises(ZeroDivisionError), cache.step([sequence]):
-            raise ZeroDivisionError
+    assert not sequence.open
+    assert sequence.failed is raised.value
+    with pytest.raises(ProtocolError, match="or its publication did") as refused:
+        sequence.grow(8)
+    assert refused.value.__cause__ is raised.value
     sequence.close()
-    assert cache.stats().components["state"].cached == 0
+    sequence.abort()
+    assert serve(cache, TOKENS[:24]) in (0, 8), "what was handed over may be there"
+    cache.flush()
     assert sorted(cache.pool("state").free_ids()) == [0, 1, 2, 3]
     settle(cache)
 
 
-def test_without_a_running_state_nothing_is_known_of_single_tokens() -> None:
-    """Else a rewind would copy to no slot at all."""
+class KeepsTheEnd(Component):
+    @hookimpl
+    def commit_insert(self, walk: WalkView) -> Claim | None:
+        return Claim(keep=((walk.boundary - 4, walk.boundary),)) if walk.last else None
+
+
+def test_what_a_failed_publication_handed_over_is_not_given_back_at_the_end() -> None:
     reach = Moody()
-    state = part("state", Point(), max_rewind=2)
-    cache = cache_of(part("path", Path()), part("moody", reach), state, slots=12, max_rewind=2, debug=False)
-    sequence = cache.open(TOKENS[:24])
-    run(sequence, 8)
+    cache = cache_of(part("moody", reach, kind=KeepsTheEnd), debug=False)
+    sequence = cache.open(TOKENS)
+    run(sequence, 22)
     reach.raising = True
     with pytest.raises(RuntimeError, match="moody"):
         sequence.publish()
     reach.raising = False
-    run(sequence, 3)
-    with pytest.raises(ProtocolError, match="cannot rewind to"):
-        sequence.rewind(1)
-    sequence.abort()
+    sequence.close()
+    assert cache.stats().components["moody"].running == 0
     settle(cache)
 
 

@@ -44,7 +44,7 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
         for lane in fetch.shelf.tier.lanes:  # what leads there is not to go for the sake of what is there
             for node in run:
                 cell = node.cells[lane.index]
-                if cell is not None and lane.closed:
+                if cell is not None and lane.closed_upward:
                     lane.pin(cell)
                     pinned.append((lane, cell))
         _fill(fetch, run, [(piece, answer) for piece, answer in brought if piece.end <= upto], pinned)
@@ -61,7 +61,7 @@ def _path_end(fetch: Fetch, brought: Brought) -> int:
     ends = [
         max((piece.end for piece, _ in brought if piece.lane is lane), default=fetch.held)
         for lane in fetch.shelf.tier.lanes
-        if lane.closed
+        if lane.closed_upward
     ]
     return min(ends, default=0) // fetch.shelf.cache._page * fetch.shelf.cache._page
 

@@ -257,7 +257,7 @@ class Debug:
                 continue
             if cell.pages != len(lane.slots_of(cell)):
                 raise InvariantError(f"{lane.pool.name}: {node!r} miscounts its pages")
-            below = sum(kid.cells[i] is not None for kid in (node.kids or {}).values()) if lane.closed else 0
+            below = sum(kid.cells[i] is not None for kid in (node.kids or {}).values()) if lane.closed_upward else 0
             if cell.below != below:
                 raise InvariantError(f"{lane.pool.name}: {node!r} counts {cell.below} cells below, not {below}")
             if not cell.locks and not cell.below and cell.next is None:

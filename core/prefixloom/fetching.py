@@ -122,10 +122,10 @@ class Fetch:
             self.links = chain(cache._keys, root_link(self.plan.namespace), key, size)
         whole = next((n for n, link in enumerate(self.links) if link is None), len(self.links))
         depth = min(self.limit, whole * page)
-        closed = [lane for lane in self.shelf.tier.lanes if lane.closed]
+        closed = [lane for lane in self.shelf.tier.lanes if lane.closed_upward]
         if closed:
             depth = self._path_depth(backend, closed, depth)
-        others = [lane for lane in self.shelf.tier.lanes if not lane.closed]
+        others = [lane for lane in self.shelf.tier.lanes if not lane.closed_upward]
         for high in range(depth, self.base, -page * LOOK):
             bounds = range(high, max(self.base, high - page * LOOK), -page)
             wanted = {
@@ -188,7 +188,7 @@ class Fetch:
         """Whether the other one brings all that is lacking here, or half of the path at least."""
         page, size = self.shelf.cache._page, self.shelf.cache._tree.page_bytes
         shared = self.boundary
-        if other.boundary != shared and any(lane.closed for lane in self.shelf.tier.lanes):
+        if other.boundary != shared and any(lane.closed_upward for lane in self.shelf.tier.lanes):
             shared = -(-(self.held + self.boundary) // 2 // page) * page
         upto = shared // page * size
         return (
@@ -355,7 +355,7 @@ def _held_path(shelf: Shelf, plan: MatchPlan) -> int:
     node, boundary = plan._walked_to
     for lane in cache._lanes:
         host = shelf.tier.by_component[lane.index]
-        if host is not None and isinstance(lane, PageLane) and host.closed:
+        if host is not None and isinstance(lane, PageLane) and host.closed_upward:
             node, boundary = usable(lane, host, node, boundary, cache._page)
     return boundary
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .admission import StateView
 from .errors import CapacityError
 from .evict import make_room
-from .flight import own_slots
+from .flight import abandon, own_slots
 from .lane_coded import encode_states
 from .lane_point import PointLane
 from .lease import advance, ask_receipts, conclude
@@ -143,14 +143,25 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
         conclude(cache, lease, run, pairs, kept)
         sequence._pairs = ()
     else:
-        for lane, holding in pairs:
-            lane.adopt(run, holding)
-        advance(cache, lease, node, receipts)
-        for lane, holding in donors:
-            _renew(sequence, lane, holding, node)
+        try:
+            for lane, holding in pairs:
+                lane.adopt(run, holding)
+            advance(cache, lease, node, receipts)
+            for lane, holding in donors:
+                _renew(sequence, lane, holding, node)
+        except BaseException as error:  # a reach that is plain Python, or an interrupt
+            _end_half_way(cache, sequence, run, error)
+            raise
     sequence.published = upto
     if own is not None or cache._flight.nodes or cache._follows:
         _published(cache, sequence, run, own, pairs)
+
+
+def _end_half_way(cache: Cache, sequence: Sequence, run: list[Node], error: BaseException) -> None:
+    """Some of what the sequence owned is the tree's by now, and its lease does not cover that: so it cannot go on."""
+    abandon(cache, sequence._lease, error)
+    sequence._pairs = ()
+    cache._tree.prune(run[-1])
 
 
 def _published(cache: Cache, sequence: Sequence, run: list[Node], own: Owned | None, pairs: Pairs) -> None:

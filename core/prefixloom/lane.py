@@ -197,8 +197,7 @@ class Lane:
         return self.queue.pop()
 
     def follow(self, nodes: list[Node], lost: Lane) -> int:
-        """Free our cells at ``nodes``, each named once, where ``lost`` has just lost its own, if they serve no boundary
-        without it.
+        """Free our cells at ``nodes``, none named twice, where ``lost`` lost its own, if they serve no boundary now.
 
         What is covered stays, and goes when its turn comes. Returns the pages freed.
         """

@@ -47,7 +47,7 @@ class HostCell(Cell):
 class HostLane(Lane):
     """What host lanes of pages and of states share. ``leased`` counts what is pinned while it is copied from."""
 
-    __slots__ = ("closed", "device", "going")
+    __slots__ = ("device", "going")
     going: Callable[[HostLane, HostCell], None] | None
     """Told of a cell that is about to be evicted."""
 
@@ -55,7 +55,6 @@ class HostLane(Lane):
         super().__init__(index, part, pool, queue, tree_page)
         self.device = device
         self.going = None
-        self.closed = part.reach.closed_upward
 
     def missing(self, node: Node) -> tuple[list[int], list[int]]:
         """What the device has at ``node`` and the host does not: (places in the edge, the device's slots)."""
@@ -83,7 +82,7 @@ class HostLane(Lane):
         i = self.index
         node.cells[i] = cell
         self.in_tree += pages
-        if self.closed:
+        if self.closed_upward:
             cell.below = sum(kid.cells[i] is not None for kid in (node.kids or {}).values())
             above = node.parent.cells[i]
             if above is not None:
@@ -132,7 +131,7 @@ class HostLane(Lane):
         return got
 
     def leave(self, cell: HostCell) -> None:
-        if self.closed:
+        if self.closed_upward:
             self.lose_below(cell.node)
 
     def lose_below(self, node: Node) -> None:
@@ -144,7 +143,7 @@ class HostLane(Lane):
                 self.queue.add_first(above)
 
     def come_back(self, cell: HostCell) -> None:
-        if self.closed and (above := cell.node.parent.cells[self.index]) is not None:
+        if self.closed_upward and (above := cell.node.parent.cells[self.index]) is not None:
             above.below += 1
         self.queue.add(cell)
 
@@ -225,7 +224,7 @@ class HostPages(HostLane):
             if linked:
                 self.queue.remove(cell)
             self.queue.forget(cell)
-        if self.closed:
+        if self.closed_upward:
             new.below = lower.cells[i] is not None
             if upper.cells[i] is None:
                 self.lose_below(upper)

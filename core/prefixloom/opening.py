@@ -26,6 +26,8 @@ def open_at(cache: Cache, plan: MatchPlan, label: str, priority: int) -> Sequenc
     First the components of pages, which read what the lease covers and own nothing yet; then the states, which have
     slots only where there are some at hand.
     """
+    if cache._flight.works:
+        cache._flight.poll(between_operations=False)
     node = plan._node
     ready = plan.ready
     if node.end != ready or not ready:

@@ -51,7 +51,7 @@ def slices(lanes: Many[HostLane], held: int, boundary: int, page: int) -> list[l
     The path from the top, in whole pages of the tree. Then, however large, what belongs to the boundary alone: it is
     of no use but whole.
     """
-    closed = [lane for lane in lanes if lane.closed]
+    closed = [lane for lane in lanes if lane.closed_upward]
     found: list[list[Piece]] = []
     room = 0
     for at in range(held, boundary if closed else held, page):
@@ -62,7 +62,7 @@ def slices(lanes: Many[HostLane], held: int, boundary: int, page: int) -> list[l
             room = SLICE
         found[-1] += pieces
         room -= size
-    last = [Piece(lane, *span) for lane in lanes if not lane.closed for span in spans_of(lane.device, boundary)]
+    last = [Piece(lane, *span) for lane in lanes if not lane.closed_upward for span in spans_of(lane.device, boundary)]
     if last and found and total(last) <= room:
         found[-1] += last
     elif last:

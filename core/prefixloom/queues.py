@@ -1,7 +1,7 @@
 """Queues: cells that may go, in the order in which they go.
 
-A cell stands in a queue exactly while it may be evicted; ``cell.next is not None`` says that it does. A queue knows
-nothing of trees or pools. List queues cost the same whatever the tree's size.
+A cell stands in a queue exactly while it may be evicted; of a cell that lives, ``cell.next is not None`` says that it
+does. A queue knows nothing of trees or pools. List queues cost the same whatever the tree's size.
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ class Sequence(Named, Handle):
         if cache is None:
             if self._lease.failed is not None:
                 raise ProtocolError(
-                    f"{self!r} ended when a step or copy failed that it was in or had read from: open it again"
+                    f"{self!r} ended when a step or copy failed that it was in or had read from, or its publication "
+                    f"did: open it again"
                 ) from self._lease.failed
             if self._lease._flushes != self._cache._flushes:
                 raise ProtocolError(f"{self!r} was made before the cache was flushed: open it again")
@@ -102,7 +103,8 @@ class Sequence(Named, Handle):
 
     @property
     def failed(self) -> BaseException | None:
-        """The error of a step that it was in, or of a step or copy that it had read, once a ``poll`` has seen it.
+        """The error of its publication; of a step that it was in, or of a step or copy that it had read, once a
+        ``poll`` has seen it.
 
         Of a sequence that is closed, too.
         """
