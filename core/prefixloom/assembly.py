@@ -118,8 +118,8 @@ class Assembly(Asking):
         """Whether opening may cover more than the reaches say, or take more slots than those of running states."""
         self._admitting = any(isinstance(lane, PointLane) and lane.admit is not None for lane in self._lanes)
         self._attended = bool(
-            self._tracking or self._coded_lanes or self._thins or self._unshared or self.composition.tier is not None
-            or self._lock_hooks or self._insert_hooks or self._admitting
+            self._tracking or self._coded_lanes or self._thins or self._unshared or self._lock_hooks
+            or self._insert_hooks or self._admitting
         )  # fmt: skip
         """Whether the publication that ends a sequence is more than each component's handing over all it has."""
 

@@ -101,6 +101,8 @@ def publish_end(cache: Cache, sequence: Sequence) -> None:
         sequence.published = upto
         if cache._debug is not None:
             cache._debug.published(run)
+        if cache._tier is not None:
+            cache._tier.published(run)
 
 
 def _admit_at_end(cache: Cache, sequence: Sequence) -> None:

@@ -92,9 +92,10 @@ class LowerTier:
         if not self.counting:
             return
         due: list[Node] = []
+        enough = self.manifest.hits
         while node.parent is not None:
-            node.hits += 1  # type: ignore[attr-defined]
-            if node.hits >= self.manifest.hits:  # type: ignore[attr-defined]
+            hits = node.hits = node.hits + 1  # type: ignore[attr-defined]
+            if hits >= enough:
                 due.append(node)
             node = node.parent
         if due and self.manifest.write == "selective":
