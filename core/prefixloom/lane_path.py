@@ -103,7 +103,9 @@ class PathLane(PageLane):
         return cell
 
     def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
-        """In one walk, where the lease covers the path down to the run. Nobody reads the table any more."""
+        """As ``adopt`` and ``release``, in one walk where the lease covers the path down to the run; the table is not
+        read any more.
+        """
         i = self.index
         page = self.page
         first = holding.owned

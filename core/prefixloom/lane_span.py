@@ -170,7 +170,7 @@ class SpanLane(SlackLane):
             self.release(record)
 
     def conclude(self, run: list[Node], holding: Holding, record: Any) -> None:
-        """Nobody reads the table any more: where the tree has all that is ours, ours is only given back."""
+        """As ``adopt``, but nobody reads the table any more: what the tree has all of is only given back."""
         i = self.index
         page = self.page
         base = holding.base
