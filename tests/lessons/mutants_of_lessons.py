@@ -210,9 +210,8 @@ def an_open_step_is_taken_for_complete(patch: pytest.MonkeyPatch) -> None:
 
     def running(self: Step, stream: Any = None) -> None:
         honest(self, stream)
-        for sequence in self._sequences:
-            for _, holding in sequence._states:
-                holding.ready = True
+        for holding in [holding for sequence in self._sequences for _, holding in sequence._states]:
+            holding.ready = True
 
     patch.setattr(Step, "run_ops", running)
     patch.setattr(Sequence, "_keep_states", lambda self: None)
@@ -249,9 +248,7 @@ def remembering_fills(patch: pytest.MonkeyPatch, then: Callable[[Step, Any], Non
 
     def running(self: Step, stream: Any = None) -> None:
         for sequence in self._sequences if self.role == "target" else ():
-            filled[sequence._lease] = [
-                (lane, kind, source, holding.slot) for lane, holding, kind, source in sequence._fills
-            ]
+            filled[sequence._lease] = [(lane, kind, source, it.slot) for lane, it, kind, source in sequence._fills]
         honest(self, stream)
         then(self, [fill for sequence in self._sequences for fill in filled.get(sequence._lease, ())])
 
