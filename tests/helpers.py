@@ -142,7 +142,7 @@ def unprotected(cache: Cache) -> list[tuple[str, int]]:
             if cell is not None and cell.locks:
                 safe.update(lane.slots_of(cell))
         for hold in cache._live:
-            for other, holding in hold.pairs:
+            for other, holding in hold.pairs(cache):
                 if other is lane and lane.unit == "page":
                     borrowed: array[int] = holding.table[: holding.owned - holding.base]
                     bad += [(lane.name, slot) for slot in borrowed if slot != ABSENT and slot not in safe]

@@ -292,7 +292,7 @@ class Layers:
                 k,
                 runner,
                 runner.sequence.committed if self.draft else step._begun[k][1],
-                step._planned[k][1],
+                runner.sequence.reserved if self.draft else step._begun[k][2],
                 runner.sequence._lease,
             )
             for k, runner in enumerate(runners)

@@ -231,17 +231,20 @@ def test_what_a_publication_between_plan_and_run_asks_to_be_copied_runs_with_the
     settle(cache)
 
 
-def test_a_step_that_was_planned_further_than_is_reserved_by_now_is_refused() -> None:
+def test_a_step_computes_what_is_reserved_when_its_block_is_entered() -> None:
     cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=2), max_rewind=2)
     with cache.open(TOKENS) as sequence:
         run(sequence, 4)
         sequence.grow(3)
-        step = cache.step([sequence])
+        shorter, longer = cache.step([sequence]), cache.step([sequence])
         sequence.rewind(1)
-        with pytest.raises(ProtocolError, match="was planned up to 7 and has 6 reserved"), step:
+        with shorter:
             pass
-        run(sequence, 0)
         assert sequence.committed == 6
+        sequence.grow(2)
+        with longer:
+            pass
+        assert sequence.committed == 8
         assert not cache._flight.works
     settle(cache)
 

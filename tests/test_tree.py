@@ -11,7 +11,7 @@ from helpers import cache_of, every_reach, finish, held, locks, part, path_cache
 from prefixloom import CapacityError, Path, Point, Window
 from prefixloom.debug import Debug
 from prefixloom.policy import BUILT_IN
-from prefixloom.tree import Root, Tree
+from prefixloom.tree import Tree
 
 
 def key(*pages: int) -> bytes:
@@ -21,7 +21,7 @@ def key(*pages: int) -> bytes:
 
 def test_a_split_keeps_the_lower_halfs_identity() -> None:
     tree = Tree(2, 4, 1)
-    root = Root("", tree.width)
+    root = tree.root("")
     node = tree.attach(root, key(1, 2, 3), 6)
     upper = tree.split(node, 2)
     assert (node.start, node.end, node.parent) == (2, 6, upper)
@@ -34,7 +34,7 @@ def test_a_split_keeps_the_lower_halfs_identity() -> None:
 
 def test_a_split_gives_the_upper_half_the_priority() -> None:
     tree = Tree(2, 4, 1)
-    node = tree.attach(Root("", 1), key(1, 2), 4)
+    node = tree.attach(tree.root(""), key(1, 2), 4)
     node.priority = 7
     assert tree.split(node, 2).priority == 7
 
@@ -59,7 +59,7 @@ def test_agreed_finds_the_first_page_that_differs_wherever_it_is(page: int) -> N
 
 def test_a_walk_stops_inside_of_an_edge_at_a_page() -> None:
     tree = Tree(2, 4, 1)
-    root = Root("", tree.width)
+    root = tree.root("")
     node = tree.attach(root, key(1, 2, 3), 6)
     assert tree.walk(root, key(1, 2, 9)) == (node, 4, root)
     assert tree.walk(root, key(1, 2, 3, 4)) == (node, 6, node)
@@ -70,7 +70,7 @@ def test_a_walk_stops_inside_of_an_edge_at_a_page() -> None:
 
 def test_prune_unlinks_bare_nodes_upward_and_stops_at_what_is_kept() -> None:
     tree = Tree(2, 4, 1)
-    root = Root("", tree.width)
+    root = tree.root("")
     first = tree.attach(root, key(1), 2)
     second = tree.attach(first, key(2), 4)
     third = tree.attach(second, key(3), 6)
@@ -90,7 +90,7 @@ def test_prune_unlinks_bare_nodes_upward_and_stops_at_what_is_kept() -> None:
 
 def test_prune_stops_at_a_node_that_holds_something() -> None:
     tree = Tree(2, 4, 2)
-    first = tree.attach(Root("", 2), key(1), 2)
+    first = tree.attach(tree.root(""), key(1), 2)
     first.cells[1] = object()
     tree.prune(tree.attach(first, key(2), 4))
     assert tree.nodes == 1

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .evict import make_room
 from .pool import ABSENT
+from .states import SteppedHolding
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -22,7 +23,8 @@ def reserve_arriving(cache: Cache, sequence: Sequence, count: int, length: int) 
         fresh = iter(lane.pool.take(slots) if slots else ())
         holding.table.extend(next(fresh) if page else ABSENT for page in pages)
     for _, state in sequence._states:
-        state.arrived = length
+        if isinstance(state, SteppedHolding):
+            state.arrived = length
     sequence._lease.claim(cache._flight)
     sequence.reserved = length
     cache._leave("grow")

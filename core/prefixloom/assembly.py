@@ -16,6 +16,7 @@ from .keys import KeyMaker
 from .lane import Lane, PageLane, lane_for
 from .lane_coded import CodedLane
 from .lane_point import PointLane
+from .lane_slack import SlackLane
 from .pool import DebugPool, Pool
 from .values import Tier
 
@@ -40,6 +41,7 @@ class Assembly(Asking):
         self._page_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PageLane))
         self._point_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PointLane))
         self._coded_lanes = tuple(lane for lane in self._lanes if isinstance(lane, CodedLane))
+        self._in_order: tuple[Lane, ...] = (*self._page_lanes, *self._point_lanes)
         self._closed_lanes = tuple(lane for lane in self._page_lanes if lane.part.reach.closed_upward)
         self._near_lanes = tuple(lane for lane in self._page_lanes if not lane.part.reach.closed_upward)
         self._all_closed = len(self._closed_lanes) == len(self._lanes) and not self._validators
@@ -50,7 +52,7 @@ class Assembly(Asking):
         self._follows = bool(self._coded_lanes) or self._thins or composition.debug or composition.tier is not None
         """Whether a publication always has consequences."""
         self._unshared = any(not lane.shared for lane in self._lanes)
-        self._sparing = tuple(lane for lane in self._page_lanes if lane.retains)
+        self._sparing = tuple(lane for lane in self._page_lanes if isinstance(lane, SlackLane))
         self._retaining = bool(self._point_lanes or self._sparing)
         self._longest = min(
             (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains),
@@ -58,7 +60,7 @@ class Assembly(Asking):
         )
         self._replay = max(part.manifest.replay for part in composition.parts)
         self._rewind_limit = self._find_rewind_limit()
-        self._no_records: list[Any] = [None] * len(self._lanes)
+        self._nothing: list[Any] = [None] * len(self._lanes)
         self._bind_hooks()
 
     # ------------------------------------------------------------ making

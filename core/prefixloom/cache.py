@@ -18,6 +18,7 @@ from .errors import InputError, ProtocolError
 from .evict import evict
 from .flight import Flight
 from .flushing import forget_everything
+from .fused import fuse
 from .graves import bury
 from .insert import split
 from .keys import TOKEN_BYTES, Tokens, encode
@@ -25,13 +26,14 @@ from .lane import Lane
 from .lane_path import PathLane
 from .lease import Hold, Lease, acquire
 from .opening import open_at
-from .plan import MatchPlan, again, complete, look
+from .plan import MatchPlan, again, look, tell
 from .pool import Pool
 from .retention import reclaim
-from .sequence import Sequence, check_member
+from .sequence import Sequence
 from .sessions import open_session
 from .stats import CacheStats, cache_stats
 from .step import Step
+from .straight import straight
 from .streams import Stream, stream_for
 from .tables import Tables
 from .tier import LowerTier
@@ -44,11 +46,14 @@ if TYPE_CHECKING:
 class Cache(Assembly):
     """One composed cache. Made by ``prefixloom.compose``; see docs/design.md for a request's way through it."""
 
+    _sequence_class: type[Sequence] = Sequence
+    _step_class: type[Step] = Step
+
     def __init__(self, composition: Composition) -> None:
         super().__init__(composition)
         self._debug = Debug(self) if composition.debug else None
+        self._fused = composition.fuse and not composition.debug
         self._guarded = self._debug is not None
-        self._evicted = [0] * len(self._lanes)
         self._opened = self._asked = self._hit = 0
         self._skipped_checkpoints = self._plugin_errors = self._recovered = 0
         self._live: dict[Hold, None] = {}
@@ -68,15 +73,17 @@ class Cache(Assembly):
                 pool.dropped = self._dropped
                 pool.fence = self._flight
         self._fresh_tree()
+        if self._fused:
+            fuse(self)
 
     def _fresh_tree(self) -> None:
         kind = Node if self._tier is None else self._tier.node_kind
-        self._tree = Tree(self._page, self._keys.element_bytes, self._width, kind)
+        self._tree = Tree(self._page, self._keys.element_bytes, self._width, kind, spread=self._fused)
         self._empty_root = self._new_root("")
         self._graves: list[Node] = []
 
     def _new_root(self, namespace: str) -> Root:
-        root = Root(namespace, self._width)
+        root = self._tree.root(namespace)
         for lane in self._lanes:
             if isinstance(lane, PathLane):
                 lane.root_cell(root)
@@ -99,6 +106,7 @@ class Cache(Assembly):
             self._debug.check(what)
 
     # ------------------------------------------------------------ matching
+    @straight
     def match(
         self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Iterable[tuple[int, int, Hashable]] = ()
     ) -> MatchPlan:
@@ -111,30 +119,43 @@ class Cache(Assembly):
             self._enter()
         return self._plan(tokens, namespace, leave, extra)
 
+    @straight
     def _plan(self, tokens: Any, namespace: str, leave: int, extra: Iterable[tuple[int, int, Hashable]]) -> MatchPlan:
+        tokens, key, single, namespace, most = self._asked_for(tokens, namespace, leave, extra)
+        plan = MatchPlan()
+        plan._cache = self
+        plan._epoch = self._epoch
+        plan._claims = ()
+        plan._tokens = tokens
+        plan._key = key
+        plan._single = single
+        plan.namespace = namespace
+        plan._most = most
+        tell(plan, look(self, namespace, tokens, key, most))
+        return plan
+
+    @straight
+    def _asked_for(
+        self, tokens: Any, namespace: str, leave: int, extra: Iterable[tuple[int, int, Hashable]]
+    ) -> tuple[Tokens, bytes, bytes | None, str, int]:
+        """Checked: (tokens, their key, those with extra keys in place, namespace, how many to resume at most)."""
         if namespace.__class__ is not str:
             namespace = _text(namespace)
         if leave.__class__ is not int or leave < 0:
             raise InputError(f"leave takes a number of tokens from 0 up, got {leave!r}")
         if tokens.__class__ is not Tokens:
             tokens = encode(tokens)
-        plan = MatchPlan()
-        plan._cache = self
-        plan._epoch = self._epoch
-        plan._claims = ()
-        plan.branch = plan.limited_by = None
-        plan._tokens = plan._key = tokens
-        plan._single = None
-        plan.namespace = namespace
-        lookahead = self._lookahead
-        if extra or lookahead:
-            plan._single = single = self._keys.with_extra(tokens, extra) if extra else None
-            plan._key = self._keys.widen(tokens if single is None else single)
-        most = plan._most = len(tokens) // TOKEN_BYTES - (leave if leave > lookahead else lookahead)
-        walked_to = look(self, plan, most)
-        if self._asks_more:
-            complete(self, plan, *walked_to)
-        return plan
+        key: bytes = tokens
+        single = None
+        if extra:
+            single = self._keys.with_extra(tokens, extra)
+            key = self._keys.widen(single)
+        elif self._lookahead:
+            key = self._keys.widen(tokens)
+        most = len(tokens) // TOKEN_BYTES - leave
+        if self._lookahead and leave < self._lookahead:
+            most += leave - self._lookahead
+        return tokens, key, single, namespace, most
 
     def peek(
         self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Iterable[tuple[int, int, Hashable]] = ()
@@ -142,15 +163,17 @@ class Cache(Assembly):
         """How many of ``tokens`` would hit. Pure."""
         return self.match(tokens, namespace=namespace, leave=leave, extra=extra).ready
 
+    @straight
     def lease(self, plan: MatchPlan) -> Lease:
         """Protect what resuming at ``plan.ready`` needs. A stale plan is planned again, so the lease may be shorter."""
         if self._guarded:
             self._enter()
         plan = self._current(plan)
-        lease = acquire(self, self._anchor(plan), plan.namespace, Lease)
+        lease = acquire(self, self._anchor(plan._node, plan.ready, plan.namespace), plan.namespace, Lease)
         self._leave("lease")
         return lease
 
+    @straight
     def _current(self, plan: MatchPlan) -> MatchPlan:
         if not isinstance(plan, MatchPlan) or plan._cache is not self:
             raise ProtocolError(f"{plan!r} was not made by this cache")
@@ -160,16 +183,18 @@ class Cache(Assembly):
             return again(plan, plan._key, plan._most)
         return plan
 
-    def _anchor(self, plan: MatchPlan) -> Node:
-        """The node that ends at the plan's boundary; the one change that a match makes to the tree is this split."""
-        boundary = plan.ready
-        node = plan._node
+    @straight
+    def _anchor(self, node: Node, boundary: int, namespace: str) -> Node:
+        """The node that ends at ``boundary``, which lies in ``node`` or above: the one change that a match makes to
+        the tree is this split.
+        """
         if not boundary:
-            return self._root(plan.namespace)
+            return self._root(namespace)
         while node.parent.end >= boundary:
             node = node.parent
         return node if node.end == boundary else split(self, node, boundary)
 
+    @straight
     def _root(self, namespace: str) -> Node:
         root = self._tree.roots.get(namespace)
         if root is None:
@@ -177,6 +202,7 @@ class Cache(Assembly):
         return root
 
     # ------------------------------------------------------------ sequences
+    @straight
     def open(
         self,
         tokens: Any,
@@ -196,13 +222,21 @@ class Cache(Assembly):
             self._enter()
         if label.__class__ is not str or priority.__class__ is not int:
             raise InputError(f"a label is a string and a priority a whole number, got {label!r} and {priority!r}")
-        if isinstance(tokens, MatchPlan):
+        if tokens.__class__ is not Tokens and isinstance(tokens, MatchPlan):
             if namespace or leave or extra:
                 raise InputError("a plan has its namespace, leave and extra already: give them to match")
-            plan = self._current(tokens)
-        else:
-            plan = self._plan(tokens, namespace, leave, extra)
-        return open_at(self, plan, label, priority)
+            return self._open_planned(self._current(tokens), label, priority)
+        if self._asks_more:
+            return self._open_planned(self._plan(tokens, namespace, leave, extra), label, priority)
+        tokens, key, single, namespace, most = self._asked_for(tokens, namespace, leave, extra)
+        node, ready, reached, _, _, _, branch = look(self, namespace, tokens, key, most)
+        return open_at(self, node, ready, reached, branch, tokens, key, single, namespace, label, priority, (), None)
+
+    def _open_planned(self, plan: MatchPlan, label: str, priority: int) -> Sequence:
+        return open_at(
+            self, plan._node, plan.ready, plan._reached, plan.branch, plan._tokens, plan._key, plan._single,
+            plan.namespace, label, priority, plan._claims, plan,
+        )  # fmt: skip
 
     def session(
         self, model: Any, ids: Any, *, namespace: str = "", label: str = "", **options: Any
@@ -221,24 +255,24 @@ class Cache(Assembly):
             f"{lane.pool.capacity * lane.part.page_tokens}"
         )
 
+    @straight
     def step(self, sequences: Many[Sequence], role: Literal["target", "draft"] = "target") -> Step:
         """The program of one forward pass over ``sequences``."""
         if role != "target" and role != "draft":
             raise InputError(f"a step's role is 'target' or 'draft', got {role!r}")
-        if not isinstance(sequences, (list, tuple)):
+        if sequences.__class__ is not tuple and not isinstance(sequences, (list, tuple)):
             raise InputError(f"a step takes a list of sequences, got {sequences!r}")
         if self._guarded:
             self._enter()
         if len(sequences) > 1 and len(set(map(id, sequences))) < len(sequences):
             raise InputError("a step takes each sequence once")
-        planned = []
         for sequence in sequences:
-            if sequence.__class__ is not Sequence or sequence._lease._cache is not self or sequence._lost:
-                check_member(self, sequence, role)
-            planned.append((sequence, sequence.reserved))
-        return Step(self, sequences, planned, role)
+            if sequence.__class__ is not self._sequence_class or sequence._lease._cache is not self or sequence._lost:
+                _check_member(self, sequence, role)
+        return self._step_class(self, sequences, role)
 
     # ------------------------------------------------------------ room
+    @straight
     def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:
         """Free at least so many tokens of every page component (an int), or pages and slots by name.
 
@@ -252,14 +286,22 @@ class Cache(Assembly):
         else:
             told = self._wanted(need)
             wanted = [(lane, told[lane.name]) for lane in self._lanes if told.get(lane.name)]
-        before = self._evicted[:]
+        before = [lane.evicted for lane in self._lanes]
         for lane, count in wanted:
-            missing = count - self._evicted[lane.index] + before[lane.index]  # some went with another's
+            missing = count - lane.evicted + before[lane.index]  # some went with another's
             if missing > 0:
-                evict(self, lane, missing)
+                self._evict(lane, missing)
         if self._debug is not None:
             self._leave("evict")
-        return {lane.name: self._evicted[lane.index] - before[lane.index] for lane, _ in wanted}
+        return {lane.name: lane.evicted - before[lane.index] for lane, _ in wanted}
+
+    @straight
+    def _evict(self, lane: Lane, count: int) -> int:
+        """``evict`` of one of the cache's lanes: where functions are fused, there is one for each of them."""
+        for own in self._lanes:
+            if own is lane:
+                return evict(self, own, count)
+        return 0
 
     def _wanted(self, need: object) -> Mapping[str, int]:
         if not isinstance(need, Mapping):
@@ -341,3 +383,14 @@ def _text(namespace: object) -> str:
     if not isinstance(namespace, str):
         raise InputError(f"a namespace must be a string, got {namespace!r}")
     return str(namespace)
+
+
+def _check_member(cache: Cache, given: Any, role: str) -> None:
+    """Refuse what cannot go through a step of ``cache``."""
+    if not isinstance(given, Sequence):
+        raise InputError(f"a step takes sequences, got {given!r}")
+    if given._cache is not cache:
+        raise ProtocolError(f"{given!r} belongs to another cache")
+    given._usable()
+    if given._lost and role == "target":
+        given._committable()

@@ -80,9 +80,11 @@ class Debug:
         writes: list[int] = []
         for k, sequence in enumerate(step._sequences):
             if sequence.open:
-                start = step._begun[k][1] if step.role == "target" else sequence.committed
+                start, end = sequence.committed, sequence.reserved
+                if step.role == "target":
+                    _, start, end = step._begun[k]
                 holding = sequence._holding(lane.name)[1]
-                lane.touches(holding, start, step._planned[k][1], reads, writes)
+                lane.touches(holding, start, end, reads, writes)
                 if step.role == "draft" and lane.unit == "boundary":
                     reads.extend(slot for slot in (holding.slot,) if slot >= 0)
         if step.role == "draft" and not lane.part.manifest.lookahead:
@@ -179,7 +181,7 @@ class Debug:
             raise InvariantError(f"{lane.name}: {len(owned)} pages are cached, the books say {lane.in_tree}")
         live: list[tuple[int, Any]] = []
         for hold in self._cache._live:
-            for other, holding in hold.pairs:
+            for other, holding in hold.pairs(self._cache):
                 if other is lane:
                     owned.extend((slot, hold) for slot in lane.own_slots(holding))
                     live.extend((slot, hold) for slot in lane.live_slots(holding))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError, Shortage
 from .retention import reclaim
+from .straight import straight
 from .values import Claim, NodeView
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: obje
                 raise _refusal(cache, wanted, verb, count, who)
     for lane, pages in short:
         missing = pages - lane.pool.free  # some may have gone with another's
-        if missing > 0 and evict(cache, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
+        if missing > 0 and cache._evict(lane, missing) < missing:  # the books were wrong, or a hook raised half-way
             raise _refusal(cache, wanted, verb, count, who)
 
 
@@ -52,7 +53,7 @@ def shortage(cache: Cache, lane: Lane, count: int) -> Shortage:
     """What is lacking and who holds it: the running sequences that own most."""
     held: list[tuple[str, int]] = []
     for hold in cache._live:
-        for other, holding in hold.pairs:
+        for other, holding in hold.pairs(cache):
             if other is lane:
                 held.append((hold.label or "a sequence opened without a label", lane.owned(holding)))
     holders = sorted(((name, pages) for name, pages in held if pages), key=lambda held: -held[1])
@@ -68,6 +69,7 @@ def shortage(cache: Cache, lane: Lane, count: int) -> Shortage:
     )
 
 
+@straight
 def evict(cache: Cache, lane: Lane, count: int) -> int:
     """Free at least ``count`` pages of one component, if so much may go; the number that was freed."""
     freed: list[Node] = []
@@ -82,16 +84,21 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
         if lane.retains:
             got = lane.trim(count, emptied)
         if got < count:
-            got += _evict_asking(cache, lane, count - got, freed) if asking else lane.evict(count - got, freed)
+            if asking:
+                got += _evict_asking(cache, lane, count - got, freed)
+            else:
+                more = lane.evict(count - got, freed)
+                got += more
     finally:  # an interrupt in a hook or in a copy: what has gone by then has gone
         cache._epoch += 1
         if emptied:
             cache._tree.prune_all(emptied)
-        cache._evicted[lane.index] += got
+        lane.evicted += got
         try:
             gone = freed if tier is None else tier.gone(lane, freed)
-            for other in lane.feeds:
-                cache._evicted[other.index] += other.follow(gone, lane)
+            for node in gone if lane.feeds else ():
+                for other in lane.feeds:
+                    other.fall(node, lane)
         finally:  # a reach that is plain Python may raise
             cache._tree.prune_all(freed)
     return got

@@ -17,8 +17,10 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Any
 
 from .errors import ProtocolError
+from .fence import Fence
 from .lease import ended, release
-from .pool import Fence, Pool
+from .pool import Pool
+from .straight import straight
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -87,6 +89,7 @@ class Flight(Fence):
         """Nodes with content that a step in flight has yet to write."""
 
     # ------------------------------------------------------------ steps
+    @straight
     def begin(self) -> Work:
         """A step's layers are about to be enqueued."""
         work = Work()
@@ -110,6 +113,7 @@ class Flight(Fence):
             elif work.stream is not stream:
                 stream.wait(work.event)
 
+    @straight
     def end(self, work: Work, stream: Stream, sequences: Iterable[Sequence], who: object) -> None:
         """All of ``work`` has been enqueued, by ``who`` for ``sequences``."""
         if stream.inline:
@@ -122,10 +126,14 @@ class Flight(Fence):
                 if self.retiring:
                     self._free_retired()
                 return
-            if not any(self.unfinished(sequence._lease.fence, work) for sequence in sequences):
-                work.over = True
-                self._settle()
-                return
+        self._end_beside(work, stream, sequences, who)
+
+    def _end_beside(self, work: Work, stream: Stream, sequences: Iterable[Sequence], who: object) -> None:
+        """``end``, where other steps are in flight, or the stream runs on its own."""
+        if stream.inline and not any(self.unfinished(sequence._lease.fence, work) for sequence in sequences):
+            work.over = True
+            self._settle()
+            return
         work.event = stream.record()
         work.stream = stream
         work.name = repr(who)
@@ -300,7 +308,7 @@ def abandon(cache: Cache, hold: Hold, error: BaseException) -> None:
     if not hold.active:
         return
     ended(cache, hold)
-    for lane, holding in hold.pairs:
+    for lane, holding in hold.pairs(cache):
         lane.close(holding)
     release(cache, hold)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES
+from .straight import straight
 
 
 class Holding:
@@ -15,20 +16,21 @@ class Holding:
 
     ``table`` begins at page ``base``; nothing before that is present. ``table[p - base]`` is the slot of page p or
     *absent*. Pages from ``owned`` on, which is never below ``base``, are the sequence's own; those before belong to the
-    tree and are read under the sequence's lease. The sequence may still publish or rewind to boundaries from ``floor``
-    on, rounded down to one: what none of them needs may be given back. Pages before ``changed`` are as they were when
-    a kernel's table was last written.
+    tree and are read under the sequence's lease. Pages before ``changed`` are as they were when a kernel's table was
+    last written.
     """
 
-    __slots__ = ("base", "changed", "floor", "owned", "table")
+    __slots__ = ("base", "changed", "owned", "table")
 
+    @straight
     def __init__(self, data: bytes, base: int, end: int) -> None:
         """It reads ``data``, the slots of the pages [``base``, ``end``), and owns nothing yet."""
-        self.changed = self.floor = 0
+        self.changed = 0
         self.base = base
         self.table: array[int] = array("i", data)
         self.owned = end
 
+    @straight
     def change(self, page: int) -> None:
         """What is told of pages from ``page`` on changes."""
         if page < self.changed:
@@ -42,6 +44,19 @@ class Holding:
     def row(self) -> list[int]:
         """The slot of each page from 0 on, or *absent*."""
         return [ABSENT] * self.base + self.table.tolist()
+
+
+class RetainedHolding(Holding):
+    """Of which a part may be given back early: the sequence may still publish or rewind to boundaries from ``floor``
+    on, rounded down to one, and what none of them needs may go.
+    """
+
+    __slots__ = ("floor",)
+
+    @straight
+    def __init__(self, data: bytes, base: int, end: int) -> None:
+        super().__init__(data, base, end)
+        self.floor = 0
 
 
 def without_absent(data: bytes) -> bytes:

@@ -16,17 +16,22 @@ from .evict import make_room
 from .flight import abandon, own_slots
 from .lane_coded import encode_states
 from .lane_point import PointLane
-from .lease import advance, ask_receipts, conclude
+from .lease import advance, ask_receipts, conclude, conclude_some
+from .straight import straight
 from .values import Claim, NodeView, SplitRule, WalkView
 
 if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Cell, Lane
     from .sequence import Sequence
+    from .states import StateHolding
     from .tree import Node
 
     Pairs = Many[tuple[Any, Any]]
     Owned = Many[tuple[Lane, set[int]]]
+
+NOTHING: list[Any] = []
+"""What a sequence holds when all has been handed over."""
 
 
 def split(cache: Cache, node: Node, boundary: int) -> Node:
@@ -82,6 +87,7 @@ def stops(sequence: Sequence, upto: int) -> Iterable[int]:
     return sorted(found)
 
 
+@straight
 def publish_end(cache: Cache, sequence: Sequence) -> None:
     """A sequence ends: publish what is complete, and a state that was not admitted while it ran on, if it is now."""
     upto = sequence.named - cache._lookahead
@@ -96,8 +102,8 @@ def publish_end(cache: Cache, sequence: Sequence) -> None:
             publish(cache, sequence, stop, last=stop == upto, end=upto)
     else:
         run = nodes_for(cache, sequence, upto)
-        conclude(cache, sequence._lease, run, sequence._pairs)
-        sequence._pairs = ()
+        conclude(cache, sequence._lease, run)
+        sequence._lease.held = NOTHING
         sequence.published = upto
         if cache._debug is not None:
             cache._debug.published(run)
@@ -121,6 +127,51 @@ def _admit_at_end(cache: Cache, sequence: Sequence) -> None:
     _published(cache, sequence, [node], own, pairs)
 
 
+@straight
+def publish_on(cache: Cache, sequence: Sequence, upto: int) -> None:
+    """``publish`` while the sequence runs on, where this is no more than each component's handing over what it has."""
+    lease = sequence._lease
+    held = lease.held
+    work = lease.work
+    own = None
+    if work is not None and not work.over:
+        own = own_slots(sequence._pairs)
+    staying: tuple[PointLane, ...] = ()
+    for point in cache._point_lanes:
+        if not point.live._free and not _has_slot(cache, point, held[point.index], upto):
+            staying = (*staying, point)
+    run = nodes_for(cache, sequence, upto)
+    node = run[-1]
+    try:
+        for lane in cache._in_order:
+            if lane.unit == "page" or lane not in staying:
+                lane.adopt(run, held[lane.index])
+        advance(cache, lease, node, None)
+        for point in cache._point_lanes:
+            holding = held[point.index]
+            if holding.slot < 0:
+                _renew(sequence, point, holding, node)
+    except BaseException as error:  # a reach that is plain Python, or an interrupt
+        _end_half_way(cache, sequence, run, error)
+        raise
+    sequence.published = upto
+    if own is not None or cache._flight.nodes or cache._follows:
+        _published(cache, sequence, run, own, sequence._pairs)
+
+
+def _has_slot(cache: Cache, lane: PointLane, holding: StateHolding, upto: int) -> bool:
+    """Whether a state that is donated at ``upto`` has a slot to go on with. It stays with the sequence else: a
+    checkpoint is optional, serving is not.
+    """
+    if lane.donates(holding, upto):
+        try:
+            make_room(cache, [(lane, 1, holding)], "checkpoint")
+        except CapacityError:
+            cache._skipped_checkpoints += 1
+            return False
+    return True
+
+
 def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = -1) -> None:
     """Move the sequence's data of [published, upto) into the tree.
 
@@ -141,9 +192,8 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
     run = nodes_for(cache, sequence, upto)
     node = run[-1]
     if last and receipts is None and not cache._coded_lanes:
-        kept = () if pairs is sequence._pairs else [pair for pair in sequence._pairs if pair not in pairs]
-        conclude(cache, lease, run, pairs, kept)
-        sequence._pairs = ()
+        conclude_some(cache, lease, run, pairs, [pair for pair in sequence._pairs if pair not in pairs])
+        sequence._lease.held = NOTHING
     else:
         try:
             for lane, holding in pairs:
@@ -162,7 +212,7 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
 def _end_half_way(cache: Cache, sequence: Sequence, run: list[Node], error: BaseException) -> None:
     """Some of what the sequence owned is the tree's by now, and its lease does not cover that: so it cannot go on."""
     abandon(cache, sequence._lease, error)
-    sequence._pairs = ()
+    sequence._lease.held = NOTHING
     cache._tree.prune(run[-1])
 
 
@@ -188,6 +238,7 @@ def _published(cache: Cache, sequence: Sequence, run: list[Node], own: Owned | N
         _thin(cache, sequence, pairs, run[-1])
 
 
+@straight
 def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
     """The nodes below the sequence's lease that its key spells, each below the last, to ``upto``: a leaf, if need be.
 
@@ -203,7 +254,8 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
             run.insert(0, above)
             above = above.parent
         node = reached
-    spell(cache, node, sequence._key_between(node.end, upto), upto, run)
+    key = sequence._key_between(node.end, upto)
+    spell(cache, node, key, upto, run)
     priority = sequence.priority
     if priority:
         for node in run:
@@ -212,6 +264,7 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
     return run
 
 
+@straight
 def spell(cache: Cache, node: Node, key: bytes, upto: int, run: list[Node]) -> None:
     """Add to ``run`` the nodes below ``node`` that ``key`` spells, down to ``upto``: the last may be a new leaf."""
     tree = cache._tree
@@ -234,7 +287,8 @@ def spell(cache: Cache, node: Node, key: bytes, upto: int, run: list[Node]) -> N
         run.append(node)
         kids = node.kids
     if at < len(key):
-        run.append(tree.attach(node, key, upto, at))
+        leaf = tree.attach(node, key, upto, at)
+        run.append(leaf)
 
 
 def _admitted(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int, end: int) -> Pairs:
@@ -264,7 +318,7 @@ def _thin(cache: Cache, sequence: Sequence, pairs: Pairs, node: Node) -> None:
                 if cache._tier is not None:
                     cache._tier.losing(lane, [victim])
                 lane.drop_cell(victim)
-                cache._evicted[lane.index] += 1
+                lane.evicted += 1
                 cache._epoch += 1
 
 
@@ -311,30 +365,20 @@ def _ask_keep(cache: Cache, sequence: Sequence, start: int, upto: int, last: boo
 
 
 def _donors(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int) -> tuple[list[tuple[Lane, Any]], Pairs]:
-    """Boundary components whose running state stands for ``upto`` and that have a free slot to go on with.
-
-    A component for which no slot can be had keeps its state: a checkpoint is optional, serving is not.
-    """
-    donors: list[tuple[Lane, Any]] = []
-    unable = []
-    for pair in pairs:
-        lane, holding = pair
-        if lane.unit == "boundary" and lane.donates(holding, upto):
-            try:
-                make_room(cache, [(lane, 1, holding)], "checkpoint")
-            except CapacityError:
-                cache._skipped_checkpoints += 1
-                unable.append(pair)
-            else:
-                donors.append(pair)
+    """Boundary components whose running state stands for ``upto`` and that have a slot to go on with."""
+    states = [pair for pair in pairs if isinstance(pair[0], PointLane)]
+    unable = [pair for pair in states if not _has_slot(cache, *pair, upto)]
+    donors = [pair for pair in states if pair not in unable and pair[0].donates(pair[1], upto)]
     return donors, tuple([pair for pair in pairs if pair not in unable]) if unable else pairs
 
 
+@straight
 def _renew(sequence: Sequence, lane: Lane, holding: Any, node: Node) -> None:
     """After a donation the sequence goes on with a copy; if the tree had that state already, nothing was donated."""
     if holding.slot >= 0:
         return
     lane.renew(holding)
     sequence._lease.claim(sequence._cache._flight)
-    sequence._lease._records[lane.index] = lane.acquire(node)
+    record = lane.acquire(node)
+    sequence._lease._records[lane.index] = record
     sequence._fills.append((lane, holding, "copy", node.cells[lane.index].data))

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from .holding import Holding, without_absent
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
-from .queues import Link, Queue, remove_for_good
+from .queues import Link, Queue
+from .straight import straight
 
 if TYPE_CHECKING:
     from .compose import Part
@@ -33,6 +34,7 @@ class Cell(Link):
     node: Node
     data: Any
 
+    @straight
     def __init__(self, node: Node, data: Any) -> None:
         self.node = node
         self.data = data
@@ -44,10 +46,12 @@ class Lane:
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
     __slots__ = (
-        "closed_upward", "feeds", "hooks", "in_tree", "index", "leased", "live", "name", "part", "pool", "queue",
-        "replay", "shared", "sparing",
+        "closed_upward", "evicted", "feeds", "hooks", "in_tree", "index", "leased", "live", "name", "part", "pool",
+        "queue", "replay", "shared", "sparing",
     )  # fmt: skip
 
+    holds: type
+    """What a running sequence has of it."""
     unit = "page"
     retains = False
     """Whether a running sequence may give something back early."""
@@ -64,6 +68,7 @@ class Lane:
         self.queue = queue
         self.in_tree = 0
         self.leased = 0
+        self.evicted = 0  # pages (or slots), ever
         self.feeds: tuple[Lane, ...] = ()
         """Lanes whose cell at a node may serve nothing any more once this lane has lost its own."""
         self.sparing: dict[Hold, Any] = {}
@@ -123,6 +128,7 @@ class Lane:
         """Uncover what ``record`` covered; what nobody covers any more may be evicted, the recent last."""
         raise NotImplementedError
 
+    @straight
     def advance(self, record: Any, node: Node) -> Any:
         """A lease moves down to ``node``: cover the new boundary, then uncover the old one."""
         new = self.acquire(node)
@@ -192,30 +198,22 @@ class Lane:
         raise NotImplementedError
 
     # ------------------------------------------------------------ eviction
+    @straight
     def pop_victim(self) -> Any:
         """The next cell to go, off the queue but not freed; None if nothing may go."""
         return self.queue.pop()
 
-    def follow(self, nodes: list[Node], lost: Lane) -> int:
-        """Free our cells at ``nodes``, none named twice, where ``lost`` lost its own, if they serve no boundary now.
-
-        What is covered stays, and goes when its turn comes. Returns the pages freed.
-        """
-        i = self.index
-        everywhere = lost.closed_upward
-        cells = []
-        for node in nodes:
-            cell = node.cells[i]
-            if (
-                cell is not None
-                and cell.next is not None
-                and (everywhere or lost.deepest(node, node.end)[1] < node.end)
-            ):
-                cells.append(cell)
-        if not cells:
-            return 0
-        remove_for_good(self.queue, cells)
-        return self.free_all(cells)
+    @straight
+    def fall(self, node: Node, lost: Lane) -> None:
+        """``lost`` lost its cell at ``node``: free ours, unless it is covered or still serves a boundary."""
+        cell = node.cells[self.index]
+        if cell is None or cell.next is None:
+            return
+        if not lost.closed_upward and lost.deepest(node, node.end)[1] == node.end:
+            return
+        self.queue.drop(cell)
+        pages = self.free_cell(cell)
+        self.evicted += pages
 
     def size(self, cell: Any) -> int:
         """Pages (or slots) that freeing ``cell`` gives."""
@@ -225,6 +223,7 @@ class Lane:
         """The cell without which ``cell`` is worth nothing; None where there is no such thing."""
         return None
 
+    @straight
     def leave(self, cell: Any) -> None:
         """``cell``, off the queue, counts as gone: what it kept from going may be the next victim."""
 
@@ -236,15 +235,13 @@ class Lane:
         """Free a cell that has left, and count the pages."""
         raise NotImplementedError
 
+    @straight
     def free_cell(self, cell: Any) -> int:
         """Free a cell that is off the queue, and count the pages."""
         self.leave(cell)
         return self.free_left(cell)
 
-    def free_all(self, cells: list[Any]) -> int:
-        """``free_cell`` for each."""
-        return sum([self.free_cell(cell) for cell in cells])
-
+    @straight
     def evict(self, count: int, freed: list[Node]) -> int:
         """Free at least ``count`` pages if so many may go; the nodes that lost their cell are appended to ``freed``."""
         got = 0
@@ -253,7 +250,8 @@ class Lane:
             if cell is None:
                 break
             freed.append(cell.node)
-            got += self.free_cell(cell)
+            pages = self.free_cell(cell)
+            got += pages
         return got
 
     def trim(self, count: int, emptied: list[Node]) -> int:
@@ -305,9 +303,10 @@ class PageLane(Lane):
     """What the lanes of page cells share: tables, growth, closing."""
 
     __slots__ = ("page",)
+    holds: type[Holding] = Holding
 
-    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
-        super().__init__(index, part, pool, queue, tree_page)
+    def __init__(self, index: int, part: Part, *rest: Any) -> None:
+        super().__init__(index, part, *rest)
         self.page = part.page_tokens
 
     def owned(self, holding: Holding) -> int:

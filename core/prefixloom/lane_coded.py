@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError
 from .evict import make_room
-from .lane_point import NO_SLOT, PointLane, StateHolding
+from .lane_point import PointLane
 from .ops import run_apart
-from .pool import Pool, Stage
+from .pool import NO_SLOT, Pool, Stage
 from .queues import Queue
+from .states import StateHolding
 from .tree import Node
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from .lane import Cell, Lane, PageLane
 from .pool import ID_BYTES
 from .queues import ListQueue
 from .reach import Interval
+from .straight import straight
 from .tree import Node
 
 
@@ -24,6 +25,7 @@ class PathCell(Cell):
 
     up: PathCell
 
+    @straight
     def __init__(self, node: Node, data: bytes, up: PathCell) -> None:
         self.node = node
         self.data = data
@@ -42,6 +44,7 @@ class PathLane(PageLane):
         cell.locks = 1
         root.cells[self.index] = cell
 
+    @straight
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
         i = self.index
         while node.cells[i] is None:
@@ -49,6 +52,7 @@ class PathLane(PageLane):
             boundary = node.end
         return node, boundary
 
+    @straight
     def acquire(self, node: Node) -> PathCell:
         i = self.index
         cell: PathCell = node.cells[i]
@@ -70,6 +74,7 @@ class PathLane(PageLane):
             self.leased += (node.end - above.node.end) // self.page
         return cell
 
+    @straight
     def release(self, record: PathCell, recent: bool = True) -> None:
         locks = record.locks - 1
         record.locks = locks
@@ -96,12 +101,14 @@ class PathLane(PageLane):
     def unpin(self, cell: PathCell) -> None:
         self.release(cell)
 
+    @straight
     def advance(self, record: PathCell, node: Node) -> PathCell:
         """What is covered below ``record`` keeps it covered."""
         cell = self.acquire(node)
         record.locks -= 1
         return cell
 
+    @straight
     def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
         """As ``adopt`` and ``release``, in one walk where the lease covers the path down to the run; the table is not
         read any more.
@@ -121,7 +128,8 @@ class PathLane(PageLane):
             cell: PathCell = node.cells[i]
             if cell is None:
                 up.below += 1
-                cell = node.cells[i] = PathCell(node, data, up)
+                cell = PathCell(node, data, up)
+                node.cells[i] = cell
                 self.in_tree += last - first
             else:
                 self.pool.give(data)
@@ -161,6 +169,7 @@ class PathLane(PageLane):
     def open(self, node: Node) -> Holding:
         return Holding(self.row(node, node.end), 0, node.end // self.page)
 
+    @straight
     def begin(self, node: Node) -> tuple[PathCell, Holding]:
         """In one walk: a sequence opens where the path is held."""
         record: PathCell = node.cells[self.index]
@@ -182,7 +191,9 @@ class PathLane(PageLane):
             parts.append(above.data)
             above = above.up
         parts.reverse()
-        return record, Holding(b"".join(parts), 0, node.end // self.page)
+        data = b"".join(parts)
+        holding = Holding(data, 0, node.end // self.page)
+        return record, holding
 
     def close(self, holding: Holding) -> None:
         table = holding.table
@@ -203,6 +214,7 @@ class PathLane(PageLane):
             data = b"".join(parts)
         return data if boundary == node.end else data[: boundary // self.page * ID_BYTES]
 
+    @straight
     def adopt(self, run: list[Node], holding: Holding) -> None:
         """Nothing, if the path above has a hole: residency stays closed upward."""
         i = self.index
@@ -218,7 +230,8 @@ class PathLane(PageLane):
             cell: PathCell = node.cells[i]
             if cell is None:
                 up.below += 1
-                cell = node.cells[i] = PathCell(node, table[first:last].tobytes(), up)
+                cell = PathCell(node, table[first:last].tobytes(), up)
+                node.cells[i] = cell
                 self.in_tree += last - first
             else:
                 self.read_theirs(cell.data, holding, first, last)
@@ -226,6 +239,7 @@ class PathLane(PageLane):
             first = last
         holding.owned = first
 
+    @straight
     def read_theirs(self, data: bytes, holding: Holding, first: int, last: int) -> None:
         """Where the tree has a cell, our pages [first, last) are duplicates: freed, and the tree's are read."""
         self.pool.give(holding.table[first:last].tobytes())
@@ -267,16 +281,13 @@ class PathLane(PageLane):
         self.in_tree -= pages
         return pages
 
-    def follow(self, nodes: list[Node], lost: Lane) -> int:
-        """One by one, from the leaves up: a parent left childless is the next, and one with children stays for them."""
-        i = self.index
-        got = 0
-        for node in nodes:
-            cell = node.cells[i]
-            if cell is not None and not cell.below:
-                got += super().follow([node], lost)
-        return got
+    def fall(self, node: Node, lost: Lane) -> None:
+        """Nodes come from the leaves up: a parent left childless is the next, and one with children stays for them."""
+        cell = node.cells[self.index]
+        if cell is not None and not cell.below:
+            super().fall(node, lost)
 
+    @straight
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue
         plain = queue.__class__ is ListQueue

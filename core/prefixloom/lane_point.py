@@ -15,64 +15,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .lane import Cell, Lane
-from .pool import Pool
-from .queues import Queue, forget_all
+from .pool import NO_SLOT, Pool
+from .queues import Queue
+from .states import StateHolding, SteppedHolding, Track
+from .straight import straight
 from .tree import Node
 
 if TYPE_CHECKING:
     from .compose import Part
 
-NO_SLOT = -1
 TRACKS = 2
 """Tracked states of a sequence: one that is complete, and one that may be in the making."""
 
 
-class Track:
-    """A state kept at ``as_of``, not yet published; ``complete`` once the copy that makes it has been enqueued.
-
-    Until then the slot still has the state of ``before``, if it was kept for that (-1: it was not).
-    """
-
-    __slots__ = ("as_of", "before", "complete", "slot")
-
-    def __init__(self, slot: int, as_of: int, before: int) -> None:
-        self.slot = slot
-        self.as_of = as_of
-        self.before = before
-        self.complete = False
-
-
-class StateHolding:
-    """``slot`` is the running state's, ``as_of`` the boundary that its content stands for.
-
-    ``ready`` says whether it does, to who publishes: until the op that fills the slot has run, the content is not the
-    sequence's, and while steps are open, their layers write it. It is False for good after a step that failed, whose
-    layers may have written half a state.
-    ``steps[i]`` is the state after i + 1 tokens of the last small step, which began at ``steps_from`` (-1: none).
-    Of what arrived, which ends at ``arrived``, there is no state but that of its end.
-    ``accepted``: the device has put the state after the kept tokens of that step into ``slot``, and how many these are
-    is not known here yet.
-    """
-
-    __slots__ = ("accepted", "arrived", "as_of", "ready", "slot", "steps", "steps_from", "tracks")
-
-    def __init__(self, as_of: int) -> None:
-        self.slot = NO_SLOT
-        self.as_of = as_of
-        self.ready = self.accepted = False
-        self.arrived = 0
-        self.tracks: list[Track] = []
-        self.steps: tuple[int, ...] = ()
-        self.steps_from = -1
-
-    def slots(self) -> list[int]:
-        """All slots that the sequence owns."""
-        running = [] if self.slot == NO_SLOT else [self.slot]
-        return [*running, *(track.slot for track in self.tracks), *self.steps]
-
-
 class PointLane(Lane):
-    __slots__ = ("admit", "per_path", "per_sequence", "policy", "track_every", "worth")
+    __slots__ = ("admit", "holds", "per_path", "per_sequence", "policy", "track_every", "worth")
     unit = "boundary"
     taken = "copy"
     """The kind of op that gives a sequence a state of the tree."""
@@ -85,6 +42,7 @@ class PointLane(Lane):
         self.per_path = manifest.states_per_path
         self.track_every = -(-manifest.checkpoint_every // tree_page) * tree_page
         self.per_sequence = 1
+        self.holds = SteppedHolding if self.track_every else StateHolding
         self.policy = "" if part.admission is None else part.admission.name
         self.admit = None if part.admission is None else part.admission.admit
         self.worth = None if part.admission is None else part.admission.worth
@@ -92,8 +50,11 @@ class PointLane(Lane):
     def allow_rewind(self, depth: int) -> None:
         """Sequences may take ``depth`` tokens back: each gets ``depth + 1`` slots for the states of single steps."""
         self.per_sequence = depth + 2 if depth else 1
+        if depth:
+            self.holds = SteppedHolding
 
     # ------------------------------------------------------------ match
+    @straight
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
         i = self.index
         if boundary == node.end and (node.cells[i] is not None or not boundary):
@@ -107,6 +68,7 @@ class PointLane(Lane):
         return array("i", [node.cells[self.index].data] if boundary else []).tobytes()
 
     # ------------------------------------------------------------ leases
+    @straight
     def acquire(self, node: Node) -> Cell | None:
         cell: Cell | None = node.cells[self.index]
         if cell is None:
@@ -118,6 +80,7 @@ class PointLane(Lane):
         cell.locks += 1
         return cell
 
+    @straight
     def release(self, record: Cell, recent: bool = True) -> None:
         record.locks -= 1
         if record.locks:
@@ -134,6 +97,7 @@ class PointLane(Lane):
     def unpin(self, cell: Cell) -> None:
         self.release(cell)
 
+    @straight
     def advance(self, record: Cell | None, node: Node) -> None:
         """A state is covered until it has been copied, not while the sequence runs on."""
         if record is not None:
@@ -144,8 +108,10 @@ class PointLane(Lane):
 
     # ------------------------------------------------------------ sequences
     def open(self, node: Node) -> StateHolding:
-        return StateHolding(node.end)
+        holding: StateHolding = self.holds(node.end)
+        return holding
 
+    @straight
     def begin(self, node: Node) -> tuple[Cell | None, StateHolding]:
         """In one move, with the slots if they are at hand: else somebody has to make room first."""
         cell: Cell | None = node.cells[self.index]
@@ -155,20 +121,24 @@ class PointLane(Lane):
                 if cell.next is not None:
                     self.queue.remove(cell)
             cell.locks += 1
-        holding = StateHolding(node.end)
-        if self.per_sequence <= len(self.live._free):
+        holding = self.holds(node.end)
+        if self.per_sequence == 1:
+            holding.slot = self.live.one_at_hand()
+        elif self.per_sequence <= len(self.live._free):
             self.start(holding)
         return cell, holding
 
+    @straight
     def start(self, holding: StateHolding) -> None:
         """Its slots; the caller has made sure that they are free."""
         if self.per_sequence == 1:
             holding.slot = self.live.take_one()
         else:
+            assert isinstance(holding, SteppedHolding)
             holding.slot, *steps = self.live.take(self.per_sequence)
             holding.steps = tuple(steps)
 
-    def stepped(self, holding: StateHolding, upto: int) -> None:
+    def stepped(self, holding: SteppedHolding, upto: int) -> None:
         """A step brings the running state from where it stands to ``upto``: which states of single tokens there are."""
         before = holding.as_of
         known = holding.slot != NO_SLOT and holding.arrived <= before < upto <= before + len(holding.steps)
@@ -182,9 +152,11 @@ class PointLane(Lane):
             return None
         if at == end:
             return at, holding.slot
+        assert isinstance(holding, SteppedHolding)
         single = end - start <= len(holding.steps) and start >= holding.arrived
         return (at, holding.steps[at - start - 1]) if single else None
 
+    @straight
     def complete(self, holding: StateHolding) -> bool:
         """Whether there is a running slot that holds the state of ``as_of``, and no device chooses it."""
         return holding.ready and not holding.accepted and holding.slot != NO_SLOT
@@ -222,6 +194,7 @@ class PointLane(Lane):
                 best = track.as_of
         return best
 
+    @straight
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
         """A publication ends where the running state stands; what was tracked may lie before."""
         if holding.tracks:
@@ -230,7 +203,8 @@ class PointLane(Lane):
         node = run[-1]
         i = self.index
         if node.cells[i] is None and holding.as_of == node.end and self.complete(holding):
-            cell = node.cells[i] = Cell(node, holding.slot)
+            cell = Cell(node, holding.slot)
+            node.cells[i] = cell
             self.in_tree += 1
             self.queue.add(cell)
             holding.slot = NO_SLOT
@@ -250,6 +224,7 @@ class PointLane(Lane):
         self.in_tree += 1
         self.queue.add(cell)
 
+    @straight
     def conclude(self, run: list[Node], holding: StateHolding, record: Cell | None) -> None:
         node = run[-1]
         i = self.index
@@ -263,11 +238,13 @@ class PointLane(Lane):
         ):
             super().conclude(run, holding, record)
             return
-        cell = node.cells[i] = Cell(node, holding.slot)  # the running state is all that it has
+        cell = Cell(node, holding.slot)  # the running state is all that it has
+        node.cells[i] = cell
         self.in_tree += 1
         self.queue.add(cell)
         holding.slot = NO_SLOT
 
+    @straight
     def donates(self, holding: StateHolding, boundary: int) -> bool:
         """Whether publishing ``boundary`` takes the running state, so that the sequence needs a fresh slot."""
         return (
@@ -276,6 +253,7 @@ class PointLane(Lane):
             and not (holding.tracks and any(track.complete and track.as_of == boundary for track in holding.tracks))
         )
 
+    @straight
     def renew(self, holding: StateHolding) -> None:
         holding.slot = self.live.take_one()
 
@@ -311,14 +289,15 @@ class PointLane(Lane):
         give = self.live.give_one
         if holding.slot != NO_SLOT:
             give(holding.slot)
-        for slot in holding.steps:
-            give(slot)
-        for track in holding.tracks:
-            self.pool.give_one(track.slot)
         holding.slot = NO_SLOT
         holding.ready = False
-        holding.tracks = []
-        holding.steps = ()
+        if isinstance(holding, SteppedHolding):
+            for slot in holding.steps:
+                give(slot)
+            for track in holding.tracks:
+                self.pool.give_one(track.slot)
+            holding.tracks = []
+            holding.steps = ()
 
     def can_rewind(self, holding: StateHolding, length: int) -> bool:
         """Whether the state at ``length`` is at hand: the running one, or that of a single token of the last step."""
@@ -327,11 +306,12 @@ class PointLane(Lane):
     def rewind_state(self, holding: StateHolding, length: int) -> int:
         """Take the state back to ``length``; the slot that must be copied into the running one, or NO_SLOT."""
         self.forget_tracks(holding, -1, length)
-        holding.arrived = min(holding.arrived, length)
-        if holding.accepted:  # the device took it back already
-            holding.accepted = False
-            holding.as_of = min(length, holding.as_of)
-            return NO_SLOT
+        if isinstance(holding, SteppedHolding):
+            holding.arrived = min(holding.arrived, length)
+            if holding.accepted:  # the device took it back already
+                holding.accepted = False
+                holding.as_of = min(length, holding.as_of)
+                return NO_SLOT
         if length >= holding.as_of:
             return NO_SLOT
         source = holding.steps[length - holding.steps_from - 1]
@@ -363,26 +343,10 @@ class PointLane(Lane):
     def own_slots(self, holding: StateHolding) -> list[int]:
         return holding.slots()
 
-    def evict(self, count: int, freed: list[Node]) -> int:
-        pop = self.queue.pop
-        cells: list[Cell] = []
-        while len(cells) < count:
-            cell: Cell | None = pop()
-            if cell is None:
-                break
-            cells.append(cell)
-            freed.append(cell.node)
-        return self.free_all(cells)
-
-    def free_all(self, cells: list[Cell]) -> int:
-        i = self.index
-        give = self.pool.give_one
-        for cell in cells:
-            cell.node.cells[i] = None
-            give(cell.data)
-        self.in_tree -= len(cells)
-        forget_all(self.queue, cells)
-        return len(cells)
-
+    @straight
     def free_left(self, cell: Cell) -> int:
-        return self.free_all([cell])
+        cell.node.cells[self.index] = None
+        self.pool.give_one(cell.data)
+        self.in_tree -= 1
+        self.queue.forget(cell)
+        return 1

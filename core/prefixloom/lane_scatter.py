@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .holding import Holding, without_absent
+from .holding import Holding, RetainedHolding, without_absent
 from .lane import PageLane
 from .lane_slack import SpanCell
 from .lane_span import SpanLane
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .compose import Part
 
 
-class ScatterHolding(Holding):
+class ScatterHolding(RetainedHolding):
     """Its table keeps a head in front; between that and page ``low`` nothing is present any more."""
 
     __slots__ = ("low",)
@@ -37,6 +37,7 @@ class ScatterLane(SpanLane):
     """Needs that are several intervals, that only Python code can tell, or that a hook widens."""
 
     __slots__ = ("asks_until", "reach", "spans")
+    holds = ScatterHolding
     headless = False
 
     spans: Callable[[int], tuple[Interval, ...]]

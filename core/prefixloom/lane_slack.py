@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .holding import strip, without_absent
+from .holding import Holding, strip, without_absent
 from .lane import Cell, PageLane
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
-from .queues import Link, ListQueue, Queue, forget_all
-from .reach import Interval
+from .queues import Link, ListQueue, Queue
+from .reach import Interval, merged
+from .straight import straight
 from .tree import Node
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class SpanCell(Cell):
 
     slack: Slack | None
 
+    @straight
     def __init__(self, node: Node, data: bytes, pages: int) -> None:
         self.node = node
         self.data = data
@@ -42,6 +44,7 @@ class SpanCell(Cell):
 class Slack(Link):
     __slots__ = ("cell",)
 
+    @straight
     def __init__(self, cell: SpanCell) -> None:
         self.cell = cell
         self.next = None
@@ -87,10 +90,15 @@ class SlackLane(PageLane):
             slack = cell.slack = Slack(cell)
             self.slack.add(slack)
 
+    @straight
     def drop_slack(self, cell: SpanCell) -> None:
         if cell.slack is not None:
-            self.slack.remove(cell.slack)
+            self.slack.drop(cell.slack)
             cell.slack = None
+
+    def read_covered(self, holding: Any, record: Any, boundary: int) -> None:
+        """Nothing is read any more that the lease does not cover, which ends at ``boundary``."""
+        raise NotImplementedError
 
     def loose(self) -> int:
         """Slack of covered cells. It walks the queue of slack, and is asked when a shortage seems certain."""
@@ -159,40 +167,42 @@ class SlackLane(PageLane):
             self.queue.forget(cell)
         return pages
 
+    # ------------------------------------------------------------ sequences
+    def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
+        return merged((*keep, (self.first_needed(upto), upto)))
+
+    def hold_back(self, holding: Holding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
+        page, base, table = self.page, holding.base, holding.table
+        spans = self.kept(upto, keep)
+        gone = array("i")
+        for p in range(max(base, start // page), upto // page):
+            lo, hi = p * page, (p + 1) * page
+            if table[p - base] != ABSENT and not any(a < hi and lo < b for a, b in spans):
+                gone.append(table[p - base])
+                table[p - base] = ABSENT
+        if gone:
+            self.pool.give(gone.tobytes())
+            holding.change(start // page)
+
+    def needed_pages(self, first: int, length: int) -> list[bool]:
+        page, spans = self.page, self.kept(length, ())
+        return [
+            (p + 1) * page > length or any(low < (p + 1) * page and p * page < high for low, high in spans)
+            for p in range(first, -(-length // page))
+        ]
+
     # ------------------------------------------------------------ eviction
     def size(self, cell: SpanCell) -> int:
         return cell.pages
 
+    @straight
     def free_left(self, cell: SpanCell) -> int:
-        return self.free_all([cell])
-
-    def evict(self, count: int, freed: list[Node]) -> int:
-        pop = self.queue.pop
-        cells = []
-        got = 0
-        while got < count:
-            cell: SpanCell | None = pop()
-            if cell is None:
-                break
-            cells.append(cell)
-            freed.append(cell.node)
-            got += cell.pages
-        self.free_all(cells)
-        return got
-
-    def free_all(self, cells: list[SpanCell]) -> int:
-        i = self.index
-        got = 0
-        out = []
-        for cell in cells:
-            if cell.slack is not None:
-                self.drop_slack(cell)
-            cell.node.cells[i] = None
-            out.append(cell.data)
-            got += cell.pages
-        if got:
-            data = b"".join(out)
-            self.pool.give(data if len(data) == got * ID_BYTES else without_absent(data))
-            self.in_tree -= got
-        forget_all(self.queue, cells)
-        return got
+        self.drop_slack(cell)
+        cell.node.cells[self.index] = None
+        data = cell.data
+        pages = cell.pages
+        if pages:
+            self.pool.give(data if len(data) == pages * ID_BYTES else without_absent(data))
+            self.in_tree -= pages
+        self.queue.forget(cell)
+        return pages

@@ -11,11 +11,12 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from .holding import Holding, strip, without_absent
+from .holding import Holding, RetainedHolding, strip, without_absent
 from .lane_slack import Slack, SlackLane, SpanCell
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .queues import Queue
-from .reach import Interval, merged
+from .reach import Interval
+from .straight import straight
 from .tree import Node, climb
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 class SpanLane(SlackLane):
     __slots__ = ("dense", "tree_page")
+    holds: type[Holding] = RetainedHolding
     headless = True
     """Whether a boundary needs nothing but its tail."""
 
@@ -34,6 +36,7 @@ class SpanLane(SlackLane):
         self.dense = shape is not None and shape.dense
 
     # ------------------------------------------------------------ match
+    @straight
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
         i = self.index
         page = self.page
@@ -98,6 +101,7 @@ class SpanLane(SlackLane):
         if not cell.locks:
             self.settle(cell, True)
 
+    @straight
     def settle(self, cell: SpanCell, recent: bool) -> None:
         """Nothing covers ``cell`` any more."""
         self.leased -= cell.pages
@@ -108,6 +112,7 @@ class SpanLane(SlackLane):
         else:
             self.queue.add_first(cell)
 
+    @straight
     def acquire(self, node: Node) -> Any:
         i = self.index
         end = node.end
@@ -127,6 +132,7 @@ class SpanLane(SlackLane):
         covered = end - above.end
         return (node, covered) if covered else None
 
+    @straight
     def begin(self, node: Node) -> tuple[Any, Holding]:
         """In one walk: a sequence opens where all that resuming there needs is held."""
         i = self.index
@@ -145,13 +151,18 @@ class SpanLane(SlackLane):
                     self.queue.remove(cell)
             above = above.parent
         last = end // self.page
-        if not parts:
-            return None, Holding(b"", last, last)
-        parts.reverse()
-        first = low // self.page
-        data = b"".join(parts)
-        return (node, end - above.end), Holding(data[(first - last) * ID_BYTES :], first, last)
+        first = last
+        data = b""
+        record = None
+        if parts:
+            parts.reverse()
+            first = low // self.page
+            data = b"".join(parts)[(first - last) * ID_BYTES :]
+            record = node, end - above.end
+        holding = RetainedHolding(data, first, last)
+        return record, holding
 
+    @straight
     def release(self, record: tuple[Node, int], recent: bool = True) -> None:
         node, covered = record
         i = self.index
@@ -169,6 +180,7 @@ class SpanLane(SlackLane):
         if record is not None:
             self.release(record)
 
+    @straight
     def conclude(self, run: list[Node], holding: Holding, record: Any) -> None:
         """As ``adopt``, but nobody reads the table any more: what the tree has all of is only given back."""
         i = self.index
@@ -229,7 +241,7 @@ class SpanLane(SlackLane):
         end = node.end
         page = self.page
         low = self.tail(end) // page
-        return Holding(self.gather(node, end // page - low), low, end // page)
+        return RetainedHolding(self.gather(node, end // page - low), low, end // page)
 
     def row(self, node: Node, boundary: int) -> bytes:
         low = self.first_needed(boundary) // self.page
@@ -258,6 +270,7 @@ class SpanLane(SlackLane):
         joined = b"".join(parts)
         return joined if got == size else joined[got - size :]
 
+    @straight
     def adopt(self, run: list[Node], holding: Holding) -> None:
         i = self.index
         page = self.page
@@ -276,6 +289,7 @@ class SpanLane(SlackLane):
                 first = last
         holding.owned = base + first
 
+    @straight
     def hang(self, node: Node, mine: bytes, first: int) -> None:
         """Our last pages of the node's edge, from ``first`` on, become its cell, if any of them is there."""
         pages = len(mine) // ID_BYTES
@@ -285,12 +299,14 @@ class SpanLane(SlackLane):
             pages = present(mine)
             if not pages:
                 return
-        cell = node.cells[self.index] = SpanCell(node, mine, pages)
+        cell = SpanCell(node, mine, pages)
+        node.cells[self.index] = cell
         self.in_tree += pages
         self.queue.add(cell)
         if self.tail(node.end) // self.page > first:
             if whole and self.headless:  # what lies before the tail is slack, and there
-                slack = cell.slack = Slack(cell)
+                slack = Slack(cell)
+                cell.slack = slack
                 self.slack.add(slack)
             else:
                 self.note_slack(cell)
@@ -345,27 +361,13 @@ class SpanLane(SlackLane):
             holding.table[first + p] = ABSENT if slot == ABSENT else tree[lead + p]
         holding.change(first + holding.base)
 
-    def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
-        return merged((*keep, (self.first_needed(upto), upto)))
-
-    def hold_back(self, holding: Holding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
-        page, base, table = self.page, holding.base, holding.table
-        spans = self.kept(upto, keep)
-        gone = array("i")
-        for p in range(max(base, start // page), upto // page):
-            lo, hi = p * page, (p + 1) * page
-            if table[p - base] != ABSENT and not any(a < hi and lo < b for a, b in spans):
-                gone.append(table[p - base])
-                table[p - base] = ABSENT
-        if gone:
-            self.pool.give(gone.tobytes())
-            holding.change(start // page)
-
+    @straight
     def retain(self, holding: Holding, floor: int) -> None:
         page = self.tail(floor) // self.page
         if page > holding.base:
             self.forget(holding, page)
 
+    @straight
     def forget(self, holding: Holding, page: int) -> None:
         """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
         base, table, owned = holding.base, holding.table, holding.owned
@@ -384,17 +386,11 @@ class SpanLane(SlackLane):
             holding.changed = base
         holding.base = page
 
-    def needed_pages(self, first: int, length: int) -> list[bool]:
-        page, spans = self.page, self.kept(length, ())
-        return [
-            (p + 1) * page > length or any(low < (p + 1) * page and p * page < high for low, high in spans)
-            for p in range(first, -(-length // page))
-        ]
-
     def read_covered(self, holding: Holding, record: Any, boundary: int) -> None:
         """Above a hole (what arrived was not all) the lease covers nothing, so nothing is read there any more."""
         first = boundary if record is None else boundary - record[1]
         self.forget(holding, min(first // self.page, holding.owned))
 
+    @straight
     def passed(self, holding: Holding, boundary: int) -> bool:
         return holding.base * self.page >= boundary

@@ -7,13 +7,14 @@ knows what a component keeps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import ProtocolError
 from .graves import sweep
 from .handles import Handle
+from .straight import straight
 from .values import AnchorView, Receipt, Touch
 
 if TYPE_CHECKING:
@@ -23,32 +24,39 @@ if TYPE_CHECKING:
     from .streams import Stream
     from .tree import Node
 
-Pairs = Sequence[tuple[Any, Any]]
+Pairs = Many[tuple[Any, Any]]
 H = TypeVar("H", bound="Hold")
 
 
 class Hold(Handle):
     """What one lease covers, and of a running sequence what it holds besides. The core's; ``Lease`` is the public face.
 
-    ``pairs`` are the sequence's (lane, holding) pairs: the cache finds them here when it tells who holds what.
+    ``_records`` and ``held`` are by lane: what it covers of each component, and what its sequence holds of it (nothing
+    if it has none). The cache finds the latter here when it tells who holds what.
     """
 
     __slots__ = (
-        "__weakref__", "_cache", "_flushes", "_node", "_receipts", "_records", "_where", "failed", "fence", "label",
-        "pairs", "row", "work",
+        "__weakref__", "_cache", "_flushes", "_node", "_receipts", "_records", "_where", "failed", "fence", "held",
+        "label", "row", "work",
     )  # fmt: skip
 
     _where: str  # in debug mode
     work: Work | None  # the last step that its sequence was in, if that went to a stream
-    label: str  # this and the pairs are set by who makes it
-    pairs: Pairs
+    label: str
+    held: list[Any]
 
-    def __init__(self, cache: Cache, node: Node, records: list[Any], receipts: list[Receipt | None] | None) -> None:
+    @straight
+    def __init__(
+        self, cache: Cache, node: Node, records: list[Any], receipts: list[Receipt | None] | None, held: list[Any],
+        label: str,
+    ) -> None:  # fmt: skip
         self._cache: Cache | None = cache
         self._node = node
         self._records = records
         self._receipts = receipts
         self._flushes = cache._flushes
+        self.held = held
+        self.label = label
         self.fence = 0  # whatever uses what it covers or holds comes after the steps up to this one
         self.row = -1  # its place in page tables that kernels read
         self.work = self.failed = None
@@ -60,6 +68,10 @@ class Hold(Handle):
         if flight.claimed:
             self.fence = max(self.fence, flight.claimed)
             flight.claimed = 0
+
+    def pairs(self, cache: Cache) -> Pairs:
+        """(lane, holding) of each component that its sequence holds, those with page cells first."""
+        return [(lane, self.held[lane.index]) for lane in cache._in_order] if self.held else ()
 
     @property
     def boundary(self) -> int:
@@ -81,6 +93,7 @@ class Lease(Hold):
 
     __slots__ = ()
 
+    @straight
     def release(self) -> None:
         """Uncover everything. A second release is refused."""
         cache = self._cache
@@ -112,25 +125,23 @@ class Lease(Hold):
         return f"<Lease at {self._node.end}{'' if self.active else ', released'}>"
 
 
+@straight
 def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
     """A lease at the end of ``node``. If a hook raises, nothing was covered yet."""
     receipts = None
     if cache._lock_hooks:
         receipts = ask_receipts(cache, namespace, node.end)
-        records = [_acquire(lane, node, receipt) for lane, receipt in zip(cache._lanes, receipts, strict=True)]
+        records = _acquire_wider(cache, node, receipts)
     else:
-        records = []
+        records = [*cache._nothing]
         try:
             for lane in cache._lanes:
-                records.append(lane.acquire(node))
+                record = lane.acquire(node)
+                records[lane.index] = record
         except BaseException:  # a reach that is plain Python may raise
-            for lane, record in zip(cache._lanes, records, strict=False):
-                if record is not None:
-                    lane.release(record)
+            uncover(cache, records)
             raise
-    lease = kind(cache, node, records, receipts)
-    lease.label = ""
-    lease.pairs = ()
+    lease = kind(cache, node, records, receipts, [], "")
     node.leases += 1
     if cache._flight.nodes:
         cache._flight.read(lease, node)
@@ -141,10 +152,8 @@ def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
 
 def inert(cache: Cache) -> Hold:
     """Stands for work that is nobody's: it has a fence, and covers nothing."""
-    hold = Hold(cache, cache._empty_root, [], None)
+    hold = Hold(cache, cache._empty_root, [], None, [], "")
     hold._cache = None
-    hold.label = ""
-    hold.pairs = ()
     return hold
 
 
@@ -160,10 +169,21 @@ def ask_receipts(cache: Cache, namespace: str, boundary: int) -> list[Receipt | 
     return receipts
 
 
-def _acquire(lane: Lane, node: Node, receipt: Receipt | None) -> Any:
-    return lane.acquire(node) if receipt is None else lane.acquire_wider(node, receipt.positions)
+def _acquire_wider(cache: Cache, node: Node, receipts: list[Receipt | None]) -> list[Any]:
+    return [
+        lane.acquire(node) if receipt is None else lane.acquire_wider(node, receipt.positions)
+        for lane, receipt in zip(cache._lanes, receipts, strict=True)
+    ]
 
 
+def uncover(cache: Cache, records: list[Any]) -> None:
+    """What ``records`` cover, of those lanes that have one."""
+    for lane, record in zip(cache._lanes, records, strict=True):
+        if record is not None:
+            lane.release(record)
+
+
+@straight
 def release(cache: Cache, lease: Hold) -> None:
     """Undo what ``lease`` covers; a boundary that nothing keeps any more is unlinked."""
     lease._cache = None
@@ -216,27 +236,38 @@ def _release_touching(cache: Cache, lane: Lane, record: Any, receipt: Receipt | 
     lane.release(record, recent=touch is None or touch.positions is None or bool(touch.positions))
 
 
+@straight
 def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None] | None) -> None:
     """The lease moves down to ``node``: the new boundary is covered before the old one is uncovered."""
     old = lease._node
     if node is old:
         return
-    records = lease._records
-    for lane in cache._lanes:
-        i = lane.index
-        if receipts is None or (receipt := receipts[i]) is None or lane.unit == "boundary":
-            records[i] = lane.advance(records[i], node)
-        else:
-            wider = lane.acquire_wider(node, receipt.positions)
-            if records[i] is not None:
-                lane.release(records[i])
-            records[i] = wider
+    if receipts is None:
+        records = lease._records
+        for lane in cache._lanes:
+            moved = lane.advance(records[lane.index], node)
+            records[lane.index] = moved
+    else:
+        _advance_wider(cache, lease, node, receipts)
     lease._receipts = receipts
     node.leases += 1
     lease._node = node
     old.leases -= 1
     if not old.kids and not old.leases and cache._tree.prune(old):
         cache._epoch += 1
+
+
+def _advance_wider(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None]) -> None:
+    """Where plugins want more covered."""
+    records = lease._records
+    for lane, receipt in zip(cache._lanes, receipts, strict=True):
+        old = records[lane.index]
+        if receipt is None or lane.unit == "boundary":
+            records[lane.index] = lane.advance(old, node)
+        else:
+            records[lane.index] = lane.acquire_wider(node, receipt.positions)
+            if old is not None:
+                lane.release(old)
 
 
 def ended(cache: Cache, hold: Hold) -> None:
@@ -251,11 +282,30 @@ def replaced(cache: Cache, hold: Hold) -> None:
         lane.sparing.pop(hold, None)
 
 
-def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, kept: Pairs = ()) -> None:
-    """A sequence ends at the last node of ``run``: each component hands over, uncovers and gives back in one go.
+@straight
+def conclude(cache: Cache, lease: Hold, run: list[Node]) -> None:
+    """A sequence ends at the last node of ``run``: each component hands over, uncovers and gives back in one go."""
+    _leave(cache, lease)
+    records, held = lease._records, lease.held
+    for lane in cache._in_order:
+        lane.conclude(run, held[lane.index], records[lane.index])
+    _left(cache, lease, run[-1])
 
-    ``kept``: those that hand nothing over.
-    """
+
+def conclude_some(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, kept: Pairs) -> None:
+    """``conclude``, where the components of ``kept`` hand nothing over."""
+    _leave(cache, lease)
+    records = lease._records
+    for lane, holding in pairs:
+        lane.conclude(run, holding, records[lane.index])
+    for lane, holding in kept:
+        lane.finish(records[lane.index], run[-1])
+        lane.close(holding)
+    _left(cache, lease, run[-1])
+
+
+@straight
+def _leave(cache: Cache, lease: Hold) -> None:
     lease._cache = None
     cache._live.pop(lease, None)
     for lane in cache._sparing:
@@ -264,14 +314,11 @@ def conclude(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, kept: Pai
         cache._debug.released(lease)
     if lease.row >= 0:
         cache._tables.leave(lease)
-    records = lease._records
-    node = run[-1]
-    for lane, holding in pairs:
-        lane.conclude(run, holding, records[lane.index])
-    for lane, holding in kept:
-        lane.finish(records[lane.index], node)
-        lane.close(holding)
-    lease._node.leases -= 1  # it is not bare: ``run`` hangs below it
+
+
+@straight
+def _left(cache: Cache, lease: Hold, node: Node) -> None:
+    lease._node.leases -= 1  # it is not bare: ``node`` lies below it
     if node.cells[0] is None and cache._tree.prune(node):
         cache._epoch += 1
     if cache._graves:

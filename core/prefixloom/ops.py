@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import PluginError
 from .kernels import index_of
 from .pool import Stage
+from .straight import straight
 from .values import Op, WalkView
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ Batches = dict[tuple[Any, str], tuple[list[int], list[int]]]
 """Of each (lane, kind) the slots (src, dst) of fills that run as one op."""
 
 
+@straight
 def batches(sequences: Many[Sequence]) -> Batches:
     """The fills that are due of ``sequences``, one op for each component and kind.
 
@@ -81,6 +83,7 @@ def select_states(cache: Cache, stream: Stream, lane: Any, kept: Any, rows: list
     run_told(cache, stream, f"select of {lane.name}", lane.live, work, reads, dst)
 
 
+@straight
 def run_kind(cache: Cache, stream: Stream, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
     """One of the core's own kinds of op on states."""
     stream.run(lane.work(kind, src, dst))
@@ -89,6 +92,7 @@ def run_kind(cache: Cache, stream: Stream, lane: Any, kind: str, src: list[int],
         cache._debug.accessed(stream, f"{kind} of {lane.name}", target, src, dst, source)
 
 
+@straight
 def run_fills(cache: Cache, stream: Stream, sequences: Many[Sequence], due: Batches) -> None:
     """Give the running states of ``sequences`` the content that is ``due``, and let go of the sources.
 
@@ -101,11 +105,11 @@ def run_fills(cache: Cache, stream: Stream, sequences: Many[Sequence], due: Batc
     for sequence in sequences:
         if sequence._fills and sequence._lease._cache is not None:
             records = sequence._lease._records
-            for lane, _, _, _ in sequence._fills:
-                record = records[lane.index]
+            for point in cache._point_lanes:  # a state is covered while its copy is due
+                record = records[point.index]
                 if record is not None:
-                    records[lane.index] = None
-                    lane.release(record)
+                    records[point.index] = None
+                    point.release(record)
             sequence._fills = []
 
 

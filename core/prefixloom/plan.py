@@ -14,6 +14,7 @@ from .errors import ProtocolError
 from .keys import TOKEN_BYTES, Tokens
 from .over_tiers import usable
 from .reach import Interval
+from .straight import straight
 from .tree import climb
 from .values import Claim, WalkView
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from .tree import Node
 
     Wanted = list[tuple[Lane, int, object]]
+    Looked = tuple[Node, int, Node, Node, int, str | None, int | None]
+    """(node, boundary in its edge or at its end, deepest node whose path agrees, deepest boundary that was tried lies
+    in, tokens that the keys agree with, who limits it, a branching point)"""
 
 
 class MatchPlan:
@@ -88,7 +92,8 @@ class MatchPlan:
     def need(self) -> dict[str, int]:
         """Slots that opening a sequence here takes at once, per component."""
         cache = self._cache
-        return {lane.name: count for lane, count, _ in wanted_at(cache, self, cache._point_lanes)}
+        wanted = wanted_at(cache, self.ready, self._claims, cache._point_lanes)
+        return {lane.name: count for lane, count, _ in wanted}
 
     @property
     def why(self) -> str:
@@ -153,16 +158,22 @@ def again(old: MatchPlan, key: bytes, most: int) -> MatchPlan:
     plan._cache = cache
     plan._epoch = cache._epoch
     plan._claims = ()
-    plan.branch = plan.limited_by = None
     plan._tokens = old._tokens
     plan._key = key
     plan._single = old._single
     plan.namespace = old.namespace
     plan._most = most
-    walked_to = look(cache, plan, most)
-    if cache._asks_more:
-        complete(cache, plan, *walked_to)
+    tell(plan, look(cache, plan.namespace, plan._tokens, key, most))
     return plan
+
+
+@straight
+def tell(plan: MatchPlan, found: Looked) -> None:
+    """``plan`` says what was found, and what else is asked where there are claims, a tier or debug mode."""
+    cache = plan._cache
+    plan._node, plan.ready, plan._reached, walked_to, plan.walked, plan.limited_by, plan.branch = found
+    if cache._asks_more:
+        complete(cache, plan, walked_to, min(plan.walked, plan._limit))
 
 
 def complete(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
@@ -210,67 +221,70 @@ def restorable(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tupl
     return (node, boundary) if boundary - plan.ready >= worth else (plan._node, plan.ready)
 
 
-def look(cache: Cache, plan: MatchPlan, most: int) -> tuple[Node, int]:
-    """The deepest boundary up to ``most`` that every component accepts, written into ``plan``: the fixpoint from below.
+@straight
+@straight
+def look(cache: Cache, namespace: str, tokens: Tokens, key: bytes, most: int) -> Looked:
+    """The deepest boundary up to ``most`` that every component accepts: the fixpoint from below.
 
-    It begins with the deepest that the keys agree with, which is returned, and lowers this until no component lowers it
-    further. What is closed upward is asked once: where it can resume, it can resume anywhere above. 0 needs nothing.
+    It begins with the deepest that the keys agree with, and lowers this until no component lowers it further. What is
+    closed upward is asked once: where it can resume, it can resume anywhere above. 0 needs nothing.
     """
     tree = cache._tree
-    root = tree.roots.get(plan.namespace)
+    root = tree.roots.get(namespace)
     if root is None:
         root = cache._empty_root
-    node, boundary, plan._reached = tree.walk(root, plan._key)
-    plan.walked = boundary
+    node, boundary, reached = tree.walk(root, key)
+    walked = boundary
     if boundary > most:
         boundary = max(0, most) // tree.page * tree.page
         node = climb(node, boundary)
-    walked_to = node, boundary
+    walked_to = node
+    limited_by = branch = None
     for lane in cache._closed_lanes:
         node, lower = lane.deepest(node, boundary)
         if lower != boundary:
-            plan.limited_by = lane.name
+            limited_by = lane.name
             boundary = lower
     while not cache._all_closed:
         if boundary:
-            before = boundary
+            paged = boundary
             for lane in cache._near_lanes:
                 node, lower = lane.deepest(node, boundary)
                 if lower != boundary:
-                    plan.limited_by = lane.name
+                    limited_by = lane.name
                     boundary = lower
-            if boundary != before and cache._several_near:
+            if cache._several_near and boundary != paged:
                 continue
             paged = boundary
             for point in cache._point_lanes:
                 node, lower = point.deepest(node, boundary)
                 if lower != boundary:
-                    plan.limited_by = point.name
+                    limited_by = point.name
                     boundary = lower
             if boundary != paged:
-                if plan.branch is None:
-                    plan.branch = paged
+                if branch is None:
+                    branch = paged
                 continue
         if cache._validators:
-            node, lower = narrow(cache, plan, node, boundary)
+            node, lower, name = narrow(cache, namespace, tokens, walked, node, boundary)
             if lower != boundary:
+                limited_by = name
                 boundary = lower
                 continue
         break
-    plan._node = node
-    plan.ready = boundary
-    return walked_to
+    return node, boundary, reached, walked_to, walked, limited_by, branch
 
 
-def narrow(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tuple[Node, int]:
+def narrow(
+    cache: Cache, namespace: str, tokens: Tokens, walked: int, node: Node, boundary: int
+) -> tuple[Node, int, str | None]:
     """Ask the plugins' validators; a lower boundary goes through the lanes again, a higher one is no answer."""
     for name, validator in cache._validators:
-        view = WalkView(plan.namespace, boundary, plan.key_tokens, plan.walked)
+        view = WalkView(namespace, boundary, len(tokens) // TOKEN_BYTES, walked)
         lower = valid(cache, name, validator, view)
         if lower < boundary:
-            plan.limited_by = name
-            return climb(node, lower), lower
-    return node, boundary
+            return climb(node, lower), lower, name
+    return node, boundary, None
 
 
 def valid(cache: Cache, name: str, validator: Callable[[WalkView], int], view: WalkView) -> int:
@@ -288,8 +302,12 @@ def ask_claims(cache: Cache, plan: MatchPlan) -> None:
         if rejected_by is None:
             plan._claims = claims
             return
-        plan.limited_by = rejected_by
-        look(cache, plan, plan.ready - cache._page)
+        branch = plan.branch
+        found = look(cache, plan.namespace, plan._tokens, plan._key, plan.ready - cache._page)
+        plan._node, plan.ready, plan._reached, _, plan.walked, limited_by, plan.branch = found
+        plan.limited_by = limited_by or rejected_by
+        if branch is not None:
+            plan.branch = branch
 
 
 def claims_at(cache: Cache, plan: MatchPlan, boundary: int) -> tuple[tuple[Claim | None, ...], str | None]:
@@ -330,15 +348,15 @@ def candidates(plan: MatchPlan) -> tuple[Interval, ...]:
     return tuple(reversed(runs))
 
 
-def wanted_at(cache: Cache, plan: MatchPlan, lanes: Iterable[PointLane]) -> Wanted:
-    """Slots that opening at ``plan`` takes: states that run in ``lanes``, what is rebuilt, and what plugins claim."""
-    if not plan._claims and not cache._replay:
+def wanted_at(cache: Cache, ready: int, claims: tuple[Claim | None, ...], lanes: Iterable[PointLane]) -> Wanted:
+    """Slots that opening at ``ready`` takes: states that run in ``lanes``, what is rebuilt, and what plugins claim."""
+    if not claims and not cache._replay:
         return [(lane.room, lane.per_sequence, None) for lane in lanes]
     need = {lane.name: lane.per_sequence for lane in lanes}
     for paged in cache._page_lanes:
-        if paged.replay and plan.ready:
-            need[paged.name] = paged.replayed_pages(plan.ready)
-    for each, claim in zip(cache._lanes, plan._claims, strict=False):
+        if paged.replay and ready:
+            need[paged.name] = paged.replayed_pages(ready)
+    for each, claim in zip(cache._lanes, claims, strict=False):
         if claim is not None and claim.need:
             need[each.name] = need.get(each.name, 0) + claim.need
     return [(each.room, need[each.name], None) for each in cache._lanes if need.get(each.name)]

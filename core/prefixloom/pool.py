@@ -20,11 +20,13 @@ from typing import Any
 
 from . import layouts
 from .errors import CompositionError, InvariantError, ProtocolError
+from .fence import Fence
 from .handles import Handle
 from .manifest import Layout, Manifest
+from .straight import straight
 from .where import site
 
-ABSENT = -1
+ABSENT = NO_SLOT = -1
 ABSENT_BYTES = b"\xff\xff\xff\xff"
 ID_BYTES = 4
 MOST_PAGES = 2**31 - 1
@@ -33,22 +35,6 @@ MOST_PAGES = 2**31 - 1
 def present(data: bytes) -> int:
     """How many page numbers of ``data`` are not *absent*; their top bit is clear, so no match is unaligned."""
     return len(data) // ID_BYTES - data.count(ABSENT_BYTES)
-
-
-class Fence:
-    """``stamp``: the number of the newest step that runs, 0 while none does. ``retiring``: whether slots wait.
-
-    ``claimed``: slots were taken that waited, and their new owner has yet to be told up to which step.
-    """
-
-    __slots__ = ("claimed", "retiring", "stamp")
-
-    def __init__(self) -> None:
-        self.stamp = self.claimed = 0
-        self.retiring = False
-
-    def reused(self, pool: Pool, data: bytes) -> None:
-        """Slots go to another owner before the steps that they retired from are over."""
 
 
 WINDOW = 1024
@@ -111,6 +97,7 @@ class Pool:
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
 
     @property
+    @straight
     def free(self) -> int:
         """Slots that are nobody's, those included that wait for a step to end."""
         return len(self._free) + self.retiring
@@ -120,6 +107,7 @@ class Pool:
         """Bytes of one page or state slot."""
         return self.manifest.slot_bytes * self.entries
 
+    @straight
     def take(self, count: int) -> array[int]:
         """``count`` pages of those that are nobody's; the caller has made sure of them and becomes their owner.
 
@@ -144,12 +132,19 @@ class Pool:
         self._ordered = len(free)
         return ids
 
+    @straight
     def take_one(self) -> int:
         """``take`` of a single slot."""
         if not self._free:
             self._claim(1)
         return self._free.pop()
 
+    @straight
+    def one_at_hand(self) -> int:
+        """``take_one`` if there is any, or -1."""
+        return self._free.pop() if self._free else NO_SLOT
+
+    @straight
     def give(self, data: bytes) -> None:
         """No longer the caller's. ``data`` holds page numbers, none of them absent; the caller owned them."""
         if self.fence.stamp:
@@ -157,6 +152,7 @@ class Pool:
         else:
             self._free.frombytes(data)
 
+    @straight
     def give_one(self, slot: int) -> None:
         if self.fence.stamp:
             self._retire(slot.to_bytes(ID_BYTES, sys.byteorder))
@@ -304,6 +300,9 @@ class DebugPool(Pool):
 
     def take_one(self) -> int:
         return self.take(1)[0]
+
+    def one_at_hand(self) -> int:
+        return self.take(1)[0] if self._free else NO_SLOT
 
     def _returned(self, slot: int) -> None:
         if not 0 <= slot < self.capacity or self.stage[slot] in (Stage.FREE, Stage.RETIRED):

@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .straight import straight
+
 
 class Link:
     """Something that can stand in a queue. While it does not, ``next`` is None, and ``prev`` is nothing to go by."""
@@ -41,8 +43,13 @@ class Queue:
         """The next cell to go, taken off the queue; None if none is left."""
         raise NotImplementedError
 
+    @straight
     def forget(self, cell: Any) -> None:
         """The cell is gone for good."""
+
+    def drop(self, cell: Any) -> None:
+        """``remove`` of a cell that nobody looks at again."""
+        self.remove(cell)
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
         """``upper`` was split off ``lower`` and has its history; if ``linked``, it may go just after ``lower``."""
@@ -73,6 +80,7 @@ class ListQueue(Queue):
             yield cell
             cell = cell.next
 
+    @straight
     def add(self, cell: Any) -> None:
         end = self._end
         last = end.prev
@@ -80,6 +88,7 @@ class ListQueue(Queue):
         cell.next = end
         last.next = end.prev = cell
 
+    @straight
     def add_first(self, cell: Any) -> None:
         end = self._end
         first = end.next
@@ -87,12 +96,20 @@ class ListQueue(Queue):
         cell.next = first
         first.prev = end.next = cell
 
+    @straight
     def remove(self, cell: Any) -> None:
         before, after = cell.prev, cell.next
         before.next = after
         after.prev = before
         cell.prev = cell.next = None
 
+    @straight
+    def drop(self, cell: Any) -> None:
+        before, after = cell.prev, cell.next
+        before.next = after
+        after.prev = before
+
+    @straight
     def pop(self) -> Any:
         end = self._end
         cell = end.next
@@ -104,6 +121,7 @@ class ListQueue(Queue):
         cell.prev = cell.next = None
         return cell
 
+    @straight
     def touch(self, cell: Any) -> None:
         end = self._end
         before, after = cell.prev, cell.next
@@ -124,24 +142,6 @@ class ListQueue(Queue):
             upper.prev = lower
             upper.next = after
             lower.next = after.prev = upper
-
-
-def remove_for_good(queue: Queue, cells: list[Any]) -> None:
-    """Take cells off ``queue`` that nobody looks at again."""
-    if queue.__class__ is ListQueue:
-        for cell in cells:
-            before, after = cell.prev, cell.next
-            before.next = after
-            after.prev = before
-    else:
-        for cell in cells:
-            queue.remove(cell)
-
-
-def forget_all(queue: Queue, cells: list[Any]) -> None:
-    if queue.__class__ is not ListQueue:  # that knows nothing of a cell that does not stand in it
-        for cell in cells:
-            queue.forget(cell)
 
 
 class MruQueue(ListQueue):

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import attrs
 
 from .errors import CompositionError
+from .straight import straight
 
 Interval = tuple[int, int]
 NEVER: float = math.inf
@@ -104,7 +105,12 @@ class Window(Reach):
     @property
     def shape(self) -> Shape:
         back = self.w - 1
-        return Shape(0, lambda n: n - back if n > back else 0, dense=back > 0)
+
+        @straight
+        def tail(n: int) -> int:
+            return n - back if n > back else 0
+
+        return Shape(0, tail, dense=back > 0)
 
 
 @attrs.frozen

@@ -332,7 +332,9 @@ def _resume_at(cache: Cache, sequence: Sequence, anchor: Node, hold: Hold, fille
     cache._flight.read(lease, anchor)
     for lane, holding in sequence._paged:
         lane.close(holding)
-    sequence._paged = [(lane, lane.open(anchor)) for lane in cache._page_lanes]
+    opened = [(lane, lane.open(anchor)) for lane in cache._page_lanes]
+    for lane, holding in opened:
+        lease.held[lane.index] = holding
     for lane, holding in sequence._paged:
         if lane.replay:
             lane.make_replayed(holding)
@@ -346,9 +348,6 @@ def _resume_at(cache: Cache, sequence: Sequence, anchor: Node, hold: Hold, fille
             cell = anchor.cells[lane.index]
             fill = (lane, state, "clear", CLEAR) if cell is None else (lane, state, lane.taken, cell.data)
             sequence._fills.append(fill)
-    sequence._pairs = sequence._shared = lease.pairs = [*sequence._paged, *sequence._states]
-    if cache._unshared:
-        sequence._shared = [pair for pair in sequence._pairs if pair[0].shared]
     sequence.ready = sequence.reserved = sequence.committed = sequence.published = sequence._high = anchor.end
     if sequence.branch is not None and sequence.branch <= anchor.end:
         sequence.branch = None

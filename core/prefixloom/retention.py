@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .lease import release_part
+from .straight import straight
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -17,54 +18,62 @@ if TYPE_CHECKING:
     from .sequence import Sequence
 
 
-def commit(sequence: Sequence, upto: int) -> None:
+@straight
+def commit(cache: Cache, sequence: Sequence, upto: int) -> None:
     """What is computed reaches to ``upto``, and the running states stand for that."""
     sequence.committed = upto
-    for lane, holding in sequence._states:
+    held = sequence._lease.held
+    for lane in cache._point_lanes:
+        holding = held[lane.index]
         if holding.steps:
             lane.stepped(holding, upto)
         holding.as_of = upto
         holding.ready = True
-    if sequence._cache._sparing:
-        retain(sequence)
+    if cache._sparing:
+        retain(cache, sequence)
 
 
+@straight
 def retain_published(sequence: Sequence) -> None:
     """After a publication: what the tree owns now is read no further than the lease covers it."""
-    cache, lease, published = sequence._cache, sequence._lease, sequence.published
-    for lane, holding in sequence._paged:
-        if lane.retains:
-            holding.floor = published
-            let_go(cache, lease, lane, holding)
-            lane.read_covered(holding, lease._records[lane.index], published)
-    retain(sequence)
+    cache = sequence._cache
+    lease = sequence._lease
+    published = sequence.published
+    for lane in cache._sparing:
+        holding = lease.held[lane.index]
+        holding.floor = published
+        let_go(cache, lease, lane, holding)
+        lane.read_covered(holding, lease._records[lane.index], published)
+    retain(cache, sequence)
 
 
-def retain(sequence: Sequence) -> None:
+@straight
+def retain(cache: Cache, sequence: Sequence) -> None:
     """After a commit or a publication: which boundary is the lowest that still matters, and what may go.
 
     That goes at once when less than an eighth of the pool is free, and else whenever somebody needs it.
     """
-    cache = sequence._cache
     floor = sequence.named - cache._lookahead
     if floor > sequence.committed:
         floor = sequence.committed
     floor -= cache._max_rewind
     if floor < sequence.published:
         floor = sequence.published
+    lease = sequence._lease
     if cache._tracking:
-        for lane, holding in sequence._states:
-            floor = lane.floor(holding, floor)
-    for lane, holding in sequence._paged:
-        if lane.retains:
-            holding.floor = floor
-            pool = lane.pool
-            if len(pool._free) << 3 < pool.capacity:
-                let_go(cache, sequence._lease, lane, holding)
-            else:
-                lane.sparing[sequence._lease] = holding
+        for point in cache._point_lanes:
+            floor = point.floor(lease.held[point.index], floor)
+    for lane in cache._sparing:
+        holding = lease.held[lane.index]
+        holding.floor = floor
+        pool = lane.pool
+        if len(pool._free) << 3 < pool.capacity:
+            let_go(cache, lease, lane, holding)
+        else:
+            lane.sparing[lease] = holding
 
 
+@straight
 def let_go(cache: Cache, hold: Hold, lane: Lane, holding: Any) -> None:
     """A running sequence gives back, and uncovers, what no boundary that it may still come to can need."""
     lane.retain(holding, holding.floor // cache._page * cache._page)

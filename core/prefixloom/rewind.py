@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .errors import InputError, ProtocolError
-from .lane_point import NO_SLOT
+from .pool import NO_SLOT
 
 if TYPE_CHECKING:
     from .cache import Cache

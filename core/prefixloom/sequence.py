@@ -13,21 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 from .arriving import reserve_arriving
 from .errors import InputError, ProtocolError
-from .evict import make_room
+from .growing import find_room
 from .handles import Handle
-from .insert import publish, publish_end, stops
+from .insert import publish, publish_end, publish_on, stops
 from .keys import TOKEN_BYTES, Elements, Named, Tokens, encode
 from .lease import Hold, ended, release
 from .ops import Fill
 from .restore import Restored, restore_and_fetch
 from .retention import commit, retain_published
 from .rewind import rewind
+from .straight import straight
 
 if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Lane
-    from .lane_point import PointLane, StateHolding
+    from .lane_point import PointLane
     from .plan import MatchPlan
+    from .states import StateHolding
     from .tree import Node
     from .values import Op
 
@@ -38,46 +40,57 @@ class Sequence(Named, Handle):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (
-        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_lost", "_paged", "_pairs", "_plan",
-        "_planned", "_reached", "_shared", "_states", "_steps", "branch", "committed", "namespace", "priority",
-        "published", "ready", "reserved",
+        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_lost", "_plan", "_planned",
+        "_reached", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
     )  # fmt: skip
 
-    _pairs: Pairs  # (lane, holding) of every component, those with page cells first
-    _paged: Pairs  # those with page cells
-    _shared: Pairs  # those that publish
-    _states: Many[tuple[PointLane, StateHolding]]  # those with boundary cells
-    _fills: list[Fill]  # this and the priority are set by who makes it
+    _fills: list[Fill]
     _claimed_ops: list[Op]  # where plugins are asked for claims
     _plan: MatchPlan  # where the cache has a tier below the device
     _reached: Node | None  # below where it resumes, the deepest that its key is known to spell; it may be gone by now
     priority: int
 
+    @straight
     def __init__(
-        self,
-        cache: Cache,
-        lease: Hold,
-        plan: MatchPlan,
-        paged: list[tuple[Any, Any]],
-        states: list[tuple[PointLane, StateHolding]],
-    ) -> None:
+        self, cache: Cache, lease: Hold, tokens: Tokens, key: bytes, single: bytes | None, namespace: str, ready: int,
+        reached: Node, branch: int | None, fills: list[Fill], priority: int,
+    ) -> None:  # fmt: skip
         self._cache = cache
         self._lease = lease
-        self._head = tokens = plan._tokens
+        self._head = tokens
         self._more = b""
-        self._wide = None if plan._key is tokens else Elements(cache._keys, plan._key, plan._single)
+        self._wide = None if key is tokens else Elements(cache._keys, key, single)
         self.named = len(tokens) // TOKEN_BYTES
-        self._paged = paged
-        self._states = states
-        self._pairs = self._shared = lease.pairs
-        if cache._unshared:
-            self._shared = [pair for pair in lease.pairs if pair[0].shared]
         self._planned = self._steps = 0  # where open steps end, and how many there are
         self._lost = False  # a step that failed may have written half of its running states
-        self._reached = plan._reached
-        self.namespace = plan.namespace
-        self.branch = plan.branch
-        self.ready = self.reserved = self.committed = self.published = self._high = plan.ready
+        self._reached = reached
+        self._fills = fills
+        self.priority = priority
+        self.namespace = namespace
+        self.branch = branch
+        self.ready = self.reserved = self.committed = self.published = self._high = ready
+
+    @property
+    def _pairs(self) -> Pairs:
+        """(lane, holding) of every component, those with page cells first."""
+        return self._lease.pairs(self._cache)
+
+    @property
+    def _shared(self) -> Pairs:
+        """Those that publish."""
+        return [pair for pair in self._pairs if pair[0].shared]
+
+    @property
+    def _paged(self) -> Pairs:
+        """Those with page cells."""
+        held = self._lease.held
+        return [(lane, held[lane.index]) for lane in self._cache._page_lanes]
+
+    @property
+    def _states(self) -> Many[tuple[PointLane, StateHolding]]:
+        """Those with boundary cells."""
+        held = self._lease.held
+        return [(lane, held[lane.index]) for lane in self._cache._point_lanes]
 
     # ------------------------------------------------------------ state
     def _usable(self) -> Cache:
@@ -130,6 +143,10 @@ class Sequence(Named, Handle):
     @property
     def publishable(self) -> int:
         """The deepest boundary that could be published now."""
+        return self._publishable()
+
+    @straight
+    def _publishable(self) -> int:
         cache = self._cache
         upto = self.named - cache._lookahead
         if upto > self.committed:
@@ -175,6 +192,7 @@ class Sequence(Named, Handle):
         cache._leave("restore")
         return restored
 
+    @straight
     def grow(self, count: int, *, arriving: bool = False) -> None:
         """Reserve slots for ``count`` more tokens in every component, evicting if need be.
 
@@ -182,9 +200,9 @@ class Sequence(Named, Handle):
         ``arriving``: the tokens were computed elsewhere and only what resuming at their end needs will be filled in; a
         component gets slots for that (a window's tail), and *absent* for the rest.
         """
-        cache = self._lease._cache
-        if cache is None or cache._guarded:
-            cache = self._usable()
+        cache = self._cache
+        if self._lease._cache is None or cache._guarded:
+            self._usable()
         if count.__class__ is not int or count < 0:
             raise InputError(f"grow takes a number of tokens from 0 up, got {count!r}")
         length = self.reserved + count
@@ -193,29 +211,28 @@ class Sequence(Named, Handle):
         if arriving:
             reserve_arriving(cache, self, count, length)
             return
-        wanted = []
-        tight = False
-        for lane, holding in self._paged:
-            missing = -(-length // lane.page) - holding.base - len(holding.table)
+        held = self._lease.held
+        for lane in cache._page_lanes:
+            holding = held[lane.index]
+            table = holding.table
+            missing = -(-length // lane.page) - holding.base - len(table)
             if missing > 0:
-                wanted.append((lane, missing, holding))
                 if missing > len(lane.pool._free):
-                    tight = True
-        if tight:
-            make_room(cache, wanted, "reserve", count, self)
-        for lane, missing, holding in wanted:
-            holding.table += lane.pool.take(missing)
+                    find_room(cache, self, length, count)
+                ids = lane.pool.take(missing)
+                table += ids
         if cache._flight.claimed:
             self._lease.claim(cache._flight)
         self.reserved = length
         if cache._debug is not None:
             cache._leave("grow")
 
+    @straight
     def append(self, tokens: Any) -> None:
         """Name the tokens that follow the named ones."""
-        cache = self._lease._cache
-        if cache is None or cache._guarded:
-            cache = self._usable()
+        cache = self._cache
+        if self._lease._cache is None or cache._guarded:
+            self._usable()
         if tokens.__class__ is not Tokens:
             tokens = encode(tokens)
         known = self._more
@@ -231,11 +248,12 @@ class Sequence(Named, Handle):
         if cache._debug is not None:
             cache._leave("append")
 
+    @straight
     def commit(self, upto: int | None = None) -> None:
         """The content up to ``upto`` (default: all that is reserved) has been computed. A step's end does this."""
-        cache = self._lease._cache
-        if cache is None or cache._guarded:
-            cache = self._usable()
+        cache = self._cache
+        if self._lease._cache is None or cache._guarded:
+            self._usable()
         if upto is None:
             upto = self.reserved
         elif upto.__class__ is not int:
@@ -250,7 +268,7 @@ class Sequence(Named, Handle):
         if cache._debug is not None:
             cache._debug.arrived(self, self.committed, upto)
         if cache._retaining:
-            commit(self, upto)
+            commit(cache, self, upto)
         else:
             self.committed = upto
         if cache._debug is not None:
@@ -266,13 +284,16 @@ class Sequence(Named, Handle):
         if self._fills:
             raise ProtocolError(f"{self!r} has ops that have not run: commit through cache.step(...)")
 
+    @straight
     def publish(self, upto: int | None = None) -> int:
         """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.
 
         Default: the deepest such. Returns the published length.
         """
-        cache = self._usable()
-        limit = self.publishable
+        cache = self._cache
+        if self._lease._cache is None or cache._guarded:
+            self._usable()
+        limit = self._publishable()
         if upto is None:
             upto = limit
         elif upto.__class__ is not int:
@@ -286,11 +307,14 @@ class Sequence(Named, Handle):
         if upto > self.published:
             if self._steps:
                 self._keep_states()
-            for stop in stops(self, upto) if cache._tracking else (upto,):
-                publish(cache, self, stop, last=False)
+            if cache._attended:
+                for stop in stops(self, upto) if cache._tracking else (upto,):
+                    publish(cache, self, stop, last=False)
+            else:
+                publish_on(cache, self, upto)
             if cache._tracking:
-                for lane, holding in self._states:
-                    lane.forget_tracks(holding, upto, self.reserved)
+                for lane, state in self._states:
+                    lane.forget_tracks(state, upto, self.reserved)
             if cache._sparing:
                 retain_published(self)
         if cache._debug is not None:
@@ -309,10 +333,11 @@ class Sequence(Named, Handle):
             cache._leave("rewind")
 
     # ------------------------------------------------------------ ending
+    @straight
     def close(self) -> None:
         """Publish what is complete and give everything back. A second close does nothing."""
-        cache = self._lease._cache
-        if cache is None:
+        cache = self._cache
+        if self._lease._cache is None:
             return
         if cache._guarded:
             cache._enter()
@@ -321,7 +346,7 @@ class Sequence(Named, Handle):
         try:
             publish_end(cache, self)
         finally:
-            if self._pairs:
+            if self._lease.held:
                 self._give_back(cache)
         if cache._debug is not None:
             cache._leave("close")
@@ -373,14 +398,3 @@ class Sequence(Named, Handle):
             f"<{name}{state}: {self.named} named, {self.reserved} reserved, {self.committed} committed, "
             f"{self.published} published>"
         )
-
-
-def check_member(cache: Cache, given: Any, role: str) -> None:
-    """Refuse what cannot go through a step of ``cache``."""
-    if given.__class__ is not Sequence:
-        raise InputError(f"a step takes sequences, got {given!r}")
-    if given._cache is not cache:
-        raise ProtocolError(f"{given!r} belongs to another cache")
-    given._usable()
-    if given._lost and role == "target":
-        given._committable()

@@ -139,7 +139,7 @@ class Shelf:
             node, deep = self.unseen.pop()
             if deep:
                 self.unseen.extend((kid, True) for kid in (node.kids or {}).values())
-            for lane in self.tier.lanes if node.cells else ():
+            for lane in self.tier.lanes:
                 if node.cells[lane.index] is not None:
                     self.storing.offer(lane, node)
 

@@ -146,7 +146,7 @@ def _component(cache: Cache, lane: Lane) -> ComponentStats:
         cached=lane.in_tree,
         leased=lane.leased,
         running=lane.running,
-        evicted=cache._evicted[lane.index],
+        evicted=lane.evicted,
         page_tokens=lane.part.page_tokens,
         page_bytes=lane.live.slot_bytes,
         rest_bytes=lane.pool.slot_bytes if lane.live is not lane.pool else 0,

@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
 from .gates import Gates
-from .ops import INTS, batches, deferred_ops, run_fills, run_kind, run_op, select_states
+from .ops import INTS, Batches, batches, deferred_ops, run_fills, run_kind, run_op, select_states
 from .pool import Stage
 from .retention import commit
+from .states import SteppedHolding
+from .straight import straight
 from .values import Op
 
 if TYPE_CHECKING:
     from .cache import Cache
     from .flight import Work
-    from .lane_point import PointLane, StateHolding, Track
+    from .lane_point import PointLane
     from .sequence import Sequence
+    from .states import StateHolding, Track
     from .streams import Stream
 
 DONE, NEW, OPEN, FILLING, READY = range(-1, 4)
@@ -36,7 +39,7 @@ class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
     __slots__ = (
-        "_accepted", "_begun", "_cache", "_gates", "_ordered", "_planned", "_plugins", "_sequences", "_state",
+        "_accepted", "_begun", "_cache", "_gates", "_ordered", "_plugins", "_sequences", "_state",
         "_stream", "_touched", "_tracks", "_work", "role",
     )  # fmt: skip
 
@@ -44,21 +47,14 @@ class Step:
     _work: Work  # once its block was entered
     _gates: Gates | None
     _tracks: Many[tuple[Sequence, PointLane, StateHolding, Track, int]]
-    _planned: list[tuple[Sequence, int]]  # up to where each sequence is computed
-    _begun: list[tuple[Sequence, int, int]]  # of a target step in its block: from where, and up to where
+    _begun: list[tuple[Sequence, int, int]]  # of a target step in its block: from where, and up to where it computes
     _plugins: Many[tuple[Sequence | None, Op]]  # plugins' own ops, each with the sequence that it was claimed for
 
-    def __init__(
-        self,
-        cache: Cache,
-        sequences: Many[Sequence],
-        planned: list[tuple[Sequence, int]],
-        role: Literal["target", "draft"],
-    ) -> None:
+    @straight
+    def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
         self._state = NEW  # first: it is looked at when the step goes
         self._cache = cache
         self._sequences = tuple(sequences)
-        self._planned = planned
         self.role = role
         self._accepted = False
         self._stream = self._gates = None
@@ -87,28 +83,24 @@ class Step:
         return (*before, *(op for op in own if not op.after), *tracks, *(op for op in own if op.after))
 
     # ------------------------------------------------------------ before the layers
+    @straight
     def __enter__(self) -> Step:
         if self._state != NEW:
             raise ProtocolError("a step is used once; ask the cache for a new one")
         cache = self._cache
         self._work = cache._flight.begin()
         self._state = OPEN
-        begun, target = self._begun, self.role == "target"
+        begun = self._begun
         try:
-            for sequence, end in self._planned:
-                if end > sequence.reserved and sequence.open:
-                    raise ProtocolError(
-                        f"{sequence!r} was planned up to {end} and has {sequence.reserved} reserved by now: ask the "
-                        f"cache for a new step"
-                    )
-                if target:  # its layers go on from where the steps before it end
-                    start = sequence.committed
-                    if sequence._steps and sequence._planned > start:
-                        start = sequence._planned
-                    begun.append((sequence, start, end))
-                    sequence._steps += 1
-                    if end > start:
-                        sequence._planned = end
+            for sequence in self._sequences if self.role == "target" else ():
+                start = sequence.committed
+                end = sequence.reserved
+                if sequence._steps and sequence._planned > start:  # its layers go on from where the steps before it end
+                    start = sequence._planned
+                begun.append((sequence, start, end))
+                sequence._steps += 1
+                if end > start:
+                    sequence._planned = end
             if cache._tracking or cache._max_rewind:
                 self._begin_states()
             if cache._debug is not None:
@@ -127,7 +119,8 @@ class Step:
         self._tracks = []
         for sequence, start, end in self._begun:
             for lane, holding in sequence._states:
-                holding.accepted = False
+                if isinstance(holding, SteppedHolding):
+                    holding.accepted = False
                 if lane.track_every and sequence._lease._cache is not None:
                     self._plan_track(sequence, lane, holding, start, end)
 
@@ -148,6 +141,7 @@ class Step:
         self._tracks.append((sequence, lane, holding, lane.plan_track(holding, at, old), source))
         sequence._lease.claim(self._cache._flight)
 
+    @straight
     def run_ops(self, stream: Any = None, *, gated: bool = False) -> None:
         """Run the ops on ``stream``, on which the layers that read their slots are enqueued next.
 
@@ -165,7 +159,9 @@ class Step:
         inline = cache._inline if stream is None else None
         stream = self._stream = cache._stream(stream) if inline is None else inline
         self._work.since = stream.tick
-        due = batches(self._sequences) if self.role == "target" else {}
+        due: Batches = {}
+        if self.role == "target":
+            due = batches(self._sequences)
         if gated and not due and not self._plugins:  # an op may read any of it
             self._gates = Gates(stream)
         if len(cache._flight.works) > 1:
@@ -277,8 +273,10 @@ class Step:
                 select_states(self._cache, self._stream, lane, kept, rows, holdings)
 
     # ------------------------------------------------------------ after the layers
+    @straight
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        before, self._state = self._state, DONE
+        before = self._state
+        self._state = DONE
         cache, stream, begun = self._cache, self._stream, self._begun
         plain = kind is None and before == READY and not self._tracks and not self._plugins
         for sequence, start, _ in begun:
@@ -298,21 +296,27 @@ class Step:
         finally:
             cache._flight.end(self._work, stream, self._sequences, self)
         if kind is None:
-            rest = iter(begun)
             try:
-                for sequence, _, end in rest:
+                for sequence, _, end in begun:
                     if sequence._lease._cache is not None:
                         if end > sequence._planned:  # what was taken back since is not computed
                             end = sequence._planned
-                        commit(sequence, end if end > sequence.committed else sequence.committed)
+                        if end < sequence.committed:
+                            end = sequence.committed
+                        commit(cache, sequence, end)
             except BaseException:  # a reach that is plain Python, when it was asked what need not be kept
-                for sequence, _, end in rest:  # their states have been written as well
-                    if sequence._lease._cache is not None:
-                        with suppress(Exception):
-                            commit(sequence, max(sequence.committed, min(end, sequence._planned)))
+                self._commit_all()
                 raise
         if cache._debug is not None:
             cache._leave("step")
+
+    def _commit_all(self) -> None:
+        """One of the sequences could not be committed: the states of the others have been written as well."""
+        cache = self._cache
+        for sequence, _, end in self._begun:
+            if sequence._lease._cache is not None:
+                with suppress(Exception):
+                    commit(cache, sequence, max(sequence.committed, min(end, sequence._planned)))
 
     def __del__(self) -> None:
         if self._state > NEW:  # nobody can end it any more, and all that comes after would wait
@@ -389,4 +393,5 @@ class Step:
                 for _, holding in sequence._states:
                     sequence._lost = True
                     holding.ready = False
-                    holding.steps_from = -1  # the states of single tokens were written over, too
+                    if isinstance(holding, SteppedHolding):
+                        holding.steps_from = -1  # the states of single tokens were written over, too

@@ -141,13 +141,13 @@ class Table:
 
     def _content(self, hold: Hold) -> tuple[array[int], int, int]:
         """What the sequence's row should be: (entries, absent ones before them, from where on it may have changed)."""
-        for lane, holding in hold.pairs:
-            if lane is self.lane and hold._cache is not None:
-                if self.states:
-                    return array("i", [holding.slot, *holding.steps]), 0, 0
-                changed = holding.changed
-                holding.changed = holding.base + len(holding.table)
-                return holding.table, holding.base, changed
+        if hold._cache is not None and hold.held:
+            holding = hold.held[self.lane.index]
+            if self.states:
+                return array("i", [holding.slot, *holding.steps]), 0, 0
+            changed = holding.changed
+            holding.changed = holding.base + len(holding.table)
+            return holding.table, holding.base, changed
         return array("i"), 0, 0
 
     def _make_room(self, cache: Cache, stream: Stream, rows: int, columns: int) -> None:

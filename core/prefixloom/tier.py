@@ -27,7 +27,7 @@ from .pool_host import DebugHostPool, HostPool
 from .shelf import Shelf
 from .streams import Stream, ThreadStream
 from .transfers import COPY, on_path, plan_of, proposed, tell
-from .tree import CountedNode, Node
+from .tree import Counted, Node
 from .values import Outcome, TransferPlan
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class LowerTier:
         self.cache = cache
         self.part = part
         self.manifest = part.manifest
-        self.node_kind = CountedNode
+        self.node_kind = Counted
         count = len(cache._lanes)
         self.lanes = tuple(
             self._make_lane(count + number, lane)
@@ -128,7 +128,7 @@ class LowerTier:
         """These could not be copied to the device: whoever asks again is not to try it for ever."""
         for part in parts:
             for node in reversed(part.run):
-                cell = node.cells[part.host.index] if node.cells else None
+                cell = node.cells[part.host.index]
                 if cell is not None and not cell.locks:
                     part.host.drop_cell(cell)
                     self.cache._tree.prune(node)
@@ -146,7 +146,7 @@ class LowerTier:
             self.shelf.poll()
         if self.pending:
             nodes, self.pending = self.pending, []
-            self.backup([node for node in nodes if node.cells and (node.parent is not None)])
+            self.backup([node for node in nodes if node.first])
 
     def follow(self, work: Work, parts: list[Part]) -> None:
         """See to it that a copy that fails on its stream is counted, and its source forgotten."""

@@ -7,23 +7,27 @@ keeps holding the same boundary.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
+
+from .straight import straight
 
 
 class Node:
     """One edge of the tree and the boundary at its end.
 
     ``end`` is in tokens from the root. ``first`` is the first page of the edge, empty once the node is unlinked;
-    ``rest`` what follows it. ``cells[i]`` is what component i keeps here, or None. ``leases`` counts those anchored
-    here, so that a boundary in use is not unlinked even when it holds nothing.
+    ``rest`` what follows it. ``cells[i]`` is what component i keeps here, or None; how that is kept is said below.
+    ``leases`` counts those anchored here, so that a boundary in use is not unlinked even when it holds nothing.
     """
 
-    __slots__ = ("cells", "end", "first", "kids", "leases", "parent", "priority", "rest")
+    __slots__ = ("end", "first", "kids", "leases", "parent", "priority", "rest")
 
     parent: Node
     kids: dict[bytes, Node] | None
-    cells: list[Any]
+    cells: Any
 
+    @straight
     def __init__(self, parent: Node | None, first: bytes, rest: bytes, end: int, width: int) -> None:
         self.parent = parent  # type: ignore[assignment]
         self.first = first
@@ -54,7 +58,7 @@ class Node:
         return f"<Node [{self.start}, {self.end}) {held} kids={len(self.kids or ())} leases={self.leases}>"
 
 
-class CountedNode(Node):
+class Counted(Node):
     """A node of a tree with a tier: ``hits`` counts how often it was matched, where that decides about its copy;
     ``links`` says where the first pages of its edge lie in a store, as far as that was asked.
     """
@@ -66,9 +70,9 @@ class CountedNode(Node):
         self.hits = 0
         self.links: list[bytes | None] | None = None
 
-    def above(self, rest: bytes, end: int) -> CountedNode:
+    def above(self, rest: bytes, end: int) -> Counted:
         upper = super().above(rest, end)
-        assert isinstance(upper, CountedNode)
+        assert isinstance(upper, Counted)
         upper.hits = self.hits
         if self.links is not None:
             pages = len(rest) // len(self.first) + 1
@@ -79,20 +83,67 @@ class CountedNode(Node):
 class Root(Node):
     """Where a namespace begins: boundary 0, which needs nothing. It lives while anything hangs or is anchored there."""
 
-    __slots__ = ("namespace",)
+    __slots__ = ()
+    namespace: str
 
-    def __init__(self, namespace: str, width: int) -> None:
-        super().__init__(None, b"", b"", 0, width)
-        self.namespace = namespace
+
+class Cells:
+    """The cells of a node that has a place of its own for each, as a row."""
+
+    __slots__ = ("_node", "_places")
+
+    def __init__(self, node: Node, places: tuple[str, ...]) -> None:
+        self._node = node
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Any:
+        return getattr(self._node, self._places[index])
+
+    def __setitem__(self, index: int, cell: Any) -> None:
+        setattr(self._node, self._places[index], cell)
+
+    def count(self, what: object) -> int:
+        return [getattr(self._node, place) for place in self._places].count(what)
+
+
+def places_of(width: int) -> tuple[str, ...]:
+    """What the cells are called, each by itself."""
+    return tuple(f"cell_{i}" for i in range(width))
+
+
+@cache
+def kinds(base: type[Node], width: int | None) -> tuple[type[Node], type[Node]]:
+    """Of nodes and of roots: with ``width`` places for cells, or with a list of them (None).
+
+    Places of their own are smaller and sooner found, where the code that looks there is made for so many (``fused``);
+    to any other they look like a row, which is slow.
+    """
+    space: dict[str, Any] = {"__slots__": ("cells",)}
+    if width is not None:
+        places = places_of(width)
+
+        def assign(node: Node, cells: list[Any]) -> None:
+            for place, cell in zip(places, cells, strict=True):
+                setattr(node, place, cell)
+
+        space = {"__slots__": places, "cells": property(lambda node: Cells(node, places), assign)}
+    kind = type("Node", (base,), space)
+    return kind, type("Root", (kind, Root), {"__slots__": ("namespace",)})
 
 
 class Tree:
     """Roots by namespace, and the moves that change the shape."""
 
-    __slots__ = ("element_bytes", "kind", "nodes", "page", "page_bytes", "roots", "width")
+    __slots__ = ("element_bytes", "kind", "nodes", "page", "page_bytes", "root_kind", "roots", "width")
 
-    def __init__(self, page: int, element_bytes: int, width: int, kind: type[Node] = Node) -> None:
-        self.kind = kind
+    def __init__(
+        self, page: int, element_bytes: int, width: int, base: type[Node] = Node, spread: bool = False
+    ) -> None:
+        """``spread``: nodes have a place for each of ``width`` cells, not a list."""
+        self.kind, self.root_kind = kinds(base, width if spread else None)  # type: ignore[arg-type]
         self.page = page
         self.element_bytes = element_bytes
         self.page_bytes = page * element_bytes
@@ -100,6 +151,13 @@ class Tree:
         self.roots: dict[str, Root] = {}
         self.nodes = 0
 
+    def root(self, namespace: str) -> Root:
+        """One that nothing hangs from, and that is not one of ``roots`` yet."""
+        root: Any = self.root_kind(None, b"", b"", 0, self.width)
+        root.namespace = namespace
+        return root  # type: ignore[no-any-return]
+
+    @straight
     def walk(self, root: Node, key: bytes) -> tuple[Node, int, Node]:
         """The deepest boundary whose key agrees: (node, tokens), inside of the node's edge or at its end.
 
@@ -109,6 +167,7 @@ class Tree:
         kids = node.kids
         at = 0
         size = self.page_bytes
+        inside = None
         while kids:
             second = at + size
             child = kids.get(key[at:second])
@@ -116,11 +175,14 @@ class Tree:
                 break
             rest = child.rest
             if not key.startswith(rest, second):
-                return child, (second + self.agreed(key, second, rest)) // self.element_bytes, node
+                inside = child
+                break
             at = second + len(rest)
             node = child
             kids = child.kids
-        return node, node.end, node
+        if inside is None:
+            return node, node.end, node
+        return inside, (second + self.agreed(key, second, rest)) // self.element_bytes, node
 
     def agreed(self, key: bytes | bytearray, at: int, rest: bytes) -> int:
         """Bytes of whole pages in which ``rest`` agrees with ``key`` from ``at``."""
@@ -134,11 +196,13 @@ class Tree:
                 high = middle - 1
         return low * size
 
+    @straight
     def attach(self, parent: Node, key: bytes, end: int, at: int = 0) -> Node:
         """A new leaf under ``parent``, whose edge is ``key`` from byte ``at``."""
         second = at + self.page_bytes
         first = key[at:second]
-        node = self.kind(parent, first, key[second:], end, self.width)
+        rest = key[second:]
+        node = self.kind(parent, first, rest, end, self.width)
         kids = parent.kids
         if kids is None:
             parent.kids = {first: node}
@@ -162,24 +226,21 @@ class Tree:
         self.nodes += 1
         return upper
 
+    @straight
     def prune(self, node: Node) -> bool:
         """Unlink ``node`` if it is bare (no kids, no cell, no lease), and then its ancestors as far as they are.
 
         True if a boundary was lost by it: plans may have led there.
         """
-        width = self.width
         lost = False
         while not node.kids and not node.leases:
             parent = node.parent
             if parent is None:
-                assert isinstance(node, Root)
-                if self.roots.get(node.namespace) is node:
-                    del self.roots[node.namespace]
-                    unlink(node)  # a root and its cells know each other
-                return lost
-            kids = parent.kids
-            if node.cells.count(None) != width or kids is None or kids.get(node.first) is not node:
-                return lost
+                self._drop(node)
+                break
+            if not node.first or node.cells.count(None) != self.width:
+                break
+            kids: Any = parent.kids
             del kids[node.first]
             if not kids:
                 parent.kids = None
@@ -189,28 +250,20 @@ class Tree:
             node = parent
         return lost
 
+    @straight
     def prune_all(self, nodes: list[Node]) -> None:
-        """``prune`` for each of ``nodes``, quick where it is a leaf that lost its only cell."""
-        width = self.width
-        gone = 0
+        """``prune`` for each of ``nodes``."""
         for node in nodes:
-            if node.kids or node.leases or (width > 1 and node.cells.count(None) != width):
-                continue
-            parent = node.parent
-            kids = parent.kids
-            if kids is None or kids.get(node.first) is not node:
-                continue
-            if len(kids) > 1:
-                del kids[node.first]
-            else:
-                parent.kids = None
-                if not parent.leases and (parent.parent is None or parent.cells.count(None) == width):
-                    self.prune(parent)
-            node.first = b""
-            gone += 1
-        self.nodes -= gone
+            self.prune(node)
+
+    def _drop(self, root: Node) -> None:
+        assert isinstance(root, Root)
+        if self.roots.get(root.namespace) is root:
+            del self.roots[root.namespace]
+            unlink(root)  # a root and its cells know each other
 
 
+@straight
 def climb(node: Node, boundary: int) -> Node:
     """The node on the way up from ``node`` in whose edge, or at whose end, ``boundary`` lies."""
     while node.parent is not None and node.parent.end >= boundary:
@@ -229,4 +282,5 @@ def unlink(root: Node) -> None:
         for cell in node.cells:
             if cell is not None:
                 cell.node = cell.prev = cell.next = None
-        node.cells = []
+        node.cells = [None] * len(node.cells)
+        node.first = b""

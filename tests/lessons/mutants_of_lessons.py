@@ -219,8 +219,8 @@ def an_open_step_is_taken_for_complete(patch: pytest.MonkeyPatch) -> None:
 
 def what_is_planned_is_taken_for_computed(patch: pytest.MonkeyPatch) -> None:
     """Publish before complete: the tree gets pages whose step was not even enqueued."""
-    limit = property(lambda self: max(self.published, min(self.named, self.reserved) // 2 * 2))
-    patch.setattr("prefixloom.sequence.Sequence.publishable", limit)
+    limit = lambda self: max(self.published, min(self.named, self.reserved) // 2 * 2)  # noqa: E731
+    patch.setattr("prefixloom.sequence.Sequence._publishable", limit)
 
 
 def states_are_copied_by_the_scheduling_thread(patch: pytest.MonkeyPatch) -> None:
