@@ -14,13 +14,17 @@ import attrs
 from ..straight import is_straight
 from .known import Const, Frame, Items, Row, Thing, Told, Unable
 from .sources import source_of
-from .trees import calls, ids, is_pure, name
+from .trees import calls, ids, is_ours, is_pure, name
 
 COMPARED = {
     ast.Is: operator.is_, ast.IsNot: operator.is_not, ast.Eq: operator.eq, ast.NotEq: operator.ne,
     ast.Lt: operator.lt, ast.Gt: operator.gt, ast.LtE: operator.le, ast.GtE: operator.ge,
 }  # fmt: skip
 COUNTED = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+NOWHERE: Any = object()
+"""In place of what is not there."""
+DEEPEST = 8
+"""How often a function may stand in itself, of other things each time."""
 EMPTY: Any = ast.Constant(())  # type: ignore[arg-type]
 Mine = list[Told]
 """Who a method is called on, if it is one."""
@@ -38,19 +42,20 @@ class Expressions:
         self.scope: dict[str, Any] = {"__builtins__": builtins, "_new": object.__new__}
         self.seen: dict[tuple[type, str], Any] = {}
         self.read: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
+        self.inside: list[FunctionType] = []
 
     @property
     def holds(self) -> bool:
         """Whether all that was read is as it was."""
-        return all(vars(cls).get(what) is found for (cls, what), found in self.seen.items()) and all(
-            module.get(what) is found for (_, what), (module, found) in self.read.items()
+        return all(vars(cls).get(what, NOWHERE) is found for (cls, what), found in self.seen.items()) and all(
+            module.get(what, NOWHERE) is found for (_, what), (module, found) in self.read.items()
         )
 
     def member(self, cls: type, what: str) -> Any:
         """What a class says of ``what``; Unable if nothing."""
         for each in cls.__mro__:
-            if what in vars(each):
-                found = self.seen[each, what] = vars(each)[what]
+            found = self.seen[each, what] = vars(each).get(what, NOWHERE)
+            if found is not NOWHERE:
                 return found
         return Unable
 
@@ -80,7 +85,11 @@ class Expressions:
                 return self.shared(what, value), None
             found = Const(value)
         else:
-            return name(what), Const(getattr(builtins, what)) if hasattr(builtins, what) else None
+            self.read[id(function.__globals__), what] = function.__globals__, NOWHERE
+            if not hasattr(builtins, what):
+                return name(what), None
+            found = Const(getattr(builtins, what))
+            return self.shared(what, found.value) if what in frame.used else name(what), found
         return ast.Constant(found.value) if found.plain else self.shared(what, found.value), found
 
     # ------------------------------------------------------------ each kind
@@ -93,8 +102,9 @@ class Expressions:
         for field, value in ast.iter_fields(node):
             if isinstance(value, ast.expr):
                 setattr(out, field, self.ev(frame, value)[0])
-            elif isinstance(value, list) and value and isinstance(value[0], ast.expr):
-                setattr(out, field, [self.ev(frame, each)[0] for each in value])
+            elif isinstance(value, list):
+                told = [self.ev(frame, each)[0] if isinstance(each, ast.expr) else each for each in value]
+                setattr(out, field, told)
         return out, None
 
     def _ev_Constant(self, frame: Frame, node: ast.Constant) -> Told:
@@ -107,7 +117,7 @@ class Expressions:
 
     def _ev_Attribute(self, frame: Frame, node: ast.Attribute) -> Told:
         value, what = self.ev(frame, node.value)
-        out = ast.Attribute(value, node.attr, node.ctx)
+        out = ast.Attribute(bracketed(value), node.attr, node.ctx)
         if not isinstance(node.ctx, ast.Load) or not isinstance(what, Thing):
             return out, None
         if node.attr in what.known:
@@ -119,7 +129,8 @@ class Expressions:
             if isinstance(member, property) and isinstance(member.fget, FunctionType) and is_straight(member.fget):
                 call = ast.Call(name(node.attr), [], [])
                 return self.as_expression(frame, call, member.fget, [(value, what)]) or (out, None)
-            found = Const(member) if Const(member).plain else None
+            own = what.cls.__dictoffset__ != 0  # what a class says, one of its instances may say otherwise
+            found = Const(member) if Const(member).plain and not own else None
         if isinstance(found, Const) and found.plain:
             return ast.Constant(found.value), found
         if isinstance(found, Const) and isinstance(found.value, type):
@@ -127,16 +138,24 @@ class Expressions:
         return out, found
 
     def _ev_ListComp(self, frame: Frame, node: Any) -> Told:
-        """Its own names are its own."""
+        """Its own names are its own, and hide none that it reads."""
         out = copy.deepcopy(node)
-        own = ids(*(part.target for part in out.generators))
+        own = {}
+        used = set(frame.used)
+        for each in sorted(ids(*(part.target for part in out.generators))):
+            own[each] = each
+            while own[each] in used or is_ours(own[each]):
+                own[each] += "_"
+            used.add(own[each])
         inner = attrs.evolve(
             frame,
-            names={**frame.names, **{each: each for each in own}},
+            names={**frame.names, **own},
             known={local: known for local, known in frame.known.items() if local not in own},
+            used=used,
         )
         for part in out.generators:
-            part.iter = self.ev(inner, part.iter)[0]
+            part.iter = self.ev(frame if part is out.generators[0] else inner, part.iter)[0]
+            part.target = self.ev(inner, part.target)[0]
             part.ifs = [self.ev(inner, each)[0] for each in part.ifs]
         for field in ("elt", "key", "value"):
             if hasattr(out, field):
@@ -164,6 +183,8 @@ class Expressions:
         items = [self.ev(frame, each) for each in node.elts]
         if not items:
             return EMPTY, Const(())
+        if any(isinstance(expr, ast.Starred) for expr, _ in items):
+            return ast.Tuple([expr for expr, _ in items], node.ctx), None
         return ast.Tuple([expr for expr, _ in items], node.ctx), Items(tuple(what for _, what in items))
 
     def _ev_BoolOp(self, frame: Frame, node: ast.BoolOp) -> Told:
@@ -171,7 +192,7 @@ class Expressions:
         left: list[Told] = []
         for value in node.values:
             expr, what = self.ev(frame, value)
-            known = truth(what)
+            known = truth(expr, what)
             if known is decides:
                 left.append((expr, what))
                 break
@@ -183,7 +204,7 @@ class Expressions:
 
     def _ev_UnaryOp(self, frame: Frame, node: ast.UnaryOp) -> Told:
         expr, what = self.ev(frame, node.operand)
-        known = truth(what)
+        known = truth(expr, what)
         if isinstance(node.op, ast.Not) and known is not None:
             return ast.Constant(not known), Const(not known)
         if isinstance(node.op, ast.USub) and isinstance(what, Const):
@@ -199,7 +220,7 @@ class Expressions:
                 return ast.Constant(value), Const(value)
             if not b.value and isinstance(node.op, ast.Add | ast.Sub):
                 return left, a
-        return ast.BinOp(left, node.op, right), None
+        return ast.BinOp(bracketed(left) if isinstance(node.op, ast.Pow) else left, node.op, right), None
 
     def _ev_Compare(self, frame: Frame, node: ast.Compare) -> Told:
         left, a = self.ev(frame, node.left)
@@ -210,7 +231,7 @@ class Expressions:
                 answer = bool(COMPARED[type(op)](a.value, b.value))
                 return ast.Constant(answer), Const(answer)
             there = isinstance(a, Row) or (isinstance(a, Thing) and not a.maybe)
-            if there and b == Const(None) and isinstance(op, ast.Is | ast.IsNot):
+            if there and not calls(left) and b == Const(None) and isinstance(op, ast.Is | ast.IsNot):
                 return ast.Constant(isinstance(op, ast.IsNot)), Const(isinstance(op, ast.IsNot))
             bare = self._counted(left, op, b)
             if bare is not None:
@@ -236,7 +257,7 @@ class Expressions:
 
     def _ev_IfExp(self, frame: Frame, node: ast.IfExp) -> Told:
         test, what = self.ev(frame, node.test)
-        known = truth(what)
+        known = truth(test, what)
         if known is not None:
             return self.ev(frame, node.body if known else node.orelse)
         return ast.IfExp(test, self.ev(frame, node.body)[0], self.ev(frame, node.orelse)[0]), None
@@ -308,13 +329,23 @@ class Expressions:
             return None
         given = self.arguments(frame, node, function, mine)
         acts = calls(body[0].value)
-        for each, (expr, _) in given.items():
+        for each, (expr, what) in given.items():
             often = source.reads.get(each, 0) > 1
-            if not is_pure(expr) and (calls(expr) or often or (acts and not self.lasts(expr))):
+            same = isinstance(what, Thing) and self.lasts(expr)
+            if not is_pure(expr) and (calls(expr) or often or (acts and not same)):
                 return None
+        self.enter(function)
         own = {each: each for each in given}
         inner = Frame(function, own, frame.used, dict(given), {}, frame.give, source.caught)
-        return self.ev(inner, body[0].value)
+        told = self.ev(inner, body[0].value)
+        self.inside.pop()
+        return told
+
+    def enter(self, function: FunctionType) -> None:
+        """It is put in place from now on, until it is taken off ``inside``."""
+        self.inside.append(function)
+        if self.inside.count(function) > DEEPEST:
+            raise Unable(f"{function.__qualname__} calls itself")
 
     def lasts(self, expr: ast.expr) -> bool:
         """Whether it is what it is from the beginning to the end."""
@@ -333,12 +364,23 @@ class Expressions:
         defaults = dict(zip(names[len(names) - len(values) :], values, strict=True))
         for each, value in {**defaults, **(function.__kwdefaults__ or {})}.items():
             if each not in given:
-                given[each] = ast.Constant(value), Const(value)
+                given[each] = self.written(each, value), Const(value)
         return given
 
+    def written(self, what: str, value: Any) -> ast.expr:
+        return ast.Constant(value) if Const(value).plain else self.shared(what, value)
 
-def truth(what: Any) -> bool | None:
-    """Whether it counts as true, if that is known."""
+
+def bracketed(expr: ast.expr) -> ast.expr:
+    """A number below 0 is an expression where it is written out."""
+    below = isinstance(expr, ast.Constant) and isinstance(expr.value, int | float) and expr.value < 0
+    return ast.UnaryOp(ast.USub(), ast.Constant(-expr.value)) if below else expr  # type: ignore
+
+
+def truth(expr: ast.expr, what: Any) -> bool | None:
+    """Whether it counts as true, if that is known and nothing has to be called for it."""
+    if calls(expr):
+        return None
     if isinstance(what, Const):
         return bool(what.value)
     if isinstance(what, Row):

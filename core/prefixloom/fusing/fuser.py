@@ -8,14 +8,16 @@ from collections.abc import Iterable
 from types import FunctionType
 from typing import Any
 
-from .known import Frame, Thing, Told, Use
+from .known import Frame, Thing, Told, Unable, Use
 from .sources import Source, source_of
 from .statements import NOTHING, Statements
 from .trees import (
     Block,
     assign,
+    ends,
     forever,
     ids,
+    is_ours,
     is_pure,
     jumps,
     name,
@@ -44,21 +46,27 @@ class Fuser(Statements):
         source = source_of(function)
         definition = copy.copy(source.definition)
         args = definition.args = copy.deepcopy(definition.args)
-        parameters = [*args.args, *args.kwonlyargs]
+        rest = [each for each in (args.vararg, args.kwarg) if each is not None]
+        parameters = [*args.posonlyargs, *args.args, *args.kwonlyargs, *rest]
         once = dict(source.stored)
         names = {local: local for local in [*(each.arg for each in parameters), *once]}
         for each in parameters:
             once[each.arg] = once.get(each.arg, 0) + 1
             each.annotation = None
+        if any(is_ours(local) or local in self.lasting for local in names):
+            raise Unable(f"{function.__qualname__} has a local by a name that is kept for others")
+        self.inside = []
         frame = Frame(
             function, names, {*names, *self.lasting}, {local: (None, what) for local, what in known.items()}, once,
             lambda expr, _: [ast.Return(expr)], source.caught,
         )  # fmt: skip
         out = without_unread(self.block(frame, source.body))
         out = [*self._prelude(ids(*out), held), *out]
-        args.defaults = [ast.Constant(value) for value in function.__defaults__ or ()]
+        args.defaults = [self.written("default", value) for value in function.__defaults__ or ()]
         kwdefaults = function.__kwdefaults__ or {}
-        args.kw_defaults = [ast.Constant(kwdefaults[each.arg]) for each in args.kwonlyargs]
+        args.kw_defaults = [
+            self.written(each.arg, kwdefaults[each.arg]) if each.arg in kwdefaults else None for each in args.kwonlyargs
+        ]
         definition.decorator_list, definition.returns, definition.body = [], None, out or [ast.Pass()]
         return ast.unparse(ast.fix_missing_locations(definition))
 
@@ -107,9 +115,16 @@ class Fuser(Statements):
         into: tuple[str | None, ...],
     ) -> Block:  # fmt: skip
         source = source_of(function)
-        body, ways = source.body, source.returns
         given = self.arguments(frame, node, function, mine)
         inner = Frame(function, {}, set(frame.used), {}, dict(source.stored), use, source.caught)
+        self.enter(function)
+        out = self._in_place(frame, inner, given, into)
+        self.inside.pop()
+        return out
+
+    def _in_place(self, frame: Frame, inner: Frame, given: dict[str, Told], into: tuple[str | None, ...]) -> Block:
+        source = source_of(inner.function)
+        body, ways, use = source.body, source.returns, inner.give
         self._borrow(frame, inner, ways, given, into)
         for local in [*given, *sorted(source.stored)]:
             if local not in inner.names:
@@ -118,9 +133,10 @@ class Fuser(Statements):
         if not ways or (len(ways) == 1 and body[-1] is ways[0]):
             return out + self._to_the_end(inner, body, use)
         inner.wrapped = True
+        inner.give = lambda expr, _: use(expr, None)  # what is known of one way's result is not known of another's
         placed = self.block(inner, body)
-        if not placed or not isinstance(placed[-1], ast.Break | ast.Raise | ast.Return):
-            placed += [*use(ast.Constant(None), NOTHING), ast.Break()]
+        if not ends(placed):
+            placed += [*inner.give(ast.Constant(None), NOTHING), ast.Break()]
         if isinstance(placed[-1], ast.Break) and not jumps(placed[:-1]):
             return out + placed[:-1]
         return out + placed if not jumps(placed) else [*out, forever(placed)]
@@ -130,7 +146,8 @@ class Fuser(Statements):
         into: tuple[str | None, ...],
     ) -> None:  # fmt: skip
         """Locals of ``inner`` that are called as what they are given to, or were given from where that is over."""
-        for local, target in results(ways, into, inner.once).items():
+        handled = source_of(inner.function).handled
+        for local, target in results(ways, into, inner.once.keys() - handled).items():
             others = ids(*(expr for each, (expr, _) in given.items() if each != local))
             mine = given[local][0] if local in given else None
             if target not in others and (mine is None or isinstance(mine, ast.Name) or target not in ids(mine)):
@@ -140,7 +157,7 @@ class Fuser(Statements):
         lent = [expr.id for expr, _ in given.values() if isinstance(expr, ast.Name)]
         own = {there for local, there in frame.names.items() if frame.known.get(local, (None,))[0] is None}
         for local, (expr, _) in given.items():
-            if local not in inner.once or local in inner.names or not isinstance(expr, ast.Name):
+            if local not in inner.once or local in inner.names or local in handled or not isinstance(expr, ast.Name):
                 continue
             if expr.id in own and lent.count(expr.id) == 1 and expr.id not in inner.names.values():
                 inner.names[local] = expr.id

@@ -78,7 +78,7 @@ class Frame:
     give: Use
     """What is done with what it returns."""
     caught: frozenset[str]
-    """Locals that its handlers read."""
+    """Locals of which it is seen what they were when something was raised."""
     wrapped: bool = False
     """Whether it stands in a loop of its own that a return breaks out of."""
     depth: int = 0
@@ -86,7 +86,7 @@ class Frame:
     rare: int = 0
     """In how many branches that hardly ever run: nothing is put in place there."""
     tries: int = 0
-    """In how many bodies of which handlers may see what has been done."""
+    """In how many statements of which handlers, or a ``finally``, may see what has been done."""
     over: bool = False
     """Whether nothing of it is read after what is being put in place."""
 

@@ -17,6 +17,8 @@ from .trees import Block
 
 FLAGS = __future__.annotations.compiler_flag
 PLAIN_NAME = "a_function"
+AROUND = ".<locals>."
+"""Before Python 3.11 the whole name of a comprehension is a constant of what it stands in."""
 
 
 @cache
@@ -65,11 +67,21 @@ def _compiled(definition: ast.FunctionDef, code: CodeType) -> CodeType:
 
 
 def _same(a: CodeType, b: CodeType) -> bool:
-    return (a.co_code, a.co_names, a.co_varnames, _plain(a)) == (b.co_code, b.co_names, b.co_varnames, _plain(b))
+    return (
+        (a.co_code, a.co_names, a.co_varnames, _plain(a)) == (b.co_code, b.co_names, b.co_varnames, _plain(b))
+        and len(_inside(a)) == len(_inside(b))
+        and all(map(_same, _inside(a), _inside(b)))
+    )
 
 
 def _plain(code: CodeType) -> list[str]:
-    return [repr(each) for each in code.co_consts if not isinstance(each, CodeType)]
+    consts = [each for each in code.co_consts if not isinstance(each, CodeType)]
+    return [repr(each if each.__class__ is not str else each.rpartition(AROUND)[2]) for each in consts]
+
+
+def _inside(code: CodeType) -> list[CodeType]:
+    """Of comprehensions."""
+    return [each for each in code.co_consts if isinstance(each, CodeType)]
 
 
 @attrs.frozen(eq=False)
@@ -81,6 +93,7 @@ class Source:
     """Without the docstring."""
     stored: dict[str, int]
     caught: frozenset[str]
+    handled: frozenset[str]
     reads: dict[str, int]
     returns: tuple[ast.Return, ...]
 
@@ -92,8 +105,8 @@ def _source(code: CodeType) -> Source:
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         body = body[1:]
     return Source(
-        definition, body, trees.stored(body), frozenset(trees.caught(body)), trees.reads(body),
-        tuple(trees.returns(body)),
+        definition, body, trees.stored(body), frozenset(trees.caught(body)), frozenset(trees.handled(body)),
+        trees.reads(body), tuple(trees.returns(body)),
     )  # fmt: skip
 
 

@@ -7,7 +7,24 @@ from typing import Any
 
 from .expressions import Expressions, truth
 from .known import Const, Each, Frame, Items, Row, Unable, Use
-from .trees import ENDS, Block, assign, breaking, forever, ids, is_pure, is_target, jumps, name, one_by_one, returns
+from .trees import (
+    ENDS,
+    Block,
+    assign,
+    breaking,
+    forever,
+    ids,
+    is_ours,
+    is_pure,
+    is_row_of_none,
+    is_simple,
+    is_target,
+    jumps,
+    name,
+    one_by_one,
+    returns,
+    stored,
+)
 
 NOTHING = Const(None)
 
@@ -35,7 +52,7 @@ class Statements(Expressions):
 
     def fresh(self, frame: Frame, what: str) -> str:
         """A name that nothing has there; it is used from now on."""
-        while what in frame.used:
+        while what in frame.used or is_ours(what):
             what += "_"
         frame.used.add(what)
         return what
@@ -71,13 +88,25 @@ class Statements(Expressions):
             placed = frame.give(ast.Constant(None), NOTHING)
         else:
             frame.over = not frame.tries
-            placed = self.placed(frame, node.value, frame.give)
+            give = self._given_in_a_try(frame) if frame.tries else frame.give
+            placed = self.placed(frame, node.value, give)
             frame.over = False
             if placed is None:
-                placed = frame.give(*self.ev(frame, node.value))
+                placed = give(*self.ev(frame, node.value))
         if not frame.wrapped or (placed and isinstance(placed[-1], ast.Return | ast.Raise)):
             return placed
         return [*placed, ast.Break()]
+
+    def _given_in_a_try(self, frame: Frame) -> Use:
+        """What raises where the result is used is nothing that handlers in here would see: it must not raise."""
+
+        def give(expr: ast.expr, what: Any) -> Block:
+            out = frame.give(expr, what)
+            if not all(isinstance(each, ast.Return) or is_simple(each) for each in out):
+                raise Unable(f"{frame.what} returns out of a try what is not just assigned to a name")
+            return out
+
+        return give
 
     # ------------------------------------------------------------ assignments
     def _st_AnnAssign(self, frame: Frame, node: ast.AnnAssign) -> Block:
@@ -95,11 +124,11 @@ class Statements(Expressions):
         if len(node.targets) == 1:
             target = node.targets[0]
             parts = target.elts if isinstance(target, ast.Tuple) else [target]
+            read = ids(*(each for each in parts if not isinstance(each, ast.Name)))
+            if frame.tries:
+                read |= frame.caught
             into = tuple(
-                frame.names[each.id]
-                if isinstance(each, ast.Name) and not (frame.tries and each.id in frame.caught)
-                else None
-                for each in parts
+                frame.names[each.id] if isinstance(each, ast.Name) and each.id not in read else None for each in parts
             )
             placed = self.placed(frame, node.value, lambda expr, what: self._assigned(frame, target, expr, what), into)
             return self._assigned(frame, target, *self.ev(frame, node.value)) if placed is None else placed
@@ -125,6 +154,8 @@ class Statements(Expressions):
         if self.learn(frame, target, value, what):
             return []
         if isinstance(target, ast.Attribute) and target.attr in self.spread:
+            if not is_row_of_none(value):
+                raise Unable(f"{frame.what} puts something into a row that is spread")
             owner = self.ev(frame, target.value)[0]
             places = [ast.Attribute(owner, place, ast.Store()) for place in self.spread[target.attr]]
             return [ast.Assign(list(places), ast.Constant(None))]
@@ -132,19 +163,31 @@ class Statements(Expressions):
         return [] if is_target(to, value) else [assign(to, value)]
 
     def _assigned_all(self, frame: Frame, target: ast.Tuple, value: ast.expr, what: Any) -> Block:
-        parts = what.items if isinstance(what, Items) else (None,) * len(target.elts)
-        if not isinstance(value, ast.Tuple):
+        count = len(target.elts)
+        there = value.elts if isinstance(value, ast.Tuple) else []
+        if any(isinstance(each, ast.Starred) for each in (*target.elts, *there)):
+            what, there = None, []
+        parts = what.items if isinstance(what, Items) and len(what.items) == count else (None,) * count
+        if len(there) != count:
             for each, part in zip(target.elts, parts, strict=True):
                 self.learn(frame, each, value, part, written=True)
             return [assign(self.ev(frame, target)[0], value)]
+        left = [each.id for each in target.elts if isinstance(each, ast.Name)]
+        twice: set[str] = set()
         pairs = []
-        for each, expr, part in zip(target.elts, value.elts, parts, strict=True):
+        for each, expr, part in zip(target.elts, there, parts, strict=True):
             if not self.learn(frame, each, expr, part):
                 to = self.ev(frame, each)[0]
-                if not is_target(to, expr):
+                if isinstance(each, ast.Name) and left.count(each.id) > 1:  # the last of them counts
+                    left.remove(each.id)
+                    if is_pure(expr):
+                        continue
+                    twice.add(each.id)
+                if not is_target(to, expr) or ids(each) & twice:
                     pairs.append((to, expr))
-        for order in (pairs, pairs[::-1]):
-            if one_by_one(order):
+        seen = frame.tries and not all(is_pure(expr) for _, expr in pairs)
+        for given, order in ((True, pairs), (False, pairs[::-1])):
+            if not seen and (given or not twice) and one_by_one(order, given):
                 return [assign(to, expr) for to, expr in order]
         to_all, all_of = [to for to, _ in pairs], [expr for _, expr in pairs]
         return [assign(ast.Tuple(to_all, ast.Store()), ast.Tuple(all_of, ast.Load()))]
@@ -152,7 +195,7 @@ class Statements(Expressions):
     # ------------------------------------------------------------ branches and loops
     def _st_If(self, frame: Frame, node: ast.If) -> Block:
         test, what = self.ev(frame, node.test)
-        known = truth(what)
+        known = truth(test, what)
         if known is not None:
             return self.block(frame, node.body if known else node.orelse)
         before = self.placed(frame, node.test, lambda expr, _: [assign("_answer", expr)]) or []
@@ -177,7 +220,7 @@ class Statements(Expressions):
 
     def _st_While(self, frame: Frame, node: ast.While) -> Block:
         test, what = self.ev(frame, node.test)
-        known = truth(what)
+        known = truth(test, what)
         if known is False:
             return self.block(frame, node.orelse)
         body = self._looped(frame, node.body)
@@ -185,7 +228,7 @@ class Statements(Expressions):
             if isinstance(body[-1], ast.Break) and not jumps(body[:-1]):
                 return body[:-1]
             test = ast.Constant(True)
-        return [ast.While(test, body, self.block(frame, node.orelse))]
+        return [ast.While(test, body, self._branch(frame, node.orelse))]
 
     def _looped(self, frame: Frame, body: Block) -> Block:
         if frame.wrapped and returns(body):
@@ -205,7 +248,10 @@ class Statements(Expressions):
             else:
                 self.learn(frame, node.target, over, what.item, written=True)
         target = self.ev(frame, node.target)[0]
-        return [ast.For(target, over, self._looped(frame, node.body), self.block(frame, node.orelse))]
+        body = self._looped(frame, node.body)
+        for local in ids(node.target):  # there may have been no item
+            frame.known.pop(local, None)
+        return [ast.For(target, over, body, self._branch(frame, node.orelse))]
 
     def _unrolled(self, frame: Frame, node: ast.For, local: str, row: Row) -> Block:
         """The body once for each thing of a row; a ``continue`` leaves a loop around it."""
@@ -214,27 +260,30 @@ class Statements(Expressions):
             raise Unable(f"{frame.what} breaks out of a loop over a row")
         if inside and frame.wrapped and returns(node.body):
             raise Unable(f"{frame.what} returns from a loop over a row in which it goes on, too")
+        if local in stored(node.body):
+            raise Unable(f"{frame.what} assigns to what goes over a row")
         out: Block = []
         for held, item in row.items:
             frame.known[local] = name(held), item
-            body = self.block(frame, node.body)
+            body = self._branch(frame, node.body) if inside else self.block(frame, node.body)
             out += [forever([*breaking(body), ast.Break()])] if inside else body
             if not inside and out and isinstance(out[-1], ENDS):
                 break
         return out
 
     def _st_Try(self, frame: Frame, node: ast.Try) -> Block:
-        frame.depth += 1
+        at_last = bool(node.finalbody)
         frame.tries += 1
-        body = self.block(frame, node.body)
-        frame.tries -= 1
-        frame.depth -= 1
+        body = self._branch(frame, node.body)
+        frame.tries += at_last - 1
         handlers = []
         for each in node.handlers:
             kind = None if each.type is None else self.ev(frame, each.type)[0]
             caught = None if each.name is None else frame.names[each.name]
             handlers.append(ast.ExceptHandler(kind, caught, self._branch(frame, each.body, rare=True) or [ast.Pass()]))
-        orelse, final = self.block(frame, node.orelse), self.block(frame, node.finalbody)
+        orelse = self._branch(frame, node.orelse)
+        frame.tries -= at_last
+        final = self._branch(frame, node.finalbody)
         if not body or (not handlers and not final):
             return body + orelse + final
         return [ast.Try(body, handlers, orelse, final)]

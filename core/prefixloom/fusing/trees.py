@@ -28,6 +28,25 @@ def is_pure(expr: ast.expr) -> bool:
     return isinstance(expr, ast.Name | ast.Constant)
 
 
+def is_ours(what: str) -> bool:
+    """Whether it is kept for names that stand in no source."""
+    return what.startswith("the_") or what in ("_new", "_answer")
+
+
+def is_simple(statement: ast.stmt) -> bool:
+    """Whether it assigns to one name, which raises nothing."""
+    return isinstance(statement, ast.Assign) and all(isinstance(each, ast.Name) for each in statement.targets)
+
+
+def is_row_of_none(expr: ast.expr) -> bool:
+    """``[None] * width``"""
+    return (
+        isinstance(expr, ast.BinOp)
+        and isinstance(expr.op, ast.Mult)
+        and ast.dump(expr.left) == ast.dump(ast.List([ast.Constant(None)], ast.Load()))
+    )
+
+
 def is_harmless(expr: ast.expr) -> bool:
     """Whether reading it does nothing."""
     if isinstance(expr, ast.Attribute):
@@ -91,12 +110,34 @@ def stored(body: Block) -> dict[str, int]:
 
 
 def caught(body: Block) -> set[str]:
-    """The names that handlers and ``finally`` read."""
+    """The names of which it is seen what they were when something was raised: those that handlers and ``finally`` read,
+    and all where it goes on after that.
+    """
     found: set[str] = set()
     for node in nodes_of(body):
         if isinstance(node, ast.Try):
             found |= ids(*node.handlers, *node.finalbody)
+            leaves = all(isinstance(each.body[-1], ast.Raise | ast.Return) for each in node.handlers)
+            stays = any(isinstance(each, ast.Return | ast.Break | ast.Continue) for each in nodes_of(node.finalbody))
+            if stays or not leaves or any(jumps(each.body) for each in node.handlers):
+                found |= ids(*node.body)
     return found
+
+
+def handled(body: Block) -> set[str]:
+    """The names of errors in handlers, which are deleted where these end."""
+    return {node.name for node in nodes_of(body) if isinstance(node, ast.ExceptHandler) and node.name}
+
+
+def ends(body: Block) -> bool:
+    """Whether nothing that follows ``body`` is ever reached from its end."""
+    last = body[-1] if body else None
+    if isinstance(last, ast.If):
+        return ends(last.body) and ends(last.orelse)
+    if isinstance(last, ast.Try):
+        ways = [last.orelse if last.orelse else last.body, *(each.body for each in last.handlers)]
+        return ends(last.finalbody) or all(ends(way) for way in ways) or (ends(last.body) and not last.handlers)
+    return isinstance(last, ENDS)
 
 
 def returns(body: Block) -> list[ast.Return]:
@@ -129,22 +170,26 @@ def breaking(body: Block) -> Block:
     for at, statement in enumerate(body):
         if isinstance(statement, ast.Continue):
             body[at] = ast.Break()
-        elif not isinstance(statement, ast.For | ast.While):
+        elif isinstance(statement, ast.For | ast.While):
+            breaking(statement.orelse)
+        else:
             for block in blocks(statement):
                 breaking(block)
     return body
 
 
-def one_by_one(pairs: list[tuple[ast.expr, ast.expr]]) -> bool:
-    """Whether assigning each of these (target, value) after the other comes to the same as all at once."""
-    if not all(isinstance(to, ast.Name) for to, _ in pairs) and not all(is_pure(expr) for _, expr in pairs):
+def one_by_one(pairs: list[tuple[ast.expr, ast.expr]], given: bool = True) -> bool:
+    """Whether assigning each of these (target, value) after the other comes to the same as all at once: no value reads
+    what was assigned before it. ``given``: in this order; otherwise that of values and targets must not matter either.
+    """
+    bare = all(isinstance(to, ast.Name) for to, _ in pairs)
+    values = [expr for _, expr in pairs]
+    if not (bare and (given or all(map(is_harmless, values)))) and not (given and all(map(is_pure, values))):
         return False
-    for at, (to, _) in enumerate(pairs):
-        later = pairs[at + 1 :]
-        read = ids(*(expr for _, expr in later), *(each for each, _ in later if not isinstance(each, ast.Name)))
-        if isinstance(to, ast.Name) and to.id in read:
-            return False
-    return True
+    return not any(
+        isinstance(to, ast.Name) and to.id in ids(*(expr for _, expr in pairs[at + 1 :]))
+        for at, (to, _) in enumerate(pairs)
+    )
 
 
 def results(ways: Iterable[ast.Return], into: tuple[str | None, ...], locals_: Iterable[str]) -> dict[str, str]:
