@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .fused import fuse
 from .tables import Tables
 from .tree import unlink
 
@@ -19,6 +20,7 @@ def forget_everything(cache: Cache) -> None:
     for hold in cache._live:
         hold._cache = None
     cache._live.clear()
+    kinds = [type(lane.queue) for lane in cache._all_lanes]
     for lane in cache._all_lanes:
         for pool in lane.pools:
             pool.reset()
@@ -32,5 +34,7 @@ def forget_everything(cache: Cache) -> None:
     cache._tables = Tables(cache, cache._tables if cache._flight.works else None)
     cache._keys.forget()
     cache._fresh_tree()
+    if cache._fused and kinds != [type(lane.queue) for lane in cache._all_lanes]:
+        fuse(cache)  # a policy may make another kind of queue each time
     if cache._debug is not None:
         cache._debug.flushed()

@@ -16,6 +16,7 @@ from .flight import Work
 from .fusing import Const, Each, Fuser, Items, Row, Thing, Unable
 from .hookspecs import HOT_HOOKS
 from .lease import Hold
+from .queues import Queue
 from .sequence import Sequence
 from .step import Step
 from .straight import is_straight
@@ -62,7 +63,8 @@ class Made:
         kinds = {"cache": known.cache, "sequence": known.sequence, "step": known.step}
         for thing in kinds.values():
             space = {name: getattr(thing.cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-            self.classes[thing.cls] = type(thing.cls.__name__, (thing.cls,), {"__slots__": (), **space})
+            space |= {"__slots__": (), "_made_of": thing.cls}
+            self.classes[thing.cls] = type(thing.cls.__name__, (thing.cls,), space)
         for kind, thing in kinds.items():
             owner = "self" if kind == "cache" else "self._cache"
             for name in OPERATIONS[kind]:
@@ -75,13 +77,18 @@ class Made:
             if not isinstance(function, FunctionType) or not is_straight(function):
                 raise Unable("something else was put there")
             text = self.fuser.entry(function, {"self": thing}, lanes)
+            filename = f"<{what} of {of}>"
+            code = compile(text, filename, "exec")
         except Unable as error:
             log.info("%s of %s runs as it is written: %s", what, of, error)
             self.plain.append(what)
             return
-        filename = f"<{what} of {of}>"
+        except Exception:  # what is there to be faster keeps no cache from being made
+            log.warning("%s of %s runs as it is written", what, of, exc_info=True)
+            self.plain.append(what)
+            return
         linecache.cache[filename] = len(text), None, text.splitlines(True), filename
-        exec(compile(text, filename, "exec"), self.fuser.scope)
+        exec(code, self.fuser.scope)
         fused = self.fuser.scope.pop(name)
         fused.__qualname__, fused.__module__ = function.__qualname__, function.__module__
         setattr(self.classes[thing.cls], name, fused)
@@ -89,6 +96,10 @@ class Made:
 
 def fuse(cache: Cache) -> None:
     """Have ``cache``, its sequences and its steps run what is made for compositions like its own."""
+    plain = vars(type(cache)).get("_made_of")
+    if plain is not None:  # something else is known of it by now
+        cache.__class__ = plain
+        del cache._sequence_class, cache._step_class
     known = Known(cache)
     found = made.get(known.shape)
     if found is None or not found.fuser.holds:
@@ -135,7 +146,7 @@ class Known:
 
     def _consts(self, owner: Any, names: Iterable[str]) -> dict[str, Any]:
         values = {name: getattr(owner, name) for name in names if hasattr(owner, name)}
-        self._shape.append((type(owner), tuple(values.items())))
+        self._shape.append((type(owner), tuple((name, type(value), value) for name, value in values.items())))
         return {name: Const(value) for name, value in values.items()}
 
     def _thing(self, owner: Any) -> Thing:
@@ -153,8 +164,9 @@ class Known:
             pool = getattr(lane, name)
             known[name] = Thing(type(pool), {**self._consts(pool, OF_POOL), "fence": self._thing(pool.fence)})
         for name in ("queue", "slack"):
-            if hasattr(lane, name):
-                known[name] = self._thing(getattr(lane, name))
+            kept = getattr(lane, name, None)
+            if isinstance(kept, Queue) and not type(kept).__dictoffset__:  # else it may have methods of its own
+                known[name] = self._thing(kept)
         tail = getattr(lane, "tail", None)
         if is_straight(tail):
             assert isinstance(tail, FunctionType)
