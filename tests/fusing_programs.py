@@ -340,9 +340,7 @@ def fused(space: dict[str, Any]) -> tuple[Any, str]:
         )
     )
     fuser = Fuser({}, {}, LASTING)
-    text = fuser.entry(
-        space["entry"], {"box": Thing(space["Box"], {"lanes": row})}, f"{', '.join(LASTING)} = box.lanes"
-    )
+    text = fuser.entry(space["entry"], {"box": Thing(space["Box"], {"lanes": row})}, "box.lanes")
     exec(compile(text, "<fused>", "exec"), fuser.scope)
     return fuser.scope["entry"], text
 

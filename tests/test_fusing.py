@@ -21,7 +21,7 @@ def both(source: str, *given: str, known: dict[str, Any] | None = None) -> str:
     space = made(HEAD + source, f"<rule {next(COUNT)}>")
     fuser = Fuser({"cells": ("cell_0", "cell_1")}, {}, LANES)
     told = {name: thing(space) if callable(thing) else thing for name, thing in (known or {}).items()}
-    text = fuser.entry(space["entry"], told, "lane_0, lane_1 = box.lanes")
+    text = fuser.entry(space["entry"], told, "box.lanes")
     exec(compile(text, "<made>", "exec"), fuser.scope)
     for each in given:
         seen = []

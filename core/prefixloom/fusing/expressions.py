@@ -198,8 +198,6 @@ class Expressions:
                 break
             if known is None or value is node.values[-1]:
                 left.append((expr, what))
-        if len(left) > 1 and truth(left[-1][1]) is (not decides) and isinstance(left[-2][0], ast.Compare):
-            left.pop()  # what is before it is True or False anyway
         return left[0] if len(left) == 1 else (ast.BoolOp(node.op, [expr for expr, _ in left]), None)
 
     def _ev_UnaryOp(self, frame: Frame, node: ast.UnaryOp) -> Told:
