@@ -82,15 +82,15 @@ class Sequence(Named, Handle):
 
     @property
     def _paged(self) -> Pairs:
-        """Those with page cells."""
+        """Those with page cells; none once all has been handed over."""
         held = self._lease.held
-        return [(lane, held[lane.index]) for lane in self._cache._page_lanes]
+        return [(lane, held[lane.index]) for lane in self._cache._page_lanes] if held else ()
 
     @property
     def _states(self) -> Many[tuple[PointLane, StateHolding]]:
-        """Those with boundary cells."""
+        """Those with boundary cells; none once all has been handed over, which a step may live to see."""
         held = self._lease.held
-        return [(lane, held[lane.index]) for lane in self._cache._point_lanes]
+        return [(lane, held[lane.index]) for lane in self._cache._point_lanes] if held else ()
 
     # ------------------------------------------------------------ state
     def _usable(self) -> Cache:

@@ -1,0 +1,64 @@
+"""What went wrong when the hot path was rearranged. Every one of these failed once, fused or as written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from helpers import cache_of, part, run, serve, settle
+from prefixloom import Component, Path, Point, Reach, TierManifest, Window, hookimpl
+from prefixloom_hicache import HostTier
+
+BOTH = pytest.mark.parametrize("fuse", [False, True])
+
+
+class Told(Reach):
+    """A window that raises when it is told to."""
+
+    raising = False
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        return ((max(0, n - 6), n),) if n else ()
+
+    def until(self, p: int) -> float:
+        if self.raising:
+            self.raising = False
+            raise ZeroDivisionError
+        return p + 6
+
+
+class Interrupted(Component):
+    now = False
+
+    @hookimpl
+    def evict_component(self, node: Any, tier: Any) -> None:
+        if self.now:
+            raise KeyboardInterrupt
+
+
+@BOTH
+@pytest.mark.parametrize("facts", [{}, {"checkpoint_every": 4}])
+def test_a_sequence_may_be_closed_in_the_block_of_a_step_that_fails(fuse: bool, facts: dict[str, int]) -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), **facts), debug=False, fuse=fuse)
+    sequence = cache.open(range(16))
+    run(sequence, 8)
+    sequence.grow(4)
+    with pytest.raises(ZeroDivisionError), cache.step([sequence]) as step:
+        step.run_ops()
+        sequence.close()
+        raise ZeroDivisionError
+    assert cache.peek(range(16)) == 8 * bool(facts)
+    settle(cache)
+
+
+@BOTH
+def test_a_sequence_may_be_closed_before_its_step_begins(fuse: bool) -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), checkpoint_every=4), debug=False, fuse=fuse)
+    sequence = cache.open(range(16))
+    run(sequence, 8)
+    step = cache.step([sequence])
+    sequence.close()
+    with step:
+        step.run_ops()
+    settle(cache)
