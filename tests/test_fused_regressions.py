@@ -62,3 +62,32 @@ def test_a_sequence_may_be_closed_before_its_step_begins(fuse: bool) -> None:
     with step:
         step.run_ops()
     settle(cache)
+
+
+@BOTH
+def test_a_commit_that_fails_is_not_done_again(fuse: bool) -> None:
+    """Neither for the sequence whose reach raised nor for those before it: the states of single tokens stay known."""
+    reach = Told()
+    states = part("state", Point(), max_rewind=3)
+    cache = cache_of(
+        part("path", Path()), part("near", reach), states, page=1, capacity={"near": 28}, slots=30, max_rewind=3,
+        debug=False, fuse=fuse,
+    )  # fmt: skip
+    sequences = [cache.open([number] * 30) for number in (1, 2)]
+    for count in (10, 3):
+        for sequence in sequences:
+            sequence.grow(count)
+        step = cache.step(sequences).__enter__()
+        step.run_ops()
+        object.__setattr__(reach, "raising", count == 3)
+        if count == 3:
+            with pytest.raises(ZeroDivisionError):
+                step.__exit__(None, None, None)
+        else:
+            step.__exit__(None, None, None)
+    for sequence in sequences:
+        assert sequence.committed == 13
+        sequence.rewind(1)
+        assert sequence.committed == 12
+        sequence.abort()
+    settle(cache)

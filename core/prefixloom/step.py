@@ -305,15 +305,18 @@ class Step:
                             end = sequence.committed
                         commit(cache, sequence, end)
             except BaseException:  # a reach that is plain Python, when it was asked what need not be kept
-                self._commit_all()
+                self._commit_after(sequence)
                 raise
         if cache._debug is not None:
             cache._leave("step")
 
-    def _commit_all(self) -> None:
-        """One of the sequences could not be committed: the states of the others have been written as well."""
-        cache = self._cache
-        for sequence, _, end in self._begun:
+    def _commit_after(self, failed: Sequence) -> None:
+        """One of the sequences could not be committed: the states of those after it have been written as well."""
+        cache, rest = self._cache, iter(self._begun)
+        for sequence, _, _ in rest:
+            if sequence is failed:
+                break
+        for sequence, _, end in rest:
             if sequence._lease._cache is not None:
                 with suppress(Exception):
                     commit(cache, sequence, max(sequence.committed, min(end, sequence._planned)))
