@@ -91,3 +91,20 @@ def test_a_commit_that_fails_is_not_done_again(fuse: bool) -> None:
         assert sequence.committed == 12
         sequence.abort()
     settle(cache)
+
+
+@BOTH
+def test_what_one_component_has_got_is_given_back_if_another_is_interrupted(fuse: bool) -> None:
+    whole = part("whole", Path(), Interrupted)
+    cache = cache_of(part("near", Window(6)), whole, capacity={"whole": 40, "near": 80}, debug=False, fuse=fuse)
+    serve(cache, range(32))
+    sequence = cache.open(range(100, 136))
+    free = cache.stats().components["near"].free
+    whole.now = True  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        sequence.grow(32)
+    whole.now = False  # type: ignore[attr-defined]
+    assert [len(sequence.pages(name)) for name in ("near", "whole")] == [0, 0]
+    assert cache.stats().components["near"].free == free
+    sequence.abort()
+    settle(cache)

@@ -26,13 +26,17 @@ def find_room(cache: Cache, sequence: Sequence, length: int, count: int) -> None
         if lacking > 0 and (lane.sparing or lacking > lane.in_tree - lane.leased):
             sure = False
     if sure:
-        for lane in cache._page_lanes:
-            holding = held[lane.index]
-            lacking = -(-length // lane.page) - holding.base - len(holding.table) - len(lane.pool._free)
-            if lacking > 0:
-                got = evict(cache, lane, lacking)
-                if got < lacking:
-                    sure = False
+        try:
+            for lane in cache._page_lanes:
+                holding = held[lane.index]
+                lacking = -(-length // lane.page) - holding.base - len(holding.table) - len(lane.pool._free)
+                if lacking > 0:
+                    got = evict(cache, lane, lacking)
+                    if got < lacking:
+                        sure = False
+        except BaseException:  # a reach that is plain Python, or an interrupt
+            _give_back(sequence)
+            raise
     if not sure:
         _make_room(cache, sequence, length, count)
 
@@ -46,6 +50,11 @@ def _make_room(cache: Cache, sequence: Sequence, length: int, count: int) -> Non
     try:
         make_room(cache, lacking, "reserve", count, sequence)
     except BaseException:
-        for lane, holding in sequence._paged:
-            lane.rewind(holding, sequence.reserved)
+        _give_back(sequence)
         raise
+
+
+def _give_back(sequence: Sequence) -> None:
+    """What some components have got by now."""
+    for lane, holding in sequence._paged:
+        lane.rewind(holding, sequence.reserved)
