@@ -108,3 +108,20 @@ def test_what_one_component_has_got_is_given_back_if_another_is_interrupted(fuse
     assert cache.stats().components["near"].free == free
     sequence.abort()
     settle(cache)
+
+
+@BOTH
+def test_once_a_tier_has_copied_the_pools_keep_their_order(fuse: bool) -> None:
+    """Which is told to them by the first copy, when functions are made already."""
+    tier = HostTier(TierManifest(capacity={"path": 640}, write="through", overlap=False))
+    cache = cache_of(part("path", Path()), tier, tokens=64, debug=False, fuse=fuse)
+    serve(cache, range(8))
+    cache.poll()
+    pool = cache._lanes[0].pool
+    assert pool.orderly
+    pool.give(pool.take(9)[::-1].tobytes())
+    with cache.open(range(100, 120)) as sequence:
+        sequence.grow(20)
+        pages = sequence.pages("path")
+        assert pages == sorted(pages)
+        sequence.abort()

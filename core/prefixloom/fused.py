@@ -40,7 +40,9 @@ ROWS = (
 OF_LANE = (
     "closed_upward", "dense", "holds", "index", "page", "per_sequence", "replay", "shared", "track_every", "tree_page",
 )  # fmt: skip
-OF_POOL = ("device", "orderly")
+OF_POOL = ("device",)
+OF_POOL_ALONE = ("device", "orderly")
+"""The same where there is no tier, whose first copy brings pools in order."""
 OF_TREE = ("element_bytes", "kind", "page", "page_bytes", "width")
 OPERATIONS = {
     "cache": ("open", "match", "lease", "step", "_evict"),
@@ -117,8 +119,9 @@ class Known:
         self.name = cache.composition.name
         self.width = cache._width
         self.lanes: dict[Lane, tuple[str, Thing]] = {}
+        of_pool = OF_POOL_ALONE if cache._tier is None else OF_POOL
         for lane in cache._lanes:
-            self.lanes[lane] = f"lane_{lane.index}", self._of_lane(lane)
+            self.lanes[lane] = f"lane_{lane.index}", self._of_lane(lane, of_pool)
         for lane, (_, thing) in self.lanes.items():
             thing.known["feeds"] = self._row(lane.feeds)
         known = {
@@ -158,11 +161,11 @@ class Known:
         self._shape.append(tuple(name for name, _ in row))
         return Row(row)
 
-    def _of_lane(self, lane: Lane) -> Thing:
+    def _of_lane(self, lane: Lane, of_pool: tuple[str, ...]) -> Thing:
         known = self._consts(lane, OF_LANE)
         for name in ("pool", "live"):
             pool = getattr(lane, name)
-            known[name] = Thing(type(pool), {**self._consts(pool, OF_POOL), "fence": self._thing(pool.fence)})
+            known[name] = Thing(type(pool), {**self._consts(pool, of_pool), "fence": self._thing(pool.fence)})
         for name in ("queue", "slack"):
             kept = getattr(lane, name, None)
             if isinstance(kept, Queue) and not type(kept).__dictoffset__:  # else it may have methods of its own
