@@ -30,7 +30,7 @@ def find_room(cache: Cache, sequence: Sequence, length: int, count: int) -> None
             for lane in cache._page_lanes:
                 holding = held[lane.index]
                 lacking = -(-length // lane.page) - holding.base - len(holding.table) - len(lane.pool._free)
-                if lacking > 0:
+                if sure and lacking > 0:
                     got = evict(cache, lane, lacking)
                     if got < lacking:
                         sure = False
