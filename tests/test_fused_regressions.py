@@ -125,3 +125,20 @@ def test_once_a_tier_has_copied_the_pools_keep_their_order(fuse: bool) -> None:
         pages = sequence.pages("path")
         assert pages == sorted(pages)
         sequence.abort()
+
+
+@BOTH
+def test_what_a_failed_publication_left_in_the_tree_may_be_evicted(fuse: bool) -> None:
+    """Of a path, too, whose cells stand in no queue before a lease that covered them has ended."""
+    reach = Told()
+    cache = cache_of(part("near", reach), part("path", Path()), debug=False, fuse=fuse)
+    sequence = cache.open(range(16))
+    run(sequence, 16)
+    object.__setattr__(reach, "raising", True)
+    with pytest.raises(ZeroDivisionError):
+        sequence.publish()
+    assert not sequence.open
+    figures = cache.stats().components["path"]
+    assert (figures.cached, figures.leased) == (4, 0)
+    assert cache.evict({"path": 4}) == {"path": 4}
+    settle(cache)

@@ -213,6 +213,9 @@ def _end_half_way(cache: Cache, sequence: Sequence, run: list[Node], error: Base
     """Some of what the sequence owned is the tree's by now, and its lease does not cover that: so it cannot go on."""
     abandon(cache, sequence._lease, error)
     sequence._lease.held = NOTHING
+    for lane in cache._closed_lanes:  # what it took over and no lease came to cover may be evicted
+        node, _ = lane.deepest(run[-1], run[-1].end)
+        lane.release(lane.acquire(node))
     cache._tree.prune(run[-1])
 
 
