@@ -123,7 +123,7 @@ class Assembly(Asking):
             self._tracking or self._coded_lanes or self._thins or self._unshared or self._lock_hooks
             or self._insert_hooks or self._admitting
         )  # fmt: skip
-        """Whether the publication that ends a sequence is more than each component's handing over all it has."""
+        """Whether a publication is more than each component's handing over all it has."""
 
     def _make_validators(self, tiers: tuple[Tier, ...]) -> list[tuple[str, Callable[..., Any]]]:
         validators: list[tuple[str, Callable[..., Any]]] = []

@@ -1,7 +1,7 @@
 """What is known of a composition, and which operations it has functions of its own for.
 
 Caches of one shape, of which the same is known, share them: they know no cache, and stay for as long as the process
-runs. What is listed here must not change while a cache lives.
+runs. What is listed here must not change while a cache lives; what a flush makes anew is looked at again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Made:
             if not isinstance(function, FunctionType) or not is_straight(function):
                 raise Unable("something else was put there")
             text = self.fuser.entry(function, {"self": thing}, lanes)
-            filename = f"<{what} of {of}>"
+            filename = f"<{what} of {of}, {len(made) + 1}>"
             code = compile(text, filename, "exec")
         except Unable as error:
             log.info("%s of %s runs as it is written: %s", what, of, error)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @straight
 def find_room(cache: Cache, sequence: Sequence, length: int, count: int) -> None:
-    """Room for what the components lack of ``length`` tokens; if there is none, what some have got is given back.
+    """Room for what the components lack of ``length`` tokens. Those before the first that is short have got theirs by
+    now: if there is no room, that is given back.
 
     Mostly it is certain that eviction gives it: then nothing is asked twice.
     """

@@ -31,8 +31,8 @@ H = TypeVar("H", bound="Hold")
 class Hold(Handle):
     """What one lease covers, and of a running sequence what it holds besides. The core's; ``Lease`` is the public face.
 
-    ``_records`` and ``held`` are by lane: what it covers of each component, and what its sequence holds of it (nothing
-    if it has none). The cache finds the latter here when it tells who holds what.
+    ``_records`` and ``held`` are by lane: what it covers of each component, and what its sequence holds of it (empty
+    if it has none, or has handed all over). The cache finds the latter here when it tells who holds what.
     """
 
     __slots__ = (

@@ -222,7 +222,6 @@ def restorable(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tupl
 
 
 @straight
-@straight
 def look(cache: Cache, namespace: str, tokens: Tokens, key: bytes, most: int) -> Looked:
     """The deepest boundary up to ``most`` that every component accepts: the fixpoint from below.
 

@@ -1,8 +1,8 @@
 """The mark of the usual way of a request, from which functions of a composition's own are made (``fusing``).
 
 What is marked is ordinary code and runs as it is written wherever nothing is made of it. It keeps to a few rules, so
-that it can stand in the place of a call: no ``return`` in a loop, but for loops over lanes; no ``break`` out of those;
-no ``with``, no ``yield``, no function or ``lambda`` inside; and a comprehension uses none of its locals.
+that it can stand in the place of a call: no ``return`` in a loop, but for loops over lanes, nor in a ``try``; no
+``break`` out of loops over lanes; no ``with``, no ``yield``, no function or ``lambda`` inside.
 """
 
 from __future__ import annotations

@@ -201,6 +201,10 @@ class Statements(Expressions):
         before = self.placed(frame, node.test, lambda expr, _: [assign("_answer", expr)]) or []
         if before:
             test = name("_answer")
+        elif isinstance(test, ast.BoolOp):
+            last, both = test.values[-1], isinstance(test.op, ast.And)
+            if isinstance(last, ast.Constant) and bool(last.value) is both:  # it decides nothing
+                test = ast.BoolOp(test.op, test.values[:-1]) if len(test.values) > 2 else test.values[0]
         body = self._branch(frame, node.body, rare=isinstance(node.body[-1], ast.Raise)) or [ast.Pass()]
         orelse = self._branch(frame, node.orelse)
         if not orelse and isinstance(body[0], ast.Pass):
