@@ -223,7 +223,7 @@ class World:
         self.run.outcome = (hits, *(tuple(sorted(runner.out)) for runner in self.runners))
         cache.flush()
         for lane in cache._lanes:
-            assert len(lane.pool._free) == lane.pool.capacity, f"{lane.name}: slots are missing after the flush"
+            assert lane.pool.at_hand == lane.pool.capacity, f"{lane.name}: slots are missing after the flush"
         assert not cache._flight.works
 
     def check_streams(self) -> None:

@@ -96,7 +96,7 @@ class TieredWorld(World):
         tier = self.cache._tier
         assert tier is not None
         for lane in tier.lanes:
-            assert len(lane.pool._free) == lane.pool.capacity, f"{lane.pool.name}: slots are missing after the flush"
+            assert lane.pool.at_hand == lane.pool.capacity, f"{lane.pool.name}: slots are missing after the flush"
 
     def check_streams(self) -> None:
         for stream in self.ways.values():

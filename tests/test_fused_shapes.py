@@ -17,6 +17,7 @@ from prefixloom.cache import Cache
 from prefixloom.fusing import Fuser
 from prefixloom.lane import Lane
 from prefixloom.queues import ListQueue
+from setups import setups
 
 
 def small(**options: Any) -> Cache:
@@ -31,11 +32,18 @@ def filled(cache: Cache, *, first: int = 0) -> None:
         run(sequence, 8)
 
 
-def test_every_operation_of_a_composition_is_made_and_caches_of_one_shape_share_them() -> None:
+def test_caches_of_one_shape_share_what_is_made() -> None:
     one, two = small(), small()
     assert type(one) is type(two) and type(one) is not Cache and isinstance(one, Cache)
-    assert all(not each.plain for each in of_compositions.made.values())
     assert type(small(fuse=False)) is Cache
+
+
+@pytest.mark.parametrize("name", setups())
+def test_all_operations_of_a_composition_are_made(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("setups.DEBUG", False)
+    cache = setups()[name].compose()
+    (made,) = [each for each in of_compositions.made.values() if type(cache) in each.classes.values()]
+    assert made.plain == []
 
 
 def test_a_method_put_on_a_lane_that_had_it_from_above_is_the_one_that_is_called(

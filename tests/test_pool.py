@@ -217,7 +217,8 @@ def test_taking_what_is_not_free_is_caught(count: int) -> None:
 def test_a_slot_on_the_free_list_that_is_owned_is_caught() -> None:
     slots = pool()
     slot = slots.take(1)[0]
-    slots._free.append(slot)
+    slots._free[slots.at_hand] = slot
+    slots.at_hand += 1
     with pytest.raises(InvariantError, match=f"slot {slot} was on the free list while owned"):
         slots.take(1)
 

@@ -18,6 +18,15 @@ def test_random_operations_agree_with_the_sets(name: str) -> None:
     assert counts["publish"] > 20, counts
 
 
+@pytest.mark.parametrize("name", list(setups()))
+def test_random_operations_agree_with_the_sets_where_functions_are_made(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Caches that keep second books run what is written; these run what is made of it."""
+    monkeypatch.setattr("setups.DEBUG", False)
+    assert run(name, "fused", OPERATIONS // 2)["open"] > 10
+
+
 def test_the_scripts_meet_what_they_are_meant_to_meet() -> None:
     """A property test that never evicts, splits, refuses or refills proves nothing."""
     counts: dict[str, int] = {}

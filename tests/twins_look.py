@@ -80,7 +80,7 @@ def look(cache: Any, sequences: Iterable[Any], leases: Iterable[Any], exact: boo
             mine["slack"] = orders(lane.slack, lambda slack: path(slack.cell.node))
         mine["counts"] = lane.in_tree, lane.leased, len(lane.sparing)
         for pool in lane.pools:
-            mine[f"free {pool.name}"] = pool._free.tolist() if exact else len(pool._free)
+            mine[f"free {pool.name}"] = pool._free[: pool.at_hand].tolist() if exact else pool.at_hand
     for number, sequence in enumerate(sequences):
         lease = sequence._lease
         told: dict[str, Any] = {

@@ -22,6 +22,8 @@ def reserve_arriving(cache: Cache, sequence: Sequence, count: int, length: int) 
     for (lane, slots, holding), pages in zip(wanted, needed, strict=True):
         fresh = iter(lane.pool.take(slots) if slots else ())
         holding.table.extend(next(fresh) if page else ABSENT for page in pages)
+        if not all(pages):
+            holding.whole = False
     for _, state in sequence._states:
         if isinstance(state, SteppedHolding):
             state.arrived = length

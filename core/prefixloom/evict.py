@@ -28,11 +28,11 @@ def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: obje
         cache._flight.poll(between_operations=False)
     short = []
     for lane, pages, _ in wanted:
-        missing = pages - len(lane.pool._free)
+        missing = pages - lane.pool.at_hand
         if missing > 0:
             if lane.sparing:
                 reclaim(cache, lane, pages)
-                missing = pages - len(lane.pool._free)
+                missing = pages - lane.pool.at_hand
             short.append((lane, pages))
             if missing > lane.in_tree - lane.leased and missing > lane.pool.retiring + lane.evictable:
                 raise _refusal(cache, wanted, verb, count, who)

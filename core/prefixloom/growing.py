@@ -23,14 +23,14 @@ def find_room(cache: Cache, sequence: Sequence, length: int, count: int) -> None
     sure = not cache._flight.works
     for lane in cache._page_lanes:
         holding = held[lane.index]
-        lacking = -(-length // lane.page) - holding.base - len(holding.table) - len(lane.pool._free)
+        lacking = -(-length // lane.page) - holding.base - len(holding.table) - lane.pool.at_hand
         if lacking > 0 and (lane.sparing or lacking > lane.in_tree - lane.leased):
             sure = False
     if sure:
         try:
             for lane in cache._page_lanes:
                 holding = held[lane.index]
-                lacking = -(-length // lane.page) - holding.base - len(holding.table) - len(lane.pool._free)
+                lacking = -(-length // lane.page) - holding.base - len(holding.table) - lane.pool.at_hand
                 if sure and lacking > 0:
                     got = evict(cache, lane, lacking)
                     if got < lacking:

@@ -138,7 +138,7 @@ def publish_on(cache: Cache, sequence: Sequence, upto: int) -> None:
         own = own_slots(sequence._pairs)
     staying: tuple[PointLane, ...] = ()
     for point in cache._point_lanes:
-        if not point.live._free and not _has_slot(cache, point, held[point.index], upto):
+        if not point.live.at_hand and not _has_slot(cache, point, held[point.index], upto):
             staying = (*staying, point)
     run = nodes_for(cache, sequence, upto)
     node = run[-1]

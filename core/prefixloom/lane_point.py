@@ -122,9 +122,7 @@ class PointLane(Lane):
                     self.queue.remove(cell)
             cell.locks += 1
         holding = self.holds(node.end)
-        if self.per_sequence == 1:
-            holding.slot = self.live.one_at_hand()
-        elif self.per_sequence <= len(self.live._free):
+        if self.per_sequence <= self.live.at_hand:
             self.start(holding)
         return cell, holding
 
@@ -134,9 +132,9 @@ class PointLane(Lane):
         if self.per_sequence == 1:
             holding.slot = self.live.take_one()
         else:
-            assert isinstance(holding, SteppedHolding)
-            holding.slot, *steps = self.live.take(self.per_sequence)
-            holding.steps = tuple(steps)
+            slots = self.live.take(self.per_sequence)
+            holding.slot = slots[0]
+            holding.steps = tuple(slots[1:])  # type: ignore[misc]
 
     def stepped(self, holding: SteppedHolding, upto: int) -> None:
         """A step brings the running state from where it stands to ``upto``: which states of single tokens there are."""

@@ -31,6 +31,7 @@ class ScatterHolding(RetainedHolding):
     def __init__(self, data: bytes, end: int) -> None:
         super().__init__(data, 0, end)
         self.low = 0
+        self.whole = False
 
 
 class ScatterLane(SpanLane):
@@ -76,7 +77,7 @@ class ScatterLane(SpanLane):
         later = [(p, p + page) for p in range(0, n, page) if any(until(t) >= n for t in range(p, p + page))]
         return merged((*self.spans(n), *later))
 
-    def read_covered(self, holding: Holding, record: Any, boundary: int) -> None:
+    def read_covered(self, holding: RetainedHolding, record: Any, boundary: int) -> None:
         """A hole keeps nothing around it from being covered."""
 
     def passed(self, holding: Holding, boundary: int) -> bool:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .holding import Holding, strip, without_absent
+from .holding import RetainedHolding, strip, without_absent
 from .lane import Cell, PageLane
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .queues import Link, ListQueue, Queue
@@ -171,7 +171,7 @@ class SlackLane(PageLane):
     def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
         return merged((*keep, (self.first_needed(upto), upto)))
 
-    def hold_back(self, holding: Holding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
+    def hold_back(self, holding: RetainedHolding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
         page, base, table = self.page, holding.base, holding.table
         spans = self.kept(upto, keep)
         gone = array("i")
@@ -180,6 +180,7 @@ class SlackLane(PageLane):
             if table[p - base] != ABSENT and not any(a < hi and lo < b for a, b in spans):
                 gone.append(table[p - base])
                 table[p - base] = ABSENT
+                holding.whole = False
         if gone:
             self.pool.give(gone.tobytes())
             holding.change(start // page)

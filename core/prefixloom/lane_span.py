@@ -181,7 +181,7 @@ class SpanLane(SlackLane):
             self.release(record)
 
     @straight
-    def conclude(self, run: list[Node], holding: Holding, record: Any) -> None:
+    def conclude(self, run: list[Node], holding: RetainedHolding, record: Any) -> None:
         """As ``adopt``, but nobody reads the table any more: what the tree has all of is only given back."""
         i = self.index
         page = self.page
@@ -194,8 +194,8 @@ class SpanLane(SlackLane):
                 cell: SpanCell = node.cells[i]
                 mine = table[first:last].tobytes()
                 if cell is None:
-                    self.hang(node, mine, base + first)
-                elif cell.pages == (node.end - node.parent.end) // page and ABSENT_BYTES not in mine:
+                    self.hang(node, mine, base + first, holding.whole)
+                elif holding.whole and cell.pages == (node.end - node.parent.end) // page:
                     self.pool.give(mine)
                     if cell.next is not None:
                         self.queue.touch(cell)
@@ -271,7 +271,7 @@ class SpanLane(SlackLane):
         return joined if got == size else joined[got - size :]
 
     @straight
-    def adopt(self, run: list[Node], holding: Holding) -> None:
+    def adopt(self, run: list[Node], holding: RetainedHolding) -> None:
         i = self.index
         page = self.page
         base = holding.base
@@ -283,17 +283,19 @@ class SpanLane(SlackLane):
                 cell: SpanCell = node.cells[i]
                 mine = table[first:last].tobytes()
                 if cell is None:
-                    self.hang(node, mine, base + first)
+                    self.hang(node, mine, base + first, holding.whole)
                 else:
                     self.merge(cell, mine, holding)
                 first = last
         holding.owned = base + first
 
     @straight
-    def hang(self, node: Node, mine: bytes, first: int) -> None:
-        """Our last pages of the node's edge, from ``first`` on, become its cell, if any of them is there."""
+    def hang(self, node: Node, mine: bytes, first: int, whole: bool) -> None:
+        """Our last pages of the node's edge, from ``first`` on, become its cell, if any of them is there.
+
+        ``whole``: all of them are.
+        """
         pages = len(mine) // ID_BYTES
-        whole = ABSENT_BYTES not in mine
         if not whole:
             mine = strip(mine)
             pages = present(mine)
@@ -311,7 +313,7 @@ class SpanLane(SlackLane):
             else:
                 self.note_slack(cell)
 
-    def merge(self, cell: SpanCell, mine: bytes, holding: Holding) -> None:
+    def merge(self, cell: SpanCell, mine: bytes, holding: RetainedHolding) -> None:
         """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has.
 
         ``mine``: our last pages of the cell's edge. It was used just now, even if we bring nothing new.
@@ -362,13 +364,13 @@ class SpanLane(SlackLane):
         holding.change(first + holding.base)
 
     @straight
-    def retain(self, holding: Holding, floor: int) -> None:
+    def retain(self, holding: RetainedHolding, floor: int) -> None:
         page = self.tail(floor) // self.page
         if page > holding.base:
             self.forget(holding, page)
 
     @straight
-    def forget(self, holding: Holding, page: int) -> None:
+    def forget(self, holding: RetainedHolding, page: int) -> None:
         """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
         base, table, owned = holding.base, holding.table, holding.owned
         count = page - base
@@ -379,14 +381,14 @@ class SpanLane(SlackLane):
             page = base + count
         if page > owned:
             data = table[owned - base : count].tobytes()
-            self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
+            self.pool.give(data if holding.whole else without_absent(data))
             holding.owned = page
         del table[:count]
         if base < holding.changed:
             holding.changed = base
         holding.base = page
 
-    def read_covered(self, holding: Holding, record: Any, boundary: int) -> None:
+    def read_covered(self, holding: RetainedHolding, record: Any, boundary: int) -> None:
         """Above a hole (what arrived was not all) the lease covers nothing, so nothing is read there any more."""
         first = boundary if record is None else boundary - record[1]
         self.forget(holding, min(first // self.page, holding.owned))

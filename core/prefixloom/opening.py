@@ -95,7 +95,7 @@ def _look_on(cache: Cache, sequence: Sequence, plan: MatchPlan | None) -> None:
 
 def _lacks_states(cache: Cache) -> bool:
     """Whether a slot is short: then no state is to have one before there is room for all."""
-    return any(lane.per_sequence > len(lane.live._free) for lane in cache._point_lanes)
+    return any(lane.per_sequence > lane.live.at_hand for lane in cache._point_lanes)
 
 
 def _begin_apart(cache: Cache, node: Node, namespace: str, label: str) -> tuple[Hold, list[Fill]]:

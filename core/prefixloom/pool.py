@@ -50,8 +50,8 @@ class Pool:
     """
 
     __slots__ = (
-        "_free", "_ordered", "blocks", "buffers", "capacity", "device", "dropped", "entries", "fence", "layout",
-        "manifest", "minted", "name", "orderly", "resets", "retired", "retiring", "unit",
+        "_free", "_ordered", "at_hand", "blocks", "buffers", "capacity", "device", "dropped", "entries", "fence",
+        "layout", "manifest", "minted", "name", "orderly", "resets", "retired", "retiring", "unit",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +67,8 @@ class Pool:
         self.layout = layout
         if capacity > MOST_PAGES:
             raise CompositionError(f"pool {name!r} would have {capacity} pages, and {MOST_PAGES} are the most")
-        self._free = array("i", range(capacity))
+        self._free = array("i", range(capacity))  # the first ``at_hand`` are free; it never changes its length
+        self.at_hand = capacity  # slots that are free at once
         self._ordered = 0  # how many were free when ``take`` last saw to their order
         self.orderly = False  # whether pages that lie side by side are to be handed out together
         self.fence = Fence()
@@ -100,7 +101,7 @@ class Pool:
     @straight
     def free(self) -> int:
         """Slots that are nobody's, those included that wait for a step to end."""
-        return len(self._free) + self.retiring
+        return self.at_hand + self.retiring
 
     @property
     def slot_bytes(self) -> int:
@@ -113,36 +114,31 @@ class Pool:
 
         If ``fence.claimed`` says so afterwards, steps in flight may still touch some of them.
         """
-        free = self._free
-        if count > len(free):
+        if count > self.at_hand:
             self._claim(count)
         if self.orderly:
-            return self._take_in_order(count)
-        ids = free[-count:]
-        del free[-count:]
-        return ids
+            self._order(count)
+        last = self.at_hand
+        first = last - count
+        self.at_hand = first
+        return self._free[first:last]
 
-    def _take_in_order(self, count: int) -> array[int]:
+    def _order(self, count: int) -> None:
         """Without this, what was freed in pieces is handed out in smaller ones, in the end page by page."""
-        free = self._free
-        if len(free) > self._ordered:
-            free[-WINDOW:] = array("i", sorted(free[-WINDOW:]))
-        ids = free[-count:]
-        del free[-count:]
-        self._ordered = len(free)
-        return ids
+        last = self.at_hand
+        if last > self._ordered:
+            first = max(0, last - WINDOW)
+            self._free[first:last] = array("i", sorted(self._free[first:last]))
+        self._ordered = last - count
 
     @straight
     def take_one(self) -> int:
         """``take`` of a single slot."""
-        if not self._free:
+        if not self.at_hand:
             self._claim(1)
-        return self._free.pop()
-
-    @straight
-    def one_at_hand(self) -> int:
-        """``take_one`` if there is any, or -1."""
-        return self._free.pop() if self._free else NO_SLOT
+        last = self.at_hand - 1
+        self.at_hand = last
+        return self._free[last]
 
     @straight
     def give(self, data: bytes) -> None:
@@ -150,14 +146,19 @@ class Pool:
         if self.fence.stamp:
             self._retire(data)
         else:
-            self._free.frombytes(data)
+            first = self.at_hand
+            last = first + len(data) // ID_BYTES
+            self._free[first:last] = array("i", data)
+            self.at_hand = last
 
     @straight
     def give_one(self, slot: int) -> None:
         if self.fence.stamp:
             self._retire(slot.to_bytes(ID_BYTES, sys.byteorder))
         else:
-            self._free.append(slot)
+            last = self.at_hand
+            self._free[last] = slot
+            self.at_hand = last + 1
 
     def _retire(self, data: bytes) -> None:
         self.retired.append((self.fence.stamp, data))
@@ -168,34 +169,36 @@ class Pool:
         """The steps up to number ``over`` have ended: what waited for them is free."""
         retired = self.retired
         while retired and retired[0][0] <= over:
-            data = retired.popleft()[1]
-            self._free.frombytes(data)
-            self.retiring -= len(data) // ID_BYTES
+            self._free_again(retired.popleft()[1])
+
+    def _free_again(self, data: bytes) -> None:
+        """It does not retire any more."""
+        first = self.at_hand
+        self.at_hand = last = first + len(data) // ID_BYTES
+        self._free[first:last] = array("i", data)
+        self.retiring -= last - first
 
     def _claim(self, count: int) -> None:
         """Make ``count`` slots free at once, as many of those that retire as it takes. Their fence is ``claimed``."""
-        free = self._free
-        while len(free) < count and self.retired:
+        while self.at_hand < count and self.retired:
             fence, data = self.retired.popleft()
-            size = (count - len(free)) * ID_BYTES
+            size = (count - self.at_hand) * ID_BYTES
             if len(data) > size:
                 self.retired.appendleft((fence, data[size:]))
                 data = data[:size]
-            free.frombytes(data)
-            self.retiring -= len(data) // ID_BYTES
+            self._free_again(data)
             self.fence.claimed = max(self.fence.claimed, fence)
             self.fence.reused(self, data)
 
     def reset(self) -> None:
         """Nothing is owned any more, whoever held it."""
-        everything = array("i", range(self.capacity))
+        self._free = array("i", range(self.capacity))
+        self.at_hand = self.capacity
         self.retired.clear()
         self.retiring = 0
         if self.fence.stamp:
-            self._free = array("i")
-            self._retire(everything.tobytes())
-        else:
-            self._free = everything
+            self.at_hand = 0
+            self._retire(self._free.tobytes())
         self.minted = 0
         self.resets += 1
 
@@ -208,17 +211,17 @@ class Pool:
 
     def free_ids(self) -> Sequence[int]:
         """The slots that are nobody's."""
-        ids = self._free[:]
+        ids = self._free[: self.at_hand]
         for _, data in self.retired:
             ids.frombytes(data)
         return ids
 
     def mint(self, count: int) -> Span:
         """An owned span of ``count`` pages, for whoever is neither a sequence nor the tree."""
-        if count.__class__ is not int or not 0 <= count <= len(self._free):
+        if count.__class__ is not int or not 0 <= count <= self.at_hand:
             waiting = f", and {self.retiring} that wait for steps to be over (cache.poll() sees to that)"
             raise ProtocolError(
-                f"pool {self.name!r} has {len(self._free)} free pages{waiting if self.retiring else ''}; {count} were "
+                f"pool {self.name!r} has {self.at_hand} free pages{waiting if self.retiring else ''}; {count} were "
                 f"asked for"
             )
         self.minted += count
@@ -301,9 +304,6 @@ class DebugPool(Pool):
     def take_one(self) -> int:
         return self.take(1)[0]
 
-    def one_at_hand(self) -> int:
-        return self.take(1)[0] if self._free else NO_SLOT
-
     def _returned(self, slot: int) -> None:
         if not 0 <= slot < self.capacity or self.stage[slot] in (Stage.FREE, Stage.RETIRED):
             raise InvariantError(f"pool {self.name!r}: slot {slot} given back twice, or never handed out")
@@ -321,7 +321,7 @@ class DebugPool(Pool):
 
     def settle(self, over: int) -> None:
         super().settle(over)
-        for slot in self._free:
+        for slot in self._free[: self.at_hand]:
             self.stage[slot] = Stage.FREE
 
     def reset(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError, InvariantError
 from .evict import make_room
-from .holding import Holding
+from .holding import RetainedHolding
 from .insert import split
 from .lane import PageLane
 from .lane_coded import CodedLane
@@ -313,7 +313,8 @@ def _place(part: Part) -> None:
     assert isinstance(lane, PageLane)
     first = part.run[0].parent.end // lane.page
     base = 0 if lane.part.reach.closed_upward else first
-    holding = Holding(b"", base, base)
+    holding = RetainedHolding(b"", base, base)
+    holding.whole = False
     holding.table = array("i", ABSENT_BYTES * (part.run[-1].end // lane.page - base))
     holding.owned = first
     for place, slot in zip(part.places, part.slots, strict=True):

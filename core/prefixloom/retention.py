@@ -67,7 +67,7 @@ def retain(cache: Cache, sequence: Sequence) -> None:
         holding = lease.held[lane.index]
         holding.floor = floor
         pool = lane.pool
-        if len(pool._free) << 3 < pool.capacity:
+        if pool.at_hand << 3 < pool.capacity:
             let_go(cache, lease, lane, holding)
         else:
             lane.sparing[lease] = holding

@@ -217,7 +217,7 @@ class Sequence(Named, Handle):
             table = holding.table
             missing = -(-length // lane.page) - holding.base - len(table)
             if missing > 0:
-                if missing > len(lane.pool._free):
+                if missing > lane.pool.at_hand:
                     find_room(cache, self, length, count)
                 ids = lane.pool.take(missing)
                 table += ids

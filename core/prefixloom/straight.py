@@ -2,7 +2,8 @@
 
 What is marked is ordinary code and runs as it is written wherever nothing is made of it. It keeps to a few rules, so
 that it can stand in the place of a call: no ``return`` in a loop, but for loops over lanes, nor in a ``try``; no
-``break`` out of loops over lanes; no ``with``, no ``yield``, no function or ``lambda`` inside.
+``break`` out of loops over lanes; no ``with``, no ``yield``, no function or ``lambda`` inside; and no ``assert``, which
+pytest would rewrite.
 """
 
 from __future__ import annotations

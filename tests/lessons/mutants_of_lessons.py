@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from helpers import free_at_once
 from prefixloom import CapacityError, insert, ops, step
 from prefixloom.cache import Cache
 from prefixloom.flight import Flight
@@ -219,8 +220,7 @@ def an_open_step_is_taken_for_complete(patch: pytest.MonkeyPatch) -> None:
 
 def what_is_planned_is_taken_for_computed(patch: pytest.MonkeyPatch) -> None:
     """Publish before complete: the tree gets pages whose step was not even enqueued."""
-    limit = lambda self: max(self.published, min(self.named, self.reserved) // 2 * 2)  # noqa: E731
-    patch.setattr("prefixloom.sequence.Sequence._publishable", limit)
+    patch.setattr(Sequence, "_publishable", lambda self: max(self.published, min(self.named, self.reserved) // 2 * 2))
 
 
 def states_are_copied_by_the_scheduling_thread(patch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ def the_accepted_count_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def slots_are_free_while_a_step_still_writes_them(patch: pytest.MonkeyPatch) -> None:
     """What is given back is anybody's at once, whoever is still writing."""
-    patch.setattr(Pool, "_retire", lambda self, data: self._free.frombytes(data))
+    patch.setattr(Pool, "_retire", free_at_once)
 
 
 def slots_are_taken_without_their_fence(patch: pytest.MonkeyPatch) -> None:

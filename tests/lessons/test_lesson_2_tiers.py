@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import prefixloom.restore
+from helpers import free_at_once
 from prefixloom import CapacityError
 from prefixloom.flight import Flight
 from prefixloom.lease import Hold
@@ -289,7 +290,7 @@ def readers_do_not_come_after_a_load(patch: pytest.MonkeyPatch) -> None:
 
 
 def slots_are_free_while_a_copy_reads_or_writes_them(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pool, "_retire", lambda self, data: self._free.frombytes(data))
+    patch.setattr(Pool, "_retire", free_at_once)
 
 
 def copies_take_slots_without_their_fence(patch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def cache_with(layout: str, write: str, *, tokens: int = 64, host: int = 640) ->
     parts = [part(name, every_reach()[name]) for name in KINDS]
     cache = tiered(*parts, tokens=tokens, slots=6, write=write, host=dict.fromkeys(KINDS, host), layout=layout)
     for lane in cache._tier.lanes:  # type: ignore[union-attr]
-        assert min(lane.pool._free[-20:]) >= lane.device.pool.capacity
+        assert min(lane.pool._free[: lane.pool.at_hand][-20:]) >= lane.device.pool.capacity
     return cache
 
 
