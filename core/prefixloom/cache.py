@@ -21,7 +21,7 @@ from .flushing import forget_everything
 from .fused import fuse
 from .graves import bury
 from .insert import split
-from .keys import TOKEN_BYTES, Tokens, encode
+from .keys import TOKEN_BYTES, Tokens, encode, namespace_of
 from .lane import Lane
 from .lane_path import PathLane
 from .lease import Hold, Lease, acquire
@@ -37,7 +37,7 @@ from .straight import straight
 from .streams import Stream, stream_for
 from .tables import Tables
 from .tier import LowerTier
-from .tree import Node, Root, Tree
+from .tree import Counted, Node, Root, Tree
 
 if TYPE_CHECKING:
     from .compose import Composition
@@ -77,8 +77,9 @@ class Cache(Assembly):
             fuse(self)
 
     def _fresh_tree(self) -> None:
-        kind = Node if self._tier is None else self._tier.node_kind
-        self._tree = Tree(self._page, self._keys.element_bytes, self._width, kind, spread=self._fused)
+        kind = Node if self._tier is None else Counted
+        self._spread = self._fused and self._tier is None and not self._attended  # else much looks at cells as a list
+        self._tree = Tree(self._page, self._keys.element_bytes, self._width, kind, spread=self._spread)
         self._empty_root = self._new_root("")
         self._graves: list[Node] = []
 
@@ -131,7 +132,8 @@ class Cache(Assembly):
         plan._single = single
         plan.namespace = namespace
         plan._most = most
-        tell(plan, look(self, namespace, tokens, key, most))
+        node, ready, reached, walked_to, walked, limited_by, branch = look(self, namespace, tokens, key, most)
+        tell(self, plan, node, ready, reached, walked_to, walked, limited_by, branch)
         return plan
 
     @straight
@@ -140,7 +142,7 @@ class Cache(Assembly):
     ) -> tuple[Tokens, bytes, bytes | None, str, int]:
         """Checked: (tokens, their key, those with extra keys in place, namespace, how many to resume at most)."""
         if namespace.__class__ is not str:
-            namespace = _text(namespace)
+            namespace = namespace_of(namespace)
         if leave.__class__ is not int or leave < 0:
             raise InputError(f"leave takes a number of tokens from 0 up, got {leave!r}")
         if tokens.__class__ is not Tokens:
@@ -223,15 +225,20 @@ class Cache(Assembly):
         if label.__class__ is not str or priority.__class__ is not int:
             raise InputError(f"a label is a string and a priority a whole number, got {label!r} and {priority!r}")
         if tokens.__class__ is not Tokens and isinstance(tokens, MatchPlan):
-            if namespace or leave or extra:
-                raise InputError("a plan has its namespace, leave and extra already: give them to match")
-            return self._open_planned(self._current(tokens), label, priority)
+            return self._open_given(tokens, bool(namespace or leave or extra), label, priority)
         if self._asks_more:
-            return self._open_planned(self._plan(tokens, namespace, leave, extra), label, priority)
+            plan = self._plan(tokens, namespace, leave, extra)
+            return self._open_planned(plan, label, priority)
         tokens, key, single, namespace, most = self._asked_for(tokens, namespace, leave, extra)
         node, ready, reached, _, _, _, branch = look(self, namespace, tokens, key, most)
         return open_at(self, node, ready, reached, branch, tokens, key, single, namespace, label, priority, (), None)
 
+    def _open_given(self, plan: MatchPlan, told_twice: bool, label: str, priority: int) -> Sequence:
+        if told_twice:
+            raise InputError("a plan has its namespace, leave and extra already: give them to match")
+        return self._open_planned(self._current(plan), label, priority)
+
+    @straight
     def _open_planned(self, plan: MatchPlan, label: str, priority: int) -> Sequence:
         return open_at(
             self, plan._node, plan.ready, plan._reached, plan.branch, plan._tokens, plan._key, plan._single,
@@ -327,7 +334,7 @@ class Cache(Assembly):
         Returns how many cells are still covered.
         """
         self._enter()
-        kept = bury(self, _text(namespace))
+        kept = bury(self, namespace_of(namespace))
         self._leave("drop_namespace")
         return kept
 
@@ -377,12 +384,6 @@ class Cache(Assembly):
         if self._debug is not None:
             self._debug.race.follow(stream)
         return stream
-
-
-def _text(namespace: object) -> str:
-    if not isinstance(namespace, str):
-        raise InputError(f"a namespace must be a string, got {namespace!r}")
-    return str(namespace)
 
 
 def _check_member(cache: Cache, given: Any, role: str) -> None:

@@ -31,8 +31,8 @@ log = logging.getLogger("prefixloom")
 OF_CACHE = (
     "_admitting", "_all_closed", "_asks_more", "_attended", "_debug", "_follows", "_insert_hooks", "_lock_hooks",
     "_lookahead", "_match_hooks", "_max_rewind", "_opens_apart", "_page", "_plugin_ops", "_replay", "_retaining",
-    "_sequence_class", "_several_near", "_several_states", "_step_class", "_thins", "_tracking", "_transfer_hooks",
-    "_unshared",
+    "_sequence_class", "_several_near", "_several_states", "_spread", "_step_class", "_thins", "_tracking",
+    "_transfer_hooks", "_unshared",
 )  # fmt: skip
 ROWS = (
     "_closed_lanes", "_coded_lanes", "_in_order", "_lanes", "_near_lanes", "_page_lanes", "_point_lanes", "_sparing",
@@ -45,7 +45,7 @@ OF_POOL_ALONE = ("device", "orderly")
 """The same where there is no tier, whose first copy brings pools in order."""
 OF_TREE = ("element_bytes", "kind", "page", "page_bytes", "width")
 OPERATIONS = {
-    "cache": ("open", "match", "lease", "step", "_evict"),
+    "cache": ("open", "_open_planned", "match", "lease", "step", "_evict"),
     "sequence": ("grow", "append", "commit", "publish", "close"),
     "step": ("__enter__", "run_ops", "__exit__"),
 }
@@ -61,7 +61,7 @@ class Made:
         self.classes: dict[type, type] = {}
         self.plain: list[str] = []
         lanes = [name for name, _ in known.lanes.values()]
-        self.fuser = Fuser({"cells": places_of(known.width)}, self.classes, tuple(lanes))
+        self.fuser = Fuser({"cells": known.places} if known.places else {}, self.classes, tuple(lanes))
         kinds = {"cache": known.cache, "sequence": known.sequence, "step": known.step}
         for thing in kinds.values():
             space = {name: getattr(thing.cls, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -117,7 +117,7 @@ class Known:
     def __init__(self, cache: Cache) -> None:
         self._shape: list[Any] = [type(cache), cache._width]
         self.name = cache.composition.name
-        self.width = cache._width
+        self.places = places_of(cache._width) if cache._spread else ()
         self.lanes: dict[Lane, tuple[str, Thing]] = {}
         of_pool = OF_POOL_ALONE if cache._tier is None else OF_POOL
         for lane in cache._lanes:

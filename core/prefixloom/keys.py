@@ -285,3 +285,10 @@ class Named:
             if known.single is not None:
                 del known.single[size:]
             del known.wide[max(0, count - known.maker.lookahead) * known.maker.element_bytes :]
+
+
+def namespace_of(given: object) -> str:
+    """A namespace as it was given, if it is a string of some kind."""
+    if not isinstance(given, str):
+        raise InputError(f"a namespace must be a string, got {given!r}")
+    return str(given)

@@ -81,13 +81,13 @@ def open_at(
     return sequence
 
 
+@straight
 def _look_on(cache: Cache, sequence: Sequence, plan: MatchPlan | None) -> None:
     """A tier below may have more of what was opened, and debug mode keeps books of it."""
     if cache._debug is not None:
         cache._debug.leased(sequence._lease)  # first: a copy down may be interrupted
     if cache._tier is not None:
-        assert plan is not None
-        sequence._plan = plan
+        sequence._plan = plan  # type: ignore[assignment]
         cache._tier.used(sequence._lease._node)
     if cache._debug is not None:
         cache._leave("open")

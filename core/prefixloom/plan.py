@@ -74,6 +74,7 @@ class MatchPlan:
         return self.ready if self._cache._tier is None else self._restorable
 
     @property
+    @straight
     def _limit(self) -> int:
         """The deepest boundary that was asked for."""
         return max(0, self._most) // self._cache._page * self._cache._page
@@ -163,19 +164,28 @@ def again(old: MatchPlan, key: bytes, most: int) -> MatchPlan:
     plan._single = old._single
     plan.namespace = old.namespace
     plan._most = most
-    tell(plan, look(cache, plan.namespace, plan._tokens, key, most))
+    tell(cache, plan, *look(cache, plan.namespace, plan._tokens, key, most))
     return plan
 
 
 @straight
-def tell(plan: MatchPlan, found: Looked) -> None:
-    """``plan`` says what was found, and what else is asked where there are claims, a tier or debug mode."""
-    cache = plan._cache
-    plan._node, plan.ready, plan._reached, walked_to, plan.walked, plan.limited_by, plan.branch = found
+def tell(
+    cache: Cache, plan: MatchPlan, node: Node, ready: int, reached: Node, walked_to: Node, walked: int,
+    limited_by: str | None, branch: int | None,
+) -> None:  # fmt: skip
+    """``plan`` says what was found (``look``), and what else is asked where there are claims, a tier or debug mode."""
+    plan._node = node
+    plan.ready = ready
+    plan._reached = reached
+    plan.walked = walked
+    plan.limited_by = limited_by
+    plan.branch = branch
     if cache._asks_more:
-        complete(cache, plan, walked_to, min(plan.walked, plan._limit))
+        limit = plan._limit
+        complete(cache, plan, walked_to, walked if walked < limit else limit)
 
 
+@straight
 def complete(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
     """What a plan has besides where there are claims, a tier or debug mode; the keys agree to ``boundary``."""
     if cache._match_hooks:
@@ -196,6 +206,8 @@ def restorable(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tupl
     """
     tier = cache._tier
     assert tier is not None
+    if not any(lane.in_tree for lane in tier.lanes):  # nothing is below
+        return plan._node, plan.ready
     hook = tier.part.hooks.finalize_match_result
     worth = tier.manifest.load_at_least
     while boundary - plan.ready >= worth:

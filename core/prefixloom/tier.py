@@ -25,9 +25,10 @@ from .over_tiers import usable
 from .pool import Stage
 from .pool_host import DebugHostPool, HostPool
 from .shelf import Shelf
+from .straight import straight
 from .streams import Stream, ThreadStream
 from .transfers import COPY, on_path, plan_of, proposed, tell
-from .tree import Counted, Node
+from .tree import Node
 from .values import Outcome, TransferPlan
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from .tier_part import TierPart
 
 log = logging.getLogger("prefixloom")
-
 
 Job = tuple[HostLane, list[int], Callable[[], object]]
 """(where, which slots, what writes them)"""
@@ -51,12 +51,8 @@ class LowerTier:
         self.cache = cache
         self.part = part
         self.manifest = part.manifest
-        self.node_kind = Counted
-        count = len(cache._lanes)
-        self.lanes = tuple(
-            self._make_lane(count + number, lane)
-            for number, lane in enumerate(lane for lane in cache._lanes if lane.name in part.capacity)
-        )
+        kept = [lane for lane in cache._lanes if lane.name in part.capacity]
+        self.lanes = tuple(self._make_lane(number, lane) for number, lane in enumerate(kept, len(cache._lanes)))
         self.groups = layer_groups(self.lanes, self.manifest.gates)
         by_name = {lane.name: lane for lane in self.lanes}
         self.by_component = tuple(by_name.get(lane.name) for lane in cache._lanes)
@@ -82,11 +78,13 @@ class LowerTier:
         return kind(index, lane.part, pool, composition.policy.queue(), composition.page, lane)
 
     # ------------------------------------------------------------ when
+    @straight
     def published(self, run: Sequence[Node]) -> None:
         """These nodes have new content on the device."""
         if self.manifest.write == "through":
             self.backup(run)
 
+    @straight
     def used(self, node: Node) -> None:
         """A sequence was opened at ``node``: what it reads was hit once more."""
         if not self.counting:
@@ -103,6 +101,7 @@ class LowerTier:
         if due and self.shelf is not None:
             self.shelf.used(due)
 
+    @straight
     def demotes(self, lane: Lane) -> bool:
         """Whether what the device frees of ``lane`` is copied down before it goes, if it is not below already."""
         return self.manifest.write != "selective" and self.by_component[lane.index] is not None
@@ -116,7 +115,7 @@ class LowerTier:
     def gone(self, lane: Lane, nodes: list[Node]) -> list[Node]:
         """Those of ``nodes`` whose end cannot be resumed at with what of ``lane`` lies below either."""
         host = self.by_component[lane.index]
-        if host is None:
+        if host is None or not host.in_tree:
             return nodes
         gone = [node for node in nodes if node.cells[host.index] is None]
         if lane.part.reach.closed_upward or not lane.feeds:

@@ -65,6 +65,7 @@ class Counted(Node):
 
     __slots__ = ("hits", "links")
 
+    @straight
     def __init__(self, parent: Node | None, first: bytes, rest: bytes, end: int, width: int) -> None:
         super().__init__(parent, first, rest, end, width)
         self.hits = 0
