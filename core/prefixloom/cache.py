@@ -24,7 +24,7 @@ from .insert import split
 from .keys import TOKEN_BYTES, Tokens, encode, namespace_of
 from .lane import Lane
 from .lane_path import PathLane
-from .lease import Hold, Lease, acquire
+from .lease import Hold, Lease, acquire, release
 from .opening import open_at
 from .plan import MatchPlan, again, look, tell
 from .pool import Pool
@@ -176,6 +176,9 @@ class Cache(Assembly):
         return lease
 
     @straight
+    def _release(self, lease: Lease) -> None:
+        release(self, lease)
+
     def _current(self, plan: MatchPlan) -> MatchPlan:
         if not isinstance(plan, MatchPlan) or plan._cache is not self:
             raise ProtocolError(f"{plan!r} was not made by this cache")

@@ -104,7 +104,7 @@ class Lease(Hold):
                 ) from self.failed
             raise ProtocolError("this lease was released already")
         cache._enter()
-        release(cache, self)
+        cache._release(self)
         cache._leave("release")
 
     def __enter__(self) -> Lease:
