@@ -145,7 +145,11 @@ class Fuser(Statements):
         self, frame: Frame, inner: Frame, ways: Iterable[ast.Return], given: dict[str, Told],
         into: tuple[str | None, ...],
     ) -> None:  # fmt: skip
-        """Locals of ``inner`` that are called as what they are given to, or were given from where that is over."""
+        """Locals of ``inner`` that are called as what they are given to, or were given from where that is over.
+
+        So nobody may read the one whose name is borrowed before it is given the result: no other argument, no handler
+        does, and of a frame that is over nothing is read at all.
+        """
         handled = source_of(inner.function).handled
         for local, target in results(ways, into, inner.once.keys() - handled).items():
             others = ids(*(expr for each, (expr, _) in given.items() if each != local))
