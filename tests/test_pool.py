@@ -197,15 +197,15 @@ def test_giving_twice_is_caught_for_pages_and_for_states() -> None:
     with pytest.raises(InvariantError, match=f"slot {ids[0]} given back twice"):
         slots.give(ids.tobytes())
     slot = slots.take(1)[0]
-    slots.give_one(slot)
+    slots.give_slots([slot])
     with pytest.raises(InvariantError, match=f"slot {slot} given back twice"):
-        slots.give_one(slot)
+        slots.give_slots([slot])
 
 
 @pytest.mark.parametrize("slot", [-1, 8, 100])
 def test_giving_a_slot_that_does_not_exist_is_caught(slot: int) -> None:
     with pytest.raises(InvariantError, match="never handed out"):
-        pool().give_one(slot)
+        pool().give_slots([slot])
 
 
 @pytest.mark.parametrize("count", [0, 9])

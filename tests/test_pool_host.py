@@ -13,8 +13,9 @@ import torch
 from content import bits, noise
 from prefixloom import Buffer, CompositionError, InputError, InvariantError, Manifest, ProtocolError, pool_host
 from prefixloom.manifest import DTYPE_BYTES, LAYOUTS, Layout
-from prefixloom.pool import Pool, Stage
+from prefixloom.pool import Pool
 from prefixloom.pool_host import DebugHostPool, HostPool, available
+from prefixloom.stages import Stage
 
 UNEQUAL = Manifest(
     [

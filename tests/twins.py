@@ -244,6 +244,10 @@ class Play:
                 first.__exit__(None, None, None)
         return None
 
+    def do_fill(self) -> Any:
+        sequence = self.pick(self.sequences)
+        return None if sequence is None else sequence.fill()
+
     def do_commit(self) -> Any:
         sequence = self.pick(self.sequences)
         short = self.rng.choice((0, 0, 1, 3))
@@ -328,9 +332,9 @@ class Play:
 
 
 WEIGHTS = {
-    "open": 14, "plan": 5, "use": 5, "release": 3, "grow": 12, "append": 9, "step": 18, "nested": 3, "commit": 3,
-    "publish": 10, "rewind": 6, "turn": 16, "close": 8, "evict": 3, "reclaim": 2, "restore": 3, "poll": 1, "drop": 1,
-    "flush": 0.4,
+    "open": 14, "plan": 5, "use": 5, "release": 3, "grow": 12, "append": 9, "step": 18, "nested": 3, "fill": 4,
+    "commit": 5, "publish": 10, "rewind": 6, "turn": 16, "close": 8, "evict": 3, "reclaim": 2, "restore": 3, "poll": 1,
+    "drop": 1, "flush": 0.4,
 }  # fmt: skip
 
 

@@ -34,7 +34,8 @@ from prefixloom_swa import SwaComponent
 TABLE = Path(__file__).with_name("work_table.tsv")
 FIGURES = ("bytecodes", "hooks", "nodes", "read", "blocks", "peak")
 OPERATIONS = (
-    "match cold", "match hot", "open", "grow", "append", "step", "publish", "close", "evict", "evict ten", "turn",
+    "match cold", "match hot", "open", "grow", "append", "step", "publish", "fill", "close", "evict",
+    "evict ten", "turn",
 )  # fmt: skip
 COMPOSITIONS = tuple((comps, tier) for comps in ("F", "FS", "FM", "FSM") for tier in (False, True))
 PAGES = (1, 16)
@@ -142,6 +143,7 @@ def operations(scene: Scene) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "step", lambda: scene.compute(sequence)
     yield "publish", sequence.publish
     sequence.grow(NEW)
+    yield "fill", sequence.fill
     scene.compute(sequence)
     yield "close", sequence.close
     yield "evict", lambda: cache.evict(64)

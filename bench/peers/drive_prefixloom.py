@@ -100,12 +100,10 @@ class Prefixloom(Driver):
         self.compute(request)
 
     def compute(self, sequence: Sequence) -> None:
-        """One forward pass over what is reserved: with running states it goes through a step, which runs their ops."""
+        """One forward pass over what is reserved, of this sequence alone."""
         if self.states:
-            with self.cache.step((sequence,)) as step:
-                step.run_ops()
-        else:
-            sequence.commit()
+            sequence.fill()
+        sequence.commit()
 
     def close(self, request: Sequence) -> None:
         request.close()

@@ -28,6 +28,7 @@ from .lease import Hold, Lease, acquire, release
 from .opening import open_at
 from .plan import MatchPlan, again, look, tell
 from .pool import Pool
+from .refusals import check_states
 from .retention import reclaim
 from .sequence import Sequence
 from .sessions import open_session
@@ -64,8 +65,7 @@ class Cache(Assembly):
         self._streams: dict[Any, Stream] = {}
         self._inline: Stream | None = None  # the one that None stands for, where that is the caller
         self._tables = Tables(self)
-        tier = composition.tier
-        self._tier = None if tier is None else LowerTier(self, tier)
+        self._tier = None if composition.tier is None else LowerTier(self, composition.tier)
         self._all_lanes: tuple[Lane, ...] = self._lanes + (() if self._tier is None else self._tier.lanes)
         self._width = len(self._all_lanes)
         for lane in self._all_lanes:
@@ -397,4 +397,4 @@ def _check_member(cache: Cache, given: Any, role: str) -> None:
         raise ProtocolError(f"{given!r} belongs to another cache")
     given._usable()
     if given._lost and role == "target":
-        given._committable()
+        check_states(given)

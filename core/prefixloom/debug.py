@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from .errors import InvariantError, ProtocolError
-from .pool import Pool, Stage, present
+from .pool import Pool, present
 from .race import Race
+from .stages import Stage
 from .tree import Node
 from .where import site
 

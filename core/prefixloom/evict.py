@@ -96,9 +96,8 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
         lane.evicted += got
         try:
             gone = freed if tier is None else tier.gone(lane, freed)
-            for node in gone if lane.feeds else ():
-                for other in lane.feeds:
-                    other.fall(node, lane)
+            for other in lane.feeds:
+                other.fall(gone, lane)
         finally:  # a reach that is plain Python may raise
             cache._tree.prune_all(freed)
     return got

@@ -46,7 +46,7 @@ OF_POOL_ALONE = ("device", "orderly")
 OF_TREE = ("element_bytes", "kind", "page", "page_bytes", "width")
 OPERATIONS = {
     "cache": ("open", "_open_planned", "match", "lease", "_release", "step", "_evict"),
-    "sequence": ("grow", "append", "commit", "publish", "close"),
+    "sequence": ("grow", "append", "fill", "commit", "publish", "close"),
     "step": ("__enter__", "run_ops", "__exit__"),
 }
 

@@ -15,6 +15,7 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from .holding import Holding, without_absent
+from .leaving import Leaving
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .queues import Link, Queue
 from .straight import straight
@@ -42,12 +43,12 @@ class Cell(Link):
         self.next = None
 
 
-class Lane:
+class Lane(Leaving):
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
     __slots__ = (
-        "closed_upward", "evicted", "feeds", "hooks", "in_tree", "index", "leased", "live", "name", "part", "pool",
-        "queue", "replay", "shared", "sparing",
+        "closed_upward", "feeds", "hooks", "in_tree", "leased", "live", "name", "part", "pool", "replay", "shared",
+        "sparing",
     )  # fmt: skip
 
     holds: type
@@ -68,7 +69,7 @@ class Lane:
         self.queue = queue
         self.in_tree = 0
         self.leased = 0
-        self.evicted = 0  # pages (or slots), ever
+        self.evicted = 0
         self.feeds: tuple[Lane, ...] = ()
         """Lanes whose cell at a node may serve nothing any more once this lane has lost its own."""
         self.sparing: dict[Hold, Any] = {}
@@ -196,78 +197,6 @@ class Lane:
     def rewind(self, holding: Any, length: int) -> None:
         """Give back what lies past ``length`` tokens."""
         raise NotImplementedError
-
-    # ------------------------------------------------------------ eviction
-    @straight
-    def pop_victim(self) -> Any:
-        """The next cell to go, off the queue but not freed; None if nothing may go."""
-        return self.queue.pop()
-
-    @straight
-    def fall(self, node: Node, lost: Lane) -> None:
-        """``lost`` lost its cell at ``node``: free ours, unless it is covered or still serves a boundary."""
-        cell = node.cells[self.index]
-        if cell is None or cell.next is None:
-            return
-        if not lost.closed_upward and lost.deepest(node, node.end)[1] == node.end:
-            return
-        self.queue.drop(cell)
-        pages = self.free_cell(cell)
-        self.evicted += pages
-
-    def size(self, cell: Any) -> int:
-        """Pages (or slots) that freeing ``cell`` gives."""
-        return 1
-
-    def hangs_from(self, cell: Any) -> Any:
-        """The cell without which ``cell`` is worth nothing; None where there is no such thing."""
-        return None
-
-    @straight
-    def leave(self, cell: Any) -> None:
-        """``cell``, off the queue, counts as gone: what it kept from going may be the next victim."""
-
-    def come_back(self, cell: Any) -> None:
-        """``cell`` does not go after all: undo ``leave``, and it was used just now."""
-        self.queue.add(cell)
-
-    def free_left(self, cell: Any) -> int:
-        """Free a cell that has left, and count the pages."""
-        raise NotImplementedError
-
-    @straight
-    def free_cell(self, cell: Any) -> int:
-        """Free a cell that is off the queue, and count the pages."""
-        self.leave(cell)
-        return self.free_left(cell)
-
-    @straight
-    def evict(self, count: int, freed: list[Node]) -> int:
-        """Free at least ``count`` pages if so many may go; the nodes that lost their cell are appended to ``freed``."""
-        got = 0
-        while got < count:
-            cell = self.pop_victim()
-            if cell is None:
-                break
-            freed.append(cell.node)
-            pages = self.free_cell(cell)
-            got += pages
-        return got
-
-    def trim(self, count: int, emptied: list[Node]) -> int:
-        """Free up to about ``count`` pages that no boundary at a node's end or below it can need.
-
-        Nodes that lose their cell by it are added to ``emptied``.
-        """
-        return 0
-
-    def loses_first(self, count: int) -> list[Any]:
-        """The cells that ``trim`` would cut for so many pages."""
-        return []
-
-    def uncovered(self, cell: Any) -> bool:
-        """Whether nothing stands in the way of freeing ``cell``."""
-        return not cell.locks
 
     # ------------------------------------------------------------ who owns what
     def slots_of(self, cell: Any) -> list[int]:

@@ -13,8 +13,9 @@ from .errors import CapacityError
 from .evict import make_room
 from .lane_point import PointLane
 from .ops import run_apart
-from .pool import NO_SLOT, Pool, Stage
+from .pool import NO_SLOT, Pool
 from .queues import Queue
+from .stages import Stage
 from .states import StateHolding
 from .tree import Node
 
@@ -125,13 +126,13 @@ def encode_states(
         slot = lane.pool.take_one()
         lease.claim(flight)
         if any(work.event is None for work in flight.unfinished(lease.fence)):
-            lane.pool.give_one(slot)
+            lane.pool.give_slots([slot])
             cache._skipped_checkpoints += 1
             continue
         try:
             over = run_apart(cache, sequence, lane, "encode", [holding.slot], [slot])
         except BaseException:
-            lane.pool.give_one(slot)
+            lane.pool.give_slots([slot])
             raise
         lane.pool.enter((slot,), Stage.SEALED)
         lane.keep(node, slot)

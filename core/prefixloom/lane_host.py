@@ -147,12 +147,15 @@ class HostLane(Lane):
             above.below += 1
         self.queue.add(cell)
 
-    def free_left(self, cell: HostCell) -> int:
-        cell.node.cells[self.index] = None
+    def detach(self, cell: HostCell, gone: list[int]) -> int:
         self.queue.forget(cell)
-        self.pool.give(array("i", self.slots_of(cell)).tobytes())
-        self.in_tree -= cell.pages
+        cell.node.cells[self.index] = None
+        gone += self.slots_of(cell)
         return cell.pages
+
+    def give_all(self, gone: list[int], pages: int) -> None:
+        self.pool.give_slots(gone)
+        self.in_tree -= pages
 
     def size(self, cell: HostCell) -> int:
         return cell.pages

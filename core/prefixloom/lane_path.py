@@ -273,19 +273,22 @@ class PathLane(PageLane):
         cell.up.below += 1
         self.queue.add(cell)
 
-    def free_left(self, cell: PathCell) -> int:
-        cell.node.cells[self.index] = None
+    def detach(self, cell: PathCell, gone: list[bytes]) -> int:
         self.queue.forget(cell)
-        self.pool.give(cell.data)
-        pages = len(cell.data) // ID_BYTES
-        self.in_tree -= pages
-        return pages
+        cell.node.cells[self.index] = None
+        gone.append(cell.data)
+        return len(cell.data) // ID_BYTES
 
-    def fall(self, node: Node, lost: Lane) -> None:
+    def give_all(self, gone: list[bytes], pages: int) -> None:
+        self.pool.give(b"".join(gone))
+        self.in_tree -= pages
+
+    def fall(self, nodes: list[Node], lost: Lane) -> None:
         """Nodes come from the leaves up: a parent left childless is the next, and one with children stays for them."""
-        cell = node.cells[self.index]
-        if cell is not None and not cell.below:
-            super().fall(node, lost)
+        for node in nodes:
+            cell = node.cells[self.index]
+            if cell is not None and not cell.below:
+                super().fall([node], lost)
 
     @straight
     def evict(self, count: int, freed: list[Node]) -> int:

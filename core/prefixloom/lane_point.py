@@ -179,7 +179,7 @@ class PointLane(Lane):
         """It is not wanted any more; or it did not come to be, and its slot has what it had before."""
         holding.tracks.remove(track)
         if track.complete or track.before < 0:
-            self.pool.give_one(track.slot)
+            self.pool.give_slots([track.slot])
         else:
             track.as_of, track.complete = track.before, True
             holding.tracks.insert(0, track)
@@ -284,16 +284,13 @@ class PointLane(Lane):
         return len(holding.slots())
 
     def close(self, holding: StateHolding) -> None:
-        give = self.live.give_one
         if holding.slot != NO_SLOT:
-            give(holding.slot)
+            self.live.give_slots([holding.slot])
         holding.slot = NO_SLOT
         holding.ready = False
         if isinstance(holding, SteppedHolding):
-            for slot in holding.steps:
-                give(slot)
-            for track in holding.tracks:
-                self.pool.give_one(track.slot)
+            self.live.give_slots(list(holding.steps))
+            self.pool.give_slots([track.slot for track in holding.tracks])
             holding.tracks = []
             holding.steps = ()
 
@@ -342,9 +339,13 @@ class PointLane(Lane):
         return holding.slots()
 
     @straight
-    def free_left(self, cell: Cell) -> int:
-        cell.node.cells[self.index] = None
-        self.pool.give_one(cell.data)
-        self.in_tree -= 1
+    def detach(self, cell: Cell, gone: list[int]) -> int:
         self.queue.forget(cell)
+        cell.node.cells[self.index] = None
+        gone.append(cell.data)
         return 1
+
+    @straight
+    def give_all(self, gone: list[int], pages: int) -> None:
+        self.pool.give_slots(gone)
+        self.in_tree -= pages

@@ -197,13 +197,15 @@ class SlackLane(PageLane):
         return cell.pages
 
     @straight
-    def free_left(self, cell: SpanCell) -> int:
+    def detach(self, cell: SpanCell, gone: list[bytes]) -> int:
+        self.queue.forget(cell)
         self.drop_slack(cell)
         cell.node.cells[self.index] = None
-        data = cell.data
-        pages = cell.pages
-        if pages:
-            self.pool.give(data if len(data) == pages * ID_BYTES else without_absent(data))
-            self.in_tree -= pages
-        self.queue.forget(cell)
-        return pages
+        gone.append(cell.data)
+        return cell.pages
+
+    @straight
+    def give_all(self, gone: list[bytes], pages: int) -> None:
+        data = b"".join(gone)
+        self.pool.give(data if len(data) == pages * ID_BYTES else without_absent(data))
+        self.in_tree -= pages

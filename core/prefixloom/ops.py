@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import PluginError
 from .kernels import index_of
-from .pool import Stage
+from .stages import Stage
 from .straight import straight
 from .values import Op, WalkView
 
@@ -99,18 +99,56 @@ def run_fills(cache: Cache, stream: Stream, sequences: Many[Sequence], due: Batc
     If an op raises, all of the fills are still due.
     """
     for (lane, kind), (src, dst) in due.items():
-        run_kind(cache, stream, lane, kind, src, dst)
-        if cache._debug is not None:
-            lane.live.enter(dst, Stage.SEALED)  # the tree may take it over, if it has lost its own
+        run_fill(cache, stream, lane, kind, src, dst)
     for sequence in sequences:
         if sequence._fills and sequence._lease._cache is not None:
-            records = sequence._lease._records
-            for point in cache._point_lanes:  # a state is covered while its copy is due
-                record = records[point.index]
-                if record is not None:
-                    records[point.index] = None
-                    point.release(record)
-            sequence._fills = []
+            filled(cache, sequence)
+
+
+@straight
+def run_fill(cache: Cache, stream: Stream, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
+    run_kind(cache, stream, lane, kind, src, dst)
+    if cache._debug is not None:
+        lane.live.enter(dst, Stage.SEALED)  # the tree may take it over, if it has lost its own
+
+
+@straight
+def filled(cache: Cache, sequence: Sequence) -> None:
+    """Its fills have run: the sources, which were covered until then, may go."""
+    records = sequence._lease._records
+    for point in cache._point_lanes:
+        record = records[point.index]
+        if record is not None:
+            records[point.index] = None
+            point.release(record)
+    sequence._fills = []
+
+
+@straight
+def fill_alone(cache: Cache, sequence: Sequence, given: Any) -> None:
+    """The fills of a sequence that is in no step, on a stream as ``run_ops`` takes it. If one raises, all stay due."""
+    stream = cache._inline if given is None else None
+    if stream is None or cache._flight.works:
+        _fill_behind(cache, sequence, cache._stream(given))
+        return
+    for lane, holding, kind, source in sequence._fills:
+        src: list[int] = []
+        if source != CLEAR:
+            src.append(source)
+        run_fill(cache, stream, lane, kind, src, [holding.slot])
+    filled(cache, sequence)
+
+
+def _fill_behind(cache: Cache, sequence: Sequence, stream: Stream) -> None:
+    """``fill_alone`` where the stream is another than the caller, or steps are in flight that it may come after."""
+    flight = cache._flight
+    work = flight.begin()
+    work.stream, work.since = stream, stream.tick
+    try:
+        flight.order(work, stream, sequence._lease.fence, sequence)
+        run_fills(cache, stream, (sequence,), batches((sequence,)))
+    finally:
+        flight.end(work, stream, (sequence,), f"fill of {sequence!r}")
 
 
 def run_apart(cache: Cache, sequence: Sequence, lane: Any, kind: str, src: list[int], dst: list[int]) -> bool:

@@ -10,12 +10,10 @@ Whoever takes it sooner gets the fence with it, and is ordered after those steps
 
 from __future__ import annotations
 
-import sys
 import warnings
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
 from typing import Any
 
 from . import layouts
@@ -23,6 +21,7 @@ from .errors import CompositionError, InvariantError, ProtocolError
 from .fence import Fence
 from .handles import Handle
 from .manifest import Layout, Manifest
+from .stages import BEFORE, Stage
 from .straight import straight
 from .where import site
 
@@ -50,8 +49,8 @@ class Pool:
     """
 
     __slots__ = (
-        "_free", "_ordered", "at_hand", "blocks", "buffers", "capacity", "device", "dropped", "entries", "fence",
-        "layout", "manifest", "minted", "name", "orderly", "resets", "retired", "retiring", "unit",
+        "_free", "_ordered", "_view", "at_hand", "blocks", "buffers", "capacity", "device", "dropped", "entries",
+        "fence", "layout", "manifest", "minted", "name", "orderly", "resets", "retired", "retiring", "unit",
     )  # fmt: skip
 
     def __init__(
@@ -67,8 +66,9 @@ class Pool:
         self.layout = layout
         if capacity > MOST_PAGES:
             raise CompositionError(f"pool {name!r} would have {capacity} pages, and {MOST_PAGES} are the most")
-        self._free = array("i", range(capacity))  # the first ``at_hand`` are free; it never changes its length
-        self.at_hand = capacity  # slots that are free at once
+        self._free = array("i", range(capacity))  # the first ``at_hand`` are free at once; its length never changes
+        self._view = memoryview(self._free).cast("B")  # to give back into: of bytes an array would be made first
+        self.at_hand = capacity
         self._ordered = 0  # how many were free when ``take`` last saw to their order
         self.orderly = False  # whether pages that lie side by side are to be handed out together
         self.fence = Fence()
@@ -146,19 +146,21 @@ class Pool:
         if self.fence.stamp:
             self._retire(data)
         else:
-            first = self.at_hand
-            last = first + len(data) // ID_BYTES
-            self._free[first:last] = array("i", data)
-            self.at_hand = last
+            first = self.at_hand * ID_BYTES
+            last = first + len(data)
+            self._view[first:last] = data
+            self.at_hand = last // ID_BYTES
 
     @straight
-    def give_one(self, slot: int) -> None:
+    def give_slots(self, slots: list[int]) -> None:
+        """``give`` of state slots."""
+        ids = array("i", slots)
         if self.fence.stamp:
-            self._retire(slot.to_bytes(ID_BYTES, sys.byteorder))
-        else:
-            last = self.at_hand
-            self._free[last] = slot
-            self.at_hand = last + 1
+            self._retire(ids.tobytes())
+        elif slots:  # what others see into takes no empty slice
+            first = self.at_hand
+            self.at_hand = last = first + len(slots)
+            self._free[first:last] = ids
 
     def _retire(self, data: bytes) -> None:
         self.retired.append((self.fence.stamp, data))
@@ -173,10 +175,11 @@ class Pool:
 
     def _free_again(self, data: bytes) -> None:
         """It does not retire any more."""
-        first = self.at_hand
-        self.at_hand = last = first + len(data) // ID_BYTES
-        self._free[first:last] = array("i", data)
-        self.retiring -= last - first
+        first = self.at_hand * ID_BYTES
+        last = first + len(data)
+        self._view[first:last] = data
+        self.at_hand = last // ID_BYTES
+        self.retiring -= len(data) // ID_BYTES
 
     def _claim(self, count: int) -> None:
         """Make ``count`` slots free at once, as many of those that retire as it takes. Their fence is ``claimed``."""
@@ -192,7 +195,7 @@ class Pool:
 
     def reset(self) -> None:
         """Nothing is owned any more, whoever held it."""
-        self._free = array("i", range(self.capacity))
+        self._free[:] = array("i", range(self.capacity))
         self.at_hand = self.capacity
         self.retired.clear()
         self.retiring = 0
@@ -250,26 +253,6 @@ class Pool:
             clear_slots(self.blocks, dst)
 
 
-class Stage(IntEnum):
-    """A slot's way. A failed step takes it from Writing back to Reserved; a handed-over one is Published for good."""
-
-    FREE = 0
-    RESERVED = 1  # somebody's, without content
-    WRITING = 2  # a step that is open writes it
-    SEALED = 3  # all that writes it has been enqueued: the content is what its owner's tokens say
-    PUBLISHED = 4  # the tree's
-    RETIRED = 5  # nobody's, and a step in flight may still touch it
-
-
-BEFORE: dict[Stage, tuple[Stage, ...]] = {
-    Stage.RESERVED: (Stage.FREE, Stage.RETIRED, Stage.WRITING),
-    Stage.WRITING: (Stage.RESERVED, Stage.WRITING, Stage.SEALED),
-    Stage.SEALED: (Stage.RESERVED, Stage.WRITING, Stage.SEALED),
-    Stage.PUBLISHED: (Stage.SEALED, Stage.PUBLISHED),
-}
-"""From which stages a slot may come to each."""
-
-
 class DebugPool(Pool):
     """A pool that knows the stage of every slot, and how often it was recycled."""
 
@@ -315,9 +298,10 @@ class DebugPool(Pool):
             self._returned(slot)
         super().give(data)
 
-    def give_one(self, slot: int) -> None:
-        self._returned(slot)
-        super().give_one(slot)
+    def give_slots(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._returned(slot)
+        super().give_slots(slots)
 
     def settle(self, over: int) -> None:
         super().settle(over)

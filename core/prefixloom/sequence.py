@@ -18,7 +18,8 @@ from .handles import Handle
 from .insert import publish, publish_end, publish_on, stops
 from .keys import TOKEN_BYTES, Elements, Named, Tokens, encode
 from .lease import Hold, ended, release
-from .ops import Fill
+from .ops import Fill, fill_alone
+from .refusals import check_alone, check_states, why_ended
 from .restore import Restored, restore_and_fetch
 from .retention import commit, retain_published
 from .rewind import rewind
@@ -97,14 +98,7 @@ class Sequence(Named, Handle):
         """The cache, if the sequence may still be used."""
         cache = self._lease._cache
         if cache is None:
-            if self._lease.failed is not None:
-                raise ProtocolError(
-                    f"{self!r} ended when a step or copy failed that it was in or had read from, or its publication "
-                    f"did: open it again"
-                ) from self._lease.failed
-            if self._lease._flushes != self._cache._flushes:
-                raise ProtocolError(f"{self!r} was made before the cache was flushed: open it again")
-            raise ProtocolError(f"{self!r} is closed")
+            raise why_ended(self) from self._lease.failed
         if cache._guarded:
             cache._enter()
         return cache
@@ -249,6 +243,22 @@ class Sequence(Named, Handle):
             cache._leave("append")
 
     @straight
+    def fill(self, stream: Any = None) -> None:
+        """Give the running states their content outside of steps, for whoever computes this sequence alone.
+
+        Its layers are ordered by ``stream`` and nothing else. ``commit`` then tells what was computed.
+        """
+        cache = self._cache
+        if self._lease._cache is None or cache._guarded:
+            self._usable()
+        if self._steps or self._lost or cache._plugin_ops:
+            check_alone(self)
+        if self._fills:
+            fill_alone(cache, self, stream)
+        if cache._debug is not None:
+            cache._leave("fill")
+
+    @straight
     def commit(self, upto: int | None = None) -> None:
         """The content up to ``upto`` (default: all that is reserved) has been computed. A step's end does this."""
         cache = self._cache
@@ -264,7 +274,7 @@ class Sequence(Named, Handle):
                 f"(grow reserves)"
             )
         if self._fills or self._lost:
-            self._committable()
+            check_states(self)
         if cache._debug is not None:
             cache._debug.arrived(self, self.committed, upto)
         if cache._retaining:
@@ -273,16 +283,6 @@ class Sequence(Named, Handle):
             self.committed = upto
         if cache._debug is not None:
             cache._leave("commit")
-
-    def _committable(self) -> None:
-        """Refuse to build on a running state that is not there."""
-        if self._lost:
-            raise ProtocolError(
-                f"{self!r}: a step that failed may have written half a state of component {self._states[0][0].name!r}. "
-                f"Abort the sequence and open it again; what it published is still there"
-            )
-        if self._fills:
-            raise ProtocolError(f"{self!r} has ops that have not run: commit through cache.step(...)")
 
     @straight
     def publish(self, upto: int | None = None) -> int:

@@ -17,8 +17,9 @@ from .errors import CapacityError, InputError, ProtocolError
 from .evict import make_room
 from .gates import Gates
 from .ops import INTS, Batches, batches, deferred_ops, run_fills, run_kind, run_op, select_states
-from .pool import Stage
+from .refusals import check_states
 from .retention import commit
+from .stages import Stage
 from .states import SteppedHolding
 from .straight import straight
 from .values import Op
@@ -353,8 +354,7 @@ class Step:
                         f"{sequence!r}: this step computed from {start} on, and the step before it failed or has not "
                         f"ended"
                     )
-                if sequence._fills or sequence._lost:
-                    sequence._committable()
+                check_states(sequence)
 
     def _run_tracks(self, stream: Stream) -> None:
         """Keep the checkpoints that are due, each in its slot; but not of a running state that is a device's choice."""

@@ -22,9 +22,9 @@ from .errors import InvariantError
 from .lane_host import HostLane, HostPages, HostStates, Moves, copy_between, layer_groups
 from .lease import Hold, inert
 from .over_tiers import usable
-from .pool import Stage
 from .pool_host import DebugHostPool, HostPool
 from .shelf import Shelf
+from .stages import Stage
 from .straight import straight
 from .streams import Stream, ThreadStream
 from .transfers import COPY, on_path, plan_of, proposed, tell

@@ -169,10 +169,10 @@ def watch(pool: Any, out: set[int], patch: pytest.MonkeyPatch) -> None:
             out.difference_update(array("i", data))
             super().give(data)
 
-        def give_one(self, slot: int) -> None:
-            assert slot in out
-            out.discard(slot)
-            super().give_one(slot)
+        def give_slots(self, slots: list[int]) -> None:
+            assert set(slots) <= out
+            out.difference_update(slots)
+            super().give_slots(slots)
 
     pool.__class__ = Watched
 

@@ -202,6 +202,13 @@ def sequence_anchor(sequence: Any) -> Any:
     return sequence._lease._node
 
 
+def needs_a_step(sequence: Any) -> bool:
+    """Whether plugins have, or may have, ops of their own for its layers."""
+    cache = sequence._cache
+    asked = any(lane.hooks.deferred_forward_ops is not None for lane in cache._lanes)
+    return asked or bool(cache._match_hooks and sequence._claimed_ops)
+
+
 def has_ops(step: Any) -> bool:
     """Whether plugins have ops of their own for a step."""
     return bool(step._plugins)

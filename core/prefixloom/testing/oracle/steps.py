@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import CapacityError, InputError, PluginError, ProtocolError
 from ..memory import POISON
-from .backdoor import has_ops, hold, unfilled
+from .backdoor import has_ops, hold, needs_a_step, unfilled
 from .sets import Facts, Running
 from .world import World
 
@@ -267,13 +267,21 @@ class Steps(World):
                         self.slots[f.name].write(slot, 0, POISON)
 
     def do_commit(self, number: int, short: int) -> None:
-        """Commit all that is reserved but ``short`` tokens."""
+        """Commit all that is reserved but ``short`` tokens, outside of a step; if it is odd, fill states first."""
         run = self.pick(number)
         if run is None:
             return
         if run.pending:
             self.refused("commit before ops", ProtocolError, run.sequence.commit)
-            return
+            if not short % 2:
+                return
+            if self.lost(run) or needs_a_step(run.sequence):
+                self.refused("fill of what needs a step", ProtocolError, run.sequence.fill)
+                return
+            run.sequence.fill()
+            run.pending, run.sourced = set(), set()
+            self.settle("fill")
+            self.count("filled alone")
         if self.lost(run):
             self.refused("commit on a lost state", ProtocolError, run.sequence.commit)
             return

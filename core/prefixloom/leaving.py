@@ -1,0 +1,126 @@
+"""Leaving: how cells go from a lane, whichever its kind.
+
+A cell that is to go is off the queue first. Then it *leaves*, so that what it kept from going may follow; is *detached*
+from its node, which gathers what it had; and what was gathered is given back at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .straight import straight
+
+if TYPE_CHECKING:
+    from .lane import Lane
+    from .queues import Queue
+    from .tree import Node
+
+
+class Leaving:
+    """The part of a lane that eviction asks."""
+
+    __slots__ = ("evicted", "index", "queue")
+
+    index: int
+    queue: Queue
+    evicted: int
+    """Pages (or slots), ever."""
+
+    @straight
+    def pop_victim(self) -> Any:
+        """The next cell to go, off the queue but not freed; None if nothing may go."""
+        return self.queue.pop()
+
+    @straight
+    def fall(self, nodes: list[Node], lost: Lane) -> None:
+        """``lost`` lost its cells at ``nodes``: free ours, but for what is covered or still serves a boundary."""
+        gone: list[Any] = []
+        pages = 0
+        try:
+            for node in nodes:
+                cell = node.cells[self.index]
+                if cell is None or cell.next is None:
+                    continue
+                if not lost.closed_upward and lost.deepest(node, node.end)[1] == node.end:
+                    continue
+                self.queue.drop(cell)
+                self.leave(cell)
+                more = self.detach(cell, gone)
+                pages += more
+        finally:  # a reach that is plain Python may raise
+            if pages:
+                self.give_all(gone, pages)
+                self.evicted += pages
+
+    def size(self, cell: Any) -> int:
+        """Pages (or slots) that freeing ``cell`` gives."""
+        return 1
+
+    def hangs_from(self, cell: Any) -> Any:
+        """The cell without which ``cell`` is worth nothing; None where there is no such thing."""
+        return None
+
+    @straight
+    def leave(self, cell: Any) -> None:
+        """``cell``, off the queue, counts as gone: what it kept from going may be the next victim."""
+
+    def come_back(self, cell: Any) -> None:
+        """``cell`` does not go after all: undo ``leave``, and it was used just now."""
+        self.queue.add(cell)
+
+    def detach(self, cell: Any, gone: list[Any]) -> int:
+        """Take a cell that has left from its node, what it had to ``gone``, and count the pages."""
+        raise NotImplementedError
+
+    def give_all(self, gone: list[Any], pages: int) -> None:
+        """Free what ``detach`` gathered, so many pages."""
+        raise NotImplementedError
+
+    @straight
+    def free_left(self, cell: Any) -> int:
+        """Free a cell that has left, and count the pages."""
+        gone: list[Any] = []
+        pages = self.detach(cell, gone)
+        if pages:
+            self.give_all(gone, pages)
+        return pages
+
+    @straight
+    def free_cell(self, cell: Any) -> int:
+        """Free a cell that is off the queue, and count the pages."""
+        self.leave(cell)
+        return self.free_left(cell)
+
+    @straight
+    def evict(self, count: int, freed: list[Node]) -> int:
+        """Free at least ``count`` pages if so many may go; the nodes that lost their cell are appended to ``freed``."""
+        gone: list[Any] = []
+        got = 0
+        try:
+            while got < count:
+                cell = self.pop_victim()
+                if cell is None:
+                    break
+                freed.append(cell.node)
+                self.leave(cell)
+                pages = self.detach(cell, gone)
+                got += pages
+        finally:
+            if got:
+                self.give_all(gone, got)
+        return got
+
+    def trim(self, count: int, emptied: list[Node]) -> int:
+        """Free up to about ``count`` pages that no boundary at a node's end or below it can need.
+
+        Nodes that lose their cell by it are added to ``emptied``.
+        """
+        return 0
+
+    def loses_first(self, count: int) -> list[Any]:
+        """The cells that ``trim`` would cut for so many pages."""
+        return []
+
+    def uncovered(self, cell: Any) -> bool:
+        """Whether nothing stands in the way of freeing ``cell``."""
+        return not cell.locks
