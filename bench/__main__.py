@@ -7,8 +7,8 @@ Each side is a process of its own and runs each workload in every round, in turn
 other. The other commit is checked out into a temporary folder; both run this checkout's scripts. Compare medians in
 one run, and look at the spread: what lies within it is no difference.
 
-Beside the peers, the sides are ours (the installed plugins; with a host tier that is idle; with a stranger's
-components) and those of SGLang and vLLM that can be imported; see peers/ and docs/performance.md.
+Beside the peers, the sides are ours (the installed plugins; in steps; with a host tier that is idle; with a
+stranger's components) and those of SGLang and vLLM that can be imported; see peers/ and docs/performance.md.
 """
 
 from __future__ import annotations

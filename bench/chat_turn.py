@@ -1,8 +1,9 @@
-"""What a chat turn costs the scheduling thread, phase by phase: ``python bench/chat_turn.py [--bytecodes]``.
+"""What a chat turn costs the scheduling thread, phase by phase: ``python bench/chat_turn.py [--bytecodes] [--steps]``.
 
 Conversations that share a system prompt take turns in random order, in pools that hold three tenths of all their
 tokens. Each turn opens its whole history, grows, names the answer, computes and closes. Thread CPU time in
 microseconds, medians; or, with ``--bytecodes``, what the interpreter executed per turn, which is the same in every run.
+A sequence is computed alone (``fill`` and ``commit``), or with ``--steps`` in a step.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from peers.drive_prefixloom import Prefixloom
+from peers.drive_prefixloom import InSteps, Prefixloom
 
 from prefixloom import Tokens, encode
 
-PHASES = ("open", "grow", "append", "step", "close")
+PHASES = ("open", "grow", "append", "compute", "close")
 Turn = tuple[list[int], list[int]]
 
 
@@ -108,11 +109,12 @@ def main() -> None:
     parser.add_argument("--comps", nargs="*", default=["F", "FS", "FM", "FSM"])
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--bytecodes", action="store_true")
+    parser.add_argument("--steps", action="store_true", help="compute in steps, as an engine does")
     parser.add_argument("--functions", type=int, default=0, help="with --bytecodes: so many functions, the most first")
     given = parser.parse_args()
     turns, total = trace(given.conversations, 10)
     for comps in given.comps:
-        driver = Prefixloom(comps, 16, total * 3 // 10, 3 * given.conversations, 1024)
+        driver = (InSteps if given.steps else Prefixloom)(comps, 16, total * 3 // 10, 3 * given.conversations, 1024)
         gc.collect()
         gc.disable()
         if given.bytecodes:

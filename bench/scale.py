@@ -64,7 +64,7 @@ class Tree:
             "match": lambda: self.driver.cache.match(tokens),
             "open": lambda: found.append(self.driver.cache.open(tokens)),
             "grow": lambda: found[0].grow(found[0].named - found[0].reserved),
-            "step": lambda: self.driver.compute(found[0]),
+            "compute": lambda: self.driver.compute(found[0]),
             "publish": lambda: found[0].publish(),
             "close": lambda: found[0].close(),
         }

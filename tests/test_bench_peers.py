@@ -37,7 +37,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("comps", ["F", "FS", "FM", "FSM"])
-@pytest.mark.parametrize("side", ["prefixloom", "tier idle", "stranger's"])
+@pytest.mark.parametrize("side", ["prefixloom", "in steps", "tier idle", "stranger's"])
 def test_each_of_our_sides_goes_through_every_row(part: Callable[[str], Any], side: str, comps: str) -> None:
     rows = part("rows")
     made = part("").load(side)
@@ -70,7 +70,7 @@ def test_our_sides_hit_alike_and_leave_nothing_protected(part: Callable[[str], A
             assert figures.evicted > 0, name  # there was pressure
         tier = stats.tier
         assert tier is None or set(tier.cached.values()) == {0}, "the idle tier was used"
-    assert hits["prefixloom"] == hits["stranger's"] > 0
+    assert hits["prefixloom"] == hits["stranger's"] == hits["in steps"] > 0
     assert (
         hits["tier idle"] > 0
     )  # above a tier, what serves nothing more is kept for a while: not the same to the token

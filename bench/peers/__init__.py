@@ -14,10 +14,12 @@ __all__ = ["NOT_THE_SAME", "OURS", "PEERS", "SIDES", "Driver", "Missing", "load"
 
 OURS = {
     "prefixloom": "peers.drive_prefixloom:Prefixloom",
+    "in steps": "peers.drive_prefixloom:InSteps",
     "tier idle": "peers.drive_prefixloom:WithIdleTier",
     "stranger's": "peers.drive_prefixloom:Strangers",
 }
-"""The installed plugins; with a host tier that is composed and never used; a stranger's components in their place."""
+"""The installed plugins; each forward pass in a step; with a host tier that is composed and never used; a stranger's
+components in their place."""
 
 PEERS = {
     "SGLang Rust": "peers.drive_sglang:RustCore",

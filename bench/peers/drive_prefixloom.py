@@ -132,6 +132,14 @@ class Prefixloom(Driver):
         return self.cache.evict(tokens)[self.lead] * self.page
 
 
+class InSteps(Prefixloom):
+    """Each forward pass in a step, whatever the composition, as an engine does that computes several at once."""
+
+    def compute(self, sequence: Sequence) -> None:
+        with self.cache.step((sequence,)) as step:
+            step.run_ops()
+
+
 class WithIdleTier(Prefixloom):
     """With a host tier, to which nothing is ever copied."""
 

@@ -15,7 +15,7 @@ from .assembly import Assembly
 from .debug import Debug
 from .dropped import Dropped
 from .errors import InputError, ProtocolError
-from .evict import evict
+from .evict import evict, evict_told
 from .flight import Flight
 from .flushing import forget_everything
 from .fused import fuse
@@ -291,19 +291,21 @@ class Cache(Assembly):
         """
         if self._guarded:
             self._enter()
-        if need.__class__ is int and need >= 0:
-            wanted: list[tuple[Lane, int]] = [(lane, -(-need // lane.page)) for lane in self._page_lanes if need]
-        else:
-            told = self._wanted(need)
-            wanted = [(lane, told[lane.name]) for lane in self._lanes if told.get(lane.name)]
-        before = [lane.evicted for lane in self._lanes]
-        for lane, count in wanted:
-            missing = count - lane.evicted + before[lane.index]  # some went with another's
-            if missing > 0:
-                self._evict(lane, missing)
+        out: dict[str, int] = {}
+        if need.__class__ is not int or need < 0:
+            out = evict_told(self, need)
+        elif need:
+            for lane in self._page_lanes:
+                out[lane.name] = lane.evicted
+            for lane in self._page_lanes:
+                missing = -(-need // lane.page) - lane.evicted + out[lane.name]  # some went with another's
+                if missing > 0:
+                    evict(self, lane, missing)
+            for lane in self._page_lanes:
+                out[lane.name] = lane.evicted - out[lane.name]
         if self._debug is not None:
             self._leave("evict")
-        return {lane.name: lane.evicted - before[lane.index] for lane, _ in wanted}
+        return out
 
     @straight
     def _evict(self, lane: Lane, count: int) -> int:
@@ -312,15 +314,6 @@ class Cache(Assembly):
             if own is lane:
                 return evict(self, own, count)
         return 0
-
-    def _wanted(self, need: object) -> Mapping[str, int]:
-        if not isinstance(need, Mapping):
-            raise InputError(f"evict takes a number of tokens from 0 up, or a mapping by component; got {need!r}")
-        for name, count in need.items():
-            self._lane(name)
-            if count.__class__ is not int or count < 0:
-                raise InputError(f"evict takes numbers from 0 up, got {count!r} for {name!r}")
-        return need
 
     def reclaim(self) -> dict[str, int]:
         """Have running sequences give back at once what they keep only because there is room; pages by component."""

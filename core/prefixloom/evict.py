@@ -6,10 +6,10 @@ Victims are of one component. What of others can serve no boundary without them 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import CapacityError, Shortage
+from .errors import CapacityError, InputError, Shortage
 from .retention import reclaim
 from .straight import straight
 from .values import Claim, NodeView
@@ -101,6 +101,23 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
         finally:  # a reach that is plain Python may raise
             cache._tree.prune_all(freed)
     return got
+
+
+def evict_told(cache: Cache, need: object) -> dict[str, int]:
+    """Free so many pages (slots) by component; those that were freed."""
+    if not isinstance(need, Mapping):
+        raise InputError(f"evict takes a number of tokens from 0 up, or a mapping by component; got {need!r}")
+    for name, count in need.items():
+        cache._lane(name)
+        if count.__class__ is not int or count < 0:
+            raise InputError(f"evict takes numbers from 0 up, got {count!r} for {name!r}")
+    lanes = [lane for lane in cache._lanes if need.get(lane.name)]
+    before = {lane: lane.evicted for lane in lanes}
+    for lane in lanes:
+        missing = need[lane.name] - lane.evicted + before[lane]  # some went with another's
+        if missing > 0:
+            cache._evict(lane, missing)
+    return {lane.name: lane.evicted - before[lane] for lane in lanes}
 
 
 def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> int:

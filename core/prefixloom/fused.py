@@ -45,7 +45,7 @@ OF_POOL_ALONE = ("device", "orderly")
 """The same where there is no tier, whose first copy brings pools in order."""
 OF_TREE = ("element_bytes", "kind", "page", "page_bytes", "width")
 OPERATIONS = {
-    "cache": ("open", "_open_planned", "match", "lease", "_release", "step", "_evict"),
+    "cache": ("open", "_open_planned", "match", "lease", "_release", "step", "evict", "_evict"),
     "sequence": ("grow", "append", "fill", "commit", "publish", "close"),
     "step": ("__enter__", "run_ops", "__exit__"),
 }

@@ -118,7 +118,7 @@ class ListQueue(Queue):
         after = cell.next
         end.next = after
         after.prev = end
-        cell.prev = cell.next = None
+        cell.next = None
         return cell
 
     @straight

@@ -178,7 +178,7 @@ class Tree:
             if not key.startswith(rest, second):
                 inside = child
                 break
-            at = second + len(rest)
+            at = child.end * self.element_bytes
             node = child
             kids = child.kids
         if inside is None:
