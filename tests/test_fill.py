@@ -172,6 +172,24 @@ def test_it_comes_after_the_step_that_wrote_what_it_copies() -> None:
     settle(cache)
 
 
+def test_layers_come_after_the_step_that_wrote_the_pages_that_they_read_also_without_states() -> None:
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a", "b")
+    order: list[str] = []
+    first = cache.open(TOKENS[:8])
+    first.grow(8)
+    enqueue(sim["a"], first, work=lambda: order.append("written"))
+    first.close()
+    with cache.open(TOKENS, leave=1) as second:
+        assert second.ready == 8
+        second.fill(sim["b"])
+        sim["b"].run(lambda: order.append("read"))
+        assert not sim["b"].ready, "the layers wait"
+        sim.drain()
+        assert order == ["written", "read"]
+    settle(cache)
+
+
 def test_into_a_slot_that_an_open_step_may_still_write_it_is_refused_and_stays_due() -> None:
     cache = hybrid(slots=2)
     cached(cache, TOKENS[:8], 5)

@@ -57,7 +57,6 @@ class Prefixloom(Driver):
         self, comps: str = "F", page: int = 16, tokens: int = 1 << 20, states: int = 4096, window: int = 1024
     ) -> None:
         super().__init__(comps, page, tokens, states, window)
-        self.states = "M" in comps
         self.lead = NAMES[comps[0]]
         self.cache = self.compose(tokens, states, window)
 
@@ -101,8 +100,7 @@ class Prefixloom(Driver):
 
     def compute(self, sequence: Sequence) -> None:
         """One forward pass over what is reserved, of this sequence alone."""
-        if self.states:
-            sequence.fill()
+        sequence.fill()
         sequence.commit()
 
     def close(self, request: Sequence) -> None:

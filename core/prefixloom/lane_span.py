@@ -388,10 +388,12 @@ class SpanLane(SlackLane):
             holding.changed = base
         holding.base = page
 
+    @straight
     def read_covered(self, holding: RetainedHolding, record: Any, boundary: int) -> None:
         """Above a hole (what arrived was not all) the lease covers nothing, so nothing is read there any more."""
-        first = boundary if record is None else boundary - record[1]
-        self.forget(holding, min(first // self.page, holding.owned))
+        page = min((boundary if record is None else boundary - record[1]) // self.page, holding.owned)
+        if page > holding.base:
+            self.forget(holding, page)
 
     @straight
     def passed(self, holding: Holding, boundary: int) -> bool:

@@ -140,7 +140,7 @@ def fill_alone(cache: Cache, sequence: Sequence, given: Any) -> None:
 
 
 def _fill_behind(cache: Cache, sequence: Sequence, stream: Stream) -> None:
-    """``fill_alone`` where the stream is another than the caller, or steps are in flight that it may come after."""
+    """``fill_alone`` where the stream is another than the caller, or work is in flight that it may come after."""
     flight = cache._flight
     work = flight.begin()
     work.stream, work.since = stream, stream.tick

@@ -181,8 +181,10 @@ def tell(
     plan.limited_by = limited_by
     plan.branch = branch
     if cache._asks_more:
-        limit = plan._limit
-        complete(cache, plan, walked_to, walked if walked < limit else limit)
+        boundary = walked
+        if boundary > plan._most:
+            boundary = plan._limit
+        complete(cache, plan, walked_to, boundary)
 
 
 @straight

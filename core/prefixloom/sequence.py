@@ -244,16 +244,16 @@ class Sequence(Named, Handle):
 
     @straight
     def fill(self, stream: Any = None) -> None:
-        """Give the running states their content outside of steps, for whoever computes this sequence alone.
+        """Outside of steps: give the running states their content on ``stream``, before layers that run there as well.
 
-        Its layers are ordered by ``stream`` and nothing else. ``commit`` then tells what was computed.
+        They come after all that may still write what they read; what comes after them is ordered by ``stream`` alone.
         """
         cache = self._cache
         if self._lease._cache is None or cache._guarded:
             self._usable()
         if self._steps or self._lost or cache._plugin_ops:
             check_alone(self)
-        if self._fills:
+        if self._fills or cache._flight.works:
             fill_alone(cache, self, stream)
         if cache._debug is not None:
             cache._leave("fill")

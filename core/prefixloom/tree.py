@@ -243,11 +243,12 @@ class Tree:
                 break
             kids: Any = parent.kids
             del kids[node.first]
-            if not kids:
-                parent.kids = None
             node.first = b""
             self.nodes -= 1
             lost = True
+            if kids:
+                break
+            parent.kids = None
             node = parent
         return lost
 
