@@ -80,6 +80,7 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
         asking = True
         tier.losing(lane, lane.loses_first(count))
     got = 0
+    before = lane.in_tree
     try:
         if lane.retains:
             got = lane.trim(count, emptied)
@@ -93,7 +94,7 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
         cache._epoch += 1
         if emptied:
             cache._tree.prune_all(emptied)
-        lane.evicted += got
+        lane.evicted += before - lane.in_tree
         try:
             gone = freed if tier is None else tier.gone(lane, freed)
             for other in lane.feeds:

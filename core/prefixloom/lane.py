@@ -47,7 +47,7 @@ class Lane(Leaving):
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
     __slots__ = (
-        "closed_upward", "feeds", "hooks", "in_tree", "leased", "live", "name", "part", "pool", "replay", "shared",
+        "closed_upward", "feeds", "hooks", "leased", "live", "name", "part", "pool", "replay", "shared",
         "sparing",
     )  # fmt: skip
 

@@ -148,14 +148,15 @@ class HostLane(Lane):
         self.queue.add(cell)
 
     def detach(self, cell: HostCell, gone: list[int]) -> int:
-        self.queue.forget(cell)
+        slots = self.slots_of(cell)
         cell.node.cells[self.index] = None
-        gone += self.slots_of(cell)
+        gone += slots
+        self.queue.forget(cell)
         return cell.pages
 
-    def give_all(self, gone: list[int], pages: int) -> None:
+    def give_all(self, gone: list[int]) -> None:
         self.pool.give_slots(gone)
-        self.in_tree -= pages
+        self.in_tree -= len(gone)
 
     def size(self, cell: HostCell) -> int:
         return cell.pages

@@ -340,12 +340,12 @@ class PointLane(Lane):
 
     @straight
     def detach(self, cell: Cell, gone: list[int]) -> int:
-        self.queue.forget(cell)
         cell.node.cells[self.index] = None
         gone.append(cell.data)
+        self.queue.forget(cell)
         return 1
 
     @straight
-    def give_all(self, gone: list[int], pages: int) -> None:
+    def give_all(self, gone: list[int]) -> None:
         self.pool.give_slots(gone)
-        self.in_tree -= pages
+        self.in_tree -= len(gone)

@@ -198,14 +198,16 @@ class SlackLane(PageLane):
 
     @straight
     def detach(self, cell: SpanCell, gone: list[bytes]) -> int:
-        self.queue.forget(cell)
         self.drop_slack(cell)
         cell.node.cells[self.index] = None
         gone.append(cell.data)
+        self.queue.forget(cell)
         return cell.pages
 
     @straight
-    def give_all(self, gone: list[bytes], pages: int) -> None:
+    def give_all(self, gone: list[bytes]) -> None:
         data = b"".join(gone)
-        self.pool.give(data if len(data) == pages * ID_BYTES else without_absent(data))
-        self.in_tree -= pages
+        if ABSENT_BYTES in data:
+            data = without_absent(data)
+        self.pool.give(data)
+        self.in_tree -= len(data) // ID_BYTES

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 class Leaving:
     """The part of a lane that eviction asks."""
 
-    __slots__ = ("evicted", "index", "queue")
+    __slots__ = ("evicted", "in_tree", "index", "queue")
 
     index: int
     queue: Queue
+    in_tree: int
     evicted: int
     """Pages (or slots), ever."""
 
@@ -35,7 +36,7 @@ class Leaving:
     def fall(self, nodes: list[Node], lost: Lane) -> None:
         """``lost`` lost its cells at ``nodes``: free ours, but for what is covered or still serves a boundary."""
         gone: list[Any] = []
-        pages = 0
+        before = self.in_tree
         try:
             for node in nodes:
                 cell = node.cells[self.index]
@@ -45,12 +46,11 @@ class Leaving:
                     continue
                 self.queue.drop(cell)
                 self.leave(cell)
-                more = self.detach(cell, gone)
-                pages += more
-        finally:  # a reach that is plain Python may raise
-            if pages:
-                self.give_all(gone, pages)
-                self.evicted += pages
+                self.detach(cell, gone)
+        finally:  # a reach that is plain Python may raise, and so may a queue of somebody else's
+            if gone:
+                self.give_all(gone)
+                self.evicted += before - self.in_tree
 
     def size(self, cell: Any) -> int:
         """Pages (or slots) that freeing ``cell`` gives."""
@@ -69,20 +69,25 @@ class Leaving:
         self.queue.add(cell)
 
     def detach(self, cell: Any, gone: list[Any]) -> int:
-        """Take a cell that has left from its node, what it had to ``gone``, and count the pages."""
+        """Take a cell that has left from its node, what it had to ``gone``, and count the pages.
+
+        The queue is told last: if it raises, the cell has gone nevertheless.
+        """
         raise NotImplementedError
 
-    def give_all(self, gone: list[Any], pages: int) -> None:
-        """Free what ``detach`` gathered, so many pages."""
+    def give_all(self, gone: list[Any]) -> None:
+        """Free what ``detach`` gathered."""
         raise NotImplementedError
 
     @straight
     def free_left(self, cell: Any) -> int:
         """Free a cell that has left, and count the pages."""
         gone: list[Any] = []
-        pages = self.detach(cell, gone)
-        if pages:
-            self.give_all(gone, pages)
+        try:
+            pages = self.detach(cell, gone)
+        finally:
+            if gone:
+                self.give_all(gone)
         return pages
 
     @straight
@@ -106,8 +111,8 @@ class Leaving:
                 pages = self.detach(cell, gone)
                 got += pages
         finally:
-            if got:
-                self.give_all(gone, got)
+            if gone:
+                self.give_all(gone)
         return got
 
     def trim(self, count: int, emptied: list[Node]) -> int:

@@ -1,0 +1,74 @@
+"""A queue of somebody else's that raises while cells leave: nothing is lost, and what has gone is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from helpers import cache_of, owners, part, run
+from prefixloom import Component, Path, Point, Window
+from prefixloom.policy import EvictionPolicy
+from prefixloom.queues import ListQueue
+
+COMPOSITIONS = {
+    "path": {"path": Path()},
+    "paths": {"path": Path(), "other": Path(), "state": Point()},
+    "window": {"window": Window(10), "state": Point()},
+    "hybrid": {"path": Path(), "window": Window(10), "state": Point()},
+}
+
+
+class Told(Exception):
+    pass
+
+
+def raising(what: str, calls: int) -> tuple[EvictionPolicy, dict[str, int]]:
+    """A policy whose queues raise at the call of that number of ``what``, once it is armed."""
+    left = {"calls": 0, "raise": calls}
+
+    class Raising(ListQueue):
+        def asked(self, name: str) -> None:
+            if left["calls"] and name == what:
+                left["calls"] -= 1
+                if not left["calls"]:
+                    raise Told
+
+        def pop(self) -> Any:
+            self.asked("pop")
+            return super().pop()
+
+        def forget(self, cell: Any) -> None:
+            self.asked("forget")
+            super().forget(cell)
+
+    return EvictionPolicy("raising", make=Raising), left
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 5])
+@pytest.mark.parametrize("what", ["pop", "forget"])
+@pytest.mark.parametrize("lane", ["path", "window", "state"])
+@pytest.mark.parametrize("kinds", COMPOSITIONS)
+def test_a_queue_that_raises_while_cells_leave_loses_nothing(kinds: str, lane: str, what: str, calls: int) -> None:
+    reaches = COMPOSITIONS[kinds]
+    if lane not in reaches:
+        pytest.skip("no such component")
+    policy, left = raising(what, calls)
+    parts: list[Component] = [part(name, reach) for name, reach in reaches.items()]
+    cache = cache_of(*parts, policy=policy, slots=16, debug=False)
+    for number in range(4):
+        with cache.open([1, 2, 3, 4] + [number] * 20) as sequence:
+            for end in (8, 16, 24):
+                run(sequence, end - sequence.reserved)
+                sequence.publish()
+    free = {name: cache.pool(name).free for name in reaches}
+    left["calls"] = left["raise"]
+    with pytest.raises(Told):
+        cache.evict({lane: 256})
+    left["calls"] = 0
+    owners(cache, [])
+    for name, figures in cache.stats().components.items():
+        assert figures.running == 0, f"{name}: in the books and not in the tree"
+        assert figures.evicted == figures.free - free[name], f"{name}: what went by then has gone"
+    cache.evict(dict.fromkeys(reaches, 256))
+    assert [figures.cached for figures in cache.stats().components.values()] == [0] * len(reaches), "all may still go"
