@@ -154,9 +154,10 @@ class HostLane(Lane):
         self.queue.forget(cell)
         return cell.pages
 
-    def give_all(self, gone: list[int]) -> None:
+    def give_all(self, gone: list[int], pages: int) -> int:
         self.pool.give_slots(gone)
         self.in_tree -= len(gone)
+        return len(gone)
 
     def size(self, cell: HostCell) -> int:
         return cell.pages

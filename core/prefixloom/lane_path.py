@@ -280,10 +280,12 @@ class PathLane(PageLane):
         return len(cell.data) // ID_BYTES
 
     @straight
-    def give_all(self, gone: list[bytes]) -> None:
+    def give_all(self, gone: list[bytes], pages: int) -> int:
         data = b"".join(gone)
+        pages = len(data) // ID_BYTES
         self.pool.give(data)
-        self.in_tree -= len(data) // ID_BYTES
+        self.in_tree -= pages
+        return pages
 
     def fall(self, nodes: list[Node], lost: Lane) -> None:
         """Nodes come from the leaves up: a parent left childless is the next, and one with children stays for them."""
@@ -295,42 +297,37 @@ class PathLane(PageLane):
     @straight
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue
-        plain = queue.__class__ is ListQueue
+        if queue.__class__ is not ListQueue:  # one of somebody else's, which may raise, and is told of each
+            return super().evict(count, freed)
         i = self.index
         wanted = count * ID_BYTES
         got = 0
         out: list[bytes] = []
-        told: list[PathCell] = []  # the queue is, last of all
-        try:
-            while got < wanted:
-                cell: PathCell | None = queue.pop()
-                if cell is None:
+        while got < wanted:
+            cell: PathCell | None = queue.pop()
+            if cell is None:
+                break
+            if cell.below:  # an inner anchor returns when its last child has gone
+                continue
+            while True:
+                data = cell.data
+                out.append(data)
+                got += len(data)
+                node = cell.node
+                node.cells[i] = None
+                freed.append(node)
+                cell = cell.up
+                below = cell.below = cell.below - 1
+                if below or cell.locks or cell.next is not None:
                     break
-                if cell.below:  # an inner anchor returns when its last child has gone
-                    continue
-                while True:
-                    data = cell.data
-                    node = cell.node
-                    node.cells[i] = None
-                    out.append(data)
-                    got += len(data)
-                    freed.append(node)
-                    if not plain:
-                        told.append(cell)
-                    cell = cell.up
-                    below = cell.below = cell.below - 1
-                    if below or cell.locks or cell.next is not None:
-                        break
-                    if got >= wanted:  # a parent left childless is the next victim, unless its own use was later
-                        queue.add_first(cell)
-                        break
-        finally:  # a queue of somebody else's may raise
-            if out:
-                self.give_all(out)
-            if not plain:
-                for cell in told:
-                    queue.forget(cell)
-        return got // ID_BYTES
+                if got >= wanted:  # a parent left childless is the next victim, unless its own use was later
+                    queue.add_first(cell)
+                    break
+        if out:
+            self.pool.give(b"".join(out))
+        got //= ID_BYTES
+        self.in_tree -= got
+        return got
 
     def retract(self, node: Node, slots: set[int]) -> None:
         """A boundary needs all above it, so whatever lies below goes too, the deepest first."""

@@ -346,6 +346,8 @@ class PointLane(Lane):
         return 1
 
     @straight
-    def give_all(self, gone: list[int]) -> None:
+    def give_all(self, gone: list[int], pages: int) -> int:
+        pages = len(gone)
         self.pool.give_slots(gone)
-        self.in_tree -= len(gone)
+        self.in_tree -= pages
+        return pages

@@ -205,9 +205,11 @@ class SlackLane(PageLane):
         return cell.pages
 
     @straight
-    def give_all(self, gone: list[bytes]) -> None:
+    def give_all(self, gone: list[bytes], pages: int) -> int:
         data = b"".join(gone)
-        if ABSENT_BYTES in data:
+        if len(data) != pages * ID_BYTES:
             data = without_absent(data)
+            pages = len(data) // ID_BYTES
         self.pool.give(data)
-        self.in_tree -= len(data) // ID_BYTES
+        self.in_tree -= pages
+        return pages

@@ -36,7 +36,7 @@ class Leaving:
     def fall(self, nodes: list[Node], lost: Lane) -> None:
         """``lost`` lost its cells at ``nodes``: free ours, but for what is covered or still serves a boundary."""
         gone: list[Any] = []
-        before = self.in_tree
+        pages = 0
         try:
             for node in nodes:
                 cell = node.cells[self.index]
@@ -46,11 +46,12 @@ class Leaving:
                     continue
                 self.queue.drop(cell)
                 self.leave(cell)
-                self.detach(cell, gone)
+                more = self.detach(cell, gone)
+                pages += more
         finally:  # a reach that is plain Python may raise, and so may a queue of somebody else's
             if gone:
-                self.give_all(gone)
-                self.evicted += before - self.in_tree
+                given = self.give_all(gone, pages)
+                self.evicted += given
 
     def size(self, cell: Any) -> int:
         """Pages (or slots) that freeing ``cell`` gives."""
@@ -75,19 +76,20 @@ class Leaving:
         """
         raise NotImplementedError
 
-    def give_all(self, gone: list[Any]) -> None:
-        """Free what ``detach`` gathered."""
+    def give_all(self, gone: list[Any], pages: int) -> int:
+        """Free what ``detach`` gathered, so many ``pages`` or, where it raised, some more; and count them."""
         raise NotImplementedError
 
     @straight
     def free_left(self, cell: Any) -> int:
         """Free a cell that has left, and count the pages."""
         gone: list[Any] = []
+        pages = 0
         try:
             pages = self.detach(cell, gone)
         finally:
             if gone:
-                self.give_all(gone)
+                self.give_all(gone, pages)
         return pages
 
     @straight
@@ -112,7 +114,7 @@ class Leaving:
                 got += pages
         finally:
             if gone:
-                self.give_all(gone)
+                self.give_all(gone, got)
         return got
 
     def trim(self, count: int, emptied: list[Node]) -> int:
