@@ -12,6 +12,7 @@ from prefixloom import Buffer, Claim, Codec, Component, Manifest, Op, Path, Poin
 from prefixloom.streams import ThreadStream
 from prefixloom.testing.simulated import Simulation
 from stream_helpers import Gate
+from tiers import simulated, tiered
 
 TOKENS = list(range(40))
 FUSED = pytest.mark.parametrize("debug", [True, False], ids=["sources", "made"])
@@ -190,6 +191,31 @@ def test_layers_come_after_the_step_that_wrote_the_pages_that_they_read_also_wit
     settle(cache)
 
 
+@FUSED
+def test_a_state_that_a_load_brings_is_there_once_that_is_over(debug: bool) -> None:
+    """The load fills it: no op is due, and what comes after the fill reads it all the same."""
+    cache = tiered(part("path", Path()), part("state", Point()), write="through", debug=debug)
+    cached(cache, TOKENS[:8], 5)
+    cache.evict({"path": 64, "state": 8})
+    cache.pool("state").buffers["data"].fill_(9)
+    sim = simulated(cache)
+    with cache.open(TOKENS, leave=1) as sequence:
+        assert sequence.restore().ready == 8
+        sequence.fill(sim["forward"])
+        assert not sim["forward"].ready, "the layers wait"
+        found = []
+        sim["forward"].run(lambda: found.append(content(cache, sequence).clone()))
+        sim.drain()
+        assert (found[0] == 5).all()
+        cache.poll()
+        sequence.fill(sim["forward"])
+        assert not sim["forward"].ready and not cache._flight.works, "there is nothing left to come after"
+        sequence.grow(32)
+        sequence.commit()
+    sim.drain()
+    settle(cache)
+
+
 def test_into_a_slot_that_an_open_step_may_still_write_it_is_refused_and_stays_due() -> None:
     cache = hybrid(slots=2)
     cached(cache, TOKENS[:8], 5)
@@ -312,4 +338,25 @@ def test_a_copy_that_fails_behind_ends_the_sequence_and_takes_nothing_with_it(
         sequence.fill()
     assert (held(cache, TOKENS), held(cache, TOKENS[:8])) == (8, 8), "what was built on it has gone with it"
     stream.close()
+    settle(cache)
+
+
+@FUSED
+def test_what_a_device_chose_in_a_step_is_past_once_more_is_computed_alone(debug: bool) -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=3), max_rewind=3, slots=12, debug=debug)
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 8)
+        sequence.grow(3)
+        with cache.step([sequence]) as step:
+            step.run_ops()
+            step.accept(torch.tensor([3]))
+        sequence.grow(2)
+        sequence.fill()
+        for count, slot in enumerate(sequence.rewind_slots("state")[:2], 12):
+            cache.pool("state").buffers["data"][:, slot] = count
+        content(cache, sequence).fill_(13)
+        sequence.commit()
+        sequence.rewind(1)
+        sequence.fill()
+        assert sequence.committed == 12 and (content(cache, sequence) == 12).all()
     settle(cache)

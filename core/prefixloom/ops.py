@@ -142,6 +142,8 @@ def fill_alone(cache: Cache, sequence: Sequence, given: Any) -> None:
 def _fill_behind(cache: Cache, sequence: Sequence, stream: Stream) -> None:
     """``fill_alone`` where the stream is another than the caller, or work is in flight that it may come after."""
     flight = cache._flight
+    if not sequence._fills and not flight.unfinished(sequence._lease.fence):
+        return  # nothing is due, and nothing to be waited for
     work = flight.begin()
     work.stream, work.since = stream, stream.tick
     try:

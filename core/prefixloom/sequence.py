@@ -23,6 +23,7 @@ from .refusals import check_alone, check_states, why_ended
 from .restore import Restored, restore_and_fetch
 from .retention import commit, retain_published
 from .rewind import rewind
+from .states import go_on
 from .straight import straight
 
 if TYPE_CHECKING:
@@ -244,9 +245,8 @@ class Sequence(Named, Handle):
 
     @straight
     def fill(self, stream: Any = None) -> None:
-        """Outside of steps: give the running states their content on ``stream``, before layers that run there as well.
-
-        They come after all that may still write what they read; what comes after them is ordered by ``stream`` alone.
+        """What ``run_ops`` is to a step, to a sequence that is computed alone: its ops on ``stream``, behind all that may
+        still write what its layers read, and before these. What comes after them is ordered by ``stream`` alone.
         """
         cache = self._cache
         if self._lease._cache is None or cache._guarded:
@@ -269,14 +269,14 @@ class Sequence(Named, Handle):
         elif upto.__class__ is not int:
             raise InputError(f"commit takes a number of tokens, got {upto!r}")
         elif not self.committed <= upto <= self.reserved:
-            raise ProtocolError(
-                f"{self!r} cannot commit {upto}: {self.committed} are committed and {self.reserved} reserved "
-                f"(grow reserves)"
-            )
+            told = f"{self.committed} are committed and {self.reserved} reserved (grow reserves)"
+            raise ProtocolError(f"{self!r} cannot commit {upto}: {told}")
         if self._fills or self._lost:
             check_states(self)
         if cache._debug is not None:
             cache._debug.arrived(self, self.committed, upto)
+        if cache._max_rewind and upto > self.committed:
+            go_on(self._states)
         if cache._retaining:
             commit(cache, self, upto)
         else:

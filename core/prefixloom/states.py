@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from .pool import NO_SLOT
@@ -68,3 +69,10 @@ class SteppedHolding(StateHolding):
         self.tracks: list[Track] = []
         self.steps = ()
         self.steps_from = -1
+
+
+def go_on(states: Iterable[tuple[Any, StateHolding]]) -> None:
+    """More was computed of a sequence: what a device chose in an earlier step of it is past."""
+    for _, holding in states:
+        if isinstance(holding, SteppedHolding):
+            holding.accepted = False
