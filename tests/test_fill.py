@@ -360,3 +360,30 @@ def test_what_a_device_chose_in_a_step_is_past_once_more_is_computed_alone(debug
         sequence.fill()
         assert sequence.committed == 12 and (content(cache, sequence) == 12).all()
     settle(cache)
+
+
+@FUSED
+def test_a_refused_fill_does_not_stand_for_the_step_before_it(debug: bool) -> None:
+    """What the step in flight has yet to write is published with that, not with what never came after it."""
+    cache = cache_of(part("path", Path()), tokens=32, debug=debug)
+    sim = Simulation("a", "b", "c")
+    other = cache.open([9] * 12)
+    other.grow(12)
+    with cache.step([other]) as step:
+        step.run_ops(sim["a"])
+        first = cache.open(TOKENS)
+        first.grow(12)
+        enqueue(sim["a"], first)
+        other.abort()
+        first.grow(16)  # of what the open step may still write
+        with pytest.raises(ProtocolError, match="whose block is open"):
+            first.fill(sim["b"])
+        cache.poll()
+        first.close()
+        second = cache.open(TOKENS)
+        assert second.ready == 12
+    enqueue(sim["c"], second)
+    assert not sim["c"].ready, "it reads what the first step has yet to write"
+    sim.drain()
+    second.close()
+    settle(cache)

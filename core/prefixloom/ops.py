@@ -146,11 +146,13 @@ def _fill_behind(cache: Cache, sequence: Sequence, stream: Stream) -> None:
         return  # nothing is due, and nothing to be waited for
     work = flight.begin()
     work.stream, work.since = stream, stream.tick
+    mine: Many[Sequence] = ()  # not before it comes after what the sequence's last step wrote
     try:
         flight.order(work, stream, sequence._lease.fence, sequence)
-        run_fills(cache, stream, (sequence,), batches((sequence,)))
+        mine = (sequence,)
+        run_fills(cache, stream, mine, batches(mine))
     finally:
-        flight.end(work, stream, (sequence,), f"fill of {sequence!r}")
+        flight.end(work, stream, mine, f"fill of {sequence!r}")
 
 
 def run_apart(cache: Cache, sequence: Sequence, lane: Any, kind: str, src: list[int], dst: list[int]) -> bool:
