@@ -245,8 +245,8 @@ class Sequence(Named, Handle):
 
     @straight
     def fill(self, stream: Any = None) -> None:
-        """What ``run_ops`` is to a step, to a sequence that is computed alone: its ops on ``stream``, behind all that may
-        still write what its layers read, and before these. What comes after them is ordered by ``stream`` alone.
+        """What ``run_ops`` is to a step, to a sequence that is computed alone: its ops, on ``stream``, behind all that
+        may still write what its layers read, and before these. What comes after them is ordered by ``stream`` alone.
         """
         cache = self._cache
         if self._lease._cache is None or cache._guarded:
