@@ -145,10 +145,15 @@ def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> in
         for cell in reversed(victims):
             if cell in staying:
                 lane.come_back(cell)
-        for cell in victims:
-            if cell not in staying:
+        going = [cell for cell in reversed(victims) if cell not in staying]
+        try:
+            while going:
+                cell = going.pop()
                 freed.append(cell.node)
                 got += lane.free_left(cell)
+        finally:  # a queue of somebody else's may raise: the others stay
+            for cell in going:
+                lane.come_back(cell)
     return got
 
 
@@ -156,13 +161,18 @@ def _candidates(lane: Lane, count: int) -> list[Any]:
     """The next cells to go, ``count`` pages or all there are, taken as gone so that what they uncover follows."""
     victims: list[Any] = []
     pages = 0
-    while pages < count:
-        cell = lane.pop_victim()
-        if cell is None:
-            break
-        lane.leave(cell)
-        victims.append(cell)
-        pages += lane.size(cell)
+    try:
+        while pages < count:
+            cell = lane.pop_victim()
+            if cell is None:
+                break
+            lane.leave(cell)
+            victims.append(cell)
+            pages += lane.size(cell)
+    except BaseException:  # a queue of somebody else's: nobody goes
+        for cell in reversed(victims):
+            lane.come_back(cell)
+        raise
     return victims
 
 
