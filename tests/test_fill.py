@@ -207,12 +207,115 @@ def test_a_state_that_a_load_brings_is_there_once_that_is_over(debug: bool) -> N
         sim["forward"].run(lambda: found.append(content(cache, sequence).clone()))
         sim.drain()
         assert (found[0] == 5).all()
-        cache.poll()
-        sequence.fill(sim["forward"])
-        assert not sim["forward"].ready and not cache._flight.works, "there is nothing left to come after"
         sequence.grow(32)
         sequence.commit()
     sim.drain()
+    settle(cache)
+
+
+@FUSED
+def test_who_reads_what_it_computed_comes_after_its_layers(debug: bool) -> None:
+    cache = cache_of(part("path", Path()), debug=debug)
+    sim = Simulation("a", "b")
+    order: list[str] = []
+    with cache.open(TOKENS[:8]) as first:
+        first.grow(8)
+        first.fill(sim["a"])
+        sim["a"].run(lambda: order.append("written"))
+        first.commit()
+    with cache.open(TOKENS, leave=1) as second:
+        assert second.ready == 8
+        second.grow(4)
+        enqueue(sim["b"], second, work=lambda: order.append("read"))
+        assert not sim["b"].ready, "it waits for layers that were in no step"
+        sim.drain()
+    assert order == ["written", "read"]
+    cache.poll()
+    settle(cache)
+
+
+@FUSED
+def test_a_copy_to_a_tier_comes_after_the_layers(debug: bool) -> None:
+    cache = tiered(part("path", Path()), part("state", Point()), write="through", debug=debug)
+    sim = simulated(cache)
+    with cache.open(TOKENS[:9], leave=1) as sequence:
+        sequence.grow(8)
+        sequence.fill(sim["forward"])
+        state = content(cache, sequence)
+        sim["forward"].run(lambda: state.fill_(5))
+        sequence.commit()
+    sim["forward"].advance()
+    while sim["down"].ready:
+        sim["down"].advance()
+    assert sim["down"].pending, "the fill is over, and the layers are not"
+    sim.drain()
+    cache.poll()
+    cache.evict({"path": 64, "state": 8})
+    with cache.open(TOKENS[:9], leave=1) as again:
+        assert again.restore().ready == 8
+        again.fill(sim["forward"])
+        sim.drain()
+        assert (content(cache, again) == 5).all()
+    sim.drain()
+    settle(cache)
+
+
+@pytest.mark.parametrize("way", ["abort", "close", "rewind"])
+@FUSED
+def test_what_is_given_back_is_not_free_before_the_layers_are_over(debug: bool, way: str) -> None:
+    cache = hybrid(debug=debug)
+    stream = ThreadStream("layers")
+    gate = Gate(stream)
+    sequence = cache.open(TOKENS)
+    sequence.grow(8)
+    sequence.fill(stream)
+    pool = cache.pool("path")
+    before = pool.at_hand
+    getattr(sequence, way)(*[8] * (way == "rewind"))
+    assert (pool.at_hand, pool.retiring) == (before, 2)
+    gate.free.set()
+    stream.record().synchronize()
+    cache.poll()
+    assert (pool.at_hand, pool.retiring) == (before + 2, 0)
+    sequence.close()
+    stream.close()
+    settle(cache)
+
+
+def test_layers_that_fail_behind_take_back_what_was_published(caplog: pytest.LogCaptureFixture) -> None:
+    cache = hybrid()
+    stream = ThreadStream("layers")
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        sequence.fill(stream)
+        stream.run(lambda: 1 // 0)
+        sequence.commit()
+    assert held(cache, TOKENS) == 8
+    stream.record().synchronize()
+    cache.poll()
+    assert isinstance(sequence.failed, ZeroDivisionError) and "the layers of" in caplog.text
+    assert held(cache, TOKENS) == 0
+    stream.close()
+    settle(cache)
+
+
+@FUSED
+def test_a_state_that_layers_may_write_is_not_handed_to_the_tree(debug: bool) -> None:
+    cache = hybrid(debug=debug)
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        sequence.fill()
+        content(cache, sequence).fill_(8)
+        sequence.commit()
+        sequence.grow(8)
+        sequence.fill()
+        content(cache, sequence).fill_(16)
+        assert sequence.publish() == 8, "pages, and not the state, which is one of 16 by now"
+        sequence.commit()
+    assert [held(cache, TOKENS[:end]) for end in (8, 16)] == [0, 16]
+    with cache.open(TOKENS, leave=1) as again:
+        again.fill()
+        assert (content(cache, again) == 16).all()
     settle(cache)
 
 

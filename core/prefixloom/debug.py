@@ -94,14 +94,15 @@ class Debug:
         lane.live.enter(writes, Stage.WRITING)
         return lane.live, reads, writes, sealed
 
-    def layers(self, step: Step, stream: Stream, well: bool) -> None:
-        """The layers of ``step`` have been enqueued on ``stream``."""
+    def layers(self, step: Step, stream: Stream, well: bool, ended: Many[Sequence]) -> None:
+        """The layers of ``step`` have been enqueued on ``stream``; not, if it was the last step of none that it had."""
         stream.run(_nothing)  # the tick of the layers
         for pool, reads, writes, sealed in step._touched:
             for slot in writes:
                 if pool.stage_of(slot) == Stage.WRITING:  # else it was given back meanwhile
                     pool.enter((slot,), Stage.SEALED if well or slot in sealed else Stage.RESERVED)
-            self.race.access(stream, f"the layers of {step!r}", pool.name, reads=reads, writes=writes)
+            if ended:
+                self.race.access(stream, f"the layers of {step!r}", pool.name, reads=reads, writes=writes)
 
     def arrived(self, sequence: Sequence, start: int, upto: int) -> None:
         """Content came without a step."""

@@ -124,37 +124,6 @@ def filled(cache: Cache, sequence: Sequence) -> None:
     sequence._fills = []
 
 
-@straight
-def fill_alone(cache: Cache, sequence: Sequence, given: Any) -> None:
-    """The fills of a sequence that is in no step, on a stream as ``run_ops`` takes it. If one raises, all stay due."""
-    stream = cache._inline if given is None else None
-    if stream is None or cache._flight.works:
-        _fill_behind(cache, sequence, cache._stream(given))
-        return
-    for lane, holding, kind, source in sequence._fills:
-        src: list[int] = []
-        if source != CLEAR:
-            src.append(source)
-        run_fill(cache, stream, lane, kind, src, [holding.slot])
-    filled(cache, sequence)
-
-
-def _fill_behind(cache: Cache, sequence: Sequence, stream: Stream) -> None:
-    """``fill_alone`` where the stream is another than the caller, or work is in flight that it may come after."""
-    flight = cache._flight
-    if not sequence._fills and not flight.unfinished(sequence._lease.fence):
-        return  # nothing is due, and nothing to be waited for
-    work = flight.begin()
-    work.stream, work.since = stream, stream.tick
-    mine: Many[Sequence] = ()  # not before it comes after what the sequence's last step wrote
-    try:
-        flight.order(work, stream, sequence._lease.fence, sequence)
-        mine = (sequence,)
-        run_fills(cache, stream, mine, batches(mine))
-    finally:
-        flight.end(work, stream, mine, f"fill of {sequence!r}")
-
-
 def run_apart(cache: Cache, sequence: Sequence, lane: Any, kind: str, src: list[int], dst: list[int]) -> bool:
     """An op that belongs to no step, run behind the last one of a sequence; whether it is over."""
     lease, flight = sequence._lease, cache._flight

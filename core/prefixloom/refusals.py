@@ -33,16 +33,3 @@ def check_states(sequence: Sequence) -> None:
         raise ProtocolError(
             f"{sequence!r} has ops that have not run: commit through cache.step(...), or call sequence.fill() first"
         )
-
-
-def check_alone(sequence: Sequence) -> None:
-    """Refuse to fill running states outside of steps, where that is not all that has to run."""
-    if sequence._steps:
-        raise ProtocolError(f"{sequence!r} is in a step whose block is open: its run_ops fills the states")
-    if sequence._lost:
-        check_states(sequence)
-    cache = sequence._cache
-    asked = [lane.name for lane in cache._lanes if lane.hooks.deferred_forward_ops is not None]
-    claimed = [op.component for op in sequence._claimed_ops] if cache._match_hooks else []
-    for name in (*asked, *claimed):
-        raise ProtocolError(f"{sequence!r}: component {name!r} has ops of its own, which run in steps alone")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .alone import end_alone
 from .errors import InputError, ProtocolError
 from .pool import NO_SLOT
 
@@ -42,6 +43,8 @@ def rewind(cache: Cache, sequence: Sequence, count: int) -> None:
                 f"{sequence!r} cannot rewind to {length}: component {lane.name!r} has the states of single tokens "
                 f"only for the last step, and only if that had at most {len(holding.steps)} tokens"
             )
+    if sequence._behind is not None:
+        end_alone(cache, sequence)
     if cache._retaining:
         sequence._high = high
     sequence.reserved = length

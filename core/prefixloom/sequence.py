@@ -7,10 +7,10 @@ overlap a slot is taken before its token is known. Whatever happens in a ``with`
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from .alone import check_alone, end_alone, fill_alone
 from .arriving import reserve_arriving
 from .errors import InputError, ProtocolError
 from .growing import find_room
@@ -18,8 +18,9 @@ from .handles import Handle
 from .insert import publish, publish_end, publish_on, stops
 from .keys import TOKEN_BYTES, Elements, Named, Tokens, encode
 from .lease import Hold, ended, release
-from .ops import Fill, fill_alone
-from .refusals import check_alone, check_states, why_ended
+from .ops import Fill
+from .pairs import Pairs
+from .refusals import check_states, why_ended
 from .restore import Restored, restore_and_fetch
 from .retention import commit, retain_published
 from .rewind import rewind
@@ -29,23 +30,21 @@ from .straight import straight
 if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Lane
-    from .lane_point import PointLane
     from .plan import MatchPlan
-    from .states import StateHolding
+    from .streams import Stream
     from .tree import Node
     from .values import Op
 
-    Pairs = Many[tuple[Any, Any]]
 
-
-class Sequence(Named, Handle):
+class Sequence(Named, Pairs, Handle):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (
-        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_lost", "_plan", "_planned",
+        "__weakref__", "_behind", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_lost", "_plan", "_planned",
         "_reached", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
     )  # fmt: skip
 
+    _behind: tuple[Stream, int] | None  # where layers outside of steps run behind, and since when
     _fills: list[Fill]
     _claimed_ops: list[Op]  # where plugins are asked for claims
     _plan: MatchPlan  # where the cache has a tier below the device
@@ -65,34 +64,13 @@ class Sequence(Named, Handle):
         self.named = len(tokens) // TOKEN_BYTES
         self._planned = self._steps = 0  # where open steps end, and how many there are
         self._lost = False  # a step that failed may have written half of its running states
+        self._behind = None
         self._reached = reached
         self._fills = fills
         self.priority = priority
         self.namespace = namespace
         self.branch = branch
         self.ready = self.reserved = self.committed = self.published = self._high = ready
-
-    @property
-    def _pairs(self) -> Pairs:
-        """(lane, holding) of every component, those with page cells first."""
-        return self._lease.pairs(self._cache)
-
-    @property
-    def _shared(self) -> Pairs:
-        """Those that publish."""
-        return [pair for pair in self._pairs if pair[0].shared]
-
-    @property
-    def _paged(self) -> Pairs:
-        """Those with page cells; none once all has been handed over."""
-        held = self._lease.held
-        return [(lane, held[lane.index]) for lane in self._cache._page_lanes] if held else ()
-
-    @property
-    def _states(self) -> Many[tuple[PointLane, StateHolding]]:
-        """Those with boundary cells; none once all has been handed over, which a step may live to see."""
-        held = self._lease.held
-        return [(lane, held[lane.index]) for lane in self._cache._point_lanes] if held else ()
 
     # ------------------------------------------------------------ state
     def _usable(self) -> Cache:
@@ -253,8 +231,7 @@ class Sequence(Named, Handle):
             self._usable()
         if self._steps or self._lost or cache._plugin_ops:
             check_alone(self)
-        if self._fills or cache._flight.works:
-            fill_alone(cache, self, stream)
+        fill_alone(cache, self, stream)
         if cache._debug is not None:
             cache._leave("fill")
 
@@ -273,6 +250,8 @@ class Sequence(Named, Handle):
             raise ProtocolError(f"{self!r} cannot commit {upto}: {told}")
         if self._fills or self._lost:
             check_states(self)
+        if self._behind is not None:
+            end_alone(cache, self)
         if cache._debug is not None:
             cache._debug.arrived(self, self.committed, upto)
         if cache._max_rewind and upto > self.committed:
@@ -343,6 +322,8 @@ class Sequence(Named, Handle):
             cache._enter()
         if self._steps:
             self._keep_states()
+        if self._behind is not None:
+            end_alone(cache, self)
         try:
             publish_end(cache, self)
         finally:
@@ -365,12 +346,9 @@ class Sequence(Named, Handle):
         if cache._debug is not None:
             cache._leave("abort")
 
-    def _keep_states(self) -> None:
-        """Not to be published: the running states, which stand for nothing while steps are open that write them."""
-        for _, holding in self._states:
-            holding.ready = False
-
     def _give_back(self, cache: Cache) -> None:
+        if self._behind is not None:
+            end_alone(cache, self)
         ended(cache, self._lease)
         for lane, holding in self._pairs:
             lane.close(holding)

@@ -20,7 +20,7 @@ from .ops import INTS, Batches, batches, deferred_ops, run_fills, run_kind, run_
 from .refusals import check_states
 from .retention import commit
 from .stages import Stage
-from .states import SteppedHolding
+from .states import SteppedHolding, go_on
 from .straight import straight
 from .values import Op
 
@@ -119,9 +119,8 @@ class Step:
         """What a device chose in an earlier step is past; have slots for checkpoints that are due (this may raise)."""
         self._tracks = []
         for sequence, start, end in self._begun:
+            go_on(sequence._states)
             for lane, holding in sequence._states:
-                if isinstance(holding, SteppedHolding):
-                    holding.accepted = False
                 if lane.track_every and sequence._lease._cache is not None:
                     self._plan_track(sequence, lane, holding, start, end)
 
@@ -214,8 +213,7 @@ class Step:
         return max([sequence._lease.fence for sequence in self._sequences], default=0)
 
     def _comes_after(self) -> bool:
-        fence = self._fence()
-        return fence > 0 and bool(self._cache._flight.unfinished(fence, self._work))
+        return bool(self._cache._flight.unfinished(self._fence(), self._work))
 
     # ------------------------------------------------------------ what the layers read
     def table(self, component: str) -> Any:
@@ -289,13 +287,15 @@ class Step:
         if self._gates is not None:
             self._gates.finish()
             plain = False
+        refused = not plain and before == OPEN and self._comes_after()  # it does not: it is nobody's last step
+        ended = () if refused else self._sequences
         try:
             if cache._debug is not None:
-                cache._debug.layers(self, stream, kind is None)
+                cache._debug.layers(self, stream, kind is None, ended)
             if not plain and self.role == "target":
                 self._close(stream, kind is None, before)
         finally:
-            cache._flight.end(self._work, stream, self._sequences, self)
+            cache._flight.end(self._work, stream, ended, self)
         if kind is None:
             try:
                 for sequence, _, end in begun:

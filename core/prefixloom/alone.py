@@ -1,0 +1,81 @@
+"""Alone: a sequence that is computed outside of steps, from ``fill`` until ``commit``.
+
+Where its layers run on a stream that runs behind, they are work in flight like those of a step: all that is enqueued
+there from ``fill`` on, until the sequence commits or gives something back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import ProtocolError
+from .ops import CLEAR, batches, filled, run_fill, run_fills
+from .refusals import check_states
+from .straight import straight
+
+if TYPE_CHECKING:
+    from .cache import Cache
+    from .sequence import Sequence
+    from .streams import Stream
+
+
+@straight
+def fill_alone(cache: Cache, sequence: Sequence, given: Any) -> None:
+    """The fills that are due, on a stream as ``run_ops`` takes it. If one raises, all stay due."""
+    held = sequence._lease.held
+    for lane in cache._point_lanes:  # from here on its layers may write it
+        held[lane.index].ready = False
+    stream = cache._inline if given is None else None
+    if stream is None or cache._flight.works:
+        _fill_behind(cache, sequence, cache._stream(given))
+    elif sequence._fills:
+        for of, holding, kind, source in sequence._fills:
+            src: list[int] = []
+            if source != CLEAR:
+                src.append(source)
+            dst = [holding.slot]
+            run_fill(cache, stream, of, kind, src, dst)
+        filled(cache, sequence)
+
+
+def _fill_behind(cache: Cache, sequence: Sequence, stream: Stream) -> None:
+    """``fill_alone`` where the stream is another than the caller, or work is in flight that it may come after."""
+    flight = cache._flight
+    if not stream.inline:
+        if sequence._behind is not None:
+            end_alone(cache, sequence)
+        sequence._behind = stream, stream.tick
+    if not sequence._fills and not flight.unfinished(sequence._lease.fence):
+        return  # nothing is due, and nothing to be waited for
+    work = flight.begin()
+    work.stream, work.since = stream, stream.tick
+    mine: tuple[Sequence, ...] = ()  # not before it comes after what the sequence's last step wrote
+    try:
+        flight.order(work, stream, sequence._lease.fence, sequence)
+        mine = (sequence,)
+        run_fills(cache, stream, mine, batches(mine))
+    finally:
+        flight.end(work, stream, mine, f"fill of {sequence!r}")
+
+
+def end_alone(cache: Cache, sequence: Sequence) -> None:
+    """All layers that ``fill`` was called for have been enqueued: they are in flight, if their stream runs behind."""
+    assert sequence._behind is not None
+    stream, since = sequence._behind
+    sequence._behind = None
+    work = cache._flight.begin()
+    work.stream, work.since = stream, since
+    cache._flight.end(work, stream, (sequence,), f"the layers of {sequence!r}")
+
+
+def check_alone(sequence: Sequence) -> None:
+    """Refuse to compute outside of steps what a step has, or where ops are not all that has to run."""
+    if sequence._steps:
+        raise ProtocolError(f"{sequence!r} is in a step whose block is open: its run_ops fills the states")
+    if sequence._lost:
+        check_states(sequence)
+    cache = sequence._cache
+    asked = [lane.name for lane in cache._lanes if lane.hooks.deferred_forward_ops is not None]
+    claimed = [op.component for op in sequence._claimed_ops] if cache._match_hooks else []
+    for name in (*asked, *claimed):
+        raise ProtocolError(f"{sequence!r}: component {name!r} has ops of its own, which run in steps alone")
