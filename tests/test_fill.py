@@ -263,7 +263,7 @@ def test_a_copy_to_a_tier_comes_after_the_layers(debug: bool) -> None:
 @pytest.mark.parametrize("way", ["abort", "close", "rewind"])
 @FUSED
 def test_what_is_given_back_is_not_free_before_the_layers_are_over(debug: bool, way: str) -> None:
-    cache = hybrid(debug=debug)
+    cache = cache_of(part("path", Path()), debug=debug)
     stream = ThreadStream("layers")
     gate = Gate(stream)
     sequence = cache.open(TOKENS)
@@ -316,6 +316,26 @@ def test_a_state_that_layers_may_write_is_not_handed_to_the_tree(debug: bool) ->
     with cache.open(TOKENS, leave=1) as again:
         again.fill()
         assert (content(cache, again) == 16).all()
+    settle(cache)
+
+
+@FUSED
+def test_between_fill_and_commit_a_state_cannot_be_rewound(debug: bool) -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=3), max_rewind=3, slots=12, debug=debug)
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(12)
+        sequence.rewind(4)  # nobody may have written it yet
+        sequence.fill()
+        with pytest.raises(ProtocolError, match="layers may have written the state of component 'state'"):
+            sequence.rewind(4)
+        assert sequence.reserved == 8
+        sequence.rewind(0)
+        sequence.commit()
+        sequence.grow(2)
+        sequence.fill()
+        sequence.commit()
+        sequence.rewind(1)
+        assert (sequence.reserved, sequence.committed) == (9, 9)
     settle(cache)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .alone import end_alone
 from .errors import InputError, ProtocolError
@@ -38,6 +38,11 @@ def rewind(cache: Cache, sequence: Sequence, count: int) -> None:
                 f"{sequence!r} cannot rewind to {length}: an open step computes up to {sequence._planned}, and so "
                 f"does the state of component {lane.name!r}. End the step first"
             )
+        if count and not (holding.ready or sequence._steps or sequence._lost) and not _due(sequence, holding):
+            raise ProtocolError(
+                f"{sequence!r} cannot rewind to {length}: since fill, layers may have written the state of component "
+                f"{lane.name!r}. Commit first"
+            )
         if not lane.can_rewind(holding, length):
             raise ProtocolError(
                 f"{sequence!r} cannot rewind to {length}: component {lane.name!r} has the states of single tokens "
@@ -60,3 +65,8 @@ def rewind(cache: Cache, sequence: Sequence, count: int) -> None:
     if count and sequence.named > length:
         sequence._cut(length)
         sequence._reached = None
+
+
+def _due(sequence: Sequence, holding: Any) -> bool:
+    """Whether a running state has yet to be filled, so that no layer has written it."""
+    return any(of is holding for _, of, _, _ in sequence._fills)
