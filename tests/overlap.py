@@ -21,18 +21,14 @@ from typing import Any
 
 import torch
 
-from helpers import part
-from prefixloom import Buffer, CapacityError, Codec, Component, Manifest, Path, Point, Reach, Window, compose
+from overlap_content import REWIND, STATES, WINDOW, component, folded, held_as
+from prefixloom import CapacityError, compose
 from prefixloom.cache import Cache
 from prefixloom.manifest import LAYOUTS
 from prefixloom.sequence import Sequence
 from prefixloom.step import Step
 from prefixloom.streams import Stream, ThreadStream
 
-MASK = (1 << 61) - 1
-WINDOW = 10
-REWIND = 3
-STATES = ("M", "C")
 RUNNING = 10
 AHEAD = 3
 """Steps that may be in flight: if the scheduler runs further ahead, all is closed before a failure is seen."""
@@ -42,29 +38,6 @@ SHARED = 12
 
 class Injected(RuntimeError):
     """A layer that fails on its stream."""
-
-
-def folded(hashes: list[int], namespace: str, tokens: list[int]) -> list[int]:
-    """``hashes`` and those after each of ``tokens``: a new list, since layers in flight read the old one."""
-    out = list(hashes)
-    for token in tokens:
-        out.append((out[-1] * 1_000_003 + token + (7 if namespace == "a" else 1007)) & MASK)
-    return out
-
-
-def component(letter: str) -> Any:
-    """F, S, M; and C, a state that rests as int8, which is exact for rows of equal values."""
-    reach: Reach = {"F": Path(), "S": Window(WINDOW), "M": Point(), "C": Point()}[letter]
-    facts: dict[str, Any] = {"checkpoint_every": 8, "max_rewind": REWIND} if letter in STATES else {}
-    if letter == "C":
-        manifest = Manifest([Buffer("data", (2,), "float32")], stored_as=Codec("int8", tolerance=0.004), **facts)
-        return Component(letter, manifest, reach)
-    return part(letter, reach, **facts)
-
-
-def held_as(letter: str, h: int) -> int:
-    """What stands for a hash in a slot: a float32 has no more than 24 bits for it."""
-    return h & 0xFFFFFF if letter == "C" else h
 
 
 Job = tuple["Request", list[int], int, int]
@@ -184,6 +157,8 @@ class Traffic:
         batch = [request for request in self.running if rng.random() < 0.6]
         if batch:
             self.step(batch)
+        if self.running and rng.random() < 0.3:
+            self.alone(rng.choice(self.running))
         flying = self.cache._flight.works[:-AHEAD]
         if flying and flying[-1].event is not None:
             flying[-1].event.synchronize()
@@ -269,6 +244,21 @@ class Traffic:
         for request, keep in zip(batch, kept, strict=True):
             if request.drafted and request.sequence.open:
                 self.take_back(request, request.drafted - keep)
+
+    def alone(self, request: Request) -> None:
+        """Outside of steps: who comes after these layers is for the core to know."""
+        sequence, stream = request.sequence, self.rng.choice(self.streams)
+        if not sequence.open or not self.reserve(request):
+            return
+        start, fail = sequence.committed, self.rng.random() < self.failing
+        sequence.fill(stream)
+        rows = {c: [[*sequence.pages(c), *sequence.rewind_slots(c)]] for c in self.comps}
+        tables = {c: [[torch.tensor(rows[c][0])]] for c in self.comps}
+        stream.run(partial(self.layers, [(request, request.hashes, start, sequence.reserved)], tables, rows, fail))
+        sequence.commit()
+        self.counts.update({"alone": 1, "failing step": fail})
+        if request.drafted:
+            self.take_back(request, request.drafted - self.kept(request, start))
 
     def kept(self, request: Request, start: int) -> int:
         """How many of its tokens a request keeps: of drafted ones some, of its prompt all."""

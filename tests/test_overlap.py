@@ -22,7 +22,7 @@ def test_random_traffic_on_two_threads_reads_what_its_tokens_say(caplog: pytest.
         counts += traffic.counts
     for what in (
         "step", "hit", "publish", "close", "abort", "rewind", "read again", "failing step", "lost with a step",
-        "dropped step", "abort after plan",
+        "dropped step", "abort after plan", "alone",
     ):  # fmt: skip
         assert counts[what] > 0, (what, counts)
 
