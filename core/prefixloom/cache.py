@@ -291,7 +291,7 @@ class Cache(Assembly):
         """
         if self._guarded:
             self._enter()
-        out: dict[str, int] = {}
+        out: dict[str, int] = {}  # first what has been freed before
         if need.__class__ is not int or need < 0:
             out = evict_told(self, need)
         elif need:
