@@ -78,7 +78,7 @@ class Cache(Assembly):
 
     def _fresh_tree(self) -> None:
         kind = Node if self._tier is None else Counted
-        self._spread = self._fused and self._tier is None and not self._attended  # else much looks at cells as a list
+        self._spread = self._fused and not self._attended  # else much that runs as it is written looks at them
         self._tree = Tree(self._page, self._keys.element_bytes, self._width, kind, spread=self._spread)
         self._empty_root = self._new_root("")
         self._graves: list[Node] = []

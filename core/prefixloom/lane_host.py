@@ -62,9 +62,10 @@ class HostLane(Lane):
 
     def lacks(self, node: Node) -> bool:
         """Whether the device may have something at ``node`` that the host has not."""
-        cell: HostCell | None = node.cells[self.index]
-        if node.cells[self.device.index] is None:
+        cells = node.cells
+        if cells[self.device.index] is None:
             return False
+        cell: HostCell | None = cells[self.index]
         return cell is None or not self.whole(cell)
 
     def whole(self, cell: HostCell) -> bool:

@@ -58,7 +58,8 @@ def lowest_hole(lane: PageLane, host: HostLane, node: Node, low: int, high: int)
     while high > low:
         start = node.parent.end
         if start < high:
-            ours, theirs = node.cells[host.index], node.cells[lane.index]
+            cells = node.cells
+            ours, theirs = cells[host.index], cells[lane.index]
             if closed and theirs is not None:
                 break  # and so is all above it
             count = (node.end - start) // page

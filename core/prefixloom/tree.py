@@ -8,7 +8,7 @@ keeps holding the same boundary.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from .straight import straight
 
@@ -91,11 +91,11 @@ class Root(Node):
 class Cells:
     """The cells of a node that has a place of its own for each, as a row."""
 
-    __slots__ = ("_node", "_places")
+    __slots__ = ("_node",)
+    _places: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, node: Node, places: tuple[str, ...]) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
-        self._places = places
 
     def __len__(self) -> int:
         return len(self._places)
@@ -130,7 +130,8 @@ def kinds(base: type[Node], width: int | None) -> tuple[type[Node], type[Node]]:
             for place, cell in zip(places, cells, strict=True):
                 setattr(node, place, cell)
 
-        space = {"__slots__": places, "cells": property(lambda node: Cells(node, places), assign)}
+        row = type("Cells", (Cells,), {"__slots__": (), "_places": places})
+        space = {"__slots__": places, "cells": property(row, assign)}
     kind = type("Node", (base,), space)
     return kind, type("Root", (kind, Root), {"__slots__": ("namespace",)})
 
