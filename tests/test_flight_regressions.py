@@ -363,3 +363,23 @@ def test_a_step_that_is_refused_does_not_stand_for_the_step_before_it(debug: boo
     sim.drain()
     second.close()
     settle(cache)
+
+
+def test_what_hangs_below_a_publication_that_is_taken_back_leaves_no_bare_node() -> None:
+    """Its owner's own step was over long ago: it is no publication in flight, and goes with what it hangs from."""
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a", "b")
+    first, second = cache.open(TOKENS[:8]), cache.open(TOKENS[:16])
+    for sequence, name, work in ((second, "a", lambda: None), (first, "b", fail)):
+        sequence.grow(sequence.named)
+        enqueue(sim[name], sequence, work=work)
+        if sequence is second:
+            sim.drain()
+            cache.poll()
+    first.publish()
+    second.publish()
+    assert held(cache, TOKENS) == 16
+    sim.drain()
+    cache.poll()  # the second set of books is read
+    assert (first.open, second.open, held(cache, TOKENS)) == (False, False, 0)
+    settle(cache)

@@ -289,12 +289,15 @@ class Flight(Fence):
         for hold in lost:
             abandon(cache, hold, error)
         nodes = {node for published in doomed for node in published.nodes}
+        below = list(nodes)
+        for node in below:  # what hangs there goes with it, also if it was written long ago
+            below.extend((node.kids or {}).values())
         for node in sorted(nodes, key=lambda node: -node.end):
             for published in doomed:
                 if node in published.nodes:
                     for lane, slots in published.slots:
                         lane.retract(node, slots)
-        for node in nodes:
+        for node in below:
             cache._tree.prune(node)
         self._forget(doomed)
         for other in self.works:
