@@ -190,6 +190,15 @@ def test_tables_show_what_is_missed_and_what_is_not_the_same(part: Callable[[str
     assert "skipped: FSM/16, b: not there" in text
 
 
+def test_tables_of_our_own_sides_alone_say_nothing_of_peers(part: Callable[[str], Any]) -> None:
+    judged, tables = part("compare").judged, part("tables")
+    ours = {"prefixloom": [10.0], "in steps": [12.0]}
+    rows = [judged(name, ours) for name in ("chat turn, encoded keys, us", "tokens that hit in the chat, thousands")]
+    told = {"results": [{"comps": "FSM", "page": 16, "rows": rows}], "skipped": {}}
+    assert "tokens that hit in the chat, thousands" in tables.terminal(told)
+    assert "| chat turn, encoded keys, us | 1.20 |" in tables.markdown(told).splitlines()
+
+
 def test_stand_ins_let_a_peer_be_imported_and_raise_once_they_are_sealed(
     part: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,8 @@ def ahead(row: dict[str, Any], side: str = OURSELVES) -> str:
         between = f" ({short(each['least'])}-{short(each['most'])})" if each["least"] < each["most"] else ""
         return short(each["median"]) + between
     if "differ by" in row:
-        return max((f"{by:+.1%}" for pair, by in row["differ by"].items() if pair.startswith(f"{side}, ")), key=_size)
+        shares = [f"{by:+.1%}" for pair, by in row["differ by"].items() if pair.startswith(f"{side}, ")]
+        return max(shares, key=_size, default="")  # nobody else may be there
     return ""
 
 
