@@ -338,33 +338,6 @@ def test_an_opening_that_is_refused_makes_no_free_slot_wait_for_a_step() -> None
     settle(cache)
 
 
-@pytest.mark.parametrize("debug", [True, False], ids=["sources", "made"])
-def test_a_step_that_is_refused_does_not_stand_for_the_step_before_it(debug: bool) -> None:
-    """What that has yet to write is published with it, not with one that never came after it."""
-    cache = cache_of(part("path", Path()), tokens=32, debug=debug)
-    sim = Simulation("a", "b", "c")
-    other = cache.open([9] * 12)
-    other.grow(12)
-    with cache.step([other]) as step:
-        step.run_ops(sim["a"])
-        first = cache.open(TOKENS)
-        first.grow(12)
-        enqueue(sim["a"], first)
-        other.abort()
-        first.grow(16)  # of what the open step may still write
-        with pytest.raises(ProtocolError, match="whose block is open"), cache.step([first]) as refused:
-            refused.run_ops(sim["b"])
-        cache.poll()
-        first.close()
-        second = cache.open(TOKENS, leave=1)
-        assert second.ready == 12
-    enqueue(sim["c"], second)
-    assert not sim["c"].ready, "it reads what the first step has yet to write"
-    sim.drain()
-    second.close()
-    settle(cache)
-
-
 def test_what_hangs_below_a_publication_that_is_taken_back_leaves_no_bare_node() -> None:
     """Its owner's own step was over long ago: it is no publication in flight, and goes with what it hangs from."""
     cache = cache_of(part("path", Path()))

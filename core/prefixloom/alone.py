@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 @straight
 def fill_alone(cache: Cache, sequence: Sequence, given: Any) -> None:
     """The fills that are due, on a stream as ``run_ops`` takes it. If one raises, all stay due."""
-    held = sequence._lease.held
-    for lane in cache._point_lanes:  # from here on its layers may write it
-        held[lane.index].ready = False
     stream = cache._inline if given is None else None
-    if stream is None or cache._flight.works:
+    if stream is None or cache._flight.works or sequence._behind is not None:
         _fill_behind(cache, sequence, cache._stream(given))
     elif sequence._fills:
         for of, holding, kind, source in sequence._fills:
@@ -36,26 +33,28 @@ def fill_alone(cache: Cache, sequence: Sequence, given: Any) -> None:
             dst = [holding.slot]
             run_fill(cache, stream, of, kind, src, dst)
         filled(cache, sequence)
+    held = sequence._lease.held
+    for lane in cache._point_lanes:  # from here on its layers may write it
+        held[lane.index].ready = False
 
 
 def _fill_behind(cache: Cache, sequence: Sequence, stream: Stream) -> None:
     """``fill_alone`` where the stream is another than the caller, or work is in flight that it may come after."""
-    flight = cache._flight
+    flight, since = cache._flight, stream.tick
+    if sequence._behind is not None:
+        end_alone(cache, sequence)
+    if sequence._fills or flight.unfinished(sequence._lease.fence):
+        work = flight.begin()
+        work.stream, work.since = stream, since
+        mine: tuple[Sequence, ...] = ()  # not before it comes after what the sequence's last step wrote
+        try:
+            flight.order(work, stream, sequence._lease.fence, sequence)
+            mine = (sequence,)
+            run_fills(cache, stream, mine, batches(mine))
+        finally:
+            flight.end(work, stream, mine, f"fill of {sequence!r}")
     if not stream.inline:
-        if sequence._behind is not None:
-            end_alone(cache, sequence)
-        sequence._behind = stream, stream.tick
-    if not sequence._fills and not flight.unfinished(sequence._lease.fence):
-        return  # nothing is due, and nothing to be waited for
-    work = flight.begin()
-    work.stream, work.since = stream, stream.tick
-    mine: tuple[Sequence, ...] = ()  # not before it comes after what the sequence's last step wrote
-    try:
-        flight.order(work, stream, sequence._lease.fence, sequence)
-        mine = (sequence,)
-        run_fills(cache, stream, mine, batches(mine))
-    finally:
-        flight.end(work, stream, mine, f"fill of {sequence!r}")
+        sequence._behind = stream, since
 
 
 def end_alone(cache: Cache, sequence: Sequence) -> None:
