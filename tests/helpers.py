@@ -131,7 +131,7 @@ def owners(cache: Cache, sequences: Sequence[Running]) -> None:
         stack: list[Any] = list(cache._tree.roots.values()) + list(cache._graves)
         while stack:
             node = stack.pop()
-            stack.extend((node.kids or {}).values())
+            stack += node.children
             cell = node.cells[lane.index]
             if cell is not None and node.parent is not None:
                 found += lane.slots_of(cell)
@@ -168,7 +168,7 @@ def nodes(cache: Cache) -> list[Node]:
         node = stack.pop()
         if id(node) not in found:
             found[id(node)] = node
-            stack.extend((node.kids or {}).values())
+            stack += node.children
     return list(found.values())
 
 
@@ -185,12 +185,12 @@ def locks(cache: Cache) -> dict[tuple[str, int, int], int]:
 def edges(cache: Cache, namespace: str = "") -> list[tuple[int, int]]:
     """The edges of a namespace's tree, in order."""
     root = cache._tree.roots.get(namespace)
-    stack = [] if root is None else list((root.kids or {}).values())
+    stack = [] if root is None else root.children
     out = []
     while stack:
         node = stack.pop()
         out.append((node.start, node.end))
-        stack.extend((node.kids or {}).values())
+        stack += node.children
     return sorted(out)
 
 

@@ -253,7 +253,7 @@ class World:
         while stack:
             node, namespace, before = stack.pop()
             tokens = (*before, *array("i", node.key))
-            stack += [(kid, namespace, tokens) for kid in (node.kids or {}).values()]
+            stack += [(kid, namespace, tokens) for kid in node.children]
             held, _ = contents(self.kinds, namespace, tokens)
             for kind, lane in zip(self.kinds, self.cache._lanes, strict=True):
                 cell = node.cells[lane.index]

@@ -113,7 +113,7 @@ class TieredWorld(World):
         while stack:
             node, namespace, before = stack.pop()
             tokens = (*before, *array("i", node.key))
-            stack += [(kid, namespace, tokens) for kid in (node.kids or {}).values()]
+            stack += [(kid, namespace, tokens) for kid in node.children]
             held, _ = contents(self.kinds, namespace, tokens)
             for kind, lane in zip(self.kinds, tier.lanes, strict=True):
                 cell = node.cells[lane.index]

@@ -66,7 +66,7 @@ def test_another_store_does_not_have_what_the_last_one_had(keep: str) -> None:
             serve(cache, TOKENS)
         if keep == "back":
             for lane in cache._tier.lanes:  # type: ignore[union-attr]
-                for cell in [node.cells[lane.index] for node in cache._tree.roots[""].kids.values()]:  # type: ignore[union-attr]
+                for cell in [node.cells[lane.index] for node in cache._tree.roots[""].children]:
                     lane.going(lane, cell)
                     cell.stored = cell.places  # as if it had gone, and come back from the store
         idle(cache)

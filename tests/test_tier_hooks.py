@@ -89,7 +89,7 @@ def test_t3_a_backup_may_take_along_what_lies_above() -> None:
         serve(cache, range(16), restore=False)
         tier = cache._tier
         assert tier is not None
-        tier.backup([next(iter((cache._tree.roots[""].kids or {}).values()))])
+        tier.backup([cache._tree.roots[""].children[0]])
         serve(cache, range(32), restore=False)
         held.append(cache.stats().tier.cached["near"])  # type: ignore[union-attr]
     assert held[0] <= held[1]

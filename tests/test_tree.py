@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers import cache_of, every_reach, finish, held, locks, part, path_cache, run, serve, settle
-from prefixloom import CapacityError, Path, Point, Window
+from helpers import cache_of, edges, every_reach, finish, held, locks, part, path_cache, run, serve, settle
+from prefixloom import CapacityError, InvariantError, Path, Point, Window
 from prefixloom.debug import Debug
 from prefixloom.policy import BUILT_IN
 from prefixloom.tree import Tree
@@ -27,9 +27,76 @@ def test_a_split_keeps_the_lower_halfs_identity() -> None:
     assert (node.start, node.end, node.parent) == (2, 6, upper)
     assert (upper.start, upper.end, upper.parent) == (0, 2, root)
     assert (upper.key, node.key) == (key(1), key(2, 3))
-    assert list((root.kids or {}).values()) == [upper]
-    assert list((upper.kids or {}).values()) == [node]
+    assert root.children == [upper]
+    assert upper.children == [node]
     assert tree.nodes == 2
+
+
+def test_an_only_child_is_compared_whole_and_several_are_told_apart_by_their_first_pages() -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.root("")
+    first = tree.attach(root, key(1, 2), 4)
+    assert root.kids is first
+    assert (first.first, first.rest, first.key, root.forks) == (b"", key(1, 2), key(1, 2), False)
+    second = tree.attach(root, key(3, 4), 4)
+    assert root.kids == {key(1): first, key(3): second}
+    assert (first.first, first.rest, first.key, root.forks) == (key(1), key(2), key(1, 2), True)
+    for node in (first, second):
+        assert tree.walk(root, node.key) == (node, 4, node)
+    tree.prune(first)
+    assert (root.kids, root.forks) == ({key(3): second}, False)
+    assert tree.walk(root, key(3, 4)) == (second, 4, second)
+    assert tree.walk(root, key(1, 2)) == (root, 0, root)
+    tree.prune(second)
+    assert root.kids is None
+    assert tree.attach(root, key(1), 2) is root.kids
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("cut", [2, 4])
+def test_a_split_of_an_only_child_and_of_one_of_several(alone: bool, cut: int) -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.root("")
+    node = tree.attach(root, key(1, 2, 3), 6)
+    if not alone:
+        tree.attach(root, key(7), 2)
+    upper = tree.split(node, cut)
+    assert (upper.key, node.key) == (key(*range(1, cut // 2 + 1)), key(*range(cut // 2 + 1, 4)))
+    assert upper.kids is node
+    assert (root.kids is upper) == alone
+    assert tree.walk(root, key(1, 2, 3)) == (node, 6, node)
+    assert tree.walk(root, key(1, 9)) == ((upper, 2, upper) if cut == 2 else (upper, 2, root))
+    assert tree.walk(root, key(1, 2)) == ((node, 4, upper) if cut == 2 else (upper, 4, upper))
+    lower = tree.attach(upper, key(9), cut + 2)
+    assert upper.children == [node, lower]
+    assert tree.walk(root, upper.key + key(9)) == (lower, cut + 2, lower)
+
+
+@pytest.mark.parametrize("same", [0, 1, 2, 3])
+def test_what_is_published_beside_an_only_child_and_the_debug_mode_looks(same: int) -> None:
+    cache = path_cache()  # pages of 4, in debug mode
+    serve(cache, range(12))
+    serve(cache, [*range(4 * same), *range(50, 58)])
+    assert edges(cache) == [
+        [(0, 8), (0, 12)], [(0, 4), (4, 12), (4, 12)], [(0, 8), (8, 12), (8, 16)], [(0, 12), (12, 20)]
+    ][same]  # fmt: skip
+    assert held(cache, range(12)) == 12
+    assert held(cache, [*range(4 * same), *range(50, 58)]) == 4 * same + 8
+    settle(cache)
+
+
+@pytest.mark.parametrize("wrong", ["first", "rest", "kids"])
+def test_a_child_that_stands_wrong_is_seen_in_debug_mode(wrong: str) -> None:
+    cache = path_cache()
+    serve(cache, range(12))
+    root = cache._tree.roots[""]
+    (node,) = root.children
+    if wrong == "kids":
+        root.kids = {b"": node}
+    else:
+        setattr(node, wrong, node.rest[:16])
+    with pytest.raises(InvariantError):
+        serve(cache, range(100, 112))
 
 
 def test_a_split_gives_the_upper_half_the_priority() -> None:

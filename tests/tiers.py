@@ -112,9 +112,7 @@ def path_of(cache: Cache, tokens: Many[int], namespace: str = "") -> list[Node]:
     node: Node | None = cache._tree.roots.get(namespace)
     key, found, at = array("i", tokens).tobytes(), [], 0
     while node is not None:
-        kids = [
-            kid for kid in (node.kids or {}).values() if kid.key[: 4 * cache._page] == key[at : at + 4 * cache._page]
-        ]
+        kids = [kid for kid in node.children if kid.key[: 4 * cache._page] == key[at : at + 4 * cache._page]]
         node = kids[0] if kids and len(key) - at >= 4 * cache._page else None
         if node is not None:
             found.append(node)

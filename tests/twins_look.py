@@ -11,7 +11,7 @@ from prefixloom.queues import ListQueue
 
 
 def path(node: Any) -> tuple[Any, ...]:
-    return node.start, node.end, node.first[:64]
+    return node.start, node.end, node.key[:64]
 
 
 def covered(record: Any) -> Any:
@@ -54,8 +54,8 @@ def tree(cache: Any, exact: bool) -> list[Any]:
                     (lane.index, cell.locks, linked, getattr(cell, "below", 0), slots if exact else len(slots))
                 )
         found.append((space, *path(node), node.leases, node.priority, cells))
-        kids = sorted((node.kids or {}).items(), reverse=True)
-        stack += [(f"{space}/{node.end}", kid) for _, kid in kids]
+        kids = sorted(node.children, key=lambda kid: kid.key, reverse=True)
+        stack += [(f"{space}/{node.end}", kid) for kid in kids]
     return found
 
 

@@ -221,7 +221,7 @@ def all_nodes(scene: Scene) -> list[Node]:
     while stack:
         node = stack.pop()
         found.append(node)
-        stack += (node.kids or {}).values()
+        stack += node.children
     return found
 
 

@@ -63,8 +63,8 @@ def links_at(keys: KeyMaker, node: Node, page_bytes: int, count: int) -> list[by
     """The links of ``count`` or more pages of a node's edge, from its first, remembered there."""
     lacking: list[tuple[Any, int]] = [(node, count)]
     above: Any = node.parent
-    while above.parent is not None and len(above.links or ()) * page_bytes <= len(above.rest):
-        lacking.append((above, len(above.rest) // page_bytes + 1))
+    while above.parent is not None and len(above.links or ()) * page_bytes < len(above.first) + len(above.rest):
+        lacking.append((above, (len(above.first) + len(above.rest)) // page_bytes))
         above = above.parent
     if above.parent is None:
         assert isinstance(above, Root)

@@ -150,23 +150,26 @@ class Debug:
             if id(node) in seen:
                 continue
             seen[id(node)] = node
-            stack.extend((node.kids or {}).values())
+            stack += node.children
         return list(seen.values())
 
     def _check_tree(self) -> list[Node]:
         tree = self._cache._tree
         nodes = self._reachable()
         for node in nodes:
-            for first, kid in (node.kids or {}).items():
+            kids = node.kids
+            told_apart = isinstance(kids, dict)
+            found = kids if isinstance(kids, dict) else {} if kids is None else {b"": kids}
+            for first, kid in found.items():
                 if kid.parent is not node:
                     raise InvariantError(f"{kid!r} does not know its parent")
-                if kid.first != first:
+                if kid.first != first or len(first) != tree.page_bytes * told_apart:
                     raise InvariantError(f"{kid!r} stands under the wrong first page")
-                if len(first) != tree.page_bytes or len(kid.rest) % tree.page_bytes:
+                if not kid.key or len(kid.key) % tree.page_bytes:
                     raise InvariantError(f"{kid!r} has an edge that is no whole pages")
                 if kid.end != node.end + len(kid.key) // tree.element_bytes:
                     raise InvariantError(f"{kid!r} ends at the wrong boundary")
-            bare = not node.kids and not node.leases and all(cell is None for cell in node.cells)
+            bare = node.kids is None and not node.leases and all(cell is None for cell in node.cells)
             if node.parent is not None and bare:
                 raise InvariantError(f"{node!r} is bare and was not unlinked")
             for cell in node.cells:
@@ -223,7 +226,7 @@ class Debug:
                 continue
             expected = counts.get(id(node), 0)
             if closed:
-                kids = [kid.cells[lane.index] for kid in (node.kids or {}).values()]
+                kids = [kid.cells[lane.index] for kid in node.children]
                 held = [kid for kid in kids if kid is not None]
                 expected += sum(1 for kid in held if kid.locks) + (node.parent is None)
                 if cell.below != len(held):
@@ -261,7 +264,7 @@ class Debug:
                 continue
             if cell.pages != len(lane.slots_of(cell)):
                 raise InvariantError(f"{lane.pool.name}: {node!r} miscounts its pages")
-            below = sum(kid.cells[i] is not None for kid in (node.kids or {}).values()) if lane.closed_upward else 0
+            below = sum(kid.cells[i] is not None for kid in node.children) if lane.closed_upward else 0
             if cell.below != below:
                 raise InvariantError(f"{lane.pool.name}: {node!r} counts {cell.below} cells below, not {below}")
             if not cell.locks and not cell.below and cell.next is None:

@@ -291,7 +291,7 @@ class Flight(Fence):
         nodes = {node for published in doomed for node in published.nodes}
         below = list(nodes)
         for node in below:  # what hangs there goes with it, also if it was written long ago
-            below.extend((node.kids or {}).values())
+            below += node.children
         for node in sorted(nodes, key=lambda node: -node.end):
             for published in doomed:
                 if node in published.nodes:

@@ -27,7 +27,7 @@ def sweep(cache: Cache) -> int:
     kept = 0
     for root in list(cache._graves):
         kept += _clear(cache, root)
-        if not root.kids and not root.leases:
+        if root.kids is None and not root.leases:
             cache._graves.remove(root)
             unlink(root)
     cache._epoch += 1
@@ -37,11 +37,11 @@ def sweep(cache: Cache) -> int:
 def _clear(cache: Cache, root: Node) -> int:
     """Free all below ``root`` that nothing covers, deepest first, without recursion; how many cells stayed."""
     order: list[Node] = []
-    stack = list((root.kids or {}).values())
+    stack = root.children
     while stack:
         node = stack.pop()
         order.append(node)
-        stack.extend((node.kids or {}).values())
+        stack += node.children
     kept = 0
     for node in reversed(order):
         for lane in cache._all_lanes:

@@ -50,7 +50,7 @@ def split(cache: Cache, node: Node, boundary: int) -> Node:
         lane.queue.remove(cell)
         lane.free_cell(cell)
         cache._epoch += 1
-    if not node.kids and not node.leases and cache._tree.prune(node):  # all that it held lies above the cut
+    if node.kids is None and not node.leases and cache._tree.prune(node):  # all that it held lies above the cut
         cache._epoch += 1
     upper.leases -= 1
     return upper
@@ -250,7 +250,7 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
     node = sequence._lease._node
     run = []
     reached = sequence._reached
-    if reached is not None and node.end < reached.end <= upto and reached.first:
+    if reached is not None and node.end < reached.end <= upto and reached.first is not None:
         run.append(reached)
         above = reached.parent
         while above.end > node.end:
@@ -275,17 +275,24 @@ def spell(cache: Cache, node: Node, key: bytes, upto: int, run: list[Node]) -> N
     start = node.end
     at = 0
     kids = node.kids
-    while kids:
-        second = at + size
-        child = kids.get(key[at:second])
-        if child is None:
-            break
+    while kids is not None:
+        if kids.__class__ is dict:
+            second = at + size
+            child: Any = kids.get(key[at:second])
+            if child is None:
+                break
+        else:
+            second = at
+            child = kids
         rest = child.rest
         if key.startswith(rest, second):
             node = child
             at = second + len(rest)
         else:
-            at = second + tree.agreed(key, second, rest)
+            second += tree.agreed(key, second, rest)
+            if second == at:
+                break
+            at = second
             node = split(cache, child, start + at // tree.element_bytes)
         run.append(node)
         kids = node.kids
@@ -337,7 +344,7 @@ def _worth_least(cache: Cache, sequence: Sequence, lane: PointLane, above: list[
             below, node = above[number + 1 :], cell.node
             view = StateView(
                 lane.name, sequence.namespace, node.end, below[0].node.end if below else 0, len(below),
-                len(node.kids or ()) > 1,
+                node.forks,
             )  # fmt: skip
             worth = cache._ask_policy(lane.policy, "worth", "a number", int | float, lane.worth, view)
             if worth is None:
@@ -345,7 +352,7 @@ def _worth_least(cache: Cache, sequence: Sequence, lane: PointLane, above: list[
             worths.append(worth)
         else:
             return free[worths.index(min(worths))][1] if free else None
-    return next((cell for _, cell in free if len(cell.node.kids or ()) < 2), None)
+    return next((cell for _, cell in free if not cell.node.forks), None)
 
 
 def _ask_keep(cache: Cache, sequence: Sequence, start: int, upto: int, last: bool) -> Pairs:

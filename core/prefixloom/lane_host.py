@@ -84,7 +84,7 @@ class HostLane(Lane):
         node.cells[i] = cell
         self.in_tree += pages
         if self.closed_upward:
-            cell.below = sum(kid.cells[i] is not None for kid in (node.kids or {}).values())
+            cell.below = sum(kid.cells[i] is not None for kid in node.children)
             above = node.parent.cells[i]
             if above is not None:
                 above.below += 1

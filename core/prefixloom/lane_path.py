@@ -337,7 +337,7 @@ class PathLane(PageLane):
         i = self.index
         below = [cell]
         for above in below:
-            for kid in (above.node.kids or {}).values():
+            for kid in above.node.children:
                 if kid.cells[i] is not None:
                     below.append(kid.cells[i])
         for each in reversed(below):

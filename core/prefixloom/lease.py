@@ -204,7 +204,7 @@ def release(cache: Cache, lease: Hold) -> None:
                 _release_touching(cache, lane, record, receipts[lane.index] if receipts else None)
     node = lease._node
     node.leases -= 1
-    if not node.kids and not node.leases and cache._tree.prune(node):
+    if node.kids is None and not node.leases and cache._tree.prune(node):
         cache._epoch += 1
     if cache._graves:
         sweep(cache)
@@ -253,7 +253,7 @@ def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None
     node.leases += 1
     lease._node = node
     old.leases -= 1
-    if not old.kids and not old.leases and cache._tree.prune(old):
+    if old.kids is None and not old.leases and cache._tree.prune(old):
         cache._epoch += 1
 
 

@@ -124,7 +124,7 @@ class Shelf:
             self._tell_apart()
             if self.component.keep == "through":
                 roots = self.cache._tree.roots.values()
-                self.unseen = [(node, True) for root in roots for node in (root.kids or {}).values()]
+                self.unseen = [(node, True) for root in roots for node in root.children]
         for lane in self.tier.lanes:
             lane.going = self.storing.rescue if store is not None and self.component.keep == "back" else None
 
@@ -138,7 +138,7 @@ class Shelf:
         for _ in range(min(PER_POLL, len(self.unseen))):
             node, deep = self.unseen.pop()
             if deep:
-                self.unseen.extend((kid, True) for kid in (node.kids or {}).values())
+                self.unseen.extend((kid, True) for kid in node.children)
             for lane in self.tier.lanes:
                 if node.cells[lane.index] is not None:
                     self.storing.offer(lane, node)

@@ -145,7 +145,7 @@ class LowerTier:
             self.shelf.poll()
         if self.pending:
             nodes, self.pending = self.pending, []
-            self.backup([node for node in nodes if node.first])
+            self.backup([node for node in nodes if node.first is not None])
 
     def follow(self, work: Work, parts: list[Part]) -> None:
         """See to it that a copy that fails on its stream is counted, and its source forgotten."""

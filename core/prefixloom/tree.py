@@ -1,8 +1,8 @@
 """The radix tree: keys, nodes and their places. It knows pages of key bytes and nothing of what hangs at a node.
 
-A node's edge is a whole number of pages; a parent finds a child by the bytes of its first page, which are kept once:
-the node has them and the rest of its edge apart. A split keeps the *lower* half's identity, so whoever holds a node
-keeps holding the same boundary.
+A node's edge is a whole number of pages. An only child is compared at once, whole; of several a parent finds one by
+the bytes of its first page, which are kept once: such a node has them and the rest of its edge apart. A split keeps the
+*lower* half's identity, so whoever holds a node keeps holding the same boundary.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from .straight import straight
 class Node:
     """One edge of the tree and the boundary at its end.
 
-    ``end`` is in tokens from the root. ``first`` is the first page of the edge, empty once the node is unlinked;
-    ``rest`` what follows it. ``cells[i]`` is what component i keeps here, or None; how that is kept is said below.
-    ``leases`` counts those anchored here, so that a boundary in use is not unlinked even when it holds nothing.
+    ``end`` is in tokens from the root. ``kids``: None, the only child itself, or those that a page tells apart (some
+    may have gone since: one child in a dictionary stays there). ``first`` is the page by which the parent finds the
+    node, empty for an only child, and None once the node is unlinked; ``rest`` is what follows it of the edge.
+    ``cells[i]`` is what component i keeps here, or None; how that is kept is said below. ``leases`` counts those
+    anchored here, so that a boundary in use is not unlinked even when it holds nothing.
     """
 
     __slots__ = ("end", "first", "kids", "leases", "parent", "priority", "rest")
 
     parent: Node
-    kids: dict[bytes, Node] | None
+    kids: Node | dict[bytes, Node] | None
+    first: bytes | None
     cells: Any
 
     @straight
@@ -38,16 +41,29 @@ class Node:
         self.leases = 0
         self.priority = 0
 
-    def above(self, rest: bytes, end: int) -> Node:
-        """The upper half of a split of this node: what is said of the whole holds true of it as well."""
+    def above(self, rest: bytes, end: int, pages: int) -> Node:
+        """The upper half of a split of this node, so many pages: what is said of the whole holds true of it as well."""
+        assert self.first is not None
         upper = type(self)(self.parent, self.first, rest, end, len(self.cells))
         upper.priority = self.priority
         return upper
 
     @property
+    def children(self) -> list[Node]:
+        kids = self.kids
+        if kids is None:
+            return []
+        return list(kids.values()) if isinstance(kids, dict) else [kids]
+
+    @property
+    def forks(self) -> bool:
+        """Whether paths part here."""
+        return isinstance(self.kids, dict) and len(self.kids) > 1
+
+    @property
     def key(self) -> bytes:
         """The whole edge; empty once the node is unlinked."""
-        return self.first and self.first + self.rest
+        return b"" if self.first is None else self.first + self.rest
 
     @property
     def start(self) -> int:
@@ -55,7 +71,7 @@ class Node:
 
     def __repr__(self) -> str:
         held = "".join("-" if cell is None else "x" for cell in self.cells)
-        return f"<Node [{self.start}, {self.end}) {held} kids={len(self.kids or ())} leases={self.leases}>"
+        return f"<Node [{self.start}, {self.end}) {held} kids={len(self.children)} leases={self.leases}>"
 
 
 class Counted(Node):
@@ -71,12 +87,11 @@ class Counted(Node):
         self.hits = 0
         self.links: list[bytes | None] | None = None
 
-    def above(self, rest: bytes, end: int) -> Counted:
-        upper = super().above(rest, end)
+    def above(self, rest: bytes, end: int, pages: int) -> Counted:
+        upper = super().above(rest, end, pages)
         assert isinstance(upper, Counted)
         upper.hits = self.hits
         if self.links is not None:
-            pages = len(rest) // len(self.first) + 1
             upper.links, self.links = self.links[:pages], self.links[pages:]
         return upper
 
@@ -170,25 +185,31 @@ class Tree:
         at = 0
         size = self.page_bytes
         inside = None
-        while kids:
-            second = at + size
-            child = kids.get(key[at:second])
-            if child is None:
-                break
-            rest = child.rest
-            if not key.startswith(rest, second):
+        while kids is not None:
+            if kids.__class__ is dict:
+                second = at + size
+                child: Any = kids.get(key[at:second])
+                if child is None:
+                    break
+            else:
+                second = at
+                child = kids
+            if not key.startswith(child.rest, second):
                 inside = child
                 break
-            at = child.end * self.element_bytes
             node = child
+            at = child.end * self.element_bytes
             kids = child.kids
         if inside is None:
             return node, node.end, node
-        return inside, (second + self.agreed(key, second, rest)) // self.element_bytes, node
+        second += self.agreed(key, second, inside.rest)
+        return (inside, second // self.element_bytes, node) if second > at else (node, node.end, node)
 
     def agreed(self, key: bytes | bytearray, at: int, rest: bytes) -> int:
         """Bytes of whole pages in which ``rest`` agrees with ``key`` from ``at``."""
         size = self.page_bytes
+        if not key.startswith(rest[:size], at):
+            return 0
         low, high = 0, min(len(rest), len(key) - at) // size
         while low < high:
             middle = (low + high + 1) // 2
@@ -201,30 +222,47 @@ class Tree:
     @straight
     def attach(self, parent: Node, key: bytes, end: int, at: int = 0) -> Node:
         """A new leaf under ``parent``, whose edge is ``key`` from byte ``at``."""
-        second = at + self.page_bytes
-        first = key[at:second]
-        rest = key[second:]
-        node = self.kind(parent, first, rest, end, self.width)
-        kids = parent.kids
+        kids: Any = parent.kids
         if kids is None:
-            parent.kids = {first: node}
+            first = b""
+            rest = key[at:]
+        else:
+            if kids.__class__ is not dict:
+                kids = self.tell_apart(parent, kids)
+            second = at + self.page_bytes
+            first = key[at:second]
+            rest = key[second:]
+        node = self.kind(parent, first, rest, end, self.width)
+        if kids is None:
+            parent.kids = node
         else:
             kids[first] = node
         self.nodes += 1
         return node
 
+    def tell_apart(self, parent: Node, only: Node) -> dict[bytes, Node]:
+        """The only child is not to be the only one any more: the children by their first pages."""
+        edge = only.rest
+        only.first = first = edge[: self.page_bytes]
+        only.rest = edge[self.page_bytes :]
+        parent.kids = kids = {first: only}
+        return kids
+
     def split(self, node: Node, boundary: int) -> Node:
         """Cut ``node``'s edge at ``boundary`` tokens; the new upper node is returned, ``node`` stays the lower half."""
-        parent = node.parent
-        cut = (boundary - parent.end) * self.element_bytes
-        size = self.page_bytes
-        rest = node.rest
-        upper = node.above(rest[: cut - size], boundary)
-        node.first = rest[cut - size : cut]
-        node.rest = rest[cut:]
+        parent, first, rest = node.parent, node.first, node.rest
+        assert first is not None
+        pages = (boundary - parent.end) // self.page
+        cut = pages * self.page_bytes - len(first)
+        upper = node.above(rest[:cut], boundary, pages)
+        if first:
+            parent.kids[first] = upper  # type: ignore[index]
+        else:
+            parent.kids = upper
+        upper.kids = node
         node.parent = upper
-        upper.kids = {node.first: node}
-        parent.kids[upper.first] = upper  # type: ignore[index]
+        node.first = b""
+        node.rest = rest[cut:]
         self.nodes += 1
         return upper
 
@@ -235,20 +273,22 @@ class Tree:
         True if a boundary was lost by it: plans may have led there.
         """
         lost = False
-        while not node.kids and not node.leases:
+        while node.kids is None and not node.leases:
             parent = node.parent
             if parent is None:
                 self._drop(node)
                 break
-            if not node.first or node.cells.count(None) != self.width:
+            first = node.first
+            if first is None or node.cells.count(None) != self.width:
                 break
-            kids: Any = parent.kids
-            del kids[node.first]
-            node.first = b""
+            node.first = None
             self.nodes -= 1
             lost = True
-            if kids:
-                break
+            if first:
+                kids: Any = parent.kids
+                del kids[first]
+                if kids:
+                    break
             parent.kids = None
             node = parent
         return lost
@@ -279,11 +319,10 @@ def unlink(root: Node) -> None:
     stack = [root]
     while stack:
         node = stack.pop()
-        if node.kids:
-            stack.extend(node.kids.values())
+        stack += node.children
         node.kids = None
         for cell in node.cells:
             if cell is not None:
                 cell.node = cell.prev = cell.next = None
         node.cells = [None] * len(node.cells)
-        node.first = b""
+        node.first = None

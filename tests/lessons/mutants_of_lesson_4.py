@@ -19,8 +19,8 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 def deepest_below(node: Any, index: int) -> Any:
     """The deepest node with such a cell on the way down, where it does not part."""
     found = node
-    while node.kids and len(node.kids) == 1:
-        (node,) = node.kids.values()
+    while len(node.children) == 1:
+        (node,) = node.children
         if node.cells[index] is not None:
             found = node
     return found

@@ -176,7 +176,7 @@ def _counts(bench: Bench) -> dict[tuple[str, int, int], int]:
     stack: list[Any] = list(bench.cache._tree.roots.values())
     while stack:
         node = stack.pop()
-        stack += list((node.kids or {}).values())
+        stack += node.children
         for lane in bench.cache._lanes:
             cell = node.cells[lane.index]
             if cell is not None and node.end:

@@ -88,7 +88,7 @@ class Reader:
         view.nodes[id(root)] = first_of_all
         while stack:
             node, above, last = stack.pop()
-            for kid in (node.kids or {}).values():
+            for kid in node.children:
                 ids, kid_last = self._edge(namespace, above.ids[-1], last, kid.key)
                 first = above.ids[-1 - self.model.lookahead :] if above.end else [0]
                 cached = Cached(above.end, kid.end, first + ids, up=above)
@@ -133,7 +133,12 @@ class Reader:
                     view.slots[f.name][self.model.piece(f, Shifted(cached.ids, cached.start), index)] = slot
                 else:
                     view.detached[f.name].add(slot)
-        hold(any(cached.pages.values()) or node.kids or node.leases, "node [%s, %s) is bare", cached.start, cached.end)
+        hold(
+            any(cached.pages.values()) or node.kids is not None or node.leases,
+            "node [%s, %s) is bare",
+            cached.start,
+            cached.end,
+        )
 
     def check_content(self, f: Facts, slot: int, index: int, cached: Cached) -> None:
         ids = Shifted(cached.ids, cached.start)
