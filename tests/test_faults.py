@@ -88,6 +88,24 @@ def test_what_a_failed_publication_handed_over_is_not_given_back_at_the_end() ->
     settle(cache)
 
 
+@pytest.mark.parametrize("kind", [Component, KeepsTheEnd])
+@pytest.mark.parametrize("first", ["path", "moody"])
+def test_what_a_failed_publication_handed_over_may_be_evicted(first: str, kind: type[Component]) -> None:
+    reach = Moody()
+    parts = [part("path", Path()), part("moody", reach, kind=kind), part("state", Point())]
+    cache = cache_of(*parts[:: 1 if first == "path" else -1], slots=4, debug=False)
+    sequence = cache.open(TOKENS[:24])
+    run(sequence, 8)
+    reach.raising = True
+    with pytest.raises(RuntimeError, match="moody"):
+        sequence.publish()
+    reach.raising = False
+    cache.evict({name: 1000 for name in ("path", "moody", "state")})
+    for name, pages in cache.stats().components.items():
+        assert (pages.free, pages.cached, pages.leased) == (pages.capacity, 0, 0), name
+    assert cache.stats().nodes == 0
+
+
 def test_a_reach_that_raises_in_open_leaves_nothing_behind() -> None:
     reach = Moody()
     cache = cache_of(part("path", Path()), part("moody", reach))

@@ -52,13 +52,15 @@ def test_a_method_put_on_a_lane_that_had_it_from_above_is_the_one_that_is_called
     filled(small())
     called = []
 
-    def advance(self: Any, record: Any, node: Any) -> Any:
-        called.append(node.end)
-        return Lane.advance(self, record, node)
+    def leave(self: Any, cell: Any) -> None:
+        called.append(cell)
+        Lane.leave(self, cell)
 
-    kind = next(type(lane) for lane in small()._lanes if "advance" not in vars(type(lane)))
-    monkeypatch.setattr(kind, "advance", advance, raising=False)
-    filled(small())
+    kind = next(type(lane) for lane in small()._lanes if "leave" not in vars(type(lane)))
+    monkeypatch.setattr(kind, "leave", leave, raising=False)
+    cache = small()
+    filled(cache)
+    cache.evict(1000)
     assert called
 
 

@@ -16,7 +16,7 @@ from .evict import make_room
 from .flight import abandon, own_slots
 from .lane_coded import encode_states
 from .lane_point import PointLane
-from .lease import advance, ask_receipts, conclude, conclude_some
+from .lease import advance, ask_receipts, conclude, conclude_some, step_down
 from .straight import straight
 from .values import Claim, NodeView, SplitRule, WalkView
 
@@ -142,11 +142,16 @@ def publish_on(cache: Cache, sequence: Sequence, upto: int) -> None:
             staying = (*staying, point)
     run = nodes_for(cache, sequence, upto)
     node = run[-1]
+    records = lease._records
     try:
         for lane in cache._in_order:
+            record = records[lane.index]
             if lane.unit == "page" or lane not in staying:
-                lane.adopt(run, held[lane.index])
-        advance(cache, lease, node, None)
+                moved = lane.carry(run, held[lane.index], record)
+            else:
+                moved = lane.advance(record, node)
+            records[lane.index] = moved
+        step_down(cache, lease, node)
         for point in cache._point_lanes:
             holding = held[point.index]
             if holding.slot < 0:
@@ -200,7 +205,8 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
                 lane.adopt(run, holding)
             advance(cache, lease, node, receipts)
             for lane, holding in donors:
-                _renew(sequence, lane, holding, node)
+                if holding.slot < 0:  # else the tree had that state already
+                    _renew(sequence, lane, holding, node)
         except BaseException as error:  # a reach that is plain Python, or an interrupt
             _end_half_way(cache, sequence, run, error)
             raise
@@ -213,9 +219,8 @@ def _end_half_way(cache: Cache, sequence: Sequence, run: list[Node], error: Base
     """Some of what the sequence owned is the tree's by now, and its lease does not cover that: so it cannot go on."""
     abandon(cache, sequence._lease, error)
     sequence._lease.held = NOTHING
-    for lane in cache._closed_lanes:  # what it took over and no lease came to cover may be evicted
-        node, _ = lane.deepest(run[-1], run[-1].end)
-        lane.release(lane.acquire(node))
+    for lane in cache._lanes:
+        lane.line_up(run)  # what it took over and no lease came to cover
     cache._tree.prune(run[-1])
 
 
@@ -384,11 +389,12 @@ def _donors(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int) -> tuple[
 
 @straight
 def _renew(sequence: Sequence, lane: Lane, holding: Any, node: Node) -> None:
-    """After a donation the sequence goes on with a copy; if the tree had that state already, nothing was donated."""
-    if holding.slot >= 0:
-        return
+    """After a donation the sequence goes on with a copy."""
     lane.renew(holding)
-    sequence._lease.claim(sequence._cache._flight)
-    record = lane.acquire(node)
-    sequence._lease._records[lane.index] = record
-    sequence._fills.append((lane, holding, "copy", node.cells[lane.index].data))
+    lease = sequence._lease
+    lease.claim(sequence._cache._flight)
+    record = lease._records[lane.index]
+    if record is None:
+        record = lane.acquire(node)
+        lease._records[lane.index] = record
+    sequence._fills.append((lane, holding, "copy", record.data))

@@ -269,7 +269,9 @@ class Named:
         head = self._head
         split = len(head)
         start, end = first * TOKEN_BYTES, last * TOKEN_BYTES
-        if start < split < end:
+        if end <= split:
+            return head[start:end]
+        if start < split:
             return head[start:] + self._more[: end - split]
         return self._tokens_between(start, end)
 

@@ -36,10 +36,10 @@ class Cell(Link):
     data: Any
 
     @straight
-    def __init__(self, node: Node, data: Any) -> None:
+    def __init__(self, node: Node, data: Any, locks: int = 0) -> None:
         self.node = node
         self.data = data
-        self.locks = 0
+        self.locks = locks
         self.next = None
 
 
@@ -164,6 +164,20 @@ class Lane(Leaving):
         ``run``: nodes one below the other, from where the holding begins to own.
         """
         raise NotImplementedError
+
+    @straight
+    def carry(self, run: list[Node], holding: Any, record: Any) -> Any:
+        """``adopt``, and ``advance`` to the end of ``run``: the sequence runs on there."""
+        self.adopt(run, holding)
+        moved: Any = self.advance(record, run[-1])
+        return moved
+
+    def line_up(self, run: list[Node]) -> None:
+        """Cells of ``run`` that may go and stand in no queue come into it."""
+        for node in run:
+            cell = node.cells[self.index]
+            if cell is not None and cell.next is None and self.uncovered(cell):
+                self.queue.add(cell)
 
     def conclude(self, run: list[Node], holding: Any, record: Any) -> None:
         """``adopt``, and the sequence ends there: uncover what its lease covered, and give all else back."""

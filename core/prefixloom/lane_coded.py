@@ -76,6 +76,10 @@ class CodedLane(PointLane):
         for node in run:
             self.adopt_track(node, holding)
 
+    def carry(self, run: list[Node], holding: StateHolding, record: Any) -> None:
+        self.adopt(run, holding)
+        self.advance(record, run[-1])
+
     def to_encode(self, node: Node, holding: StateHolding) -> bool:
         """Whether the running state stands for the end of ``node``, and that has none."""
         return node.cells[self.index] is None and holding.as_of == node.end and self.complete(holding)

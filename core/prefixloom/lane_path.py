@@ -26,12 +26,12 @@ class PathCell(Cell):
     up: PathCell
 
     @straight
-    def __init__(self, node: Node, data: bytes, up: PathCell) -> None:
+    def __init__(self, node: Node, data: bytes, up: PathCell, locks: int = 0) -> None:
         self.node = node
         self.data = data
         self.up = up
         self.below = 0
-        self.locks = 0
+        self.locks = locks
         self.next = None
 
 
@@ -106,6 +106,27 @@ class PathLane(PageLane):
         """What is covered below ``record`` keeps it covered."""
         cell = self.acquire(node)
         record.locks -= 1
+        return cell
+
+    @straight
+    def carry(self, run: list[Node], holding: Holding, record: PathCell) -> PathCell:
+        """Mostly all of it is a leaf below what the lease covers."""
+        i = self.index
+        page = self.page
+        node = run[-1]
+        first = holding.owned
+        if record.node is not node.parent or node.cells[i] is not None or first != record.node.end // page:
+            moved: PathCell = super().carry(run, holding, record)
+            return moved
+        last = node.end // page
+        cell = PathCell(node, holding.table[first:last].tobytes(), record, 1)
+        # what the lease had of the cell above stays there: it is of a covered child now
+        node.cells[i] = cell
+        record.below += 1
+        holding.owned = last
+        pages = last - first
+        self.in_tree += pages
+        self.leased += pages
         return cell
 
     @straight

@@ -208,6 +208,24 @@ class PointLane(Lane):
             holding.slot = NO_SLOT
             holding.ready = False
 
+    @straight
+    def carry(self, run: list[Node], holding: StateHolding, record: Cell | None) -> Cell | None:
+        """Mostly the running state is all that it has; the lease covers it until it has been copied."""
+        node = run[-1]
+        i = self.index
+        if holding.tracks or node.cells[i] is not None or holding.as_of != node.end or not self.complete(holding):
+            moved: Cell | None = super().carry(run, holding, record)
+            return moved
+        if record is not None:
+            self.release(record)
+        cell = Cell(node, holding.slot, 1)
+        node.cells[i] = cell
+        self.in_tree += 1
+        self.leased += 1
+        holding.slot = NO_SLOT
+        holding.ready = False
+        return cell
+
     def adopt_track(self, node: Node, holding: StateHolding) -> None:
         if node.cells[self.index] is None:
             for track in holding.tracks:
@@ -315,6 +333,7 @@ class PointLane(Lane):
         return source
 
     # ------------------------------------------------------------ ops
+    @straight
     def work(self, kind: str, src: list[int], dst: list[int]) -> Callable[[], object]:
         """What an op of this kind does with content."""
         if kind == "clear":

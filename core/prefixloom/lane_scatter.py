@@ -134,6 +134,9 @@ class ScatterLane(SpanLane):
     def begin(self, node: Node) -> tuple[Any, Holding]:
         return PageLane.begin(self, node)
 
+    def carry(self, run: list[Node], holding: RetainedHolding, record: Any) -> Any:
+        return PageLane.carry(self, run, holding, record)
+
     def release(self, record: Any, recent: bool = True) -> None:
         node, covered = record
         i = self.index

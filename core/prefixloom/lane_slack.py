@@ -55,6 +55,8 @@ class SlackLane(PageLane):
 
     __slots__ = ("slack", "tail")
     retains = True
+    headless = True
+    """Whether a boundary needs nothing but its tail."""
     tail: Callable[[int], int]
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
@@ -168,6 +170,80 @@ class SlackLane(PageLane):
         return pages
 
     # ------------------------------------------------------------ sequences
+    @straight
+    def hang(self, node: Node, mine: bytes, first: int, whole: bool) -> SpanCell | None:
+        """Our last pages of the node's edge, from ``first`` on, become its cell, if any of them is there.
+
+        ``whole``: all of them are.
+        """
+        pages = len(mine) // ID_BYTES
+        if not whole:
+            mine = strip(mine)
+            pages = present(mine)
+            if not pages:
+                return None
+        cell = SpanCell(node, mine, pages)
+        node.cells[self.index] = cell
+        self.in_tree += pages
+        if self.tail(node.end) // self.page > first:
+            if whole and self.headless:  # what lies before the tail is slack, and there
+                slack = Slack(cell)
+                cell.slack = slack
+                self.slack.add(slack)
+            else:
+                self.note_slack(cell)
+        return cell
+
+    def merge(self, cell: SpanCell, mine: bytes, holding: RetainedHolding) -> None:
+        """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has.
+
+        ``mine``: our last pages of the cell's edge. It was used just now, even if we bring nothing new.
+        """
+        if cell.next is not None:
+            self.queue.touch(cell)
+        if mine.startswith(ABSENT_BYTES):
+            mine = strip(mine)
+            if not mine:
+                return
+        node = cell.node
+        last = node.end // self.page - holding.base
+        first = last - len(mine) // ID_BYTES
+        count = (node.end - node.parent.end) // self.page
+        if cell.pages == count and ABSENT_BYTES not in mine:  # the tree has it all: ours are duplicates
+            self.pool.give(mine)
+            holding.table[first:last] = array("i", cell.data[-len(mine) :])
+            holding.change(first + holding.base)
+            return
+        ours = array("i", mine)
+        lead = count - len(ours)
+        tree = array("i", ABSENT_BYTES * (count - len(cell.data) // ID_BYTES) + cell.data)
+        duplicates = array("i")
+        filled = 0
+        for p, slot in enumerate(ours, lead):
+            if slot == ABSENT:
+                continue
+            if tree[p] == ABSENT:
+                tree[p] = slot
+                filled += 1
+            else:
+                duplicates.append(slot)
+        if duplicates:
+            self.pool.give(duplicates.tobytes())
+        if filled:
+            self.drop_slack(cell)
+            cell.data = strip(tree.tobytes())
+            cell.pages += filled
+            self.in_tree += filled
+            if cell.locks:
+                self.leased += filled
+            self.find_slack(cell)
+        if not cell.locks and cell.next is None:
+            self.queue.add(cell)
+        # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
+        for p, slot in enumerate(ours):
+            holding.table[first + p] = ABSENT if slot == ABSENT else tree[lead + p]
+        holding.change(first + holding.base)
+
     def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
         return merged((*keep, (self.first_needed(upto), upto)))
 

@@ -8,12 +8,11 @@ This lane serves reaches whose needs are one interval ending at the boundary; th
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING, Any
 
 from .holding import Holding, RetainedHolding, strip, without_absent
-from .lane_slack import Slack, SlackLane, SpanCell
-from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
+from .lane_slack import SlackLane, SpanCell
+from .pool import ABSENT_BYTES, ID_BYTES, Pool, present
 from .queues import Queue
 from .reach import Interval
 from .straight import straight
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 class SpanLane(SlackLane):
     __slots__ = ("dense", "tree_page")
     holds: type[Holding] = RetainedHolding
-    headless = True
-    """Whether a boundary needs nothing but its tail."""
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
@@ -194,7 +191,9 @@ class SpanLane(SlackLane):
                 cell: SpanCell = node.cells[i]
                 mine = table[first:last].tobytes()
                 if cell is None:
-                    self.hang(node, mine, base + first, holding.whole)
+                    cell = self.hang(node, mine, base + first, holding.whole)
+                    if cell is not None:
+                        self.queue.add(cell)
                 elif holding.whole and cell.pages == (node.end - node.parent.end) // page:
                     self.pool.give(mine)
                     if cell.next is not None:
@@ -270,8 +269,23 @@ class SpanLane(SlackLane):
         joined = b"".join(parts)
         return joined if got == size else joined[got - size :]
 
-    @straight
     def adopt(self, run: list[Node], holding: RetainedHolding) -> None:
+        self.hand_over(run, holding)
+        self.line_up(run)
+
+    @straight
+    def carry(self, run: list[Node], holding: RetainedHolding, record: Any) -> Any:
+        self.hand_over(run, holding)
+        moved = self.acquire(run[-1])
+        if moved is None or len(run) > 1:  # else it covers the only node
+            self.line_up(run)
+        if record is not None:
+            self.release(record)
+        return moved
+
+    @straight
+    def hand_over(self, run: list[Node], holding: RetainedHolding) -> None:
+        """``adopt``, but what hangs there now stands in no queue yet."""
         i = self.index
         page = self.page
         base = holding.base
@@ -288,80 +302,6 @@ class SpanLane(SlackLane):
                     self.merge(cell, mine, holding)
                 first = last
         holding.owned = base + first
-
-    @straight
-    def hang(self, node: Node, mine: bytes, first: int, whole: bool) -> None:
-        """Our last pages of the node's edge, from ``first`` on, become its cell, if any of them is there.
-
-        ``whole``: all of them are.
-        """
-        pages = len(mine) // ID_BYTES
-        if not whole:
-            mine = strip(mine)
-            pages = present(mine)
-            if not pages:
-                return
-        cell = SpanCell(node, mine, pages)
-        node.cells[self.index] = cell
-        self.in_tree += pages
-        self.queue.add(cell)
-        if self.tail(node.end) // self.page > first:
-            if whole and self.headless:  # what lies before the tail is slack, and there
-                slack = Slack(cell)
-                cell.slack = slack
-                self.slack.add(slack)
-            else:
-                self.note_slack(cell)
-
-    def merge(self, cell: SpanCell, mine: bytes, holding: RetainedHolding) -> None:
-        """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has.
-
-        ``mine``: our last pages of the cell's edge. It was used just now, even if we bring nothing new.
-        """
-        if cell.next is not None:
-            self.queue.touch(cell)
-        if mine.startswith(ABSENT_BYTES):
-            mine = strip(mine)
-            if not mine:
-                return
-        node = cell.node
-        last = node.end // self.page - holding.base
-        first = last - len(mine) // ID_BYTES
-        count = (node.end - node.parent.end) // self.page
-        if cell.pages == count and ABSENT_BYTES not in mine:  # the tree has it all: ours are duplicates
-            self.pool.give(mine)
-            holding.table[first:last] = array("i", cell.data[-len(mine) :])
-            holding.change(first + holding.base)
-            return
-        ours = array("i", mine)
-        lead = count - len(ours)
-        tree = array("i", ABSENT_BYTES * (count - len(cell.data) // ID_BYTES) + cell.data)
-        duplicates = array("i")
-        filled = 0
-        for p, slot in enumerate(ours, lead):
-            if slot == ABSENT:
-                continue
-            if tree[p] == ABSENT:
-                tree[p] = slot
-                filled += 1
-            else:
-                duplicates.append(slot)
-        if duplicates:
-            self.pool.give(duplicates.tobytes())
-        if filled:
-            self.drop_slack(cell)
-            cell.data = strip(tree.tobytes())
-            cell.pages += filled
-            self.in_tree += filled
-            if cell.locks:
-                self.leased += filled
-            self.find_slack(cell)
-        if not cell.locks and cell.next is None:
-            self.queue.add(cell)
-        # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
-        for p, slot in enumerate(ours):
-            holding.table[first + p] = ABSENT if slot == ABSENT else tree[lead + p]
-        holding.change(first + holding.base)
 
     @straight
     def retain(self, holding: RetainedHolding, floor: int) -> None:
@@ -391,9 +331,11 @@ class SpanLane(SlackLane):
     @straight
     def read_covered(self, holding: RetainedHolding, record: Any, boundary: int) -> None:
         """Above a hole (what arrived was not all) the lease covers nothing, so nothing is read there any more."""
-        page = min((boundary if record is None else boundary - record[1]) // self.page, holding.owned)
-        if page > holding.base:
-            self.forget(holding, page)
+        low = boundary
+        if record is not None:
+            low -= record[1]
+        if low > holding.base * self.page:
+            self.forget(holding, min(low // self.page, holding.owned))
 
     @straight
     def passed(self, holding: Holding, boundary: int) -> bool:

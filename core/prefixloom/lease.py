@@ -63,6 +63,7 @@ class Hold(Handle):
 
     failed: BaseException | None
 
+    @straight
     def claim(self, flight: Flight) -> None:
         """Slots have just been taken for this lease's sequence: it comes after the steps that may still touch them."""
         if flight.claimed:
@@ -239,8 +240,7 @@ def _release_touching(cache: Cache, lane: Lane, record: Any, receipt: Receipt | 
 @straight
 def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None] | None) -> None:
     """The lease moves down to ``node``: the new boundary is covered before the old one is uncovered."""
-    old = lease._node
-    if node is old:
+    if node is lease._node:
         return
     if receipts is None:
         records = lease._records
@@ -250,6 +250,13 @@ def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None
     else:
         _advance_wider(cache, lease, node, receipts)
     lease._receipts = receipts
+    step_down(cache, lease, node)
+
+
+@straight
+def step_down(cache: Cache, lease: Hold, node: Node) -> None:
+    """The lease, all of whose records have moved, is anchored at ``node``."""
+    old = lease._node
     node.leases += 1
     lease._node = node
     old.leases -= 1

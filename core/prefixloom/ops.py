@@ -86,7 +86,8 @@ def select_states(cache: Cache, stream: Stream, lane: Any, kept: Any, rows: list
 @straight
 def run_kind(cache: Cache, stream: Stream, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
     """One of the core's own kinds of op on states."""
-    stream.run(lane.work(kind, src, dst))
+    work = lane.work(kind, src, dst)
+    stream.run(work)
     if cache._debug is not None:
         source, target = lane.ends(kind)
         cache._debug.accessed(stream, f"{kind} of {lane.name}", target, src, dst, source)

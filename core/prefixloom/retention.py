@@ -41,15 +41,15 @@ def retain_published(sequence: Sequence) -> None:
     published = sequence.published
     for lane in cache._sparing:
         holding = lease.held[lane.index]
-        holding.floor = published
-        let_go(cache, lease, lane, holding)
+        if holding.floor < published:
+            holding.floor = published
+        lane.retain(holding, published)
         lane.read_covered(holding, lease._records[lane.index], published)
-    retain(cache, sequence)
 
 
 @straight
 def retain(cache: Cache, sequence: Sequence) -> None:
-    """After a commit or a publication: which boundary is the lowest that still matters, and what may go.
+    """After a commit: which boundary is the lowest that still matters, and what may go.
 
     That goes at once when less than an eighth of the pool is free, and else whenever somebody needs it.
     """
