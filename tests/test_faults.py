@@ -100,7 +100,7 @@ def test_what_a_failed_publication_handed_over_may_be_evicted(first: str, kind: 
     with pytest.raises(RuntimeError, match="moody"):
         sequence.publish()
     reach.raising = False
-    cache.evict({name: 1000 for name in ("path", "moody", "state")})
+    cache.evict(dict.fromkeys(("path", "moody", "state"), 1000))
     for name, pages in cache.stats().components.items():
         assert (pages.free, pages.cached, pages.leased) == (pages.capacity, 0, 0), name
     assert cache.stats().nodes == 0

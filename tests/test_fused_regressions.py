@@ -129,9 +129,9 @@ def test_once_a_tier_has_copied_the_pools_keep_their_order(fuse: bool) -> None:
 
 @BOTH
 def test_what_a_failed_publication_left_in_the_tree_may_be_evicted(fuse: bool) -> None:
-    """Of a path, too, whose cells stand in no queue before a lease that covered them has ended."""
+    """Of a path, too, that handed over before another failed."""
     reach = Told()
-    cache = cache_of(part("near", reach), part("path", Path()), debug=False, fuse=fuse)
+    cache = cache_of(part("path", Path()), part("near", reach), debug=False, fuse=fuse)
     sequence = cache.open(range(16))
     run(sequence, 16)
     object.__setattr__(reach, "raising", True)
