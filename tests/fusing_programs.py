@@ -171,7 +171,8 @@ class Writer:
             to = self.random.choice(sorted(known))
             if to.startswith("maybe"):
                 return [f"box.hear({to} is None)"], known, True
-            return [f"{to} += {self.value(known, lanes)}"], known, True
+            more = self.call("number", known, lanes) if self.random.random() < 0.5 else self.value(known, lanes)
+            return [f"{to} += {more}"], known, True
         if pick < 0.65:
             self.names += 1
             to = f"pair{self.names}"

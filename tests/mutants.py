@@ -122,7 +122,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "if False:", ('law', 'law_every_answer_is_what_the_sets_say', 'path that looks ahead')),
     Mutant("a locked window is evicted", "lane_span.py", "                if cell.next is not None:\n                    self.queue.remove(cell)\n            above = above.parent\n        covered",
            "            above = above.parent\n        covered", ('law', 'law_every_answer_is_what_the_sets_say', 'window')),
-    Mutant("a path's inner cell is evicted", "lane_path.py", "            if cell.below:  # an inner anchor returns when its last child has gone\n                continue\n            while",
+    Mutant("a path's inner cell is evicted", "lane_path.py", "            if cell.below:  # an inner anchor returns when its last child has gone\n                cell.next = None\n                continue\n            while",
            "            while", ('composition', 'path and window', '2000')),
     Mutant("a parent left childless is lost to eviction", "lane_path.py", "                    queue.add_first(cell)\n                    break\n",
            "                    break\n", ('law', 'law_every_answer_is_what_the_sets_say', 'path')),

@@ -68,6 +68,32 @@ def entry(c):
     both(source, "0", "1")
 
 
+def test_what_is_added_to_a_local_may_be_a_call_that_is_in_place() -> None:
+    source = """
+@straight
+def told(out, c):
+    out.append(c)
+    return c * 2
+
+@straight
+def some(out, c):
+    if c:
+        return told(out, c)
+    return 7
+
+@straight
+def entry(out, c):
+    x = 1
+    x += told(out, c)
+    x -= some(out, c)
+    out[0] += told(out, 3)
+    return x
+"""
+    text = both(source, "[5], 0", "[5], 4")
+    assert "told(out, c)" not in text, "of locals it is in place"
+    assert "told(out, 3)" in text, "what is read first could be changed by it"
+
+
 def test_nothing_is_known_of_a_result_after_a_finally() -> None:
     source = """
 @straight

@@ -324,11 +324,15 @@ class PathLane(PageLane):
         wanted = count * ID_BYTES
         got = 0
         out: list[bytes] = []
+        end = queue._end
         while got < wanted:
-            cell: PathCell | None = queue.pop()
-            if cell is None:
+            cell: PathCell = end.next
+            if cell is end:
                 break
+            end.next = after = cell.next
+            after.prev = end
             if cell.below:  # an inner anchor returns when its last child has gone
+                cell.next = None
                 continue
             while True:
                 data = cell.data

@@ -46,8 +46,7 @@ class Leaving:
                     continue
                 self.queue.drop(cell)
                 self.leave(cell)
-                more = self.detach(cell, gone)
-                pages += more
+                pages += self.detach(cell, gone)
         finally:  # a reach that is plain Python may raise, and so may a queue of somebody else's
             if gone:
                 given = self.give_all(gone, pages)
@@ -110,8 +109,7 @@ class Leaving:
                     break
                 freed.append(cell.node)
                 self.leave(cell)
-                pages = self.detach(cell, gone)
-                got += pages
+                got += self.detach(cell, gone)
         finally:
             if gone:
                 self.give_all(gone, got)

@@ -18,9 +18,9 @@ class Node:
 
     ``end`` is in tokens from the root. ``kids``: None, the only child itself, or those that a page tells apart (some
     may have gone since: one child in a dictionary stays there). ``first`` is the page by which the parent finds the
-    node, empty for an only child, and None once the node is unlinked; ``rest`` is what follows it of the edge.
-    ``cells[i]`` is what component i keeps here, or None; how that is kept is said below. ``leases`` counts those
-    anchored here, so that a boundary in use is not unlinked even when it holds nothing.
+    node, empty for an only child; a root has none (None), nor has a node that is unlinked. ``rest`` is what follows it
+    of the edge. ``cells[i]`` is what component i keeps here, or None; how that is kept is said below. ``leases`` counts
+    those anchored here, so that a boundary in use is not unlinked even when it holds nothing.
     """
 
     __slots__ = ("end", "first", "kids", "leases", "parent", "priority", "rest")
@@ -31,7 +31,7 @@ class Node:
     cells: Any
 
     @straight
-    def __init__(self, parent: Node | None, first: bytes, rest: bytes, end: int, width: int) -> None:
+    def __init__(self, parent: Node | None, first: bytes | None, rest: bytes, end: int, width: int) -> None:
         self.parent = parent  # type: ignore[assignment]
         self.first = first
         self.rest = rest
@@ -82,7 +82,7 @@ class Counted(Node):
     __slots__ = ("hits", "links")
 
     @straight
-    def __init__(self, parent: Node | None, first: bytes, rest: bytes, end: int, width: int) -> None:
+    def __init__(self, parent: Node | None, first: bytes | None, rest: bytes, end: int, width: int) -> None:
         super().__init__(parent, first, rest, end, width)
         self.hits = 0
         self.links: list[bytes | None] | None = None
@@ -170,7 +170,7 @@ class Tree:
 
     def root(self, namespace: str) -> Root:
         """One that nothing hangs from, and that is not one of ``roots`` yet."""
-        root: Any = self.root_kind(None, b"", b"", 0, self.width)
+        root: Any = self.root_kind(None, None, b"", 0, self.width)
         root.namespace = namespace
         return root  # type: ignore[no-any-return]
 
@@ -274,13 +274,14 @@ class Tree:
         """
         lost = False
         while node.kids is None and not node.leases:
-            parent = node.parent
-            if parent is None:
-                self._drop(node)
-                break
             first = node.first
-            if first is None or node.cells.count(None) != self.width:
+            if first is None:
+                if node.parent is None:
+                    self._drop(node)
                 break
+            if node.cells.count(None) != self.width:
+                break
+            parent = node.parent
             node.first = None
             self.nodes -= 1
             lost = True

@@ -113,12 +113,16 @@ class Statements(Expressions):
         return [] if node.value is None else self._st_Assign(frame, ast.Assign([node.target], node.value))
 
     def _st_AugAssign(self, frame: Frame, node: ast.AugAssign) -> Block:
-        value, what = self.ev(frame, node.value)
-        nothing = isinstance(what, Const) and what.value.__class__ is int and not what.value
-        if nothing and isinstance(node.op, ast.Add | ast.Sub):
-            return []
-        target: Any = self.ev(frame, node.target)[0]
-        return [ast.AugAssign(target, node.op, value)]
+        def use(value: ast.expr, what: Any) -> Block:
+            nothing = isinstance(what, Const) and what.value.__class__ is int and not what.value
+            if nothing and isinstance(node.op, ast.Add | ast.Sub):
+                return []
+            target: Any = self.ev(frame, node.target)[0]
+            return [ast.AugAssign(target, node.op, value)]
+
+        # what it had before is read first: of a local that makes no difference, which no other function can change
+        placed = self.placed(frame, node.value, use) if isinstance(node.target, ast.Name) else None
+        return use(*self.ev(frame, node.value)) if placed is None else placed
 
     def _st_Assign(self, frame: Frame, node: ast.Assign) -> Block:
         if len(node.targets) == 1:
