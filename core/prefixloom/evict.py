@@ -75,21 +75,19 @@ def evict(cache: Cache, lane: Lane, count: int) -> int:
     freed: list[Node] = []
     emptied: list[Node] = []
     tier = cache._tier
-    asking = lane.hooks.evict_component is not None
-    if tier is not None and tier.demotes(lane):
-        asking = True
-        tier.losing(lane, lane.loses_first(count))
+    demoted = tier is not None and tier.demotes(lane)
+    if demoted:
+        tier.losing(lane, lane.loses_first(count))  # type: ignore[union-attr]
     got = 0
     before = lane.in_tree
     try:
         if lane.retains:
             got = lane.trim(count, emptied)
-        if got < count:
-            if asking:
+        if not lane.retains or got < count:
+            if demoted or lane.hooks.evict_component is not None:
                 got += _evict_asking(cache, lane, count - got, freed)
             else:
-                more = lane.evict(count - got, freed)
-                got += more
+                got += lane.evict(count - got, freed)
     finally:  # an interrupt in a hook or in a copy: what has gone by then has gone
         cache._epoch += 1
         if emptied:

@@ -148,14 +148,13 @@ class HostLane(Lane):
             above.below += 1
         self.queue.add(cell)
 
-    def detach(self, cell: HostCell, gone: list[int]) -> int:
+    def detach(self, cell: HostCell, gone: list[int]) -> None:
         slots = self.slots_of(cell)
         cell.node.cells[self.index] = None
         gone += slots
         self.queue.forget(cell)
-        return cell.pages
 
-    def give_all(self, gone: list[int], pages: int) -> int:
+    def give_all(self, gone: list[int]) -> int:
         self.pool.give_slots(gone)
         self.in_tree -= len(gone)
         return len(gone)

@@ -276,6 +276,7 @@ class PathLane(PageLane):
             if cell is None or not cell.below:  # an inner anchor returns when its last child has gone
                 return cell
 
+    @straight
     def size(self, cell: PathCell) -> int:
         return len(cell.data) // ID_BYTES
 
@@ -294,14 +295,13 @@ class PathLane(PageLane):
         cell.up.below += 1
         self.queue.add(cell)
 
-    def detach(self, cell: PathCell, gone: list[bytes]) -> int:
+    def detach(self, cell: PathCell, gone: list[bytes]) -> None:
         cell.node.cells[self.index] = None
         gone.append(cell.data)
         self.queue.forget(cell)
-        return len(cell.data) // ID_BYTES
 
     @straight
-    def give_all(self, gone: list[bytes], pages: int) -> int:
+    def give_all(self, gone: list[bytes]) -> int:
         data = b"".join(gone)
         pages = len(data) // ID_BYTES
         self.pool.give(data)

@@ -358,14 +358,13 @@ class PointLane(Lane):
         return holding.slots()
 
     @straight
-    def detach(self, cell: Cell, gone: list[int]) -> int:
+    def detach(self, cell: Cell, gone: list[int]) -> None:
         cell.node.cells[self.index] = None
         gone.append(cell.data)
         self.queue.forget(cell)
-        return 1
 
     @straight
-    def give_all(self, gone: list[int], pages: int) -> int:
+    def give_all(self, gone: list[int]) -> int:
         pages = len(gone)
         self.pool.give_slots(gone)
         self.in_tree -= pages

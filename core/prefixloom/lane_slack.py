@@ -53,20 +53,24 @@ class Slack(Link):
 class SlackLane(PageLane):
     """What the lanes of such cells share: which pages are slack, and the queue of those."""
 
-    __slots__ = ("slack", "tail")
+    __slots__ = ("gapped", "slack", "tail")
     retains = True
     headless = True
     """Whether a boundary needs nothing but its tail."""
     tail: Callable[[int], int]
+    gapped: bool
+    """Whether there has been a cell with pages absent behind one that is there."""
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
+        self.gapped = False
         self.slack = ListQueue()
         shape = part.reach.shape
         self.tail = shape.tail if shape is not None else lambda n: 0
 
     def reset(self) -> None:
         super().reset()
+        self.gapped = False
         self.slack = ListQueue()
 
     def first_needed(self, boundary: int) -> int:
@@ -140,7 +144,13 @@ class SlackLane(PageLane):
         a, b = first * ID_BYTES, last * ID_BYTES
         gone = without_absent(cell.data[a:b])
         cell.data = strip(cell.data[:a] + ABSENT_BYTES * (last - first) + cell.data[b:])
-        return self.lose(cell, gone)
+        lost = self.lose(cell, gone)
+        self.look_for_gaps(cell)
+        return lost
+
+    def look_for_gaps(self, cell: SpanCell) -> None:
+        if cell.pages * ID_BYTES != len(cell.data):
+            self.gapped = True
 
     def retract(self, node: Node, slots: set[int]) -> None:
         """Of a tombstone that was refilled only the refill goes, also if a lease covers the rest of it."""
@@ -151,6 +161,7 @@ class SlackLane(PageLane):
             left = array("i", [ABSENT if slot in slots else slot for slot in array("i", cell.data)])
             cell.data = strip(left.tobytes())
             self.lose(cell, gone.tobytes())
+            self.look_for_gaps(cell)
             if node.cells[self.index] is cell:
                 self.find_slack(cell)
 
@@ -182,6 +193,8 @@ class SlackLane(PageLane):
             pages = present(mine)
             if not pages:
                 return None
+            if pages * ID_BYTES != len(mine):
+                self.gapped = True
         cell = SpanCell(node, mine, pages)
         node.cells[self.index] = cell
         self.in_tree += pages
@@ -236,6 +249,7 @@ class SlackLane(PageLane):
             self.in_tree += filled
             if cell.locks:
                 self.leased += filled
+            self.look_for_gaps(cell)
             self.find_slack(cell)
         if not cell.locks and cell.next is None:
             self.queue.add(cell)
@@ -269,23 +283,23 @@ class SlackLane(PageLane):
         ]
 
     # ------------------------------------------------------------ eviction
+    @straight
     def size(self, cell: SpanCell) -> int:
         return cell.pages
 
     @straight
-    def detach(self, cell: SpanCell, gone: list[bytes]) -> int:
+    def detach(self, cell: SpanCell, gone: list[bytes]) -> None:
         self.drop_slack(cell)
         cell.node.cells[self.index] = None
         gone.append(cell.data)
         self.queue.forget(cell)
-        return cell.pages
 
     @straight
-    def give_all(self, gone: list[bytes], pages: int) -> int:
+    def give_all(self, gone: list[bytes]) -> int:
         data = b"".join(gone)
-        if len(data) != pages * ID_BYTES:
+        if self.gapped and ABSENT_BYTES in data:
             data = without_absent(data)
-            pages = len(data) // ID_BYTES
+        pages = len(data) // ID_BYTES
         self.pool.give(data)
         self.in_tree -= pages
         return pages

@@ -36,7 +36,6 @@ class Leaving:
     def fall(self, nodes: list[Node], lost: Lane) -> None:
         """``lost`` lost its cells at ``nodes``: free ours, but for what is covered or still serves a boundary."""
         gone: list[Any] = []
-        pages = 0
         try:
             for node in nodes:
                 cell = node.cells[self.index]
@@ -46,12 +45,13 @@ class Leaving:
                     continue
                 self.queue.drop(cell)
                 self.leave(cell)
-                pages += self.detach(cell, gone)
+                self.detach(cell, gone)
         finally:  # a reach that is plain Python may raise, and so may a queue of somebody else's
             if gone:
-                given = self.give_all(gone, pages)
+                given = self.give_all(gone)
                 self.evicted += given
 
+    @straight
     def size(self, cell: Any) -> int:
         """Pages (or slots) that freeing ``cell`` gives."""
         return 1
@@ -68,15 +68,15 @@ class Leaving:
         """``cell`` does not go after all: undo ``leave``, and it was used just now."""
         self.queue.add(cell)
 
-    def detach(self, cell: Any, gone: list[Any]) -> int:
-        """Take a cell that has left from its node, what it had to ``gone``, and count the pages.
+    def detach(self, cell: Any, gone: list[Any]) -> None:
+        """Take a cell that has left from its node, what it had to ``gone``.
 
         The queue is told last: if it raises, the cell has gone nevertheless.
         """
         raise NotImplementedError
 
-    def give_all(self, gone: list[Any], pages: int) -> int:
-        """Free what ``detach`` gathered, so many ``pages`` or, where it raised, some more; and count them."""
+    def give_all(self, gone: list[Any]) -> int:
+        """Free what ``detach`` gathered, and count the pages."""
         raise NotImplementedError
 
     @straight
@@ -85,10 +85,10 @@ class Leaving:
         gone: list[Any] = []
         pages = 0
         try:
-            pages = self.detach(cell, gone)
+            self.detach(cell, gone)
         finally:
             if gone:
-                self.give_all(gone, pages)
+                pages = self.give_all(gone)
         return pages
 
     @straight
@@ -109,10 +109,11 @@ class Leaving:
                     break
                 freed.append(cell.node)
                 self.leave(cell)
-                got += self.detach(cell, gone)
+                got += self.size(cell)
+                self.detach(cell, gone)
         finally:
             if gone:
-                self.give_all(gone, got)
+                self.give_all(gone)
         return got
 
     def trim(self, count: int, emptied: list[Node]) -> int:
