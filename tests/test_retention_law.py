@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from helpers import cache_of, held, part, run, settle
+from helpers import cache_of, held, part, run, serve, settle
 from prefixloom import Path, Point, Window
 from prefixloom.cache import Cache
 
@@ -80,3 +80,33 @@ def test_who_has_ended_is_asked_for_nothing(how: str) -> None:
     else:
         getattr(sequence, how)()
     assert not cache._lane("window").sparing
+
+
+@pytest.mark.parametrize("scarce", [False, True])
+def test_a_publication_gives_back_what_is_not_needed_once_room_has_become_scarce(scarce: bool) -> None:
+    """Also of what it does not publish: the sequence may have been computed while there was room."""
+    cache = cache_of(part("full", Path()), part("window", Window(4)), tokens=200, capacity={"full": 1000})
+    sequence = cache.open(range(40))
+    run(sequence, 40)
+    before = cache.stats().components["window"]
+    assert before.running == 10, "there is room, so all of it is kept"
+    if scarce:
+        other = cache.open(range(1000, 1160))
+        other.grow(160)
+    assert sequence.publish(8) == 8
+    own = sequence.owned("window")
+    assert own == (1 if scarce else 8), "of the pages after 8 the last one has all that 40 needs"
+    settle(cache) if not scarce else other.abort()
+
+
+def test_what_a_lease_covers_and_nobody_reads_any_more_is_uncovered_by_a_publication() -> None:
+    """What a boundary far behind needs is somebody else's, and far behind what the sequence goes on with."""
+    cache = cache_of(part("full", Path()), part("window", Window(4)), tokens=128)
+    sequence = cache.open(range(40))
+    run(sequence, 40)
+    cache.reclaim()
+    serve(cache, range(8))
+    assert sequence.publish(8) == 8
+    assert (cache.stats().components["full"].leased, cache.stats().components["window"].leased) == (2, 0)
+    sequence.close()
+    settle(cache)

@@ -41,18 +41,21 @@ def retain_published(sequence: Sequence) -> None:
     published = sequence.published
     for lane in cache._sparing:
         holding = lease.held[lane.index]
-        if holding.floor < published:
-            holding.floor = published
         lane.retain(holding, published)
+        if lane.passed(holding, published) and lease._records[lane.index] is not None:
+            release_part(cache, lease, lane)
         lane.read_covered(holding, lease._records[lane.index], published)
+        if not cache._tracking:
+            if holding.floor < published:
+                holding.floor = published
+            spare(cache, lease, lane, holding)
+    if cache._tracking:  # what states at earlier boundaries needed may not be needed any more
+        retain(cache, sequence)
 
 
 @straight
 def retain(cache: Cache, sequence: Sequence) -> None:
-    """After a commit: which boundary is the lowest that still matters, and what may go.
-
-    That goes at once when less than an eighth of the pool is free, and else whenever somebody needs it.
-    """
+    """After a commit, or if states at other boundaries come and go: which is the lowest that still matters?"""
     floor = sequence.named - cache._lookahead
     if floor > sequence.committed:
         floor = sequence.committed
@@ -66,11 +69,17 @@ def retain(cache: Cache, sequence: Sequence) -> None:
     for lane in cache._sparing:
         holding = lease.held[lane.index]
         holding.floor = floor
-        pool = lane.pool
-        if pool.at_hand << 3 < pool.capacity:
-            let_go(cache, lease, lane, holding)
-        else:
-            lane.sparing[lease] = holding
+        spare(cache, lease, lane, holding)
+
+
+@straight
+def spare(cache: Cache, hold: Hold, lane: Lane, holding: Any) -> None:
+    """What nobody needs goes at once when less than an eighth of the pool is free, and else when somebody is short."""
+    pool = lane.pool
+    if pool.at_hand << 3 < pool.capacity:
+        let_go(cache, hold, lane, holding)
+    else:
+        lane.sparing[hold] = holding
 
 
 @straight

@@ -17,7 +17,7 @@ from prefixloom import CapacityError, insert, ops, step
 from prefixloom.cache import Cache
 from prefixloom.flight import Flight
 from prefixloom.holding import Holding
-from prefixloom.lane import PageLane
+from prefixloom.lane import Lane, PageLane
 from prefixloom.lane_path import PathLane
 from prefixloom.lane_point import PointLane
 from prefixloom.lane_span import SpanLane
@@ -368,6 +368,7 @@ def a_donation_is_a_copy(patch: pytest.MonkeyPatch) -> None:
         holding.slot, holding.ready = kept
 
     patch.setattr(PointLane, "adopt", adopt)
+    patch.setattr(PointLane, "carry", Lane.carry)
 
 
 # ---------------------------------------------------------------- retention
