@@ -1,4 +1,4 @@
-"""A queue of somebody else's that raises while cells leave: nothing is lost, and what has gone is counted."""
+"""A queue of somebody else's that raises while cells leave or come: nothing is lost, and what went is counted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helpers import cache_of, owners, part, run
+from helpers import cache_of, finish, owners, part, run, settle
 from prefixloom import Claim, Component, Path, Point, Reach, Window, hookimpl
 from prefixloom.policy import EvictionPolicy
 from prefixloom.queues import ListQueue
@@ -41,6 +41,18 @@ def raising(what: str, calls: int) -> tuple[EvictionPolicy, dict[str, int]]:
         def forget(self, cell: Any) -> None:
             self.asked("forget")
             super().forget(cell)
+
+        def add(self, cell: Any) -> None:
+            self.asked("add")
+            super().add(cell)
+
+        def remove(self, cell: Any) -> None:
+            self.asked("remove")
+            super().remove(cell)
+
+        def touch(self, cell: Any) -> None:
+            self.asked("touch")
+            super().touch(cell)
 
     return EvictionPolicy("raising", make=Raising), left
 
@@ -83,3 +95,31 @@ def test_a_queue_that_raises_while_cells_leave_loses_nothing(
         assert figures.evicted == figures.free - free[name], f"{name}: what went by then has gone"
     cache.evict(dict.fromkeys(reaches, 256))
     assert [figures.cached for figures in cache.stats().components.values()] == [0] * len(reaches), "all may still go"
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("what", ["add", "remove", "touch"])
+@pytest.mark.parametrize("other", [Path(), Point()], ids=str)
+def test_a_queue_that_raises_while_cells_come_loses_nothing(other: Reach, what: str, calls: int, fuse: bool) -> None:
+    """A window that the tree has lost above one that it has, and a new one below."""
+    policy, left = raising(what, calls)
+    parts = part("window", Window(5)), part("other", other)
+    cache = cache_of(*parts, policy=policy, slots=16, debug=False, fuse=fuse)
+    sequence = cache.open(range(24))
+    run(sequence, 24)
+    for length in (8, 16, 17):
+        with cache.open(range(length)) as short:
+            finish(short)
+    cache.evict({"window": 3})
+    left["calls"] = left["raise"]
+    try:
+        sequence.publish()
+    except Told:
+        assert not sequence.open
+    left["calls"] = 0
+    sequence.close()
+    owners(cache, [])
+    settle(cache)
+    cache.evict({"window": 256, "other": 256})
+    assert not any(figures.cached for figures in cache.stats().components.values()), "all may still go"

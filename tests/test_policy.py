@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from helpers import cache_of, held, part, path_cache, serve, settle
-from prefixloom import CompositionError, EvictionPolicy, InputError, Path, Window
+from helpers import cache_of, finish, held, part, path_cache, run, serve, settle
+from prefixloom import Component, CompositionError, EvictionPolicy, InputError, Path, Point, Reach, Window, hookimpl
 from prefixloom.policy import BUILT_IN, KeyedQueue, Use
 from prefixloom.queues import Link, SlruQueue
 
@@ -153,6 +153,50 @@ def test_an_upper_half_that_may_not_go_is_not_queued_but_keeps_its_history(name:
     queue.add(upper)
     expected = {"lru": other, "mru": upper, "fifo": upper, "lfu": other, "slru": other, "priority": other}
     assert queue.pop() is expected[name]
+
+
+class Hooked(Component):
+    @hookimpl
+    def commit_insert(self, walk: object) -> None:
+        """It wants all of it kept."""
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("reach", [Window(100), Point()], ids=str)
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_who_goes_does_not_depend_on_whether_a_hook_is_asked(name: str, reach: Reach, fuse: bool) -> None:
+    left = []
+    for kind in (Component, Hooked):
+        cache = cache_of(part("full", Path()), part("other", reach, kind), debug=False, policy=name, fuse=fuse)
+        for first in (0, 100, 200):
+            sequence = cache.open(range(first, first + 12))
+            run(sequence, 8)
+            if not first:
+                sequence.publish()  # it runs on, and was used once more when it ends
+            sequence.close()
+        with cache.open(range(100, 112)) as again:
+            finish(again)
+        cache.evict({"other": 1})
+        left.append([held(cache, range(first, first + 8)) for first in (0, 100, 200)])
+    assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("how", ["close", "publish"])
+def test_of_a_publication_what_lies_above_goes_first(how: str, fuse: bool) -> None:
+    """Also where the tree had lost it and has what lies below."""
+    cache = cache_of(part("full", Path()), part("window", Window(5)), debug=False, fuse=fuse)
+    sequence = cache.open(range(24))
+    run(sequence, 24)
+    for length in (8, 16, 17):
+        with cache.open(range(length)) as other:
+            finish(other)
+    queue = cache._lane("window").queue
+    assert cache.evict({"window": 3}) == {"window": 3}
+    assert [cell.node.end for cell in queue] == [16]  # type: ignore[attr-defined]
+    getattr(sequence, how)()
+    assert [cell.node.end for cell in queue][:2] == [8, 16]  # type: ignore[attr-defined]
+    sequence.close()
 
 
 def test_slru_counts_what_it_protects_over_splits() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from helpers import cache_of, held, part, run, serve, settle
-from prefixloom import Path, Point, Window
+from prefixloom import Chunk, Component, Path, Point, Receipt, Window, hookimpl
 from prefixloom.cache import Cache
 
 
@@ -66,6 +66,44 @@ def test_a_shortage_takes_from_no_more_sequences_than_it_needs() -> None:
     assert sorted(sequence.owned("window") for sequence in running) == [1, 10, 10]
     for sequence in [*running, short]:
         sequence.abort()
+    settle(cache)
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+def test_what_a_publication_of_less_than_is_committed_covers_may_be_evicted(fuse: bool) -> None:
+    """The tree has the window there already, and the sequence has let go of its own: it reads nothing of that."""
+    cache = cache_of(part("full", Path()), part("window", Window(8)), capacity={"window": 24}, debug=False, fuse=fuse)
+    sequence = cache.open(range(100))
+    with cache.open(range(16)) as first:
+        run(first, 16)
+    for _ in range(4):
+        run(sequence, 8)
+    sequence.publish(16)
+    sequence.grow(16)
+    assert (sequence.published, sequence.reserved) == (16, 48)
+    sequence.abort()
+    settle(cache)
+
+
+class Beginning(Component):
+    """Wants the first page covered, too."""
+
+    @hookimpl
+    def acquire_component_lock(self, anchor: object, tier: object) -> Receipt:
+        return Receipt(positions=((0, 4),))
+
+
+def test_what_a_hook_wants_covered_and_nobody_reads_may_be_evicted() -> None:
+    """At the end of a chunk nothing of it is needed; the tree has it, and the sequence has none of its own any more."""
+    cache = cache_of(part("full", Path()), part("chunk", Chunk(8), Beginning), capacity={"chunk": 16})
+    sequence = cache.open(range(100))
+    with cache.open(range(8)) as first:
+        run(first, 8)
+    run(sequence, 8)
+    sequence.publish()
+    sequence.grow(16)
+    assert (sequence.published, sequence.reserved) == (8, 24)
+    sequence.abort()
     settle(cache)
 
 

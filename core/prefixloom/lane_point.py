@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from .lane import Cell, Lane
 from .pool import NO_SLOT, Pool
-from .queues import Queue
+from .queues import ListQueue, Queue
 from .states import StateHolding, SteppedHolding, Track
 from .straight import straight
 from .tree import Node
@@ -74,9 +74,9 @@ class PointLane(Lane):
         if cell is None:
             return None
         if not cell.locks:
-            self.leased += 1
             if cell.next is not None:
                 self.queue.remove(cell)
+            self.leased += 1
         cell.locks += 1
         return cell
 
@@ -204,16 +204,22 @@ class PointLane(Lane):
             cell = Cell(node, holding.slot)
             node.cells[i] = cell
             self.in_tree += 1
-            self.queue.add(cell)
             holding.slot = NO_SLOT
             holding.ready = False
+            self.queue.add(cell)
 
     @straight
     def carry(self, run: list[Node], holding: StateHolding, record: Cell | None) -> Cell | None:
         """Mostly the running state is all that it has; the lease covers it until it has been copied."""
         node = run[-1]
         i = self.index
-        if holding.tracks or node.cells[i] is not None or holding.as_of != node.end or not self.complete(holding):
+        if (
+            holding.tracks
+            or node.cells[i] is not None
+            or holding.as_of != node.end
+            or not self.complete(holding)
+            or self.queue.__class__ is not ListQueue  # one that counts uses, or of somebody else's, which may raise
+        ):
             moved: Cell | None = super().carry(run, holding, record)
             return moved
         if record is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .holding import Holding, RetainedHolding, strip, without_absent
 from .lane_slack import SlackLane, SpanCell
 from .pool import ABSENT_BYTES, ID_BYTES, Pool, present
-from .queues import Queue
+from .queues import ListQueue, Queue
 from .reach import Interval
 from .straight import straight
 from .tree import Node, climb
@@ -120,11 +120,11 @@ class SpanLane(SlackLane):
             if cell is None:  # an unfinished publication: what lies above the hole serves no boundary here
                 break
             locks = cell.locks
-            cell.locks = locks + 1
             if not locks:
-                self.leased += cell.pages
                 if cell.next is not None:
                     self.queue.remove(cell)
+                self.leased += cell.pages
+            cell.locks = locks + 1
             above = above.parent
         covered = end - above.end
         return (node, covered) if covered else None
@@ -275,9 +275,13 @@ class SpanLane(SlackLane):
 
     @straight
     def carry(self, run: list[Node], holding: RetainedHolding, record: Any) -> Any:
+        moved: Any
+        if self.queue.__class__ is not ListQueue:  # one that counts uses, or of somebody else's, which may raise
+            moved = super().carry(run, holding, record)
+            return moved
         self.hand_over(run, holding)
         moved = self.acquire(run[-1])
-        if moved is None or len(run) > 1:  # else it covers the only node
+        if moved is None:  # else it covers the last node, too
             self.line_up(run)
         if record is not None:
             self.release(record)
@@ -285,23 +289,27 @@ class SpanLane(SlackLane):
 
     @straight
     def hand_over(self, run: list[Node], holding: RetainedHolding) -> None:
-        """``adopt``, but what hangs there now stands in no queue yet."""
+        """``adopt``, but what hangs at the last node now stands in no queue yet."""
         i = self.index
         page = self.page
         base = holding.base
         table = holding.table
         first = holding.owned - base
+        end = run[-1]
         for node in run:
             last = node.end // page - base
             if last > first:  # what lies before all that is held is neither brought nor used
                 cell: SpanCell = node.cells[i]
                 mine = table[first:last].tobytes()
                 if cell is None:
-                    self.hang(node, mine, base + first, holding.whole)
+                    cell = self.hang(node, mine, base + first, holding.whole)
+                    holding.owned = base + last
+                    if cell is not None and node is not end:
+                        self.queue.add(cell)
                 else:
                     self.merge(cell, mine, holding)
+                    holding.owned = base + last
                 first = last
-        holding.owned = base + first
 
     @straight
     def retain(self, holding: RetainedHolding, floor: int) -> None:
