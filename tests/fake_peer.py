@@ -89,5 +89,10 @@ class Fails(Works):
 
 
 class Ends(Works):
+    """Its process, and the child in which evictions are measured."""
+
+    def lock(self, found: list[int]) -> list[int]:
+        os._exit(2)
+
     def evict(self, tokens: int) -> int:
         os._exit(3)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUPS = ("chat", "lists", "worst", "match", "deep", "chunks", "evict")
+GROUPS = ("chat", "lists", "worst", "match", "deep", "chunks")
 NAMES = ("bench", "peers", "sides", "chat_turn", "workloads", "fake_peer")
 
 
@@ -44,12 +44,13 @@ def test_each_of_our_sides_goes_through_every_row(part: Callable[[str], Any], si
     found = {}
     for name in GROUPS:
         found |= rows.GROUPS[name](lambda room, states: made(comps, 16, room, states, 1024), rows.TINY)
-    found |= rows._leaves(lambda room, states: made(comps, 16, room, states, 1024), rows.TINY)
+    for work in (rows._evict, rows._leaves):  # not apart
+        found |= work(lambda room, states: made(comps, 16, room, states, 1024), rows.TINY)
     assert len(found) == 22
     for row, samples in found.items():
         assert samples, row
         assert all(math.isfinite(each) and each >= 0 for each in samples), row
-    assert set(rows.GROUPS) == {*GROUPS, "leaves"}
+    assert set(rows.GROUPS) == {*GROUPS, "evict", "leaves"}
 
 
 def test_our_sides_hit_alike_and_leave_nothing_protected(part: Callable[[str], Any]) -> None:
@@ -102,7 +103,8 @@ def test_a_peer_is_compared_and_who_cannot_be_is_named(tmp_path: Path) -> None:
     skipped = told["skipped"]
     assert skipped.pop("F/16, fake_peer:Absent") == "no module named absent. Install it: pip install absent"
     assert skipped.pop("F/16, fake_peer:Fails, deep") == "ValueError: no lock today"
-    assert "ended with 3" in skipped.pop("F/16, fake_peer:Ends, evict")
+    assert "ended with 2" in skipped.pop("F/16, fake_peer:Ends, deep")
+    assert "the child ended with 3" in skipped.pop("F/16, fake_peer:Ends, evict")
     if gone:
         assert "pip install --no-deps vllm" in skipped.pop("F/16, vLLM")
     assert skipped == {}

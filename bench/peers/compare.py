@@ -48,7 +48,7 @@ def begins(row: str, table: dict[str, Any]) -> Any:
 class Sides:
     """The processes of the sides, which live as long as the comparison.
 
-    ``leaves`` weighs what a process grows by, so it has one of its own on each side.
+    What fills large trees has one of its own on each side, where nothing is left of other groups.
     """
 
     def __init__(self, stack: ExitStack) -> None:
@@ -57,7 +57,7 @@ class Sides:
         stack.callback(lambda: [side.close() for side in self.running.values()])
 
     def run(self, side: str, **arguments: Any) -> dict[str, Any]:
-        which = side, arguments["group"] == "leaves"
+        which = side, arguments["group"] in LARGE
         if which not in self.running:
             self.running[which] = Side(HERE.parent, self.scratch)
         try:

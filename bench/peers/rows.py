@@ -248,6 +248,11 @@ def _fill(driver: Driver, leaves: int, seed: int = 7) -> None:
 
 
 def evict(make: Make, sizes: Sizes) -> Rows:
+    """Ten leaves of many, in memory that has not been used before: else it depends on what was there."""
+    return _apart(lambda: _evict(make, sizes))
+
+
+def _evict(make: Make, sizes: Sizes) -> Rows:
     driver = make(LEAF + sizes.leaves * LEAF + 256, sizes.leaves + 64)
     _fill(driver, sizes.leaves)
     found = []
@@ -304,8 +309,8 @@ def _apart(work: Callable[[], Rows]) -> Rows:
     os.close(writing_end)
     with os.fdopen(reading_end) as answer:
         text = answer.read()
-    os.waitpid(child, 0)
-    told = json.loads(text or '"the child ended"')
+    _, status = os.waitpid(child, 0)
+    told = json.loads(text) if text else f"the child ended with {os.waitstatus_to_exitcode(status)}"
     if isinstance(told, str):
         raise RuntimeError(told)
     return dict(told)
