@@ -148,3 +148,43 @@ def test_what_a_lease_covers_and_nobody_reads_any_more_is_uncovered_by_a_publica
     assert (cache.stats().components["full"].leased, cache.stats().components["window"].leased) == (2, 0)
     sequence.close()
     settle(cache)
+
+
+@pytest.mark.parametrize(("named", "upto"), [(16, 8), (16, 16), (32, 16), (8, 8)])
+def test_what_matters_no_more_since_tokens_were_named_late_goes_after_a_publication(named: int, upto: int) -> None:
+    """Of what was computed ahead nothing could go; the next publication, of less than all, is told the names."""
+    cache = cache_of(part("full", Path()), part("window", Window(5)), capacity={"full": 1600, "window": 160})
+    sequence = cache.open(range(named))
+    run(sequence, 64)
+    sequence.append(range(named, 64))
+    sequence.publish(upto)
+    other = cache.open(range(1000, 1200))
+    other.grow(34 * 4)
+    assert sequence.owned("window") == 1
+    sequence.abort()
+    other.abort()
+    settle(cache)
+
+
+@pytest.mark.parametrize(("lookahead", "back", "window"), [(8, 16, 5), (8, 32, 5), (16, 16, 5), (5, 16, 5)])
+@pytest.mark.parametrize("first", [True, False])
+def test_after_a_rewind_nothing_goes_that_a_lower_boundary_needs_before_it_publishes(
+    lookahead: int, back: int, window: int, first: bool
+) -> None:
+    cache = cache_of(
+        part("full", Path(), lookahead=lookahead), part("window", Window(window)),
+        capacity={"full": 1600, "window": 160}, max_rewind=back,
+    )  # fmt: skip
+    sequence = cache.open(range(64 + lookahead))
+    run(sequence, 64)
+    sequence.rewind(back)
+    if first:
+        sequence.publish()
+    cache.reclaim()
+    sequence.append(range(500, 504))
+    cache.reclaim()
+    published = sequence.publish()
+    assert published == (64 - back + 4 - lookahead) // 4 * 4
+    assert cache.match([*range(64 - back), *range(500, 504)]).ready == published
+    sequence.abort()
+    settle(cache)

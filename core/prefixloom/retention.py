@@ -45,41 +45,48 @@ def retain_published(sequence: Sequence) -> None:
         if lane.passed(holding, published) and lease._records[lane.index] is not None:
             release_part(cache, lease, lane)
         lane.read_covered(holding, lease._records[lane.index], published)
-        if not cache._tracking:
-            if holding.floor < published:
-                holding.floor = published
-            spare(cache, lease, lane, holding)
-    if cache._tracking:  # what states at earlier boundaries needed may not be needed any more
-        retain(cache, sequence)
+    retain(cache, sequence)  # tokens may have been named since the last commit, and states have come and gone
 
 
 @straight
 def retain(cache: Cache, sequence: Sequence) -> None:
-    """After a commit, or if states at other boundaries come and go: which is the lowest that still matters?"""
+    """After a commit or a publication: which boundary is the lowest that still matters, and what may go.
+
+    That goes at once when less than an eighth of the pool is free, and else whenever somebody needs it.
+    """
+    floor = floor_of(cache, sequence)
+    lease = sequence._lease
+    for lane in cache._sparing:
+        holding = lease.held[lane.index]
+        holding.floor = floor
+        pool = lane.pool
+        if pool.at_hand << 3 < pool.capacity:
+            let_go(cache, lease, lane, holding)
+        else:
+            lane.sparing[lease] = holding
+
+
+def retain_again(cache: Cache, sequence: Sequence) -> None:
+    """After a rewind: boundaries matter again that did not."""
+    floor = floor_of(cache, sequence)
+    for lane in cache._sparing:
+        holding = sequence._lease.held[lane.index]
+        holding.floor = min(holding.floor, floor)
+
+
+@straight
+def floor_of(cache: Cache, sequence: Sequence) -> int:
+    """The lowest boundary that still matters: the deepest that may be published, less what may be rewound."""
     floor = sequence.named - cache._lookahead
     if floor > sequence.committed:
         floor = sequence.committed
     floor -= cache._max_rewind
     if floor < sequence.published:
         floor = sequence.published
-    lease = sequence._lease
     if cache._tracking:
         for point in cache._point_lanes:
-            floor = point.floor(lease.held[point.index], floor)
-    for lane in cache._sparing:
-        holding = lease.held[lane.index]
-        holding.floor = floor
-        spare(cache, lease, lane, holding)
-
-
-@straight
-def spare(cache: Cache, hold: Hold, lane: Lane, holding: Any) -> None:
-    """What nobody needs goes at once when less than an eighth of the pool is free, and else when somebody is short."""
-    pool = lane.pool
-    if pool.at_hand << 3 < pool.capacity:
-        let_go(cache, hold, lane, holding)
-    else:
-        lane.sparing[hold] = holding
+            floor = point.floor(sequence._lease.held[point.index], floor)
+    return floor
 
 
 @straight

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .alone import end_alone
 from .errors import InputError, ProtocolError
 from .pool import NO_SLOT
+from .retention import retain_again
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -65,6 +66,8 @@ def rewind(cache: Cache, sequence: Sequence, count: int) -> None:
     if count and sequence.named > length:
         sequence._cut(length)
         sequence._reached = None
+    if cache._sparing:
+        retain_again(cache, sequence)
 
 
 def _due(sequence: Sequence, holding: Any) -> bool:
