@@ -79,7 +79,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "max(0, length - holding.steps_from - 2)]", ('composition', 'states to rewind to', '1000')),
     Mutant("a track outlives the rewind below it", "lane_point.py", "        self.forget_tracks(holding, -1, length)\n",
            "", ('composition', 'checkpoints and rewinds', '7000')),
-    Mutant("a track does not hold its window", "retention.py", "            floor = point.floor(lease.held[point.index], floor)\n",
+    Mutant("a track does not hold its window", "retention.py", "            floor = point.floor(sequence._lease.held[point.index], floor)\n",
            "            pass\n", ('composition', 'checkpoints under a window', '1000')),
     Mutant("a covered state is thinned out", "insert.py", "for number, cell in enumerate(above) if not cell.locks]",
            "for number, cell in enumerate(above)]", ("test", "test_admission.py", "test_a_state_that_somebody_is_copying_is_not_offered_to_go")),
