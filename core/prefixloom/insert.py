@@ -276,19 +276,13 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
 def spell(cache: Cache, node: Node, key: bytes, upto: int, run: list[Node]) -> None:
     """Add to ``run`` the nodes below ``node`` that ``key`` spells, down to ``upto``: the last may be a new leaf."""
     tree = cache._tree
-    size = tree.page_bytes
     start = node.end
     at = 0
     kids = node.kids
     while kids is not None:
-        if kids.__class__ is dict:
-            second = at + size
-            child: Any = kids.get(key[at:second])
-            if child is None:
-                break
-        else:
-            second = at
-            child = kids
+        child, second = tree.below(kids, key, at)
+        if child is None:
+            break
         rest = child.rest
         if key.startswith(rest, second):
             node = child

@@ -183,17 +183,11 @@ class Tree:
         node = root
         kids = node.kids
         at = 0
-        size = self.page_bytes
         inside = None
         while kids is not None:
-            if kids.__class__ is dict:
-                second = at + size
-                child: Any = kids.get(key[at:second])
-                if child is None:
-                    break
-            else:
-                second = at
-                child = kids
+            child, second = self.below(kids, key, at)
+            if child is None:
+                break
             if not key.startswith(child.rest, second):
                 inside = child
                 break
@@ -204,6 +198,17 @@ class Tree:
             return node, node.end, node
         second += self.agreed(key, second, inside.rest)
         return (inside, second // self.element_bytes, node) if second > at else (node, node.end, node)
+
+    @straight
+    def below(self, kids: Any, key: bytes, at: int) -> tuple[Any, int]:
+        """Of a node's ``kids`` the one that the key may lead to at byte ``at``, and from where its ``rest`` counts."""
+        if kids.__class__ is dict:
+            second = at + self.page_bytes
+            child = kids.get(key[at:second])
+        else:
+            second = at
+            child = kids
+        return child, second
 
     def agreed(self, key: bytes | bytearray, at: int, rest: bytes) -> int:
         """Bytes of whole pages in which ``rest`` agrees with ``key`` from ``at``."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from helpers import free_at_once
-from prefixloom import CapacityError, insert, ops, step
+from prefixloom import CapacityError, Sequence, insert, ops, step
 from prefixloom.cache import Cache
 from prefixloom.flight import Flight
 from prefixloom.holding import Holding
@@ -23,7 +23,6 @@ from prefixloom.lane_point import PointLane
 from prefixloom.lane_span import SpanLane
 from prefixloom.lease import Hold
 from prefixloom.pool import ABSENT, Pool
-from prefixloom.sequence import Sequence
 from prefixloom.step import Step
 from prefixloom.streams import InlineStream
 
@@ -158,8 +157,6 @@ def windows_are_freed_through_a_table_of_full_slots(patch: pytest.MonkeyPatch) -
 
 
 def _methods() -> tuple[Any, Any]:
-    from prefixloom.sequence import Sequence
-
     return Sequence.grow, Sequence._give_back
 
 
