@@ -213,7 +213,7 @@ def test_an_op_that_fails_is_still_due(debug: bool, monkeypatch: pytest.MonkeyPa
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(lane), "work", broken)
+        patch.setattr(type(lane.live), "copy", broken)
         with pytest.raises(MemoryError):
             sequence.fill()
     with pytest.raises(ProtocolError, match="ops that have not run"):

@@ -68,6 +68,50 @@ def entry(c):
     both(source, "0", "1")
 
 
+def test_where_branches_end_what_is_in_place_needs_no_loop() -> None:
+    source = """
+@straight
+def kind(a, b):
+    if not a:
+        return "none"
+    if b:
+        x = a + b
+    else:
+        return "few"
+    x += 1
+    if x > 7:
+        x += 100
+    else:
+        return x
+    return -x
+
+@straight
+def entry(a, b):
+    x = kind(a, b)
+    return [x]
+"""
+    assert "while" not in both(source, "0, 0", "1, 0", "1, 1", "9, 9")
+
+
+def test_where_two_ways_go_on_what_is_in_place_stays_in_a_loop_that_runs_once() -> None:
+    source = """
+@straight
+def kind(a, b):
+    if a:
+        if b:
+            return "both"
+        a += 1
+    return a
+
+@straight
+def entry(a, b):
+    x = kind(a, b)
+    return [x]
+"""
+    text = both(source, "0, 0", "1, 0", "1, 1", "0, 1")
+    assert "while True:" in text and "break" in text, "what follows is written once"
+
+
 def test_what_is_added_to_a_local_may_be_a_call_that_is_in_place() -> None:
     source = """
 @straight
@@ -92,6 +136,49 @@ def entry(out, c):
     text = both(source, "[5], 0", "[5], 4")
     assert "told(out, c)" not in text, "of locals it is in place"
     assert "told(out, 3)" in text, "what is read first could be changed by it"
+
+
+def test_a_finally_reads_what_was_there_before_the_result_was_given() -> None:
+    source = """
+@straight
+def last(p, seen):
+    try:
+        if p:
+            return None
+        p = 5
+    finally:
+        seen.append(p)
+    return p
+
+@straight
+def entry(a, seen):
+    x = last(a, seen)
+    return x, seen
+"""
+    both(source, "0, []", "3, []")
+
+
+def test_a_handler_around_a_finally_that_raises_reads_what_was_there_before_the_result_was_given() -> None:
+    source = """
+@straight
+def last(p, seen):
+    p += 1
+    try:
+        try:
+            if p > 1:
+                return None
+        finally:
+            seen.pop()
+    except IndexError:
+        seen.append(p)
+    return p
+
+@straight
+def entry(a, seen):
+    x = last(a, seen)
+    return x, seen
+"""
+    both(source, "0, [1]", "3, [1]", "0, []", "3, []")
 
 
 def test_nothing_is_known_of_a_result_after_a_finally() -> None:

@@ -22,14 +22,12 @@ if TYPE_CHECKING:
 @straight
 def fill_alone(cache: Cache, sequence: Sequence, given: Any) -> None:
     """The fills that are due, on a stream as ``run_ops`` takes it. If one raises, all stay due."""
-    stream = cache._inline if given is None else None
-    if stream is None or cache._flight.works or sequence._behind is not None:
+    stream = cache._inline
+    if stream is None or given is not None or cache._flight.works or sequence._behind is not None:
         _fill_behind(cache, sequence, cache._stream(given))
     elif sequence._fills:
         for of, holding, kind, source in sequence._fills:
-            src: list[int] = []
-            if source != CLEAR:
-                src.append(source)
+            src = [source] if source != CLEAR else []
             dst = [holding.slot]
             run_fill(cache, stream, of, kind, src, dst)
         filled(cache, sequence)

@@ -20,6 +20,7 @@ from .queues import Queue
 from .sequence import Sequence
 from .step import Step
 from .straight import is_straight
+from .streams import InlineStream
 from .tree import places_of
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Known:
             **self._consts(cache, OF_CACHE),
             **{name: self._row(getattr(cache, name)) for name in ROWS},
             "_flight": self._thing(cache._flight),
+            "_inline": Thing(InlineStream, {}, maybe=True),
             "_tier": Const(None) if cache._tier is None else self._thing(cache._tier),
             "_tree": Thing(type(cache._tree), self._consts(cache._tree, OF_TREE)),
         }
@@ -137,7 +139,10 @@ class Known:
         self.cache = Thing(type(cache), known)
         held = Items(tuple(Thing(lane.holds, {}) for lane in cache._lanes))
         lease = Thing(Hold, {"_cache": Thing(type(cache), known, maybe=True), "held": held})
-        self.sequence = Thing(Sequence, {"_cache": self.cache, "_lease": lease})
+        states = [self.lanes[lane][1] for lane in cache._point_lanes]
+        of, holding = (states[0], Thing(cache._point_lanes[0].holds, {})) if len(states) == 1 else (None, None)
+        fills = Each(Items((of, holding, None, None)))
+        self.sequence = Thing(Sequence, {"_cache": self.cache, "_lease": lease, "_fills": fills})
         begun = Each(Items((self.sequence, None, None)))
         of_step = {"_cache": self.cache, "_work": Thing(Work, {}), "_sequences": Each(self.sequence), "_begun": begun}
         if not (cache._tracking or cache._max_rewind):

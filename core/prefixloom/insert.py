@@ -146,7 +146,7 @@ def publish_on(cache: Cache, sequence: Sequence, upto: int) -> None:
     try:
         for lane in cache._in_order:
             record = records[lane.index]
-            if lane.unit == "page" or lane not in staying:
+            if lane.unit == "page" or not staying or lane not in staying:
                 moved = lane.carry(run, held[lane.index], record)
             else:
                 moved = lane.advance(record, node)
@@ -155,7 +155,7 @@ def publish_on(cache: Cache, sequence: Sequence, upto: int) -> None:
         for point in cache._point_lanes:
             holding = held[point.index]
             if holding.slot < 0:
-                _renew(sequence, point, holding, node)
+                _renew(cache, sequence, point, holding, node)
     except BaseException as error:  # a reach that is plain Python, or an interrupt
         _end_half_way(cache, sequence, run, error)
         raise
@@ -206,7 +206,7 @@ def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = 
             advance(cache, lease, node, receipts)
             for lane, holding in donors:
                 if holding.slot < 0:  # else the tree had that state already
-                    _renew(sequence, lane, holding, node)
+                    _renew(cache, sequence, lane, holding, node)
         except BaseException as error:  # a reach that is plain Python, or an interrupt
             _end_half_way(cache, sequence, run, error)
             raise
@@ -255,13 +255,15 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
     node = sequence._lease._node
     run = []
     reached = sequence._reached
-    if reached is not None and node.end < reached.end <= upto and reached.first is not None:
-        run.append(reached)
-        above = reached.parent
-        while above.end > node.end:
-            run.insert(0, above)
-            above = above.parent
-        node = reached
+    if reached is not None and reached.end <= upto:
+        sequence._reached = None  # from now on the lease is as deep
+        if node.end < reached.end and reached.first is not None:
+            run.append(reached)
+            above = reached.parent
+            while above.end > node.end:
+                run.insert(0, above)
+                above = above.parent
+            node = reached
     key = sequence._key_between(node.end, upto)
     spell(cache, node, key, upto, run)
     priority = sequence.priority
@@ -382,11 +384,11 @@ def _donors(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int) -> tuple[
 
 
 @straight
-def _renew(sequence: Sequence, lane: Lane, holding: Any, node: Node) -> None:
+def _renew(cache: Cache, sequence: Sequence, lane: Lane, holding: Any, node: Node) -> None:
     """After a donation the sequence goes on with a copy."""
     lane.renew(holding)
     lease = sequence._lease
-    lease.claim(sequence._cache._flight)
+    lease.claim(cache._flight)
     record = lease._records[lane.index]
     if record is None:
         record = lane.acquire(node)

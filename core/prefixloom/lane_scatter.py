@@ -77,8 +77,9 @@ class ScatterLane(SpanLane):
         later = [(p, p + page) for p in range(0, n, page) if any(until(t) >= n for t in range(p, p + page))]
         return merged((*self.spans(n), *later))
 
-    def read_covered(self, holding: RetainedHolding, record: Any, boundary: int) -> None:
+    def read_covered(self, holding: ScatterHolding, record: Any, boundary: int) -> None:  # type: ignore[override]
         """A hole keeps nothing around it from being covered."""
+        self.retain(holding, boundary)
 
     def passed(self, holding: Holding, boundary: int) -> bool:
         """Heads are read for good, and what is scattered has to be looked for."""

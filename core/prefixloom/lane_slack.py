@@ -32,11 +32,11 @@ class SpanCell(Cell):
     slack: Slack | None
 
     @straight
-    def __init__(self, node: Node, data: bytes, pages: int) -> None:
+    def __init__(self, node: Node, data: bytes, pages: int, locks: int = 0) -> None:
         self.node = node
         self.data = data
         self.pages = pages
-        self.locks = 0
+        self.locks = locks
         self.slack = None
         self.next = None
 
@@ -103,7 +103,7 @@ class SlackLane(PageLane):
             cell.slack = None
 
     def read_covered(self, holding: Any, record: Any, boundary: int) -> None:
-        """Nothing is read any more that the lease does not cover, which ends at ``boundary``."""
+        """Nothing is read any more that ``boundary`` does not need, and nothing that the lease there does not cover."""
         raise NotImplementedError
 
     def loose(self) -> int:
@@ -182,10 +182,12 @@ class SlackLane(PageLane):
 
     # ------------------------------------------------------------ sequences
     @straight
-    def hang(self, node: Node, mine: bytes, first: int, whole: bool) -> SpanCell | None:
+    def hang(
+        self, node: Node, mine: bytes, first: int, low: int, whole: bool, locks: int = 0
+    ) -> SpanCell | None:  # fmt: skip
         """Our last pages of the node's edge, from ``first`` on, become its cell, if any of them is there.
 
-        ``whole``: all of them are.
+        ``low``: from where the node's end needs something. ``whole``: all of them are there.
         """
         pages = len(mine) // ID_BYTES
         if not whole:
@@ -195,10 +197,10 @@ class SlackLane(PageLane):
                 return None
             if pages * ID_BYTES != len(mine):
                 self.gapped = True
-        cell = SpanCell(node, mine, pages)
+        cell = SpanCell(node, mine, pages, locks)
         node.cells[self.index] = cell
         self.in_tree += pages
-        if self.tail(node.end) // self.page > first:
+        if low // self.page > first:
             if whole and self.headless:  # what lies before the tail is slack, and there
                 slack = Slack(cell)
                 cell.slack = slack

@@ -162,8 +162,12 @@ class SpanLane(SlackLane):
     @straight
     def release(self, record: tuple[Node, int], recent: bool = True) -> None:
         node, covered = record
+        self.uncover(node, node.end - covered, recent)
+
+    @straight
+    def uncover(self, node: Node, stop: int, recent: bool = True) -> None:
+        """Of what a lease covers, the cells from ``node`` up that lie past ``stop``."""
         i = self.index
-        stop = node.end - covered
         while node.end > stop:
             cell = node.cells[i]
             locks = cell.locks - 1
@@ -191,7 +195,8 @@ class SpanLane(SlackLane):
                 cell: SpanCell = node.cells[i]
                 mine = table[first:last].tobytes()
                 if cell is None:
-                    cell = self.hang(node, mine, base + first, holding.whole)
+                    low = self.tail(node.end)
+                    cell = self.hang(node, mine, base + first, low, holding.whole)
                     if cell is not None:
                         self.queue.add(cell)
                 elif holding.whole and cell.pages == (node.end - node.parent.end) // page:
@@ -275,6 +280,35 @@ class SpanLane(SlackLane):
 
     @straight
     def carry(self, run: list[Node], holding: RetainedHolding, record: Any) -> Any:
+        """Mostly all of it is a leaf below what the lease covers, which keeps what the leaf's end needs of that."""
+        moved: Any
+        node = run[-1]
+        first = holding.owned
+        if record is None or record[0] is not node.parent or node.cells[self.index] is not None or not holding.whole:
+            moved = self.carry_any(run, holding, record)
+            return moved
+        above, covered = record
+        stop = above.end - covered
+        end = node.end
+        low = self.tail(end)
+        last = end // self.page
+        if low < stop or low >= end or first >= last or self.queue.__class__ is not ListQueue:
+            moved = self.carry_any(run, holding, record)
+            return moved
+        base = holding.base
+        mine = holding.table[first - base : last - base].tobytes()
+        holding.owned = last
+        self.hang(node, mine, first, low, True, 1)
+        self.leased += last - first
+        while above.end > low:
+            above = above.parent
+        moved = node, end - above.end
+        self.uncover(above, stop)
+        return moved
+
+    @straight
+    def carry_any(self, run: list[Node], holding: RetainedHolding, record: Any) -> Any:
+        """``carry``, whatever is there already and whatever is handed over."""
         moved: Any
         if self.queue.__class__ is not ListQueue:  # one that counts uses, or of somebody else's, which may raise
             moved = super().carry(run, holding, record)
@@ -302,7 +336,8 @@ class SpanLane(SlackLane):
                 cell: SpanCell = node.cells[i]
                 mine = table[first:last].tobytes()
                 if cell is None:
-                    cell = self.hang(node, mine, base + first, holding.whole)
+                    low = self.tail(node.end)
+                    cell = self.hang(node, mine, base + first, low, holding.whole)
                     holding.owned = base + last
                     if cell is not None and node is not end:
                         self.queue.add(cell)
@@ -313,17 +348,18 @@ class SpanLane(SlackLane):
 
     @straight
     def retain(self, holding: RetainedHolding, floor: int) -> None:
-        page = self.tail(floor) // self.page
-        if page > holding.base:
-            self.forget(holding, page)
+        low = self.tail(floor)
+        self.forget(holding, low // self.page)
 
     @straight
     def forget(self, holding: RetainedHolding, page: int) -> None:
         """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
-        base, table, owned = holding.base, holding.table, holding.owned
+        base = holding.base
         count = page - base
         if count <= 0:
             return
+        table = holding.table
+        owned = holding.owned
         if count > len(table):
             count = len(table)
             page = base + count
@@ -339,11 +375,12 @@ class SpanLane(SlackLane):
     @straight
     def read_covered(self, holding: RetainedHolding, record: Any, boundary: int) -> None:
         """Above a hole (what arrived was not all) the lease covers nothing, so nothing is read there any more."""
-        low = boundary
-        if record is not None:
-            low -= record[1]
-        if low > holding.base * self.page:
-            self.forget(holding, min(low // self.page, holding.owned))
+        low = self.tail(boundary)
+        first = low // self.page
+        covered = 0 if record is None else record[1]
+        if boundary - covered > low:
+            first = max(first, min((boundary - covered) // self.page, holding.owned))
+        self.forget(holding, first)
 
     @straight
     def passed(self, holding: Holding, boundary: int) -> bool:

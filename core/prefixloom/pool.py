@@ -116,6 +116,11 @@ class Pool:
         """
         if count > self.at_hand:
             self._claim(count)
+        return self.take_at_hand(count)
+
+    @straight
+    def take_at_hand(self, count: int) -> array[int]:
+        """``take`` of pages that are free at once."""
         if self.orderly:
             self._order(count)
         last = self.at_hand
@@ -277,7 +282,12 @@ class DebugPool(Pool):
     def take(self, count: int) -> array[int]:
         if not 0 < count <= self.free:
             raise InvariantError(f"pool {self.name!r}: {count} pages taken with {self.free} free")
-        ids = super().take(count)
+        return super().take(count)
+
+    def take_at_hand(self, count: int) -> array[int]:
+        if not 0 < count <= self.at_hand:
+            raise InvariantError(f"pool {self.name!r}: {count} pages taken with {self.at_hand} at hand")
+        ids = super().take_at_hand(count)
         for slot in ids:
             if self.stage[slot] not in (Stage.FREE, Stage.RETIRED):
                 raise InvariantError(f"pool {self.name!r}: slot {slot} was on the free list while owned")

@@ -35,35 +35,43 @@ def commit(cache: Cache, sequence: Sequence, upto: int) -> None:
 
 @straight
 def retain_published(sequence: Sequence) -> None:
-    """After a publication: what the tree owns now is read no further than the lease covers it."""
+    """After a publication: what the tree owns now is read no further than the lease covers it. And ``retain``: tokens
+    may have been named since the last commit, and states have come and gone.
+    """
     cache = sequence._cache
+    floor = floor_of(cache, sequence)
     lease = sequence._lease
     published = sequence.published
     for lane in cache._sparing:
         holding = lease.held[lane.index]
-        lane.retain(holding, published)
-        if lane.passed(holding, published) and lease._records[lane.index] is not None:
+        record = lease._records[lane.index]
+        lane.read_covered(holding, record, published)
+        if record is not None and lane.passed(holding, published):
             release_part(cache, lease, lane)
-        lane.read_covered(holding, lease._records[lane.index], published)
-    retain(cache, sequence)  # tokens may have been named since the last commit, and states have come and gone
+        spare(cache, lease, lane, holding, floor)
 
 
 @straight
 def retain(cache: Cache, sequence: Sequence) -> None:
-    """After a commit or a publication: which boundary is the lowest that still matters, and what may go.
-
-    That goes at once when less than an eighth of the pool is free, and else whenever somebody needs it.
-    """
+    """After a commit: which boundary is the lowest that still matters, and what may go."""
     floor = floor_of(cache, sequence)
     lease = sequence._lease
     for lane in cache._sparing:
         holding = lease.held[lane.index]
-        holding.floor = floor
-        pool = lane.pool
-        if pool.at_hand << 3 < pool.capacity:
-            let_go(cache, lease, lane, holding)
-        else:
-            lane.sparing[lease] = holding
+        spare(cache, lease, lane, holding, floor)
+
+
+@straight
+def spare(cache: Cache, hold: Hold, lane: Lane, holding: Any, floor: int) -> None:
+    """No boundary below ``floor`` matters any more. What they needed goes at once when less than an eighth of the pool
+    is free, and else whenever somebody needs it.
+    """
+    holding.floor = floor
+    pool = lane.pool
+    if pool.at_hand << 3 < pool.capacity:
+        let_go(cache, hold, lane, holding)
+    else:
+        lane.sparing[hold] = holding
 
 
 def retain_again(cache: Cache, sequence: Sequence) -> None:

@@ -190,9 +190,12 @@ class Sequence(Named, Pairs, Handle):
             table = holding.table
             missing = -(-length // lane.page) - holding.base - len(table)
             if missing > 0:
-                if missing > lane.pool.at_hand:
+                pool = lane.pool
+                if missing > pool.at_hand:
                     find_room(cache, self, length, count)
-                ids = lane.pool.take(missing)
+                    ids = pool.take(missing)
+                else:
+                    ids = pool.take_at_hand(missing)
                 table += ids
         if cache._flight.claimed:
             self._lease.claim(cache._flight)

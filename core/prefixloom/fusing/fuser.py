@@ -15,13 +15,12 @@ from .trees import (
     Block,
     assign,
     ends,
-    forever,
     ids,
     is_ours,
     is_pure,
-    jumps,
     name,
     results,
+    run_once,
     without_unread,
 )
 
@@ -137,9 +136,7 @@ class Fuser(Statements):
         placed = self.block(inner, body)
         if not ends(placed):
             placed += [*inner.give(ast.Constant(None), NOTHING), ast.Break()]
-        if isinstance(placed[-1], ast.Break) and not jumps(placed[:-1]):
-            return out + placed[:-1]
-        return out + placed if not jumps(placed) else [*out, forever(placed)]
+        return out + run_once(placed)
 
     def _borrow(
         self, frame: Frame, inner: Frame, ways: Iterable[ast.Return], given: dict[str, Told],

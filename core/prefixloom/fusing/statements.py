@@ -12,7 +12,6 @@ from .trees import (
     Block,
     assign,
     breaking,
-    forever,
     ids,
     is_ours,
     is_pure,
@@ -23,6 +22,7 @@ from .trees import (
     name,
     one_by_one,
     returns,
+    run_once,
     stored,
 )
 
@@ -274,7 +274,7 @@ class Statements(Expressions):
         for held, item in row.items:
             frame.known[local] = name(held), item
             body = self._branch(frame, node.body) if inside else self.block(frame, node.body)
-            out += [forever([*breaking(body), ast.Break()])] if inside else body
+            out += run_once([*breaking(body), ast.Break()]) if inside else body
             if not inside and out and isinstance(out[-1], ENDS):
                 break
         return out

@@ -125,8 +125,12 @@ def caught(body: Block) -> set[str]:
 
 
 def handled(body: Block) -> set[str]:
-    """The names of errors in handlers, which are deleted where these end."""
-    return {node.name for node in nodes_of(body) if isinstance(node, ast.ExceptHandler) and node.name}
+    """The locals that go by no other name: those of errors in handlers, which are deleted where these end; and all,
+    where a return stands in a try with a ``finally``, which runs when the result has been given.
+    """
+    tries = [node for node in nodes_of(body) if isinstance(node, ast.Try)]
+    found = {each.name for node in tries for each in node.handlers if each.name}
+    return found | ids(*body) if any(node.finalbody and returns([node]) for node in tries) else found
 
 
 def ends(body: Block) -> bool:
@@ -175,6 +179,35 @@ def breaking(body: Block) -> Block:
         else:
             for block in blocks(statement):
                 breaking(block)
+    return body
+
+
+def run_once(body: Block) -> Block:
+    """``body``, which runs once and is left by its breaks: in a loop, where branches are not enough."""
+    straight = branched(body)
+    return [forever(body)] if straight is None else straight
+
+
+def branched(body: Block) -> Block | None:
+    """``body``, which runs once and is left by its breaks, without these: what follows a branch that ends stands in the
+    other one. None if that is not enough.
+    """
+    for at, statement in enumerate(body):
+        if isinstance(statement, ast.Break):
+            return body[:at]
+        if not jumps([statement]):
+            continue
+        if not isinstance(statement, ast.If):
+            return None
+        rest = body[at + 1 :]
+        if ends(statement.body):
+            ways = branched(statement.body), branched([*statement.orelse, *rest])
+        elif ends(statement.orelse):
+            ways = branched([*statement.body, *rest]), branched(statement.orelse)
+        else:
+            return None
+        yes, no = ways
+        return None if yes is None or no is None else [*body[:at], ast.If(statement.test, yes or [ast.Pass()], no)]
     return body
 
 
