@@ -181,6 +181,27 @@ def entry(a, seen):
     both(source, "0, [1]", "3, [1]", "0, []", "3, []")
 
 
+def test_a_local_keeps_its_value_where_a_finally_raises_after_the_result_was_there() -> None:
+    source = """
+@straight
+def last(p, seen):
+    try:
+        return p + 1
+    finally:
+        seen.pop()
+
+@straight
+def entry(a, seen):
+    x = a
+    try:
+        x = last(a, seen)
+    except IndexError:
+        seen.append(x)
+    return x, seen
+"""
+    both(source, "3, []", "3, [1]")
+
+
 def test_nothing_is_known_of_a_result_after_a_finally() -> None:
     source = """
 @straight

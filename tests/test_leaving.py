@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helpers import cache_of, finish, owners, part, run, settle
+from helpers import cache_of, finish, nodes, owners, part, run, serve, serve_tightly, settle
 from prefixloom import Claim, Component, Path, Point, Reach, Window, hookimpl
 from prefixloom.policy import EvictionPolicy
 from prefixloom.queues import ListQueue
@@ -123,3 +123,41 @@ def test_a_queue_that_raises_while_cells_come_loses_nothing(other: Reach, what: 
     settle(cache)
     cache.evict({"window": 256, "other": 256})
     assert not any(figures.cached for figures in cache.stats().components.values()), "all may still go"
+
+
+class Remembering(ListQueue):
+    """One that keeps something of every cell that it has been told of, until it is told that the cell is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[Any] = set()
+
+    def add(self, cell: Any) -> None:
+        self.known.add(cell)
+        super().add(cell)
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        self.known.add(upper)
+        super().inherit(upper, lower, linked)
+
+    def forget(self, cell: Any) -> None:
+        self.known.discard(cell)
+        super().forget(cell)
+
+
+def test_a_queue_is_told_of_what_goes_because_its_last_lease_does() -> None:
+    """The upper half of a split, of which no page is left, stays for as long as the lease covers it."""
+    policy = EvictionPolicy("remembering", make=Remembering)
+    cache = cache_of(part("path", Path()), part("window", Window(5)), policy=policy)
+    lane: Any = cache._lane("window")
+    serve(cache, range(24))
+    lease = cache.lease(cache.match([*range(24), 99]))
+    cache.evict({"window": 4})  # what is older than the window
+    serve_tightly(cache, [*range(8), *range(50, 70)])
+    upper = lease._node.parent
+    assert upper.end == 8 and upper.cells[lane.index].locks and not upper.cells[lane.index].pages
+    lease.release()
+    assert upper.cells[lane.index] is None
+    there = {node.cells[lane.index] for node in nodes(cache)} - {None}
+    assert lane.queue.known == there, "and of nothing else it keeps anything"
+    settle(cache)

@@ -148,9 +148,9 @@ class HostLane(Lane):
             above.below += 1
         self.queue.add(cell)
 
-    def detach(self, cell: HostCell, gone: list[int]) -> None:
+    def detach(self, cell: HostCell, node: Node, gone: list[int]) -> None:
         slots = self.slots_of(cell)
-        cell.node.cells[self.index] = None
+        node.cells[self.index] = None
         gone += slots
         self.queue.forget(cell)
 

@@ -295,8 +295,8 @@ class PathLane(PageLane):
         cell.up.below += 1
         self.queue.add(cell)
 
-    def detach(self, cell: PathCell, gone: list[bytes]) -> None:
-        cell.node.cells[self.index] = None
+    def detach(self, cell: PathCell, node: Node, gone: list[bytes]) -> None:
+        node.cells[self.index] = None
         gone.append(cell.data)
         self.queue.forget(cell)
 
@@ -325,12 +325,11 @@ class PathLane(PageLane):
         got = 0
         out: list[bytes] = []
         end = queue._end
-        while got < wanted:
-            cell: PathCell = end.next
-            if cell is end:
-                break
-            end.next = after = cell.next
-            after.prev = end
+        after = end.next
+        while got < wanted and after is not end:
+            cell: PathCell = after
+            after = cell.next
+            after.prev = end  # two that go must not know each other
             if cell.below:  # an inner anchor returns when its last child has gone
                 cell.next = None
                 continue
@@ -346,8 +345,11 @@ class PathLane(PageLane):
                 if below or cell.locks or cell.next is not None:
                     break
                 if got >= wanted:  # a parent left childless is the next victim, unless its own use was later
-                    queue.add_first(cell)
+                    cell.prev = end
+                    cell.next = after
+                    after.prev = after = cell
                     break
+        end.next = after  # what went stood at the front
         if out:
             self.pool.give(b"".join(out))
         got //= ID_BYTES

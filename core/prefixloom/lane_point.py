@@ -364,8 +364,8 @@ class PointLane(Lane):
         return holding.slots()
 
     @straight
-    def detach(self, cell: Cell, gone: list[int]) -> None:
-        cell.node.cells[self.index] = None
+    def detach(self, cell: Cell, node: Node, gone: list[int]) -> None:
+        node.cells[self.index] = None
         gone.append(cell.data)
         self.queue.forget(cell)
 

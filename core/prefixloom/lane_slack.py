@@ -290,9 +290,9 @@ class SlackLane(PageLane):
         return cell.pages
 
     @straight
-    def detach(self, cell: SpanCell, gone: list[bytes]) -> None:
+    def detach(self, cell: SpanCell, node: Node, gone: list[bytes]) -> None:
         self.drop_slack(cell)
-        cell.node.cells[self.index] = None
+        node.cells[self.index] = None
         gone.append(cell.data)
         self.queue.forget(cell)
 

@@ -104,6 +104,7 @@ class SpanLane(SlackLane):
         self.leased -= cell.pages
         if not cell.pages:
             cell.node.cells[self.index] = None
+            self.queue.forget(cell)
         elif recent:
             self.queue.add(cell)
         else:

@@ -45,7 +45,7 @@ class Leaving:
                     continue
                 self.queue.drop(cell)
                 self.leave(cell)
-                self.detach(cell, gone)
+                self.detach(cell, node, gone)
         finally:  # a reach that is plain Python may raise, and so may a queue of somebody else's
             if gone:
                 given = self.give_all(gone)
@@ -68,8 +68,8 @@ class Leaving:
         """``cell`` does not go after all: undo ``leave``, and it was used just now."""
         self.queue.add(cell)
 
-    def detach(self, cell: Any, gone: list[Any]) -> None:
-        """Take a cell that has left from its node, what it had to ``gone``.
+    def detach(self, cell: Any, node: Node, gone: list[Any]) -> None:
+        """Take a cell that has left from its ``node``, what it had to ``gone``.
 
         The queue is told last: if it raises, the cell has gone nevertheless.
         """
@@ -85,7 +85,7 @@ class Leaving:
         gone: list[Any] = []
         pages = 0
         try:
-            self.detach(cell, gone)
+            self.detach(cell, cell.node, gone)
         finally:
             if gone:
                 pages = self.give_all(gone)
@@ -107,10 +107,11 @@ class Leaving:
                 cell = self.pop_victim()
                 if cell is None:
                     break
-                freed.append(cell.node)
+                node = cell.node
+                freed.append(node)
                 self.leave(cell)
                 got += self.size(cell)
-                self.detach(cell, gone)
+                self.detach(cell, node, gone)
         finally:
             if gone:
                 self.give_all(gone)

@@ -125,12 +125,13 @@ def caught(body: Block) -> set[str]:
 
 
 def handled(body: Block) -> set[str]:
-    """The locals that go by no other name: those of errors in handlers, which are deleted where these end; and all,
-    where a return stands in a try with a ``finally``, which runs when the result has been given.
-    """
-    tries = [node for node in nodes_of(body) if isinstance(node, ast.Try)]
-    found = {each.name for node in tries for each in node.handlers if each.name}
-    return found | ids(*body) if any(node.finalbody and returns([node]) for node in tries) else found
+    """The names of errors in handlers, which are deleted where these end."""
+    return {node.name for node in nodes_of(body) if isinstance(node, ast.ExceptHandler) and node.name}
+
+
+def returns_early(body: Block) -> bool:
+    """Whether a return stands in a try with a ``finally``, which runs, and may raise, when there is a result."""
+    return any(isinstance(node, ast.Try) and node.finalbody and returns([node]) for node in nodes_of(body))
 
 
 def ends(body: Block) -> bool:
