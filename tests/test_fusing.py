@@ -253,8 +253,27 @@ def entry(d):
     a, b = pair(d)
     return a, b
 """
-    with pytest.raises(Unable, match="returns out of a try"):
-        both(source)
+    text = both(source, "{}", "{'k': (1, 2)}", "{'k': 5}")
+    assert "the_pair(d)" in text, "it stands in no call's place"
+
+
+def test_a_handler_where_something_is_returned_sees_nothing_of_the_result() -> None:
+    source = """
+@straight
+def pair(p, d):
+    p += 1
+    try:
+        return p + 1, d["k"]
+    except KeyError:
+        d["k"] = p
+    return p, p
+
+@straight
+def entry(a, d):
+    x, y = pair(a, d)
+    return x, y, d
+"""
+    both(source, "1, {}", "1, {'k': 5}")
 
 
 def test_an_error_that_is_returned_outlives_its_handler() -> None:

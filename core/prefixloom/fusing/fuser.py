@@ -88,7 +88,7 @@ class Fuser(Statements):
         function, mine = target
         if isinstance(function, type):
             return self._made(frame, node, function, use, into)
-        if source_of(function).early:
+        if source_of(function).tries:
             return None
         told = self.as_expression(frame, node, function, mine)
         if told is not None and not isinstance(told[0], ast.Call):

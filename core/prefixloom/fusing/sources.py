@@ -96,8 +96,8 @@ class Source:
     handled: frozenset[str]
     reads: dict[str, int]
     returns: tuple[ast.Return, ...]
-    early: bool
-    """It gives its result before it is over: so it stands in the place of no call."""
+    tries: bool
+    """It returns in a ``try``: so it stands in the place of no call."""
 
 
 @cache
@@ -108,7 +108,7 @@ def _source(code: CodeType) -> Source:
         body = body[1:]
     return Source(
         definition, body, trees.stored(body), frozenset(trees.caught(body)), frozenset(trees.handled(body)),
-        trees.reads(body), tuple(trees.returns(body)), trees.returns_early(body),
+        trees.reads(body), tuple(trees.returns(body)), trees.returns_in_a_try(body),
     )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from .trees import (
     is_ours,
     is_pure,
     is_row_of_none,
-    is_simple,
     is_target,
     jumps,
     name,
@@ -88,25 +87,13 @@ class Statements(Expressions):
             placed = frame.give(ast.Constant(None), NOTHING)
         else:
             frame.over = not frame.tries
-            give = self._given_in_a_try(frame) if frame.tries else frame.give
-            placed = self.placed(frame, node.value, give)
+            placed = self.placed(frame, node.value, frame.give)
             frame.over = False
             if placed is None:
-                placed = give(*self.ev(frame, node.value))
+                placed = frame.give(*self.ev(frame, node.value))
         if not frame.wrapped or (placed and isinstance(placed[-1], ast.Return | ast.Raise)):
             return placed
         return [*placed, ast.Break()]
-
-    def _given_in_a_try(self, frame: Frame) -> Use:
-        """What raises where the result is used is nothing that handlers in here would see: it must not raise."""
-
-        def give(expr: ast.expr, what: Any) -> Block:
-            out = frame.give(expr, what)
-            if not all(isinstance(each, ast.Return) or is_simple(each) for each in out):
-                raise Unable(f"{frame.what} returns out of a try what is not just assigned to a name")
-            return out
-
-        return give
 
     # ------------------------------------------------------------ assignments
     def _st_AnnAssign(self, frame: Frame, node: ast.AnnAssign) -> Block:

@@ -33,11 +33,6 @@ def is_ours(what: str) -> bool:
     return what.startswith("the_") or what in ("_new", "_answer")
 
 
-def is_simple(statement: ast.stmt) -> bool:
-    """Whether it assigns to one name, which raises nothing."""
-    return isinstance(statement, ast.Assign) and all(isinstance(each, ast.Name) for each in statement.targets)
-
-
 def is_row_of_none(expr: ast.expr) -> bool:
     """``[None] * width``"""
     return (
@@ -129,9 +124,9 @@ def handled(body: Block) -> set[str]:
     return {node.name for node in nodes_of(body) if isinstance(node, ast.ExceptHandler) and node.name}
 
 
-def returns_early(body: Block) -> bool:
-    """Whether a return stands in a try with a ``finally``, which runs, and may raise, when there is a result."""
-    return any(isinstance(node, ast.Try) and node.finalbody and returns([node]) for node in nodes_of(body))
+def returns_in_a_try(body: Block) -> bool:
+    """Whether it does: handlers and a ``finally`` there may see what comes of the result, or run when it was given."""
+    return any(isinstance(node, ast.Try) and returns([node]) for node in nodes_of(body))
 
 
 def ends(body: Block) -> bool:
