@@ -94,6 +94,77 @@ def test_a_state_that_a_load_brings_is_there_once_that_is_over(debug: bool) -> N
 
 
 @FUSED
+def test_after_a_flush_who_gets_its_slots_comes_after_its_layers(debug: bool) -> None:
+    cache = cache_of(part("path", Path()), debug=debug)
+    sim = Simulation("a", "b")
+    order: list[str] = []
+    first = cache.open(TOKENS[:8])
+    first.grow(8)
+    first.fill(sim["a"])
+    sim["a"].run(lambda: order.append("the layers of the first"))
+    cache.flush()
+    assert cache.pool("path").at_hand == 0, "its layers may still write any slot that it had"
+    with cache.open(TOKENS, leave=1) as second:
+        second.grow(4)
+        enqueue(sim["b"], second, work=lambda: order.append("what the second writes"))
+        assert not sim["b"].ready, "it waits for layers that were in no step"
+        sim.drain()
+    assert order == ["the layers of the first", "what the second writes"]
+    first.close()
+    settle(cache)
+
+
+@FUSED
+def test_what_a_failure_takes_from_a_sequence_is_not_free_before_its_layers_are_over(debug: bool) -> None:
+    """A step of its own fails while its next layers are being enqueued on another stream."""
+    cache = cache_of(part("path", Path()), debug=debug)
+    stream, sim = ThreadStream("a"), Simulation("b")
+    sequence = cache.open(TOKENS[:8])
+    sequence.grow(8)
+
+    def broken() -> None:
+        raise MemoryError
+
+    enqueue(stream, sequence, work=broken)
+    stream.record().synchronize()
+    sequence.grow(4)
+    sequence.fill(sim["b"])
+    ran: list[bool] = []
+    sim["b"].run(lambda: ran.append(True))
+    cache.poll()
+    assert isinstance(sequence.failed, MemoryError)
+    pool = cache.pool("path")
+    while not ran:
+        assert pool.at_hand < pool.capacity, "its layers may still write what it had"
+        sim["b"].advance()
+        cache.poll()
+    sim.drain()
+    cache.poll()
+    assert pool.at_hand == pool.capacity
+    stream.close()
+    settle(cache)
+
+
+def test_after_a_flush_a_sequence_is_told_that_its_layers_failed() -> None:
+    cache = cache_of(part("path", Path()))
+    stream = ThreadStream("layers")
+    first = cache.open(TOKENS[:8])
+    first.grow(8)
+    first.fill(stream)
+
+    def broken() -> None:
+        raise MemoryError
+
+    stream.run(broken)
+    cache.flush()
+    stream.record().synchronize()
+    cache.poll()
+    assert isinstance(first.failed, MemoryError)
+    stream.close()
+    settle(cache)
+
+
+@FUSED
 def test_who_reads_what_it_computed_comes_after_its_layers(debug: bool) -> None:
     cache = cache_of(part("path", Path()), debug=debug)
     sim = Simulation("a", "b")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def fill_alone(cache: Cache, sequence: Sequence, given: Any) -> None:
     """The fills that are due, on a stream as ``run_ops`` takes it. If one raises, all stay due."""
     stream = cache._inline
-    if stream is None or given is not None or cache._flight.works or sequence._behind is not None:
+    if stream is None or given is not None or cache._flight.works or cache._flight.alone:
         _fill_behind(cache, sequence, cache._stream(given))
     elif sequence._fills:
         for of, holding, kind, source in sequence._fills:
@@ -39,8 +39,7 @@ def fill_alone(cache: Cache, sequence: Sequence, given: Any) -> None:
 def _fill_behind(cache: Cache, sequence: Sequence, stream: Stream) -> None:
     """``fill_alone`` where the stream is another than the caller, or work is in flight that it may come after."""
     flight, since = cache._flight, stream.tick
-    if sequence._behind is not None:
-        end_alone(cache, sequence)
+    flight.end_alone(sequence._lease)
     if sequence._fills or flight.unfinished(sequence._lease.fence):
         work = flight.begin()
         work.stream, work.since = stream, since
@@ -52,17 +51,7 @@ def _fill_behind(cache: Cache, sequence: Sequence, stream: Stream) -> None:
         finally:
             flight.end(work, stream, mine, f"fill of {sequence!r}")
     if not stream.inline:
-        sequence._behind = stream, since
-
-
-def end_alone(cache: Cache, sequence: Sequence) -> None:
-    """All layers that ``fill`` was called for have been enqueued: they are in flight, if their stream runs behind."""
-    assert sequence._behind is not None
-    stream, since = sequence._behind
-    sequence._behind = None
-    work = cache._flight.begin()
-    work.stream, work.since = stream, since
-    cache._flight.end(work, stream, (sequence,), f"the layers of {sequence!r}")
+        flight.alone[sequence._lease] = stream, since
 
 
 def check_alone(sequence: Sequence) -> None:

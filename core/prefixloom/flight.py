@@ -77,7 +77,7 @@ class Published:
 class Flight(Fence):
     """The steps in flight of one cache, oldest first."""
 
-    __slots__ = ("_cache", "_launched", "nodes", "over", "works")
+    __slots__ = ("_cache", "_launched", "alone", "nodes", "over", "works")
 
     def __init__(self, cache: Cache) -> None:
         super().__init__()
@@ -87,6 +87,8 @@ class Flight(Fence):
         self.works: list[Work] = []
         self.nodes: dict[Node, list[Published]] = {}
         """Nodes with content that a step in flight has yet to write."""
+        self.alone: dict[Hold, tuple[Stream, int]] = {}
+        """Of sequences whose layers are being enqueued outside of steps: where, and since when."""
 
     # ------------------------------------------------------------ steps
     @straight
@@ -134,11 +136,15 @@ class Flight(Fence):
             work.over = True
             self._settle()
             return
+        self.follow(work, stream, [sequence._lease for sequence in sequences], who)
+
+    def follow(self, work: Work, stream: Stream, holds: list[Hold], who: object) -> None:
+        """All of ``work`` has been enqueued on ``stream``: it is over when that has come so far."""
         work.event = stream.record()
         work.stream = stream
         work.name = repr(who)
-        work.holds = [sequence._lease for sequence in sequences]
-        for hold in work.holds:
+        work.holds = holds
+        for hold in holds:
             hold.work = work
             hold.fence = max(hold.fence, work.number)  # it may have come to use what began after this step
         if stream.inline:  # it is over as well, but what it came after may yet be told to have failed
@@ -259,6 +265,15 @@ class Flight(Fence):
                     if lane.pool is pool:
                         slots.difference_update(array("i", data))
 
+    def end_alone(self, hold: Hold) -> None:
+        """All layers that its sequence had outside of steps have been enqueued: if there are any they are in flight."""
+        found = self.alone.pop(hold, None)
+        if found is not None:
+            stream, since = found
+            work = self.begin()
+            work.since = since
+            self.follow(work, stream, [hold], f"the layers of {hold.label or 'a sequence'}")
+
     def flushed(self) -> None:
         """Nothing is cached or held any more. What runs still runs; who was in it or read it is told if it fails."""
         self.nodes = {}
@@ -310,6 +325,7 @@ def abandon(cache: Cache, hold: Hold, error: BaseException) -> None:
     hold.failed = error
     if not hold.active:
         return
+    cache._flight.end_alone(hold)
     ended(cache, hold)
     for lane, holding in hold.pairs(cache):
         lane.close(holding)

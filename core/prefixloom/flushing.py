@@ -18,6 +18,7 @@ def forget_everything(cache: Cache) -> None:
     cache._epoch += 1
     cache._flushed_at = cache._epoch
     for hold in cache._live:
+        cache._flight.end_alone(hold)
         hold._cache = None
     cache._live.clear()
     kinds = [type(lane.queue) for lane in cache._all_lanes]

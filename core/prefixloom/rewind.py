@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .alone import end_alone
 from .errors import InputError, ProtocolError
 from .pool import NO_SLOT
 from .retention import retain_again
@@ -49,8 +48,7 @@ def rewind(cache: Cache, sequence: Sequence, count: int) -> None:
                 f"{sequence!r} cannot rewind to {length}: component {lane.name!r} has the states of single tokens "
                 f"only for the last step, and only if that had at most {len(holding.steps)} tokens"
             )
-    if sequence._behind is not None:
-        end_alone(cache, sequence)
+    cache._flight.end_alone(sequence._lease)
     if cache._retaining:
         sequence._high = high
     sequence.reserved = length

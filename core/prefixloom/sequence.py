@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .alone import check_alone, end_alone, fill_alone
+from .alone import check_alone, fill_alone
 from .arriving import reserve_arriving
 from .errors import InputError, ProtocolError
 from .growing import find_room
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .cache import Cache
     from .lane import Lane
     from .plan import MatchPlan
-    from .streams import Stream
     from .tree import Node
     from .values import Op
 
@@ -40,11 +39,10 @@ class Sequence(Named, Pairs, Handle):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
     __slots__ = (
-        "__weakref__", "_behind", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_lost", "_plan", "_planned",
+        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_lost", "_plan", "_planned",
         "_reached", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
     )  # fmt: skip
 
-    _behind: tuple[Stream, int] | None  # where layers outside of steps run behind, and since when
     _fills: list[Fill]
     _claimed_ops: list[Op]  # where plugins are asked for claims
     _plan: MatchPlan  # where the cache has a tier below the device
@@ -64,7 +62,6 @@ class Sequence(Named, Pairs, Handle):
         self.named = len(tokens) // TOKEN_BYTES
         self._planned = self._steps = 0  # where open steps end, and how many there are
         self._lost = False  # a step that failed may have written half of its running states
-        self._behind = None
         self._reached = reached
         self._fills = fills
         self.priority = priority
@@ -253,8 +250,8 @@ class Sequence(Named, Pairs, Handle):
             raise ProtocolError(f"{self!r} cannot commit {upto}: {told}")
         if self._fills or self._lost:
             check_states(self)
-        if self._behind is not None:
-            end_alone(cache, self)
+        if cache._flight.alone:
+            cache._flight.end_alone(self._lease)
         if cache._debug is not None:
             cache._debug.arrived(self, self.committed, upto)
         if cache._max_rewind and upto > self.committed:
@@ -325,8 +322,8 @@ class Sequence(Named, Pairs, Handle):
             cache._enter()
         if self._steps:
             self._keep_states()
-        if self._behind is not None:
-            end_alone(cache, self)
+        if cache._flight.alone:
+            cache._flight.end_alone(self._lease)
         try:
             publish_end(cache, self)
         finally:
@@ -350,8 +347,8 @@ class Sequence(Named, Pairs, Handle):
             cache._leave("abort")
 
     def _give_back(self, cache: Cache) -> None:
-        if self._behind is not None:
-            end_alone(cache, self)
+        if cache._flight.alone:
+            cache._flight.end_alone(self._lease)
         ended(cache, self._lease)
         for lane, holding in self._pairs:
             lane.close(holding)
