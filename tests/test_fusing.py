@@ -257,6 +257,30 @@ def entry(d):
     assert "the_pair(d)" in text, "it stands in no call's place"
 
 
+def test_an_object_whose_init_returns_in_a_try_is_made_by_a_call() -> None:
+    source = """
+class Held:
+    __slots__ = ("what",)
+    @straight
+    def __init__(self, d, seen):
+        try:
+            self.what = d["k"]
+            return
+        finally:
+            seen.pop()
+
+@straight
+def entry(d, seen):
+    x = None
+    try:
+        x = Held(d, seen)
+    except IndexError:
+        seen.append(x)
+    return x is None, seen
+"""
+    both(source, "{'k': 1}, []", "{'k': 1}, [2]")
+
+
 def test_a_handler_where_something_is_returned_sees_nothing_of_the_result() -> None:
     source = """
 @straight

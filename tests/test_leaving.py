@@ -161,3 +161,16 @@ def test_a_queue_is_told_of_what_goes_because_its_last_lease_does() -> None:
     there = {node.cells[lane.index] for node in nodes(cache)} - {None}
     assert lane.queue.known == there, "and of nothing else it keeps anything"
     settle(cache)
+
+
+def test_a_queue_that_keeps_a_history_is_told_of_what_a_running_sequence_publishes() -> None:
+    """It counts as used there, although the sequence's lease covers it at once."""
+    policy = EvictionPolicy("remembering", make=Remembering)
+    cache = cache_of(part("path", Path()), part("window", Window(5)), policy=policy, debug=False)
+    lane: Any = cache._lane("window")
+    with cache.open(range(33)) as sequence:
+        for end in (8, 16, 24):
+            run(sequence, end - sequence.reserved)
+            sequence.publish()
+            assert sequence._lease._node.cells[lane.index] in lane.queue.known
+    settle(cache)

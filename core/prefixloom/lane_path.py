@@ -326,30 +326,32 @@ class PathLane(PageLane):
         out: list[bytes] = []
         end = queue._end
         after = end.next
-        while got < wanted and after is not end:
-            cell: PathCell = after
-            after = cell.next
-            after.prev = end  # two that go must not know each other
-            if cell.below:  # an inner anchor returns when its last child has gone
-                cell.next = None
-                continue
-            while True:
-                data = cell.data
-                out.append(data)
-                got += len(data)
-                node = cell.node
-                node.cells[i] = None
-                freed.append(node)
-                cell = cell.up
-                below = cell.below = cell.below - 1
-                if below or cell.locks or cell.next is not None:
-                    break
-                if got >= wanted:  # a parent left childless is the next victim, unless its own use was later
-                    cell.prev = end
-                    cell.next = after
-                    after.prev = after = cell
-                    break
-        end.next = after  # what went stood at the front
+        try:
+            while got < wanted and after is not end:
+                cell: PathCell = after
+                after = cell.next
+                after.prev = end  # two that go must not know each other
+                if cell.below:  # an inner anchor returns when its last child has gone
+                    cell.next = None
+                    continue
+                while True:
+                    data = cell.data
+                    out.append(data)
+                    got += len(data)
+                    node = cell.node
+                    node.cells[i] = None
+                    freed.append(node)
+                    cell = cell.up
+                    below = cell.below = cell.below - 1
+                    if below or cell.locks or cell.next is not None:
+                        break
+                    if got >= wanted:  # a parent left childless is the next victim, unless its own use was later
+                        cell.prev = end
+                        cell.next = after
+                        after.prev = after = cell
+                        break
+        finally:  # an interrupt: what went stood at the front
+            end.next = after
         if out:
             self.pool.give(b"".join(out))
         got //= ID_BYTES

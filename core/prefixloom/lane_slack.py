@@ -182,9 +182,7 @@ class SlackLane(PageLane):
 
     # ------------------------------------------------------------ sequences
     @straight
-    def hang(
-        self, node: Node, mine: bytes, first: int, low: int, whole: bool, locks: int = 0
-    ) -> SpanCell | None:  # fmt: skip
+    def hang(self, node: Node, mine: bytes, first: int, low: int, whole: bool, locks: int = 0) -> SpanCell | None:
         """Our last pages of the node's edge, from ``first`` on, become its cell, if any of them is there.
 
         ``low``: from where the node's end needs something. ``whole``: all of them are there.

@@ -281,7 +281,10 @@ class SpanLane(SlackLane):
 
     @straight
     def carry(self, run: list[Node], holding: RetainedHolding, record: Any) -> Any:
-        """Mostly all of it is a leaf below what the lease covers, which keeps what the leaf's end needs of that."""
+        """Mostly all of it is a leaf below what the lease covers, which keeps what the leaf's end needs of that.
+
+        While the lease covers anything, nothing past it has been given back.
+        """
         moved: Any
         node = run[-1]
         first = holding.owned
@@ -293,13 +296,13 @@ class SpanLane(SlackLane):
         end = node.end
         low = self.tail(end)
         last = end // self.page
-        if low < stop or low >= end or first >= last or self.queue.__class__ is not ListQueue:
+        if low < stop or low >= end or self.queue.__class__ is not ListQueue:
             moved = self.carry_any(run, holding, record)
             return moved
         base = holding.base
         mine = holding.table[first - base : last - base].tobytes()
         holding.owned = last
-        self.hang(node, mine, first, low, True, 1)
+        self.hang(node, mine, first, low, whole=True, locks=1)
         self.leased += last - first
         while above.end > low:
             above = above.parent

@@ -86,10 +86,10 @@ class Fuser(Statements):
         if target is None:
             return None
         function, mine = target
+        if source_of(self.member(function, "__init__") if isinstance(function, type) else function).tries:
+            return None
         if isinstance(function, type):
             return self._made(frame, node, function, use, into)
-        if source_of(function).tries:
-            return None
         told = self.as_expression(frame, node, function, mine)
         if told is not None and not isinstance(told[0], ast.Call):
             return use(*told)

@@ -80,7 +80,7 @@ class Frame:
     caught: frozenset[str]
     """Locals of which it is seen what they were when something was raised."""
     wrapped: bool = False
-    """Whether it stands in a loop of its own that a return breaks out of."""
+    """Whether a return breaks out of it, until it is seen whether that takes a loop."""
     depth: int = 0
     """In how many branches and loops."""
     rare: int = 0

@@ -249,7 +249,7 @@ class Statements(Expressions):
         return [ast.For(target, over, body, self._branch(frame, node.orelse))]
 
     def _unrolled(self, frame: Frame, node: ast.For, local: str, row: Row) -> Block:
-        """The body once for each thing of a row; a ``continue`` leaves a loop around it."""
+        """The body once for each thing of a row; a ``continue`` leaves that once."""
         inside = jumps(node.body)
         if node.orelse or any(isinstance(each, ast.Break) for each in inside):
             raise Unable(f"{frame.what} breaks out of a loop over a row")
