@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helpers import cache_of, held, owners, part, run, serve, settle
+from helpers import cache_of, held, nodes, owners, part, run, serve, settle
 from prefixloom import Path, Point, Reach, Window
 
 WAYS = pytest.mark.parametrize("debug", [True, False], ids=["sources", "made"])
@@ -17,17 +17,15 @@ def window_of(length: int, debug: bool, *others: Reach, **options: Any) -> Any:
     return cache_of(*parts, debug=debug, slots=16, **options)
 
 
+def cells(cache: Any) -> list[Any]:
+    """What the tree has of the window."""
+    lane = cache._lane("window")
+    return [node.cells[lane.index] for node in nodes(cache) if node.cells[lane.index] is not None]
+
+
 def covered(cache: Any) -> list[tuple[int, int]]:
     """The nodes that leases cover in the window: (end, how often)."""
-    lane = cache._lane("window")
-    found, stack = [], list(cache._tree.roots.values())
-    while stack:
-        node = stack.pop()
-        stack += node.children
-        cell = node.cells[lane.index]
-        if cell is not None and cell.locks:
-            found.append((node.end, cell.locks))
-    return sorted(found)
+    return sorted((cell.node.end, cell.locks) for cell in cells(cache) if cell.locks)
 
 
 def check(cache: Any, sequence: Any) -> None:
@@ -35,16 +33,6 @@ def check(cache: Any, sequence: Any) -> None:
     lane = cache._lane("window")
     assert lane.leased == sum(lane.size(cell) for cell in cells(cache) if cell.locks), "pages that leases cover"
     assert lane.in_tree == sum(lane.size(cell) for cell in cells(cache))
-
-
-def cells(cache: Any) -> list[Any]:
-    lane = cache._lane("window")
-    found, stack = [], list(cache._tree.roots.values())
-    while stack:
-        node = stack.pop()
-        stack += node.children
-        found.append(node.cells[lane.index])
-    return [cell for cell in found if cell is not None]
 
 
 @WAYS
