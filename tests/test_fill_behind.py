@@ -15,6 +15,10 @@ from stream_helpers import Gate
 from tiers import simulated, tiered
 
 
+def broken() -> None:
+    raise MemoryError
+
+
 def test_on_a_stream_that_runs_behind_the_source_stays_until_the_copy_is_over() -> None:
     cache = hybrid(slots=2)
     cached(cache, TOKENS[:8], 5)
@@ -122,9 +126,6 @@ def test_what_a_failure_takes_from_a_sequence_is_not_free_before_its_layers_are_
     sequence = cache.open(TOKENS[:8])
     sequence.grow(8)
 
-    def broken() -> None:
-        raise MemoryError
-
     enqueue(stream, sequence, work=broken)
     stream.record().synchronize()
     sequence.grow(4)
@@ -151,9 +152,6 @@ def test_after_a_flush_a_sequence_is_told_that_its_layers_failed() -> None:
     first = cache.open(TOKENS[:8])
     first.grow(8)
     first.fill(stream)
-
-    def broken() -> None:
-        raise MemoryError
 
     stream.run(broken)
     cache.flush()
