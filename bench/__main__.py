@@ -26,14 +26,15 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from sides import Side, checkout, register  # noqa: E402  # the scripts import one another by their names
+from machine import Machine, in_words  # noqa: E402  # the scripts import one another by their names
+from sides import Side, checkout, register  # noqa: E402
 from workloads import USUAL, WORKLOADS, Rows  # noqa: E402
 
 Sides = dict[str, dict[str, Rows]]
 """By side and workload: the samples of each row."""
 
 
-def measure(names: list[str], rounds: int, against: str | None) -> tuple[Sides, dict[str, str]]:
+def measure(names: list[str], rounds: int, against: str | None, machine: Machine) -> tuple[Sides, dict[str, str]]:
     """The samples, and what was skipped and why."""
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -47,6 +48,7 @@ def measure(names: list[str], rounds: int, against: str | None) -> tuple[Sides, 
         found: Sides = {label: {} for label in sides}
         skipped: dict[str, str] = {}
         for number in range(rounds):
+            machine.look()
             for name in names:
                 order = list(sides.items())
                 for label, side in order if number % 2 == 0 else order[::-1]:
@@ -154,14 +156,16 @@ def main() -> int:
     if unknown := set(given.workloads) - set(WORKLOADS):
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
     rounds = given.rounds or 5
-    sides, skipped = measure(given.workloads or list(USUAL), rounds, given.against)
-    told: dict[str, Any] = {"rounds": rounds, "rows": summary(sides), "skipped": skipped}
+    machine = Machine()
+    sides, skipped = measure(given.workloads or list(USUAL), rounds, given.against, machine)
+    told: dict[str, Any] = {"rounds": rounds, "rows": summary(sides), "skipped": skipped, "machine": machine.looks}
     if given.json:
         print(json.dumps(told, indent=2))
         return 0
     print(table(told["rows"], list(sides)))
     for name, why in skipped.items():
         print(f"skipped: {name}: {why}")
+    print(in_words(machine.looks))
     return 0
 
 

@@ -22,7 +22,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     yield importlib.import_module("bench.__main__")
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("bench", "workloads", "sides")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("bench", "workloads", "sides", "machine")]:
         del sys.modules[name]
 
 
@@ -39,6 +39,9 @@ def test_every_row_has_a_median_between_its_least_and_its_most() -> None:
         here = row["here"]
         assert 0 < here["least"] <= here["median"] <= here["most"], row
     assert told["skipped"] == {}
+    looks = told["machine"]
+    assert list(looks) == ["a turn of a loop", "a hop in memory"]
+    assert all(len(each) == 2 and min(each) > 0 for each in looks.values())  # one each round
 
 
 def test_two_commits_are_measured_each_with_its_own_sources(tmp_path: Path) -> None:

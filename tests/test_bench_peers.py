@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = ("chat", "lists", "worst", "match", "deep", "chunks")
-NAMES = ("bench", "peers", "sides", "chat_turn", "workloads", "fake_peer")
+NAMES = ("bench", "peers", "sides", "machine", "chat_turn", "workloads", "fake_peer")
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ def test_a_peer_is_compared_and_who_cannot_be_is_named(tmp_path: Path) -> None:
     if gone:
         assert "pip install --no-deps vllm" in skipped.pop("F/16, vLLM")
     assert skipped == {}
+    assert [len(figures) for figures in told["machine"].values()] == [5, 5]  # before each round of each group
 
     saved = tmp_path / "told.json"
     saved.write_text(ran.stdout)
@@ -115,6 +116,8 @@ def test_a_peer_is_compared_and_who_cannot_be_is_named(tmp_path: Path) -> None:
     assert "chat turn, encoded keys, us" in text
     assert "skipped: F/16, fake_peer:Fails, deep: ValueError: no lock today" in text
     assert "### F, pages of 16" in tables
+    assert text.count("The machine meanwhile: a turn of a loop ") == 1
+    assert tables.count("The machine meanwhile: a turn of a loop ") == 1
     document = tmp_path / "told.md"
     document.write_text("before\n<!-- python -m bench --peers --markdown -->\nold\n<!-- end -->\nafter\n")
     for _ in range(2):
@@ -164,7 +167,8 @@ def test_flat_rows_and_hits_have_bars_of_their_own(part: Callable[[str], Any]) -
 def test_rows_that_were_measured_again_stand_for_those_before(part: Callable[[str], Any]) -> None:
     def told(page: int, **rows: int) -> dict[str, Any]:
         results = [{"comps": "F", "page": page, "rows": [{"row": name, "n": n} for name, n in rows.items()]}]
-        return {"results": results, "skipped": {f"F/{page}, a": "why"}}
+        looks = {"a hop in memory": [float(page)]}
+        return {"results": results, "skipped": {f"F/{page}, a": "why"}, "machine": looks}
 
     both = part("compare").merged([told(16, a=1, b=2), told(1, a=3), told(16, b=4)])
     assert [(result["page"], [row["n"] for row in result["rows"]]) for result in both["results"]] == [
@@ -172,6 +176,7 @@ def test_rows_that_were_measured_again_stand_for_those_before(part: Callable[[st
         (1, [3]),
     ]
     assert both["skipped"] == {"F/16, a": "why", "F/1, a": "why"}
+    assert both["machine"] == {"a hop in memory": [16.0, 1.0, 16.0]}
 
 
 def test_tables_show_what_is_missed_and_what_is_not_the_same(part: Callable[[str], Any]) -> None:
@@ -180,7 +185,9 @@ def test_tables_show_what_is_missed_and_what_is_not_the_same(part: Callable[[str
         judged("chat turn, encoded keys, us", {"prefixloom": [10.0], "tier idle": [11.0], "vLLM": [25.0]}),
         judged("lock and unlock there, us", {"prefixloom": [10.0], "a": [20.0], "vLLM": [1.0]}),
     ]
+    looks = {"a hop in memory": [30.0, 20.0, 90.0]}
     told = {"results": [{"comps": "FSM", "page": 16, "rows": rows}], "skipped": {"FSM/16, b": "not there"}}
+    told["machine"] = looks
     lines = tables.markdown(told).splitlines()
     assert "| chat turn, encoded keys, us | 10.0 | 25.0 |  | 2.50 | **3** | 22 |" in lines
     assert "| lock and unlock there, us | 10.0 | 1.00\\* | 20.0 | 2.00 | 1 | 8 |" in lines
@@ -190,13 +197,15 @@ def test_tables_show_what_is_missed_and_what_is_not_the_same(part: Callable[[str
     assert "3 missed" in text
     assert "* vLLM, lock and unlock there, us: it has no locks" in text
     assert "skipped: FSM/16, b: not there" in text
+    assert text.splitlines()[-1] == "The machine meanwhile: a hop in memory 30 ns (20-90)."
+    assert lines[-1] == "The machine meanwhile: a hop in memory 30 ns (20-90)."
 
 
 def test_tables_of_our_own_sides_alone_say_nothing_of_peers(part: Callable[[str], Any]) -> None:
     judged, tables = part("compare").judged, part("tables")
     ours = {"prefixloom": [10.0], "in steps": [12.0]}
     rows = [judged(name, ours) for name in ("chat turn, encoded keys, us", "tokens that hit in the chat, thousands")]
-    told = {"results": [{"comps": "FSM", "page": 16, "rows": rows}], "skipped": {}}
+    told = {"results": [{"comps": "FSM", "page": 16, "rows": rows}], "skipped": {}, "machine": {}}
     assert "tokens that hit in the chat, thousands" in tables.terminal(told)
     assert "| chat turn, encoded keys, us | 1.20 |" in tables.markdown(told).splitlines()
 

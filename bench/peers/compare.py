@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from machine import Looks, Machine
 from sides import HERE, Ended, Side, register
 
 from peers import NOT_THE_SAME, OURS
@@ -68,13 +69,14 @@ class Sides:
 
 
 def measure(
-    running: Sides, sides: list[str], groups: list[str], rounds: int, **composition: Any
+    running: Sides, machine: Machine, sides: list[str], groups: list[str], rounds: int, **composition: Any
 ) -> tuple[Found, dict[str, str]]:
     """The figures of one composition, and which sides were left out of what, and why."""
     found: Found = {}
     skipped: dict[str, str] = {}
     for group in groups:
         for number in range(max(1, rounds // 2) if group in LARGE else rounds):
+            machine.look()
             for side in sides if number % 2 == 0 else sides[::-1]:
                 if side in skipped or f"{side}, {group}" in skipped:
                     continue
@@ -129,11 +131,12 @@ def compare(
     sides: list[str], groups: list[str], comps: list[str], pages: list[int], rounds: int, sizes: dict[str, Any]
 ) -> dict[str, Any]:
     """All that is told, as JSON has it."""
-    told: dict[str, Any] = {"rounds": rounds, "results": [], "skipped": {}}
+    machine = Machine()
+    told: dict[str, Any] = {"rounds": rounds, "results": [], "skipped": {}, "machine": machine.looks}
     with ExitStack() as stack:
         running = Sides(stack)
         for letters, page in product(comps, pages):
-            found, skipped = measure(running, sides, groups, rounds, comps=letters, page=page, sizes=sizes)
+            found, skipped = measure(running, machine, sides, groups, rounds, comps=letters, page=page, sizes=sizes)
             rows = [judged(row, by_side) for row, by_side in found.items()]
             told["results"].append({"comps": letters, "page": page, "rows": rows})
             told["skipped"] |= {f"{letters}/{page}, {side}": why for side, why in skipped.items()}
@@ -144,12 +147,15 @@ def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """What several runs told as one; a row that was measured again stands for the one before."""
     by_composition: dict[tuple[str, int], dict[str, Any]] = {}
     skipped: dict[str, str] = {}
+    looks: Looks = {}
     for told in runs:
         skipped |= told["skipped"]
+        for name, figures in told.get("machine", {}).items():
+            looks.setdefault(name, []).extend(figures)
         for result in told["results"]:
             rows = by_composition.setdefault((result["comps"], result["page"]), {})
             rows |= {row["row"]: row for row in result["rows"]}
     results = [
         {"comps": comps, "page": page, "rows": list(rows.values())} for (comps, page), rows in by_composition.items()
     ]
-    return {"results": results, "skipped": skipped}
+    return {"results": results, "skipped": skipped, "machine": looks}

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from machine import in_words
+
 from peers import OURS
 
 BUDGETS = {
@@ -92,6 +94,7 @@ def terminal(told: dict[str, Any]) -> str:
     }
     lines += sorted(reasons)
     lines += [f"skipped: {name}: {why}" for name, why in told["skipped"].items()]
+    lines.append(in_words(told["machine"]))
     return "\n".join(lines)
 
 
@@ -107,6 +110,7 @@ def markdown(told: dict[str, Any]) -> str:
     for result in whole[:1] + whole[1:][-1:]:
         lines += [f"### {result['comps']}, pages of {chosen}", "", *_full(result), ""]
     lines += ["### Times ahead", "", *_ratios(results), "", "### Beside ours", "", *_beside(results)]
+    lines += ["", in_words(told["machine"])]
     return "\n".join(lines)
 
 
