@@ -17,6 +17,7 @@ from .lane import Lane, PageLane, lane_for
 from .lane_coded import CodedLane
 from .lane_point import PointLane
 from .lane_slack import SlackLane
+from .policy import serving
 from .pool import DebugPool, Pool
 from .values import Tier
 
@@ -81,7 +82,7 @@ class Assembly(Asking):
         make = partial(kind, unit=part.unit, entries=entries, device=composition.device)
         layout = composition.layout if part.unit == "page" else "layer_first"
         live = make(part.name, part.manifest, capacity=part.running or part.capacity, layout=layout)
-        queue = composition.policy.queue()
+        queue = serving(composition.policy)
         if part.running:
             coder = Coder(part.manifest)
             rest = make(f"{part.name} at rest", coder.stored, capacity=part.capacity - part.running)

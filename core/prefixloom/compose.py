@@ -305,7 +305,7 @@ def _admissions(candidates: Sequence[Candidate], common: object, registry: Regis
 
 def _checked(policy: EvictionPolicy) -> EvictionPolicy:
     """The policy, after it has made one queue: a broken one is refused here and not in service."""
-    needed = ("add", "add_first", "remove", "pop", "forget", "inherit")
+    needed = ("add", "add_first", "remove", "touch", "pop", "forget", "inherit")
     try:
         queue = policy.queue()
         missing = [name for name in needed if not callable(getattr(queue, name, None))]

@@ -149,7 +149,7 @@ def _evict_asking(cache: Cache, lane: Lane, count: int, freed: list[Node]) -> in
                 cell = going.pop()
                 freed.append(cell.node)
                 got += lane.free_left(cell)
-        finally:  # a queue of somebody else's may raise: the others stay
+        finally:  # an interrupt: the others stay
             for cell in going:
                 lane.come_back(cell)
     return got
@@ -167,7 +167,7 @@ def _candidates(lane: Lane, count: int) -> list[Any]:
             lane.leave(cell)
             victims.append(cell)
             pages += lane.size(cell)
-    except BaseException:  # a queue of somebody else's: nobody goes
+    except BaseException:  # an interrupt: nobody goes
         for cell in reversed(victims):
             lane.come_back(cell)
         raise

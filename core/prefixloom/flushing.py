@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .fused import fuse
+from .policy import serving
 from .tables import Tables
 from .tree import unlink
 
@@ -25,7 +26,7 @@ def forget_everything(cache: Cache) -> None:
     for lane in cache._all_lanes:
         for pool in lane.pools:
             pool.reset()
-        lane.queue = cache.composition.policy.queue()
+        lane.queue = serving(cache.composition.policy)
         lane.reset()
     if cache._tier is not None:
         cache._tier.flushed()

@@ -318,7 +318,7 @@ class PathLane(PageLane):
     @straight
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue
-        if queue.__class__ is not ListQueue:  # one of somebody else's, which may raise, and is told of each
+        if queue.__class__ is not ListQueue:  # one that is told of each
             return super().evict(count, freed)
         i = self.index
         wanted = count * ID_BYTES

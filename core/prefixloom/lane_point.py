@@ -218,7 +218,7 @@ class PointLane(Lane):
             or node.cells[i] is not None
             or holding.as_of != node.end
             or not self.complete(holding)
-            or self.queue.__class__ is not ListQueue  # one that counts uses, or of somebody else's, which may raise
+            or self.queue.__class__ is not ListQueue  # one that may count uses
         ):
             moved: Cell | None = super().carry(run, holding, record)
             return moved

@@ -314,7 +314,7 @@ class SpanLane(SlackLane):
     def carry_any(self, run: list[Node], holding: RetainedHolding, record: Any) -> Any:
         """``carry``, whatever is there already and whatever is handed over."""
         moved: Any
-        if self.queue.__class__ is not ListQueue:  # one that counts uses, or of somebody else's, which may raise
+        if self.queue.__class__ is not ListQueue:  # one that may count uses
             moved = super().carry(run, holding, record)
             return moved
         self.hand_over(run, holding)

@@ -46,7 +46,7 @@ class Leaving:
                 self.queue.drop(cell)
                 self.leave(cell)
                 self.detach(cell, node, gone)
-        finally:  # a reach that is plain Python may raise, and so may a queue of somebody else's
+        finally:  # a reach that is plain Python may raise
             if gone:
                 given = self.give_all(gone)
                 self.evicted += given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -123,6 +124,81 @@ class KeyedQueue(Queue):
             self.add_first(upper) if use is None else self._enter(upper, 1)
 
 
+class WatchedQueue(Queue):
+    """A queue of somebody else's, until it raises or answers what cannot be: from then on the order is by last use.
+
+    So what asks a queue need not reckon with its failing half-way: each call has its effect. Who stands in it is
+    therefore known here as well, the one that was used last at the end.
+    """
+
+    __slots__ = ("_name", "_queue", "_standing")
+
+    def __init__(self, name: str, queue: Queue) -> None:
+        self._name = name
+        self._queue = queue
+        self._standing: OrderedDict[Any, None] = OrderedDict()
+
+    def add(self, cell: Any) -> None:
+        self._standing[cell] = None
+        self._tell(cell, self._queue.add, cell)
+
+    def add_first(self, cell: Any) -> None:
+        self._standing[cell] = None
+        self._standing.move_to_end(cell, last=False)
+        self._tell(cell, self._queue.add_first, cell)
+
+    def remove(self, cell: Any) -> None:
+        del self._standing[cell]
+        try:
+            self._tell(None, self._queue.remove, cell)
+        finally:
+            cell.prev = cell.next = None
+
+    def touch(self, cell: Any) -> None:
+        self._standing.move_to_end(cell)
+        self._tell(cell, self._queue.touch, cell)
+
+    def forget(self, cell: Any) -> None:
+        self._tell(None, self._queue.forget, cell)
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        if linked:
+            self._standing[upper] = None
+        self._tell(upper if linked else None, self._queue.inherit, upper, lower, linked)
+
+    def pop(self) -> Any:
+        standing = self._standing
+        try:
+            cell = self._queue.pop()
+            if cell not in standing and (cell is not None or standing):
+                raise LookupError(f"{cell!r} was the next of {len(standing)}, and is none of them")
+        except BaseException as error:
+            self._dismiss(error)
+            cell = self._queue.pop()
+        if cell is not None:
+            del standing[cell]
+            cell.prev = cell.next = None
+        return cell
+
+    def _tell(self, stands: Any, function: Callable[..., object], *arguments: Any) -> None:
+        """The cell that ``stands`` in the queue by it, if one does, must look like it then."""
+        try:
+            function(*arguments)
+            if stands is not None and stands.next is None:
+                raise LookupError(f"{stands!r} was added, and its next is None")
+        except BaseException as error:
+            self._dismiss(error)
+
+    def _dismiss(self, error: BaseException) -> None:
+        """Whoever stands in the queue stands in one of ours; an interrupt is passed on after that."""
+        log.warning("eviction policy %r failed with %r; going on by last use", self._name, error)
+        self._queue = ListQueue()
+        for cell in self._standing:
+            self._queue.add(cell)
+        if not isinstance(error, Exception):
+            raise error
+
+
 @attrs.frozen
 class EvictionPolicy:
     """A way to order eviction: either a ready queue, or a key over ``Use`` (the smallest goes first)."""
@@ -150,3 +226,15 @@ BUILT_IN: dict[str, EvictionPolicy] = {
         EvictionPolicy("fifo", key=lambda use: use.born),
     )
 }
+
+
+def serving(policy: EvictionPolicy) -> Queue:
+    """A queue for a cache, which serves on whatever somebody else's idea of order does."""
+    if policy.make is None or BUILT_IN.get(policy.name) is policy:
+        return policy.queue()
+    try:
+        queue = policy.make()
+    except Exception as error:
+        log.warning("eviction policy %r makes no queue, %r; going on by last use", policy.name, error)
+        queue = ListQueue()
+    return queue if queue.__class__ is ListQueue else WatchedQueue(policy.name, queue)

@@ -22,6 +22,7 @@ from .errors import InvariantError
 from .lane_host import HostLane, HostPages, HostStates, Moves, copy_between, layer_groups
 from .lease import Hold, inert
 from .over_tiers import usable
+from .policy import serving
 from .pool_host import DebugHostPool, HostPool
 from .shelf import Shelf
 from .stages import Stage
@@ -75,7 +76,7 @@ class LowerTier:
             allocate=composition.device != "meta",
         )  # fmt: skip
         kind = HostStates if lane.unit == "boundary" else HostPages
-        return kind(index, lane.part, pool, composition.policy.queue(), composition.page, lane)
+        return kind(index, lane.part, pool, serving(composition.policy), composition.page, lane)
 
     # ------------------------------------------------------------ when
     @straight
