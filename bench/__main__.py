@@ -59,6 +59,7 @@ def measure(names: list[str], rounds: int, against: str | None, machine: Machine
                         skipped[f"{name}, {label}"] = answer["skipped"]
                     for row, samples in answer.get("rows", {}).items():
                         found[label].setdefault(name, {}).setdefault(row, []).extend(samples)
+        machine.look()
     return found, skipped
 
 

@@ -1,4 +1,4 @@
-"""How fast the machine is while something is measured: what else runs on it takes its cores and its caches.
+"""How fast the machine is between measurements: what else runs there takes its caches, and half of a core's units.
 
 Times of two runs can be compared where these figures are alike; ratios within one run always.
 """
@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 HOPS = 100_000
-"""So many small objects are more than a core's own cache holds, and less than the one that cores share."""
+"""Of 90 bytes each: more than a core's own cache holds, and less than the one that the cores of a server share."""
 TURNS = 1_000_000
 
 Looks = dict[str, list[float]]
@@ -55,4 +55,4 @@ def in_words(looks: Looks) -> str:
     figures = [
         f"{name} {statistics.median(each):.0f} ns ({min(each):.0f}-{max(each):.0f})" for name, each in looks.items()
     ]
-    return f"The machine meanwhile: {', '.join(figures) or 'nobody looked'}."
+    return f"The machine between the rounds: {', '.join(figures) or 'nobody looked'}."

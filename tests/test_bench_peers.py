@@ -108,7 +108,10 @@ def test_a_peer_is_compared_and_who_cannot_be_is_named(tmp_path: Path) -> None:
     if gone:
         assert "pip install --no-deps vllm" in skipped.pop("F/16, vLLM")
     assert skipped == {}
-    assert [len(figures) for figures in told["machine"].values()] == [5, 5]  # before each round of each group
+    assert [len(figures) for figures in told["machine"].values()] == [
+        6,
+        6,
+    ]  # before each round of each group, and after the last one
 
     saved = tmp_path / "told.json"
     saved.write_text(ran.stdout)
@@ -116,8 +119,8 @@ def test_a_peer_is_compared_and_who_cannot_be_is_named(tmp_path: Path) -> None:
     assert "chat turn, encoded keys, us" in text
     assert "skipped: F/16, fake_peer:Fails, deep: ValueError: no lock today" in text
     assert "### F, pages of 16" in tables
-    assert text.count("The machine meanwhile: a turn of a loop ") == 1
-    assert tables.count("The machine meanwhile: a turn of a loop ") == 1
+    assert text.count("The machine between the rounds: a turn of a loop ") == 1
+    assert tables.count("The machine between the rounds: a turn of a loop ") == 1
     document = tmp_path / "told.md"
     document.write_text("before\n<!-- python -m bench --peers --markdown -->\nold\n<!-- end -->\nafter\n")
     for _ in range(2):
@@ -197,8 +200,8 @@ def test_tables_show_what_is_missed_and_what_is_not_the_same(part: Callable[[str
     assert "3 missed" in text
     assert "* vLLM, lock and unlock there, us: it has no locks" in text
     assert "skipped: FSM/16, b: not there" in text
-    assert text.splitlines()[-1] == "The machine meanwhile: a hop in memory 30 ns (20-90)."
-    assert lines[-1] == "The machine meanwhile: a hop in memory 30 ns (20-90)."
+    assert text.splitlines()[-1] == "The machine between the rounds: a hop in memory 30 ns (20-90)."
+    assert lines[-1] == "The machine between the rounds: a hop in memory 30 ns (20-90)."
 
 
 def test_tables_of_our_own_sides_alone_say_nothing_of_peers(part: Callable[[str], Any]) -> None:

@@ -159,7 +159,7 @@ def test_a_queue_is_told_of_what_goes_because_its_last_lease_does() -> None:
     lease.release()
     assert upper.cells[lane.index] is None
     there = {node.cells[lane.index] for node in nodes(cache)} - {None}
-    assert lane.queue._queue.known == there, "and of nothing else it keeps anything"
+    assert {guest.cell for guest in lane.queue._queue.known} == there, "and of nothing else it keeps anything"
     settle(cache)
 
 
@@ -172,5 +172,5 @@ def test_a_queue_that_keeps_a_history_is_told_of_what_a_running_sequence_publish
         for end in (8, 16, 24):
             run(sequence, end - sequence.reserved)
             sequence.publish()
-            assert sequence._lease._node.cells[lane.index] in lane.queue._queue.known
+            assert sequence._lease._node.cells[lane.index] in lane.queue._guests
     settle(cache)

@@ -330,7 +330,8 @@ def test_a_split_divides_what_a_key_knows_by_position() -> None:
     cache = path_cache(policy=EvictionPolicy("spy", key=lambda use: use.last))
     serve(cache, [1] * 16)
     serve(cache, [1] * 4 + [2] * 4)
-    queue = cache._lanes[0].queue
+    watched: Any = cache._lanes[0].queue
+    queue = watched._queue
     assert isinstance(queue, KeyedQueue)
     assert sorted((use.tokens, use.depth) for use in queue._use.values()) == [(4, 4), (4, 8), (12, 16)]
 

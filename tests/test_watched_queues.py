@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from helpers import cache_of, held, locks, owners, part, path_cache, run, serve, settle
+from helpers import cache_of, held, locks, owners, part, path_cache, run, serve, settle, unprotected
 from prefixloom import Cache, CapacityError, CompositionError, Path, Point, Reach, Sinks, Window
 from prefixloom.policy import BUILT_IN, EvictionPolicy, WatchedQueue, serving
 from prefixloom.queues import BucketQueue, ListQueue, Queue
@@ -69,8 +69,18 @@ def play(cache: Cache, draw: random.Random, moves: int) -> None:
         else:
             cache.evict(draw.randint(1, 24))
         owners(cache, running)
+        assert unprotected(cache) == []
     for sequence in running:
         sequence.close()
+
+
+def all_may_go(cache: Cache) -> None:
+    settle(cache)
+    covered = [where for where, count in locks(cache).items() if count and where[2]]  # but for a root
+    assert covered == [], "covered, and by nobody"
+    components = cache.stats().components
+    cache.evict(dict.fromkeys(components, 256))
+    assert not any(figures.cached for figures in cache.stats().components.values()), "all may go"
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
@@ -86,11 +96,7 @@ def test_a_queue_that_raises_anywhere_is_dismissed_and_nothing_is_lost(
     cache = cache_of(*parts, policy=failing.policy(), tokens=96, slots=12, debug=calls % 2 == 0)
     play(cache, random.Random(f"{kinds} {verb} {calls}"), 120)
     assert ("going on by last use" in caplog.text) == (failing.raised > 0)
-    settle(cache)
-    covered = [where for where, count in locks(cache).items() if count and where[2]]  # but for a root
-    assert covered == [], "covered, and by nobody"
-    cache.evict(dict.fromkeys(reaches, 256))
-    assert not any(figures.cached for figures in cache.stats().components.values()), "all may go"
+    all_may_go(cache)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -106,53 +112,118 @@ def test_each_verb_is_told_to_a_queue_in_such_traffic(verb: str) -> None:
     assert failing.raised
 
 
-def lost(queue: Any) -> Any:
+class Remembering(ListQueue):
+    """All that it was ever given, whatever has become of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: list[Any] = []
+
+    def add(self, cell: Any) -> None:
+        self.known.append(cell)
+        super().add(cell)
+
+
+def lost(queue: Remembering) -> Any:
     ListQueue.pop(queue)
     return None
 
 
-def twice(queue: Any) -> Any:
+def two(queue: Remembering) -> Any:
     cell = ListQueue.pop(queue)
-    return getattr(queue, "before", None) or setattr(queue, "before", cell) or cell
+    ListQueue.pop(queue)
+    return cell
 
 
-def covered(queue: Any) -> Any:
-    """Whatever hangs above the next to go."""
-    cell = ListQueue.pop(queue)
-    return cell and getattr(cell, "up", cell)
+def any_at_all(queue: Remembering) -> Any:
+    return queue.known[-1] if queue.known else None
 
 
-@pytest.mark.parametrize("pop", [lost, twice, covered, lambda queue: "none"], ids=["lost", "twice", "covered", "other"])
-def test_a_queue_that_hands_out_what_does_not_stand_in_it_is_dismissed(
-    pop: Any, caplog: pytest.LogCaptureFixture
+def of_the_core(queue: Remembering) -> Any:
+    return any_at_all(queue).cell
+
+
+class Alike:
+    """It pretends to be another."""
+
+    def __init__(self, other: Any) -> None:
+        self.cell = other.cell
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash(self.cell)
+
+
+WRONG = {
+    "lost": lost,
+    "two": two,
+    "any": any_at_all,
+    "cell": of_the_core,
+    "alike": lambda queue: Alike(ListQueue.pop(queue)),
+    "other": lambda queue: "none",
+    "unhashable": lambda queue: [],
+}
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("pop", WRONG.values(), ids=list(WRONG))
+@pytest.mark.parametrize("kinds", COMPOSITIONS)
+def test_a_queue_that_hands_out_what_it_likes_takes_nothing_from_who_reads_it(
+    kinds: str, pop: Any, debug: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kind: Any = type("Wrong", (ListQueue,), {"__slots__": ("before",), "pop": pop})
-    cache = path_cache(policy=EvictionPolicy("wrong", make=kind), tokens=64)
-    with cache.open([7] * 12) as running:
-        run(running, 12)
-        running.publish()
-        for number in range(12):
-            serve(cache, [number] * 16)
-            owners(cache, [running])
-        assert held(cache, [7] * 12) == 12, "what a sequence reads has not gone"
+    kind: Any = type("Wrong", (Remembering,), {"pop": pop})
+    parts = [part(name, reach) for name, reach in COMPOSITIONS[kinds].items()]
+    cache = cache_of(*parts, policy=EvictionPolicy("wrong", make=kind), tokens=96, slots=12, debug=debug)
+    play(cache, random.Random(kinds), 120)
+    all_may_go(cache)
     assert "eviction policy 'wrong' failed" in caplog.text
-    settle(cache)
-    cache.evict(64)
-    assert cache.stats().components["path"].free == 16
 
 
-def test_a_queue_that_leaves_no_mark_at_what_it_was_given_is_dismissed(caplog: pytest.LogCaptureFixture) -> None:
-    class Bare(ListQueue):
-        def add(self, cell: Any) -> None:
-            super().add(cell)
-            self.remove(cell)
+class Blind(ListQueue):
+    """It puts upper halves in, whether they may go or not."""
 
-    cache = path_cache(policy=EvictionPolicy("bare", make=Bare), tokens=64)
-    for number in range(8):
-        serve(cache, [number] * 16)
-    assert "eviction policy 'bare' failed" in caplog.text
-    assert [held(cache, [number] * 16) for number in range(8)] == [0, 0, 0, 0, 16, 16, 16, 16]
-    settle(cache)
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        self.add_first(upper)
+
+
+class Half(ListQueue):
+    """It unlinks to one side only."""
+
+    def remove(self, cell: Any) -> None:
+        cell.prev.next = cell.next
+
+
+class Bare(ListQueue):
+    """It leaves no mark at what it was given."""
+
+    def add(self, cell: Any) -> None:
+        super().add(cell)
+        self.remove(cell)
+
+
+class Wiping(Remembering):
+    """It breaks with all that it was given, when it is gone and before."""
+
+    def touch(self, cell: Any) -> None:
+        self.__del__()
+
+    def __del__(self) -> None:
+        for cell in self.known:
+            cell.prev = cell.next = None
+        self.known = []
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("kind", [Blind, Half, Bare, Wiping])
+@pytest.mark.parametrize("kinds", COMPOSITIONS)
+def test_a_queue_whose_links_are_wrong_does_no_harm(kinds: str, kind: Any, debug: bool) -> None:
+    parts = [part(name, reach) for name, reach in COMPOSITIONS[kinds].items()]
+    cache = cache_of(*parts, policy=EvictionPolicy("wrong", make=kind), tokens=96, slots=12, debug=debug)
+    for seed in range(4):
+        play(cache, random.Random(seed), 80)
+    all_may_go(cache)
 
 
 def test_once_it_is_dismissed_what_was_used_last_goes_last() -> None:
@@ -174,6 +245,7 @@ def test_once_it_is_dismissed_what_was_used_last_goes_last() -> None:
 class Cell:
     def __init__(self, number: int) -> None:
         self.number = number
+        self.node = None
         self.prev = self.next = None
 
 
@@ -213,24 +285,93 @@ def test_ours_are_not_watched(kind: Any) -> None:
     assert type(serving(EvictionPolicy("lru", make=lambda: BucketQueue(lambda cell, uses: 1 // 0)))) is WatchedQueue
 
 
-def test_a_flush_goes_on_where_a_policy_makes_no_queue_any_more(caplog: pytest.LogCaptureFixture) -> None:
-    made: list[Queue] = []
+class Tired:
+    """It makes queues, and from a flush on something else."""
 
-    def make() -> Queue:
-        if len(made) > 2:
-            raise LookupError("no idea")
-        made.append(ListQueue())
-        return made[-1]
+    def __init__(self, instead: Callable[[], Any], of: int) -> None:
+        self.instead, self.left = instead, of
 
-    cache = path_cache(policy=EvictionPolicy("tired", make=make), tokens=64)
+    def __call__(self) -> Any:
+        self.left -= 1
+        return ListQueue() if self.left >= 0 else self.instead()
+
+
+class Vague(ListQueue):
+    @property
+    def forget(self) -> Any:
+        raise LookupError("no idea")
+
+
+@pytest.mark.parametrize(
+    "instead", [lambda: 1 // 0, lambda: None, Vague, object], ids=["raises", "none", "vague", "any"]
+)
+def test_a_flush_goes_on_where_a_policy_makes_no_queue_any_more(
+    instead: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = path_cache(policy=EvictionPolicy("tired", make=Tired(instead, 2)), tokens=64)
     serve(cache, [1] * 16)
-    made += [ListQueue()] * 3
     cache.flush()
     assert "eviction policy 'tired' makes no queue" in caplog.text
     for number in range(8):
         serve(cache, [number] * 16)
     assert held(cache, [7] * 16) == 16
     settle(cache)
+
+
+def interrupt() -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_flush_that_is_interrupted_while_queues_are_made_has_not_begun() -> None:
+    parts = part("path", Path()), part("window", Window(10))
+    cache = cache_of(*parts, policy=EvictionPolicy("tired", make=Tired(interrupt, 4)))
+    serve(cache, [1] * 16)
+    with pytest.raises(KeyboardInterrupt):
+        cache.flush()
+    owners(cache, [])
+    assert held(cache, [1] * 16) == 16
+
+
+def test_a_queue_of_our_kind_that_is_given_to_everybody_is_given_to_nobody() -> None:
+    one = ListQueue()
+    parts = part("path", Path()), part("state", Point())
+    cache = cache_of(*parts, policy=EvictionPolicy("one", make=lambda: one))
+    for _ in range(2):
+        serve(cache, [1] * 16)
+        all_may_go(cache)
+        cache.flush()
+    assert one.empty
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("kinds", COMPOSITIONS)
+def test_a_queue_that_all_components_share_hands_nobody_what_is_anothers(
+    kinds: str, debug: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Remembering()
+    parts = [part(name, reach) for name, reach in COMPOSITIONS[kinds].items()]
+    cache = cache_of(*parts, policy=EvictionPolicy("one", make=lambda: one), tokens=96, slots=12, debug=debug)
+    for seed in range(4):
+        play(cache, random.Random(seed), 80)
+    all_may_go(cache)
+    assert "eviction policy 'one' failed" in caplog.text
+
+
+def test_of_a_split_a_queue_hears_whether_or_not_it_has_the_piece() -> None:
+    """What it knows of the whole is true of both halves."""
+    told: list[tuple[int, int, bool]] = []
+
+    class Hearing(ListQueue):
+        def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+            told.append((upper.node.end, lower.node.end, linked))
+            super().inherit(upper, lower, linked)
+
+    cache = cache_of(part("window", Window(20)), policy=EvictionPolicy("hearing", make=Hearing))
+    serve(cache, [1] * 16)
+    with cache.open([1] * 16):
+        serve(cache, [1] * 8 + [2] * 8)
+    serve(cache, [1] * 4 + [2] * 8)
+    assert told == [(8, 16, False), (4, 8, True)]
 
 
 def test_a_queue_that_cannot_be_told_of_a_use_is_refused() -> None:

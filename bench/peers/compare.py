@@ -140,6 +140,7 @@ def compare(
             rows = [judged(row, by_side) for row, by_side in found.items()]
             told["results"].append({"comps": letters, "page": page, "rows": rows})
             told["skipped"] |= {f"{letters}/{page}, {side}": why for side, why in skipped.items()}
+    machine.look()
     return told
 
 

@@ -32,7 +32,7 @@ from .errors import CompositionError
 from .hooks import Hooks, bind, make_manager
 from .manifest import LAYOUTS, Layout, Manifest, Unit
 from .mix import by_default, from_traffic
-from .policy import BUILT_IN, EvictionPolicy
+from .policy import BUILT_IN, EvictionPolicy, lacking
 from .profiles import resolve_profile
 from .reach import Reach
 from .registry import Registry, default_registry
@@ -305,10 +305,9 @@ def _admissions(candidates: Sequence[Candidate], common: object, registry: Regis
 
 def _checked(policy: EvictionPolicy) -> EvictionPolicy:
     """The policy, after it has made one queue: a broken one is refused here and not in service."""
-    needed = ("add", "add_first", "remove", "touch", "pop", "forget", "inherit")
     try:
         queue = policy.queue()
-        missing = [name for name in needed if not callable(getattr(queue, name, None))]
+        missing = lacking(queue)
     except CompositionError:
         raise
     except Exception as error:

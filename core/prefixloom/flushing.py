@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def forget_everything(cache: Cache) -> None:
     """Free all slots of all tiers, whoever held them, and begin with an empty tree."""
+    queues = [serving(cache.composition.policy) for _ in cache._all_lanes]
     cache._flushes += 1
     cache._epoch += 1
     cache._flushed_at = cache._epoch
@@ -23,10 +24,10 @@ def forget_everything(cache: Cache) -> None:
         hold._cache = None
     cache._live.clear()
     kinds = [type(lane.queue) for lane in cache._all_lanes]
-    for lane in cache._all_lanes:
+    for lane, queue in zip(cache._all_lanes, queues, strict=True):
         for pool in lane.pools:
             pool.reset()
-        lane.queue = serving(cache.composition.policy)
+        lane.queue = queue
         lane.reset()
     if cache._tier is not None:
         cache._tier.flushed()

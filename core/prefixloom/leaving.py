@@ -71,7 +71,7 @@ class Leaving:
     def detach(self, cell: Any, node: Node, gone: list[Any]) -> None:
         """Take a cell that has left from its ``node``, what it had to ``gone``.
 
-        The queue is told last: if it raises, the cell has gone nevertheless.
+        The queue is told last: where that is interrupted, the cell has gone nevertheless.
         """
         raise NotImplementedError
 

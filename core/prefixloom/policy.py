@@ -1,17 +1,16 @@
-"""Eviction policies: by name, or by a key of somebody else's, and the queues (``queues``) that they make."""
+"""Eviction policies, by name or of somebody else's, by a key or with a queue; and the queues that serve components."""
 
 from __future__ import annotations
 
 import heapq
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from .errors import CompositionError
-from .queues import BucketQueue, ListQueue, MruQueue, Queue, SlruQueue
+from .queues import BucketQueue, Link, ListQueue, MruQueue, Queue, SlruQueue
 
 log = logging.getLogger("prefixloom")
 
@@ -26,10 +25,6 @@ class Use:
     tokens: int
     depth: int
     priority: int
-
-
-def _last_use(use: Use) -> int:
-    return use.last
 
 
 class KeyedQueue(Queue):
@@ -56,31 +51,19 @@ class KeyedQueue(Queue):
         use.priority = cell.node.priority
         known = self._entries.get(cell)
         tick = self._tick
-        try:
-            key = self._key(use) if rank else -tick
-            if known is not None and known[0] == rank and known[1] == key:
-                tick = known[2]
-            else:
-                entry = (rank, key, tick, cell)
-                heapq.heappush(self._heap, entry)
-                self._entries[cell] = entry
-        except Exception as error:  # serving must not depend on somebody else's idea of order
-            cell.next = self
-            cell.prev = tick
-            self._fall_back(error)
+        key = self._key(use) if rank else -tick
+        if known is not None and known[0] == rank and known[1] == key:
+            tick = known[2]
+        else:
+            entry = (rank, key, tick, cell)
+            heapq.heappush(self._heap, entry)
+            self._entries[cell] = entry
         cell.next = self
         cell.prev = tick
         if len(self._heap) > 4 * len(self._use) + 64:
             self._heap = [entry for entry in self._heap if entry[3].next is self and entry[3].prev == entry[2]]
             self._entries = {entry[3]: entry for entry in self._heap}
             heapq.heapify(self._heap)
-
-    def _fall_back(self, error: Exception) -> None:
-        log.warning("the key of an eviction policy failed with %r; going on by last use", error)
-        self._key = _last_use
-        self._heap = [(1, use.last, cell.prev, cell) for cell, use in self._use.items() if cell.next is self]
-        self._entries = {entry[3]: entry for entry in self._heap}
-        heapq.heapify(self._heap)
 
     def add(self, cell: Any) -> None:
         use = self._use.get(cell)
@@ -97,11 +80,7 @@ class KeyedQueue(Queue):
 
     def pop(self) -> Any:
         while self._heap:
-            try:
-                _, _, tick, cell = heapq.heappop(self._heap)
-            except Exception as error:
-                self._fall_back(error)
-                continue
+            _, _, tick, cell = heapq.heappop(self._heap)
             newest = self._entries.get(cell)
             if newest is not None and newest[2] == tick:
                 del self._entries[cell]
@@ -124,79 +103,95 @@ class KeyedQueue(Queue):
             self.add_first(upper) if use is None else self._enter(upper, 1)
 
 
-class WatchedQueue(Queue):
-    """A queue of somebody else's, until it raises or answers what cannot be: from then on the order is by last use.
+class Guest(Link):
+    """What a queue of somebody else's is given for a cell: it knows the ``node``, and has links of its own."""
 
-    So what asks a queue need not reckon with its failing half-way: each call has its effect. Who stands in it is
-    therefore known here as well, the one that was used last at the end.
+    __slots__ = ("cell", "node")
+
+    def __init__(self, cell: Any) -> None:
+        self.cell = cell
+        self.node = cell.node
+        self.prev = self.next = None
+
+
+class WatchedQueue(ListQueue):
+    """Goes by a queue of somebody else's until that raises, or answers what cannot be; from then on by last use.
+
+    The cells stand in a list of ours, and guests for them in the other queue. So whether a cell may go is never in
+    doubt, each call has its effect, and the other queue can be dismissed at any time.
     """
 
-    __slots__ = ("_name", "_queue", "_standing")
+    __slots__ = ("_guests", "_name", "_queue")
 
     def __init__(self, name: str, queue: Queue) -> None:
+        super().__init__()
         self._name = name
-        self._queue = queue
-        self._standing: OrderedDict[Any, None] = OrderedDict()
+        self._queue: Queue | None = queue
+        self._guests: dict[Any, Guest] = {}
 
     def add(self, cell: Any) -> None:
-        self._standing[cell] = None
-        self._tell(cell, self._queue.add, cell)
+        super().add(cell)
+        self._tell("add", cell)
 
     def add_first(self, cell: Any) -> None:
-        self._standing[cell] = None
-        self._standing.move_to_end(cell, last=False)
-        self._tell(cell, self._queue.add_first, cell)
+        super().add_first(cell)
+        self._tell("add_first", cell)
 
     def remove(self, cell: Any) -> None:
-        del self._standing[cell]
-        try:
-            self._tell(None, self._queue.remove, cell)
-        finally:
-            cell.prev = cell.next = None
+        super().remove(cell)
+        self._tell("remove", cell)
+
+    def drop(self, cell: Any) -> None:
+        self.remove(cell)
 
     def touch(self, cell: Any) -> None:
-        self._standing.move_to_end(cell)
-        self._tell(cell, self._queue.touch, cell)
+        super().touch(cell)
+        self._tell("touch", cell)
 
     def forget(self, cell: Any) -> None:
-        self._tell(None, self._queue.forget, cell)
+        if cell in self._guests:
+            self._tell("forget", cell)
+            self._guests.pop(cell, None)
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
-        if linked:
-            self._standing[upper] = None
-        self._tell(upper if linked else None, self._queue.inherit, upper, lower, linked)
+        super().inherit(upper, lower, linked)
+        if lower in self._guests:
+            self._tell("inherit", upper, self._guests[lower], linked)
 
     def pop(self) -> Any:
-        standing = self._standing
+        if self._queue is None:
+            return super().pop()
         try:
-            cell = self._queue.pop()
-            if cell not in standing and (cell is not None or standing):
-                raise LookupError(f"{cell!r} was the next of {len(standing)}, and is none of them")
+            guest = self._queue.pop()
+            if guest is None and self.empty:
+                return None
+            cell = getattr(guest, "cell", None)
+            if cell is None or self._guests.get(cell) is not guest or cell.next is None:
+                raise LookupError("what came out does not stand in the queue")
         except BaseException as error:
             self._dismiss(error)
-            cell = self._queue.pop()
-        if cell is not None:
-            del standing[cell]
-            cell.prev = cell.next = None
+            return super().pop()
+        super().remove(cell)
         return cell
 
-    def _tell(self, stands: Any, function: Callable[..., object], *arguments: Any) -> None:
-        """The cell that ``stands`` in the queue by it, if one does, must look like it then."""
+    def _tell(self, what: str, cell: Any, *more: Any) -> None:
+        if self._queue is None:
+            return
+        guest = self._guests.get(cell)
+        if guest is None:
+            guest = self._guests[cell] = Guest(cell)
         try:
-            function(*arguments)
-            if stands is not None and stands.next is None:
-                raise LookupError(f"{stands!r} was added, and its next is None")
+            getattr(self._queue, what)(guest, *more)
         except BaseException as error:
             self._dismiss(error)
 
     def _dismiss(self, error: BaseException) -> None:
-        """Whoever stands in the queue stands in one of ours; an interrupt is passed on after that."""
-        log.warning("eviction policy %r failed with %r; going on by last use", self._name, error)
-        self._queue = ListQueue()
-        for cell in self._standing:
-            self._queue.add(cell)
+        """An interrupt is passed on."""
+        self._queue = None
+        self._guests = {}
         if not isinstance(error, Exception):
             raise error
+        log.warning("eviction policy %r failed; going on by last use", self._name, exc_info=error)
 
 
 @attrs.frozen
@@ -228,13 +223,21 @@ BUILT_IN: dict[str, EvictionPolicy] = {
 }
 
 
+def lacking(queue: object) -> list[str]:
+    """What a queue must be able to do, and this one cannot."""
+    needed = ("add", "add_first", "remove", "touch", "pop", "forget", "inherit")
+    return [name for name in needed if not callable(getattr(queue, name, None))]
+
+
 def serving(policy: EvictionPolicy) -> Queue:
     """A queue for a cache, which serves on whatever somebody else's idea of order does."""
-    if policy.make is None or BUILT_IN.get(policy.name) is policy:
+    if BUILT_IN.get(policy.name) is policy:
         return policy.queue()
     try:
-        queue = policy.make()
+        queue = policy.queue()
+        if missing := lacking(queue):
+            raise LookupError(f"it made {queue!r}, which has no {', '.join(missing)}")
     except Exception as error:
-        log.warning("eviction policy %r makes no queue, %r; going on by last use", policy.name, error)
+        log.warning("eviction policy %r makes no queue; going on by last use", policy.name, exc_info=error)
         queue = ListQueue()
-    return queue if queue.__class__ is ListQueue else WatchedQueue(policy.name, queue)
+    return ListQueue() if type(queue) is ListQueue else WatchedQueue(policy.name, queue)

@@ -48,7 +48,7 @@ class Queue:
         """The cell is gone for good."""
 
     def drop(self, cell: Any) -> None:
-        """``remove`` of a cell that goes for good, whatever raises then: it may go on to look as if it stood there."""
+        """``remove`` of a cell that goes for good: it may go on to look as if it stood there."""
         self.remove(cell)
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:

@@ -70,7 +70,7 @@ def law_what_is_protected_is_never_evicted(case: PolicyCase) -> None:
 
 
 def law_a_piece_says_whether_it_stands_in_the_queue(case: PolicyCase) -> None:
-    """``cell.next`` is None exactly while the cell is in no queue: the core asks nothing else.
+    """``cell.next`` is None exactly while the cell is in no queue: of the built-in ones the core asks nothing else.
 
     Clauses: O15.
     """
