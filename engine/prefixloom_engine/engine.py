@@ -19,6 +19,7 @@ from prefixloom import Cache, InputError, PrefixloomError, ProtocolError, Sequen
 from .forward import Flight, Forward, Row
 from .guessing import Guesser, PromptLookup
 from .handover import Handed
+from .interrupts import held
 from .model import Model
 from .requests import RETRIES, Answer, Job, Request
 from .scheduler import Counts, Scheduler
@@ -112,6 +113,10 @@ class Engine:
 
     def abort(self, answer: Answer) -> None:
         """At any time. What it has so far stays in ``answer.tokens``; nothing of it is published any more."""
+        with held():
+            self._abort(answer)
+
+    def _abort(self, answer: Answer) -> None:
         job = self._scheduler.jobs.get(answer)
         if job is not None:
             self._scheduler.end(job, "aborted")
@@ -120,9 +125,10 @@ class Engine:
     def step(self) -> bool:
         """Plan and launch one step, and handle what came back. False: there was nothing to do.
 
-        Whatever interrupts it, everything that runs starts over from what is cached, and nothing is lost.
+        Ctrl-C is held back until its end. A second one, or whatever else interrupts it, makes everything that runs
+        start over from what is cached.
         """
-        with self._begun_anew():
+        with held(), self._begun_anew():
             self._start_over(None)  # others may have polled since, or flushed
             rows = self._scheduler.plan()
             if rows:
@@ -269,8 +275,9 @@ class Engine:
             while not all(answer.done for answer in answers):
                 self.step()
         finally:
-            for answer in answers:
-                self.abort(answer)
+            with held():
+                for answer in answers:
+                    self._abort(answer)
         return answers
 
     def stream(self, prompt: Request | Iterable[int], max_tokens: int = 32) -> AnswerStream:
@@ -283,7 +290,7 @@ class Engine:
 
     def drain(self) -> None:
         """Handle all that was launched, without launching more."""
-        with self._begun_anew():
+        with held(), self._begun_anew():
             while self._flying:
                 self._collect(self._flying.popleft())
 
@@ -291,12 +298,13 @@ class Engine:
         """Abort what still runs, wait for what is in flight, end the worker. A second close does nothing."""
         if self._closed:
             return
-        self._closed = True
-        for answer in list(self._scheduler.jobs):
-            self.abort(answer)
-        self._forward.close()
-        self._flying.clear()
-        self.cache.poll()
+        with held():
+            self._closed = True
+            for answer in list(self._scheduler.jobs):
+                self._abort(answer)
+            self._forward.close()
+            self._flying.clear()
+            self.cache.poll()
 
     def __enter__(self) -> Engine:
         return self
