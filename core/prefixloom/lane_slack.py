@@ -71,7 +71,8 @@ class SlackLane(PageLane):
     def reset(self) -> None:
         super().reset()
         self.gapped = False
-        self.slack = ListQueue()
+        while (slack := self.slack.pop()) is not None:
+            slack.cell.slack = None  # they know each other
 
     def first_needed(self, boundary: int) -> int:
         return self.tail(boundary) // self.page * self.page

@@ -149,9 +149,11 @@ class WatchedQueue(ListQueue):
         self._tell("touch", cell)
 
     def forget(self, cell: Any) -> None:
-        if cell in self._guests:
+        guest = self._guests.get(cell)
+        if guest is not None:
             self._tell("forget", cell)
             self._guests.pop(cell, None)
+            guest.cell = guest.node = None  # whoever keeps a guest keeps nothing else
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
         super().inherit(upper, lower, linked)
@@ -188,10 +190,21 @@ class WatchedQueue(ListQueue):
     def _dismiss(self, error: BaseException) -> None:
         """An interrupt is passed on."""
         self._queue = None
-        self._guests = {}
+        self._let_go()
         if not isinstance(error, Exception):
             raise error
         log.warning("eviction policy %r failed; going on by last use", self._name, exc_info=error)
+
+    def _let_go(self) -> None:
+        """Of all guests: they and the other queue know each other."""
+        guests = self._guests
+        self._guests = {}
+        for guest in guests.values():
+            guest.cell = guest.node = guest.prev = guest.next = None
+
+    def __del__(self) -> None:
+        super().__del__()
+        self._let_go()
 
 
 @attrs.frozen
@@ -231,7 +244,7 @@ def lacking(queue: object) -> list[str]:
 
 def serving(policy: EvictionPolicy) -> Queue:
     """A queue for a cache, which serves on whatever somebody else's idea of order does."""
-    if BUILT_IN.get(policy.name) is policy:
+    if any(policy is ours for ours in BUILT_IN.values()):
         return policy.queue()
     try:
         queue = policy.queue()

@@ -86,7 +86,12 @@ class Engine:
         job = Job(answer, self._numbers, list(request.tokens), encode(request.tokens), stops, asked)
         job.arrived = handed
         self._numbers += 1
-        self._scheduler.add(job)
+        try:
+            with held():
+                self._scheduler.add(job)
+        except KeyboardInterrupt:  # nobody is given the answer
+            self.abort(answer)
+            raise
         return answer
 
     def check(self, request: Request) -> int:
@@ -270,8 +275,9 @@ class Engine:
         asked = [p if isinstance(p, Request) else Request(p, max_tokens) for p in prompts]
         answers: list[Answer] = []
         try:
-            for request in asked:
-                answers.append(self.add(request))
+            with held():
+                for request in asked:
+                    answers.append(self.add(request))
             while not all(answer.done for answer in answers):
                 self.step()
         finally:
@@ -282,7 +288,9 @@ class Engine:
 
     def stream(self, prompt: Request | Iterable[int], max_tokens: int = 32) -> AnswerStream:
         """The tokens of one answer as they come, while others run on. Closing the iterator aborts it."""
-        return AnswerStream(self, self.add(prompt if isinstance(prompt, Request) else Request(prompt, max_tokens)))
+        request = prompt if isinstance(prompt, Request) else Request(prompt, max_tokens)
+        with held():  # where it is interrupted, the stream is dropped and aborts
+            return AnswerStream(self, self.add(request))
 
     @property
     def counts(self) -> Counts:
@@ -299,10 +307,10 @@ class Engine:
         if self._closed:
             return
         with held():
-            self._closed = True
             for answer in list(self._scheduler.jobs):
                 self._abort(answer)
             self._forward.close()
+            self._closed = True
             self._flying.clear()
             self.cache.poll()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], None]
@@ -23,6 +23,7 @@ def held() -> Iterator[None]:
     def interrupted(number: int, frame: FrameType | None) -> None:
         seen.append(number)
         if len(seen) > 1:
+            signal.signal(number, signal.default_int_handler)
             raise KeyboardInterrupt
 
     try:
@@ -50,16 +51,12 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Handler) -> Iterator[None]:
-    """In the main thread, where signals are handled, and in place of Python's own handler alone."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    try:
-        signal.signal(signal.SIGINT, handler)
-    except ValueError:  # another thread
-        yield
-        return
+    """In the place of Python's own handler alone; a handler that the block installs stays."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with suppress(ValueError):  # another thread: signals are the main thread's
+            signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) is handler:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
