@@ -10,6 +10,7 @@ from prefixloom import Buffer, Chunk, Component, Manifest, Path, Point, Reach, S
 from prefixloom.cache import Cache
 from prefixloom.manifest import TierManifest
 from prefixloom.pool import ABSENT
+from prefixloom.queues import ListQueue
 from prefixloom.reach import Interval
 from prefixloom.sequence import Sequence as Running
 from prefixloom.streams import Stream
@@ -37,6 +38,18 @@ class Holes(Reach):
 
     def needs(self, n: int) -> tuple[Interval, ...]:
         return tuple((lo, min(lo + 2, n)) for lo in range(0, n, 8))
+
+
+class Keeping(ListQueue):
+    """A queue that keeps all that it was ever given, whatever has become of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: list[Any] = []
+
+    def add(self, cell: Any) -> None:
+        self.known.append(cell)
+        super().add(cell)
 
 
 def free_at_once(self: Any, data: bytes) -> None:

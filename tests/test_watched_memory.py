@@ -9,22 +9,10 @@ from typing import Any
 
 import pytest
 
-from helpers import cache_of, part, serve, settle
+from helpers import Keeping, cache_of, part, serve, settle
 from prefixloom import Cache, Path, Point, Window
 from prefixloom.policy import EvictionPolicy, Guest
 from prefixloom.queues import ListQueue
-
-
-class Keeping(ListQueue):
-    """It keeps all that it was ever given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known: set[Any] = set()
-
-    def add(self, cell: Any) -> None:
-        self.known.add(cell)
-        super().add(cell)
 
 
 class Failing(ListQueue):

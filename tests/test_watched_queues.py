@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from helpers import cache_of, held, locks, owners, part, path_cache, run, serve, settle, unprotected
+from helpers import Keeping, cache_of, held, locks, owners, part, path_cache, run, serve, settle, unprotected
 from prefixloom import Cache, CapacityError, CompositionError, Path, Point, Reach, Sinks, Window
 from prefixloom.policy import BUILT_IN, EvictionPolicy, WatchedQueue, serving
 from prefixloom.queues import BucketQueue, ListQueue, Queue
@@ -112,34 +112,22 @@ def test_each_verb_is_told_to_a_queue_in_such_traffic(verb: str) -> None:
     assert failing.raised
 
 
-class Remembering(ListQueue):
-    """All that it was ever given, whatever has become of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known: list[Any] = []
-
-    def add(self, cell: Any) -> None:
-        self.known.append(cell)
-        super().add(cell)
-
-
-def lost(queue: Remembering) -> Any:
+def lost(queue: Keeping) -> Any:
     ListQueue.pop(queue)
     return None
 
 
-def two(queue: Remembering) -> Any:
+def two(queue: Keeping) -> Any:
     cell = ListQueue.pop(queue)
     ListQueue.pop(queue)
     return cell
 
 
-def any_at_all(queue: Remembering) -> Any:
+def any_at_all(queue: Keeping) -> Any:
     return queue.known[-1] if queue.known else None
 
 
-def of_the_core(queue: Remembering) -> Any:
+def of_the_core(queue: Keeping) -> Any:
     return any_at_all(queue).cell
 
 
@@ -173,7 +161,7 @@ WRONG = {
 def test_a_queue_that_hands_out_what_it_likes_takes_nothing_from_who_reads_it(
     kinds: str, pop: Any, debug: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kind: Any = type("Wrong", (Remembering,), {"pop": pop})
+    kind: Any = type("Wrong", (Keeping,), {"pop": pop})
     parts = [part(name, reach) for name, reach in COMPOSITIONS[kinds].items()]
     cache = cache_of(*parts, policy=EvictionPolicy("wrong", make=kind), tokens=96, slots=12, debug=debug)
     play(cache, random.Random(kinds), 120)
@@ -203,7 +191,7 @@ class Bare(ListQueue):
         self.remove(cell)
 
 
-class Wiping(Remembering):
+class Wiping(Keeping):
     """It breaks with all that it was given, when it is gone and before."""
 
     def touch(self, cell: Any) -> None:
@@ -348,7 +336,7 @@ def test_a_queue_of_our_kind_that_is_given_to_everybody_is_given_to_nobody() -> 
 def test_a_queue_that_all_components_share_hands_nobody_what_is_anothers(
     kinds: str, debug: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = Remembering()
+    one = Keeping()
     parts = [part(name, reach) for name, reach in COMPOSITIONS[kinds].items()]
     cache = cache_of(*parts, policy=EvictionPolicy("one", make=lambda: one), tokens=96, slots=12, debug=debug)
     for seed in range(4):
