@@ -322,6 +322,14 @@ def test_a_slot_with_two_owners_is_told_of_both(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.undo()
 
 
+def test_a_wrong_count_of_nodes_is_told() -> None:
+    cache = path_cache()
+    serve(cache, TOKENS)
+    cache._tree.nodes += 1
+    with pytest.raises(InvariantError, match="2 nodes are counted, and there are 1"):
+        cache.evict(0)
+
+
 def test_a_reach_that_raises_when_a_step_commits_leaves_no_sequence_behind_its_state() -> None:
     """The layers have written the states of all of them: who were left behind would compute the same tokens twice."""
 

@@ -11,7 +11,7 @@ from helpers import cache_of, edges, every_reach, finish, held, locks, part, pat
 from prefixloom import CapacityError, InvariantError, Path, Point, Window
 from prefixloom.debug import Debug
 from prefixloom.policy import BUILT_IN
-from prefixloom.tree import Tree
+from prefixloom.tree import Node, Tree
 
 
 def key(*pages: int) -> bytes:
@@ -318,3 +318,20 @@ def test_giving_up_a_tree_makes_no_cyclic_garbage(end: str) -> None:
     gc.collect()
     cache.flush() if end == "flush" else cache.drop_namespace("one")
     assert gc.collect() == 0
+
+
+def test_an_interrupt_in_the_midst_of_pruning_leaves_the_count_right() -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.root("")
+    first, second = tree.attach(root, key(1), 2), tree.attach(root, key(2), 2)
+
+    def interrupted() -> Iterator[Node]:
+        yield first
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tree.prune_all(interrupted())
+    assert root.children == [second]
+    assert tree.nodes == 1
+    assert tree.prune_all([first, second]) == 1
+    assert tree.nodes == 0

@@ -175,6 +175,9 @@ class Debug:
             for cell in node.cells:
                 if cell is not None and cell.node is not node:
                     raise InvariantError(f"a cell of {node!r} belongs to another node")
+        linked = sum(node.parent is not None for node in nodes)
+        if linked != tree.nodes:
+            raise InvariantError(f"{tree.nodes} nodes are counted, and there are {linked}")
         return nodes
 
     def _check_owners(self, lane: Lane, nodes: list[Node]) -> None:

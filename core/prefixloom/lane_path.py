@@ -8,6 +8,7 @@ children, and positive exactly while something covers it.
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 from .holding import Holding
 from .lane import Cell, Lane, PageLane
@@ -324,16 +325,20 @@ class PathLane(PageLane):
         wanted = count * ID_BYTES
         got = 0
         out: list[bytes] = []
-        end = queue._end
+        end: Any = queue._end
         after = end.next
         try:
-            while got < wanted and after is not end:
+            while got < wanted:
                 cell: PathCell = after
-                after = cell.next
-                after.prev = end  # two that go must not know each other
-                if cell.below:  # an inner anchor returns when its last child has gone
+                if cell.below:
+                    if cell is end:
+                        break
+                    after = cell.next  # an inner anchor returns when its last child has gone
+                    after.prev = end
                     cell.next = None
                     continue
+                after = cell.next
+                after.prev = end  # two that go must not know each other
                 while True:
                     data = cell.data
                     out.append(data)

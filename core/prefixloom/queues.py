@@ -22,6 +22,13 @@ class Link:
     next: Any
 
 
+class End(Link):
+    """Before the first of a list and behind the last. It looks like a cell that others hang from: it may never go."""
+
+    __slots__ = ()
+    below = 1
+
+
 class Queue:
     """Order of eviction among the cells of one component."""
 
@@ -67,7 +74,7 @@ class ListQueue(Queue):
     __slots__ = ("_end",)
 
     def __init__(self) -> None:
-        end = self._end = Link()
+        end = self._end = End()
         end.prev = end.next = end
 
     @property

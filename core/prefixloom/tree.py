@@ -7,6 +7,7 @@ the bytes of its first page, which are kept once: such a node has them and the r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, ClassVar
 
@@ -273,37 +274,36 @@ class Tree:
 
     @straight
     def prune(self, node: Node) -> bool:
-        """Unlink ``node`` if it is bare (no kids, no cell, no lease), and then its ancestors as far as they are.
-
-        True if a boundary was lost by it: plans may have led there.
-        """
-        lost = False
-        while node.kids is None and not node.leases:
-            first = node.first
-            if first is None:
-                if node.parent is None:
-                    self._drop(node)
-                break
-            if node.cells.count(None) != self.width:
-                break
-            parent = node.parent
-            node.first = None
-            self.nodes -= 1
-            lost = True
-            if first:
-                kids: Any = parent.kids
-                del kids[first]
-                if kids:
-                    break
-            parent.kids = None
-            node = parent
-        return lost
+        """``prune_all`` of one. True if a boundary was lost by it: plans may have led there."""
+        return self.prune_all((node,)) > 0
 
     @straight
-    def prune_all(self, nodes: list[Node]) -> None:
-        """``prune`` for each of ``nodes``."""
-        for node in nodes:
-            self.prune(node)
+    def prune_all(self, nodes: Iterable[Node]) -> int:
+        """Unlink each that is bare (no kids, cell or lease), and its ancestors as far as they are; how many it was."""
+        lost = 0
+        try:
+            for node in nodes:
+                while node.kids is None and not node.leases:
+                    first = node.first
+                    if first is None:
+                        if node.parent is None:
+                            self._drop(node)
+                        break
+                    if node.cells.count(None) != self.width:
+                        break
+                    parent = node.parent
+                    node.first = None
+                    lost += 1
+                    if first:
+                        kids: Any = parent.kids
+                        del kids[first]
+                        if kids:
+                            break
+                    parent.kids = None
+                    node = parent
+        finally:  # an interrupt
+            self.nodes -= lost
+        return lost
 
     def _drop(self, root: Node) -> None:
         assert isinstance(root, Root)
