@@ -192,8 +192,8 @@ def test_tables_show_what_is_missed_and_what_is_not_the_same(part: Callable[[str
     told = {"results": [{"comps": "FSM", "page": 16, "rows": rows}], "skipped": {"FSM/16, b": "not there"}}
     told["machine"] = looks
     lines = tables.markdown(told).splitlines()
-    assert "| chat turn, encoded keys, us | 10.0 | 25.0 |  | 2.50 | **3** | 22 |" in lines
-    assert "| lock and unlock there, us | 10.0 | 1.00\\* | 20.0 | 2.00 | 1 | 8 |" in lines
+    assert "| chat turn, encoded keys, us | 10.0 | 25.0 |  | 2.50 | **3** |" in lines
+    assert "| lock and unlock there, us | 10.0 | 1.00\\* | 20.0 | 2.00 | 1 |" in lines
     assert "| chat turn, encoded keys, us | **2.50** |" in lines
     assert "| chat turn, encoded keys, us | 1.10 |" in lines
     text = tables.terminal(told)
@@ -202,6 +202,29 @@ def test_tables_show_what_is_missed_and_what_is_not_the_same(part: Callable[[str
     assert "skipped: FSM/16, b: not there" in text
     assert text.splitlines()[-1] == "The machine between the rounds: a hop in memory 30 ns (20-90)."
     assert lines[-1] == "The machine between the rounds: a hop in memory 30 ns (20-90)."
+
+
+def test_budgets_are_held_against_what_the_peers_take_on_this_machine(part: Callable[[str], Any]) -> None:
+    judged, tables = part("compare").judged, part("tables")
+
+    def lines(comps: str, page: int = 16, **figures: dict[str, list[float]]) -> list[str]:
+        rows = [judged(name.replace("_", " ") + ", us", sides) for name, sides in figures.items()]
+        told = {"results": [{"comps": comps, "page": page, "rows": rows}], "skipped": {}, "machine": {}}
+        _, _, after = tables.markdown(told).partition("### Budgets")
+        return [line for line in after.splitlines() if line.startswith("| ")][1:]
+
+    ten = {"prefixloom": [9.0], "SGLang Rust": [239 * 1.2], "SGLang Python": [6278 * 3.0], "vLLM": [12 * 1.25]}
+    row = "| evict 10 leaves, us | FSM | 8 | 9 | 1.20 / 3.00 / 1.25 | 7.2 |"
+    assert lines("FSM", evict_10_leaves=ten) == [row], "the median of the peers"
+    assert lines("FSM", evict_10_leaves=ten | {"vLLM": [12.0]}) == [row.replace("1.25 | 7.2", "1.00 | 7.5")]
+    assert lines("F", evict_10_leaves=ten) == ["| evict 10 leaves, us | F | 6 | 9 | 1.49 / 2.09 / 1.15 | **6.06** |"]
+    assert lines("FS", evict_10_leaves=ten) == lines("FSM", 64, evict_10_leaves=ten) == []
+    ours = {"prefixloom": [9.0]}
+    assert lines("FSM", evict_10_leaves=ours) == [], "who knows how fast this machine is"
+    peers = {"SGLang Rust": [33.0], "vLLM": [4305 * 1.2]}
+    deep = {"match_of_64_turns_x_512": ours | peers}
+    (row,) = lines("F", **deep, **{"match_of_64_turns_x_512,_with_page_numbers": {"prefixloom": [22.0]}})
+    assert row == "| match of 64 turns x 512, with page numbers, us | F | 20 | 22 | 1.10 / 1.20 | 19.1 |"
 
 
 def test_tables_of_our_own_sides_alone_say_nothing_of_peers(part: Callable[[str], Any]) -> None:

@@ -8,20 +8,7 @@ from typing import Any
 
 from machine import in_words
 
-from peers import OURS
-
-BUDGETS = {
-    "chat turn, encoded keys": (15, 22),
-    "hot match of 1k tokens, us": (1.5, 2),
-    "hot match of 128k tokens, with": (30, 35),
-    "match of 64 turns x 512, with": (20, 21),
-    "lock and unlock": (7, 8),
-    "chunk of 2k": (6, 8),
-    "evict 10 leaves": (6, 8),
-    "evict one leaf of 50k": (2.3, 2.3),
-    "bytes per leaf": (800, 1000),
-}
-"""Of full attention, and with windows and states: what a row may cost on the machine that they were set on."""
+from peers import OURS, budgets
 
 OURSELVES = next(iter(OURS))
 
@@ -110,6 +97,8 @@ def markdown(told: dict[str, Any]) -> str:
     for result in whole[:1] + whole[1:][-1:]:
         lines += [f"### {result['comps']}, pages of {chosen}", "", *_full(result), ""]
     lines += ["### Times ahead", "", *_ratios(results), "", "### Beside ours", "", *_beside(results)]
+    if within := list(budgets.table(results)):
+        lines += ["", "### Budgets", "", *_head(budgets.HEAD), *map(_line, within)]
     lines += ["", in_words(told["machine"])]
     return "\n".join(lines)
 
@@ -137,18 +126,14 @@ def _head(cells: list[str]) -> Iterator[str]:
 
 def _full(result: dict[str, Any]) -> Iterator[str]:
     sides = [side for side in names(result) if side == OURSELVES or side not in OURS]
-    yield from _head(["work", *sides, "ahead", "bar", "budget"])
+    yield from _head(["work", *sides, "ahead", "bar"])
     for row in result["rows"]:
         cells = []
         for side in sides:
             each = row["sides"].get(side)
             star = "\\*" if side in row["not the same work"] else ""
             cells.append(f"{short(each['median'])}{star}" if each else "")
-        limit = next((each for start, each in BUDGETS.items() if row["row"].startswith(start)), None)
-        budget = "" if limit is None or result["comps"] not in ("F", "FSM") else f"{limit[result['comps'] != 'F']:g}"
-        yield _line(
-            [row["row"], *cells, ahead(row), f"**{bar(row)}**" if OURSELVES in missed(row) else bar(row), budget]
-        )
+        yield _line([row["row"], *cells, ahead(row), f"**{bar(row)}**" if OURSELVES in missed(row) else bar(row)])
 
 
 def _ratios(results: list[dict[str, Any]]) -> Iterator[str]:
