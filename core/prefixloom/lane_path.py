@@ -330,7 +330,7 @@ class PathLane(PageLane):
         try:
             while got < wanted:
                 cell: PathCell = after
-                if cell.below:
+                if cell.below:  # as the end has
                     if cell is end:
                         break
                     after = cell.next  # an inner anchor returns when its last child has gone

@@ -23,7 +23,9 @@ class Link:
 
 
 class End(Link):
-    """Before the first of a list and behind the last. It looks like a cell that others hang from: it may never go."""
+    """Before the first of a list and behind the last. It looks like a cell that others hang from, which may not go:
+    who takes cells that nothing hangs from stops there without asking for it.
+    """
 
     __slots__ = ()
     below = 1

@@ -275,11 +275,11 @@ class Tree:
     @straight
     def prune(self, node: Node) -> bool:
         """``prune_all`` of one. True if a boundary was lost by it: plans may have led there."""
-        return self.prune_all((node,)) > 0
+        return node.kids is None and not node.leases and self.prune_all((node,)) > 0
 
     @straight
     def prune_all(self, nodes: Iterable[Node]) -> int:
-        """Unlink each that is bare (no kids, cell or lease), and its ancestors as far as they are; how many it was."""
+        """Unlink each that is bare (no kids, cell or lease), and its ancestors as far as they are; how many went."""
         lost = 0
         try:
             for node in nodes:
@@ -301,7 +301,7 @@ class Tree:
                             break
                     parent.kids = None
                     node = parent
-        finally:  # an interrupt
+        finally:  # an interrupt: what went is counted
             self.nodes -= lost
         return lost
 
