@@ -2,6 +2,7 @@
 
 Budgets are microseconds of one machine at a quiet hour. The peers were measured there as well, so by how much slower
 they are here is how much slower we may be: the median of them, since one peer's caches suffer where another's do not.
+Of each side the fastest round counts, as what else runs on a machine only adds.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def slower(rows: dict[str, Any], budget: Budget, row: str, which: int) -> dict[s
     """By how many times each peer is slower here than where the budget was set."""
     beside = next((each for name, each in rows.items() if name.startswith(budget.beside or row)), None)
     sides = {} if beside is None else beside["sides"]
-    return {name: sides[name]["median"] / took[which] for name, took in budget.there.items() if name in sides}
+    return {name: sides[name]["least"] / took[which] for name, took in budget.there.items() if name in sides}
 
 
 def table(results: list[dict[str, Any]]) -> Iterator[list[str]]:
@@ -70,7 +71,7 @@ def table(results: list[dict[str, Any]]) -> Iterator[list[str]]:
             times = slower(rows, budget, start, which)
             if not name or OURSELVES not in rows[name]["sides"] or (not times and budget.there):
                 continue
-            here, most = rows[name]["sides"][OURSELVES]["median"], budget.most[which]
+            here, most = rows[name]["sides"][OURSELVES]["least"], budget.most[which]
             there = here / statistics.median(times.values()) if times else here
             told = f"{there:.3g}" if there <= most else f"**{there:.3g}**"
             by = " / ".join(f"{time:.2f}" for time in times.values())
