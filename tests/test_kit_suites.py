@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from helpers import Keeping
 from prefixloom import AdmissionPolicy, CompositionError, EvictionPolicy, TierManifest
 from prefixloom.admission import ADMISSIONS
 from prefixloom.cli import main
@@ -70,16 +71,6 @@ class ForgetsUpperHalves(ListQueue):
         pass
 
 
-class NeverForgets(ListQueue):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def add(self, cell: Any) -> None:
-        self.seen.append(cell)
-        super().add(cell)
-
-
 class LooksAtAll(ListQueue):
     def touch(self, cell: Any) -> None:
         for _ in self:
@@ -102,7 +93,7 @@ POLICIES: list[tuple[Callable[[], EvictionPolicy], str]] = [
     (queue(FirstIsLast), "law_what_is_put_first_goes_first"),
     (queue(ByChance), "law_the_same_calls_give_the_same_order"),
     (queue(ForgetsUpperHalves), "law_a_split_loses_neither_half"),
-    (queue(NeverForgets), "law_nothing_is_kept_of_what_is_gone"),
+    (queue(Keeping), "law_nothing_is_kept_of_what_is_gone"),
     (key(lambda use: 1 // (use.uses - 1)), "law_the_smallest_key_goes_first"),
     (key(lambda use: use.tokens if use.uses % 2 else str(use.tokens)), "law_the_smallest_key_goes_first"),
     (key(lambda use: random.random()), "law_the_smallest_key_goes_first"),

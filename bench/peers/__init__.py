@@ -10,7 +10,7 @@ from importlib import import_module
 
 from peers.driver import Driver, Missing
 
-__all__ = ["NOT_THE_SAME", "OURS", "PEERS", "SIDES", "Driver", "Missing", "load"]
+__all__ = ["NOT_THE_SAME", "OURS", "OURSELVES", "PEERS", "SIDES", "Driver", "Missing", "load"]
 
 OURS = {
     "prefixloom": "peers.drive_prefixloom:Prefixloom",
@@ -20,6 +20,7 @@ OURS = {
 }
 """The installed plugins; each forward pass in a step; with a host tier that is composed and never used; a stranger's
 components in their place."""
+OURSELVES = next(iter(OURS))
 
 PEERS = {
     "SGLang Rust": "peers.drive_sglang:RustCore",

@@ -11,12 +11,10 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from peers import OURS
+from peers import OURSELVES
 
 OF = ("F", "FSM")
 PAGE = 16
-OURSELVES = next(iter(OURS))
-
 
 Pair = tuple[float, float]
 """With full attention alone, and with windows and states."""

@@ -8,9 +8,7 @@ from typing import Any
 
 from machine import in_words
 
-from peers import OURS, budgets
-
-OURSELVES = next(iter(OURS))
+from peers import OURS, OURSELVES, budgets
 
 
 def short(value: float) -> str:
