@@ -97,15 +97,14 @@ def test_a_queue_that_raises_while_cells_leave_loses_nothing(
     assert [figures.cached for figures in cache.stats().components.values()] == [0] * len(reaches), "all may still go"
 
 
-@pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("what", ["add", "remove", "touch"])
 @pytest.mark.parametrize("other", [Path(), Point()], ids=str)
-def test_a_queue_that_raises_while_cells_come_loses_nothing(other: Reach, what: str, calls: int, fuse: bool) -> None:
+def test_a_queue_that_raises_while_cells_come_loses_nothing(other: Reach, what: str, calls: int) -> None:
     """A window that the tree has lost above one that it has, and a new one below."""
     policy, left = raising(what, calls)
     parts = part("window", Window(5)), part("other", other)
-    cache = cache_of(*parts, policy=policy, slots=16, debug=False, fuse=fuse)
+    cache = cache_of(*parts, policy=policy, slots=16, debug=False)
     sequence = cache.open(range(24))
     run(sequence, 24)
     for length in (8, 16, 17):

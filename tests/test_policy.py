@@ -161,13 +161,12 @@ class Hooked(Component):
         """It wants all of it kept."""
 
 
-@pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("reach", [Window(100), Point()], ids=str)
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_who_goes_does_not_depend_on_whether_a_hook_is_asked(name: str, reach: Reach, fuse: bool) -> None:
+def test_who_goes_does_not_depend_on_whether_a_hook_is_asked(name: str, reach: Reach) -> None:
     left = []
     for kind in (Component, Hooked):
-        cache = cache_of(part("full", Path()), part("other", reach, kind), debug=False, policy=name, fuse=fuse)
+        cache = cache_of(part("full", Path()), part("other", reach, kind), debug=False, policy=name)
         for first in (0, 100, 200):
             sequence = cache.open(range(first, first + 12))
             run(sequence, 8)
@@ -181,11 +180,10 @@ def test_who_goes_does_not_depend_on_whether_a_hook_is_asked(name: str, reach: R
     assert left[0] == left[1]
 
 
-@pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("how", ["close", "publish"])
-def test_of_a_publication_what_lies_above_goes_first(how: str, fuse: bool) -> None:
+def test_of_a_publication_what_lies_above_goes_first(how: str) -> None:
     """Also where the tree had lost it and has what lies below."""
-    cache = cache_of(part("full", Path()), part("window", Window(5)), debug=False, fuse=fuse)
+    cache = cache_of(part("full", Path()), part("window", Window(5)), debug=False)
     sequence = cache.open(range(24))
     run(sequence, 24)
     for length in (8, 16, 17):

@@ -69,10 +69,9 @@ def test_a_shortage_takes_from_no_more_sequences_than_it_needs() -> None:
     settle(cache)
 
 
-@pytest.mark.parametrize("fuse", [True, False])
-def test_what_a_publication_of_less_than_is_committed_covers_may_be_evicted(fuse: bool) -> None:
+def test_what_a_publication_of_less_than_is_committed_covers_may_be_evicted() -> None:
     """The tree has the window there already, and the sequence has let go of its own: it reads nothing of that."""
-    cache = cache_of(part("full", Path()), part("window", Window(8)), capacity={"window": 24}, debug=False, fuse=fuse)
+    cache = cache_of(part("full", Path()), part("window", Window(8)), capacity={"window": 24}, debug=False)
     sequence = cache.open(range(100))
     with cache.open(range(16)) as first:
         run(first, 16)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .errors import ProtocolError
 from .ops import CLEAR, batches, filled, run_fill, run_fills
 from .refusals import check_states
-from .straight import straight
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from .streams import Stream
 
 
-@straight
 def fill_alone(cache: Cache, sequence: Sequence, given: Any) -> None:
     """The fills that are due, on a stream as ``run_ops`` takes it. If one raises, all stay due."""
     stream = cache._inline

@@ -18,7 +18,6 @@ from .errors import InputError, ProtocolError
 from .evict import evict, evict_told
 from .flight import Flight
 from .flushing import forget_everything
-from .fused import fuse
 from .graves import bury
 from .insert import split
 from .keys import TOKEN_BYTES, Tokens, encode, namespace_of
@@ -34,7 +33,6 @@ from .sequence import Sequence
 from .sessions import open_session
 from .stats import CacheStats, cache_stats
 from .step import Step
-from .straight import straight
 from .streams import Stream, stream_for
 from .tables import Tables
 from .tier import LowerTier
@@ -47,13 +45,9 @@ if TYPE_CHECKING:
 class Cache(Assembly):
     """One composed cache. Made by ``prefixloom.compose``; see docs/design.md for a request's way through it."""
 
-    _sequence_class: type[Sequence] = Sequence
-    _step_class: type[Step] = Step
-
     def __init__(self, composition: Composition) -> None:
         super().__init__(composition)
         self._debug = Debug(self) if composition.debug else None
-        self._fused = composition.fuse and not composition.debug
         self._guarded = self._debug is not None
         self._opened = self._asked = self._hit = 0
         self._skipped_checkpoints = self._plugin_errors = self._recovered = 0
@@ -73,13 +67,10 @@ class Cache(Assembly):
                 pool.dropped = self._dropped
                 pool.fence = self._flight
         self._fresh_tree()
-        if self._fused:
-            fuse(self)
 
     def _fresh_tree(self) -> None:
         kind = Node if self._tier is None else Counted
-        self._spread = self._fused and not self._attended  # else much that runs as it is written looks at them
-        self._tree = Tree(self._page, self._keys.element_bytes, self._width, kind, spread=self._spread)
+        self._tree = Tree(self._page, self._keys.element_bytes, self._width, kind)
         self._empty_root = self._new_root("")
         self._graves: list[Node] = []
 
@@ -107,7 +98,6 @@ class Cache(Assembly):
             self._debug.check(what)
 
     # ------------------------------------------------------------ matching
-    @straight
     def match(
         self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Iterable[tuple[int, int, Hashable]] = ()
     ) -> MatchPlan:
@@ -120,7 +110,6 @@ class Cache(Assembly):
             self._enter()
         return self._plan(tokens, namespace, leave, extra)
 
-    @straight
     def _plan(self, tokens: Any, namespace: str, leave: int, extra: Iterable[tuple[int, int, Hashable]]) -> MatchPlan:
         tokens, key, single, namespace, most = self._asked_for(tokens, namespace, leave, extra)
         plan = MatchPlan()
@@ -136,7 +125,6 @@ class Cache(Assembly):
         tell(self, plan, node, ready, reached, walked_to, walked, limited_by, branch)
         return plan
 
-    @straight
     def _asked_for(
         self, tokens: Any, namespace: str, leave: int, extra: Iterable[tuple[int, int, Hashable]]
     ) -> tuple[Tokens, bytes, bytes | None, str, int]:
@@ -165,7 +153,6 @@ class Cache(Assembly):
         """How many of ``tokens`` would hit. Pure."""
         return self.match(tokens, namespace=namespace, leave=leave, extra=extra).ready
 
-    @straight
     def lease(self, plan: MatchPlan) -> Lease:
         """Protect what resuming at ``plan.ready`` needs. A stale plan is planned again, so the lease may be shorter."""
         if self._guarded:
@@ -175,7 +162,6 @@ class Cache(Assembly):
         self._leave("lease")
         return lease
 
-    @straight
     def _release(self, lease: Lease) -> None:
         release(self, lease)
 
@@ -188,7 +174,6 @@ class Cache(Assembly):
             return again(plan, plan._key, plan._most)
         return plan
 
-    @straight
     def _anchor(self, node: Node, boundary: int, namespace: str) -> Node:
         """The node that ends at ``boundary``, which lies in ``node`` or above: the one change that a match makes to
         the tree is this split.
@@ -199,7 +184,6 @@ class Cache(Assembly):
             node = node.parent
         return node if node.end == boundary else split(self, node, boundary)
 
-    @straight
     def _root(self, namespace: str) -> Node:
         root = self._tree.roots.get(namespace)
         if root is None:
@@ -207,7 +191,6 @@ class Cache(Assembly):
         return root
 
     # ------------------------------------------------------------ sequences
-    @straight
     def open(
         self,
         tokens: Any,
@@ -241,7 +224,6 @@ class Cache(Assembly):
             raise InputError("a plan has its namespace, leave and extra already: give them to match")
         return self._open_planned(self._current(plan), label, priority)
 
-    @straight
     def _open_planned(self, plan: MatchPlan, label: str, priority: int) -> Sequence:
         return open_at(
             self, plan._node, plan.ready, plan._reached, plan.branch, plan._tokens, plan._key, plan._single,
@@ -265,7 +247,6 @@ class Cache(Assembly):
             f"{lane.pool.capacity * lane.part.page_tokens}"
         )
 
-    @straight
     def step(self, sequences: Many[Sequence], role: Literal["target", "draft"] = "target") -> Step:
         """The program of one forward pass over ``sequences``."""
         if role != "target" and role != "draft":
@@ -277,12 +258,11 @@ class Cache(Assembly):
         if len(sequences) > 1 and len(set(map(id, sequences))) < len(sequences):
             raise InputError("a step takes each sequence once")
         for sequence in sequences:
-            if sequence.__class__ is not self._sequence_class or sequence._lease._cache is not self or sequence._lost:
+            if sequence.__class__ is not Sequence or sequence._lease._cache is not self or sequence._lost:
                 _check_member(self, sequence, role)
-        return self._step_class(self, sequences, role)
+        return Step(self, sequences, role)
 
     # ------------------------------------------------------------ room
-    @straight
     def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:
         """Free at least so many tokens of every page component (an int), or pages and slots by name.
 
@@ -306,14 +286,6 @@ class Cache(Assembly):
         if self._debug is not None:
             self._leave("evict")
         return out
-
-    @straight
-    def _evict(self, lane: Lane, count: int) -> int:
-        """``evict`` of one of the cache's lanes: where functions are fused, there is one for each of them."""
-        for own in self._lanes:
-            if own is lane:
-                return evict(self, own, count)
-        return 0
 
     def reclaim(self) -> dict[str, int]:
         """Have running sequences give back at once what they keep only because there is room; pages by component."""

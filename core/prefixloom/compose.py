@@ -92,7 +92,6 @@ class Composition:
     policy: EvictionPolicy
     debug: bool
     tracing: bool
-    fuse: bool
     manager: pluggy.PluginManager = attrs.field(eq=False, repr=False)
     sizing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -115,7 +114,6 @@ def compose(
     max_rewind: int | None = None,
     debug: bool | None = None,
     tracing: bool = False,
-    fuse: bool = True,
     plugins: Iterable[object] = (),
     registry: Registry | None = None,
 ) -> Cache:
@@ -140,15 +138,13 @@ def compose(
     ``max_rewind``  committed, unpublished tokens that a sequence may take back (default: the profile's, or 0)
     ``debug``       check everything after every operation (default: PREFIXLOOM_DEBUG=1 in the environment)
     ``tracing``     call hooks through the composition's plugin manager, so that monitoring sees them
-    ``fuse``        make functions of its own for this composition from the sources; False: run these as they are
-                    written, to step through them, say (debug mode does, too)
 
     Raises CompositionError, with nothing allocated, where the set is impossible.
     """
     composition = negotiate(
         model, page_size=page_size, capacity=capacity, memory=memory, traffic=traffic, max_running=max_running,
         device=device, layout=layout, policy=policy, admission=admission, max_rewind=max_rewind, debug=debug,
-        tracing=tracing, fuse=fuse, plugins=plugins, registry=registry,
+        tracing=tracing, plugins=plugins, registry=registry,
     )  # fmt: skip
     from .cache import Cache
 
@@ -170,7 +166,6 @@ def negotiate(
     max_rewind: int | None = None,
     debug: bool | None = None,
     tracing: bool = False,
-    fuse: bool = True,
     plugins: Iterable[object] = (),
     registry: Registry | None = None,
 ) -> Composition:
@@ -210,7 +205,6 @@ def negotiate(
         policy=eviction,
         debug=os.environ.get("PREFIXLOOM_DEBUG") == "1" if debug is None else bool(debug),
         tracing=tracing,
-        fuse=fuse,
         manager=manager,
         sizing=sizing + (() if tier is None else tier.sizing),
         warnings=warnings,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import CapacityError, InputError, Shortage
 from .retention import reclaim
-from .straight import straight
 from .values import Claim, NodeView
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def make_room(cache: Cache, wanted: Wanted, verb: str, count: int = 0, who: obje
                 raise _refusal(cache, wanted, verb, count, who)
     for lane, pages in short:
         missing = pages - lane.pool.free  # some may have gone with another's
-        if missing > 0 and cache._evict(lane, missing) < missing:  # the books were wrong, or a hook raised half-way
+        if missing > 0 and evict(cache, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
             raise _refusal(cache, wanted, verb, count, who)
 
 
@@ -69,7 +68,6 @@ def shortage(cache: Cache, lane: Lane, count: int) -> Shortage:
     )
 
 
-@straight
 def evict(cache: Cache, lane: Lane, count: int) -> int:
     """Free at least ``count`` pages of one component, if so much may go; the number that was freed."""
     freed: list[Node] = []
@@ -115,7 +113,7 @@ def evict_told(cache: Cache, need: object) -> dict[str, int]:
     for lane in lanes:
         missing = need[lane.name] - lane.evicted + before[lane]  # some went with another's
         if missing > 0:
-            cache._evict(lane, missing)
+            evict(cache, lane, missing)
     return {lane.name: lane.evicted - before[lane] for lane in lanes}
 
 

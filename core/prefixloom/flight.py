@@ -20,7 +20,6 @@ from .errors import ProtocolError
 from .fence import Fence
 from .lease import ended, release
 from .pool import Pool
-from .straight import straight
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -91,7 +90,6 @@ class Flight(Fence):
         """Of sequences whose layers are being enqueued outside of steps: where, and since when."""
 
     # ------------------------------------------------------------ steps
-    @straight
     def begin(self) -> Work:
         """A step's layers are about to be enqueued."""
         work = Work()
@@ -115,7 +113,6 @@ class Flight(Fence):
             elif work.stream is not stream:
                 stream.wait(work.event)
 
-    @straight
     def end(self, work: Work, stream: Stream, sequences: Iterable[Sequence], who: object) -> None:
         """All of ``work`` has been enqueued, by ``who`` for ``sequences``."""
         if stream.inline:

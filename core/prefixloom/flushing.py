@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .fused import fuse
 from .policy import serving
 from .tables import Tables
 from .tree import unlink
@@ -23,7 +22,6 @@ def forget_everything(cache: Cache) -> None:
         cache._flight.end_alone(hold)
         hold._cache = None
     cache._live.clear()
-    kinds = [type(lane.queue) for lane in cache._all_lanes]
     for lane, queue in zip(cache._all_lanes, queues, strict=True):
         for pool in lane.pools:
             pool.reset()
@@ -37,7 +35,5 @@ def forget_everything(cache: Cache) -> None:
     cache._tables = Tables(cache, cache._tables if cache._flight.works else None)
     cache._keys.forget()
     cache._fresh_tree()
-    if cache._fused and kinds != [type(lane.queue) for lane in cache._all_lanes]:
-        fuse(cache)  # a policy may make another kind of queue each time
     if cache._debug is not None:
         cache._debug.flushed()

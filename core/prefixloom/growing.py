@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .evict import evict, make_room
-from .straight import straight
 
 if TYPE_CHECKING:
     from .cache import Cache
     from .sequence import Sequence
 
 
-@straight
 def find_room(cache: Cache, sequence: Sequence, length: int, count: int) -> None:
     """Room for what the components lack of ``length`` tokens. Those before the first that is short have got theirs by
     now: if there is no room, that is given back.

@@ -8,7 +8,6 @@ from __future__ import annotations
 from array import array
 
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES
-from .straight import straight
 
 
 class Holding:
@@ -22,7 +21,6 @@ class Holding:
 
     __slots__ = ("base", "changed", "owned", "table")
 
-    @straight
     def __init__(self, data: bytes, base: int, end: int) -> None:
         """It reads ``data``, the slots of the pages [``base``, ``end``), and owns nothing yet."""
         self.changed = 0
@@ -30,7 +28,6 @@ class Holding:
         self.table: array[int] = array("i", data)
         self.owned = end
 
-    @straight
     def change(self, page: int) -> None:
         """What is told of pages from ``page`` on changes."""
         if page < self.changed:
@@ -54,7 +51,6 @@ class RetainedHolding(Holding):
 
     __slots__ = ("floor", "whole")
 
-    @straight
     def __init__(self, data: bytes, base: int, end: int) -> None:
         super().__init__(data, base, end)
         self.floor = 0

@@ -17,7 +17,6 @@ from .flight import abandon, own_slots
 from .lane_coded import encode_states
 from .lane_point import PointLane
 from .lease import advance, ask_receipts, conclude, conclude_some, step_down
-from .straight import straight
 from .values import Claim, NodeView, SplitRule, WalkView
 
 if TYPE_CHECKING:
@@ -87,7 +86,6 @@ def stops(sequence: Sequence, upto: int) -> Iterable[int]:
     return sorted(found)
 
 
-@straight
 def publish_end(cache: Cache, sequence: Sequence) -> None:
     """A sequence ends: publish what is complete, and a state that was not admitted while it ran on, if it is now."""
     upto = sequence.named - cache._lookahead
@@ -127,7 +125,6 @@ def _admit_at_end(cache: Cache, sequence: Sequence) -> None:
     _published(cache, sequence, [node], own, pairs)
 
 
-@straight
 def publish_on(cache: Cache, sequence: Sequence, upto: int) -> None:
     """``publish`` while the sequence runs on, where this is no more than each component's handing over what it has."""
     lease = sequence._lease
@@ -246,7 +243,6 @@ def _published(cache: Cache, sequence: Sequence, run: list[Node], own: Owned | N
         _thin(cache, sequence, pairs, run[-1])
 
 
-@straight
 def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
     """The nodes below the sequence's lease that its key spells, each below the last, to ``upto``: a leaf, if need be.
 
@@ -274,7 +270,6 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
     return run
 
 
-@straight
 def spell(cache: Cache, node: Node, key: bytes, upto: int, run: list[Node]) -> None:
     """Add to ``run`` the nodes below ``node`` that ``key`` spells, down to ``upto``: the last may be a new leaf."""
     tree = cache._tree
@@ -383,7 +378,6 @@ def _donors(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int) -> tuple[
     return donors, tuple([pair for pair in pairs if pair not in unable]) if unable else pairs
 
 
-@straight
 def _renew(cache: Cache, sequence: Sequence, lane: Lane, holding: Any, node: Node) -> None:
     """After a donation the sequence goes on with a copy."""
     lane.renew(holding)

@@ -14,7 +14,6 @@ from operator import index
 from typing import Any
 
 from .errors import InputError
-from .straight import straight
 
 TOKEN_BYTES = 4
 TOKEN_LIMIT = 1 << 31
@@ -260,7 +259,6 @@ class Named:
             return bytes(self._more[start - split : end - split])
         return self._head[start:] + self._more[: end - split]
 
-    @straight
     def _key_between(self, first: int, last: int) -> bytes:
         """The bytes of the key's elements [first, last)."""
         if self._wide is not None:

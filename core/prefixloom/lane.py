@@ -18,7 +18,6 @@ from .holding import Holding, without_absent
 from .leaving import Leaving
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .queues import Link, Queue
-from .straight import straight
 
 if TYPE_CHECKING:
     from .compose import Part
@@ -35,7 +34,6 @@ class Cell(Link):
     node: Node
     data: Any
 
-    @straight
     def __init__(self, node: Node, data: Any, locks: int = 0) -> None:
         self.node = node
         self.data = data
@@ -129,7 +127,6 @@ class Lane(Leaving):
         """Uncover what ``record`` covered; what nobody covers any more may be evicted, the recent last."""
         raise NotImplementedError
 
-    @straight
     def advance(self, record: Any, node: Node) -> Any:
         """A lease moves down to ``node``: cover the new boundary, then uncover the old one."""
         new = self.acquire(node)
@@ -165,7 +162,6 @@ class Lane(Leaving):
         """
         raise NotImplementedError
 
-    @straight
     def carry(self, run: list[Node], holding: Any, record: Any) -> Any:
         """``adopt``, and ``advance`` to the end of ``run``: the sequence runs on there."""
         self.adopt(run, holding)

@@ -15,7 +15,6 @@ from .lane import Cell, Lane, PageLane
 from .pool import ID_BYTES
 from .queues import ListQueue
 from .reach import Interval
-from .straight import straight
 from .tree import Node
 
 
@@ -26,7 +25,6 @@ class PathCell(Cell):
 
     up: PathCell
 
-    @straight
     def __init__(self, node: Node, data: bytes, up: PathCell, locks: int = 0) -> None:
         self.node = node
         self.data = data
@@ -45,7 +43,6 @@ class PathLane(PageLane):
         cell.locks = 1
         root.cells[self.index] = cell
 
-    @straight
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
         i = self.index
         while node.cells[i] is None:
@@ -53,7 +50,6 @@ class PathLane(PageLane):
             boundary = node.end
         return node, boundary
 
-    @straight
     def acquire(self, node: Node) -> PathCell:
         i = self.index
         cell: PathCell = node.cells[i]
@@ -75,7 +71,6 @@ class PathLane(PageLane):
             self.leased += (node.end - above.node.end) // self.page
         return cell
 
-    @straight
     def release(self, record: PathCell, recent: bool = True) -> None:
         locks = record.locks - 1
         record.locks = locks
@@ -102,14 +97,12 @@ class PathLane(PageLane):
     def unpin(self, cell: PathCell) -> None:
         self.release(cell)
 
-    @straight
     def advance(self, record: PathCell, node: Node) -> PathCell:
         """What is covered below ``record`` keeps it covered."""
         cell = self.acquire(node)
         record.locks -= 1
         return cell
 
-    @straight
     def carry(self, run: list[Node], holding: Holding, record: PathCell) -> PathCell:
         """Mostly all of it is a leaf below what the lease covers."""
         i = self.index
@@ -130,7 +123,6 @@ class PathLane(PageLane):
         self.leased += pages
         return cell
 
-    @straight
     def conclude(self, run: list[Node], holding: Holding, record: PathCell) -> None:
         """As ``adopt`` and ``release``, in one walk where the lease covers the path down to the run; the table is not
         read any more.
@@ -191,7 +183,6 @@ class PathLane(PageLane):
     def open(self, node: Node) -> Holding:
         return Holding(self.row(node, node.end), 0, node.end // self.page)
 
-    @straight
     def begin(self, node: Node) -> tuple[PathCell, Holding]:
         """In one walk: a sequence opens where the path is held."""
         record: PathCell = node.cells[self.index]
@@ -236,7 +227,6 @@ class PathLane(PageLane):
             data = b"".join(parts)
         return data if boundary == node.end else data[: boundary // self.page * ID_BYTES]
 
-    @straight
     def adopt(self, run: list[Node], holding: Holding) -> None:
         """Nothing, if the path above has a hole: residency stays closed upward."""
         i = self.index
@@ -261,7 +251,6 @@ class PathLane(PageLane):
             first = last
         holding.owned = first
 
-    @straight
     def read_theirs(self, data: bytes, holding: Holding, first: int, last: int) -> None:
         """Where the tree has a cell, our pages [first, last) are duplicates: freed, and the tree's are read."""
         self.pool.give(holding.table[first:last].tobytes())
@@ -277,7 +266,6 @@ class PathLane(PageLane):
             if cell is None or not cell.below:  # an inner anchor returns when its last child has gone
                 return cell
 
-    @straight
     def size(self, cell: PathCell) -> int:
         return len(cell.data) // ID_BYTES
 
@@ -301,7 +289,6 @@ class PathLane(PageLane):
         gone.append(cell.data)
         self.queue.forget(cell)
 
-    @straight
     def give_all(self, gone: list[bytes]) -> int:
         data = b"".join(gone)
         pages = len(data) // ID_BYTES
@@ -316,7 +303,6 @@ class PathLane(PageLane):
             if cell is not None and not cell.below:
                 super().fall([node], lost)
 
-    @straight
     def evict(self, count: int, freed: list[Node]) -> int:
         queue = self.queue
         if queue.__class__ is not ListQueue:  # one that is told of each

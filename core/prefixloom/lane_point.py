@@ -18,7 +18,6 @@ from .lane import Cell, Lane
 from .pool import NO_SLOT, Pool
 from .queues import ListQueue, Queue
 from .states import StateHolding, SteppedHolding, Track
-from .straight import straight
 from .tree import Node
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ class PointLane(Lane):
             self.holds = SteppedHolding
 
     # ------------------------------------------------------------ match
-    @straight
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
         i = self.index
         if boundary == node.end and (node.cells[i] is not None or not boundary):
@@ -68,7 +66,6 @@ class PointLane(Lane):
         return array("i", [node.cells[self.index].data] if boundary else []).tobytes()
 
     # ------------------------------------------------------------ leases
-    @straight
     def acquire(self, node: Node) -> Cell | None:
         cell: Cell | None = node.cells[self.index]
         if cell is None:
@@ -80,7 +77,6 @@ class PointLane(Lane):
         cell.locks += 1
         return cell
 
-    @straight
     def release(self, record: Cell, recent: bool = True) -> None:
         record.locks -= 1
         if record.locks:
@@ -97,7 +93,6 @@ class PointLane(Lane):
     def unpin(self, cell: Cell) -> None:
         self.release(cell)
 
-    @straight
     def advance(self, record: Cell | None, node: Node) -> None:
         """A state is covered until it has been copied, not while the sequence runs on."""
         if record is not None:
@@ -111,7 +106,6 @@ class PointLane(Lane):
         holding: StateHolding = self.holds(node.end)
         return holding
 
-    @straight
     def begin(self, node: Node) -> tuple[Cell | None, StateHolding]:
         """In one move, with the slots if they are at hand: else somebody has to make room first."""
         cell: Cell | None = node.cells[self.index]
@@ -126,7 +120,6 @@ class PointLane(Lane):
             self.start(holding)
         return cell, holding
 
-    @straight
     def start(self, holding: StateHolding) -> None:
         """Its slots; the caller has made sure that they are free."""
         if self.per_sequence == 1:
@@ -154,7 +147,6 @@ class PointLane(Lane):
         single = end - start <= len(holding.steps) and start >= holding.arrived
         return (at, holding.steps[at - start - 1]) if single else None
 
-    @straight
     def complete(self, holding: StateHolding) -> bool:
         """Whether there is a running slot that holds the state of ``as_of``, and no device chooses it."""
         return holding.ready and not holding.accepted and holding.slot != NO_SLOT
@@ -192,7 +184,6 @@ class PointLane(Lane):
                 best = track.as_of
         return best
 
-    @straight
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
         """A publication ends where the running state stands; what was tracked may lie before."""
         if holding.tracks:
@@ -208,7 +199,6 @@ class PointLane(Lane):
             holding.ready = False
             self.queue.add(cell)
 
-    @straight
     def carry(self, run: list[Node], holding: StateHolding, record: Cell | None) -> Cell | None:
         """Mostly the running state is all that it has; the lease covers it until it has been copied."""
         node = run[-1]
@@ -246,7 +236,6 @@ class PointLane(Lane):
         self.in_tree += 1
         self.queue.add(cell)
 
-    @straight
     def conclude(self, run: list[Node], holding: StateHolding, record: Cell | None) -> None:
         node = run[-1]
         i = self.index
@@ -266,7 +255,6 @@ class PointLane(Lane):
         self.queue.add(cell)
         holding.slot = NO_SLOT
 
-    @straight
     def donates(self, holding: StateHolding, boundary: int) -> bool:
         """Whether publishing ``boundary`` takes the running state, so that the sequence needs a fresh slot."""
         return (
@@ -275,7 +263,6 @@ class PointLane(Lane):
             and not (holding.tracks and any(track.complete and track.as_of == boundary for track in holding.tracks))
         )
 
-    @straight
     def renew(self, holding: StateHolding) -> None:
         holding.slot = self.live.take_one()
 
@@ -339,7 +326,6 @@ class PointLane(Lane):
         return source
 
     # ------------------------------------------------------------ ops
-    @straight
     def work(self, kind: str, src: list[int], dst: list[int]) -> Callable[[], object]:
         """What an op of this kind does with content."""
         if kind == "clear":
@@ -363,13 +349,11 @@ class PointLane(Lane):
     def own_slots(self, holding: StateHolding) -> list[int]:
         return holding.slots()
 
-    @straight
     def detach(self, cell: Cell, node: Node, gone: list[int]) -> None:
         node.cells[self.index] = None
         gone.append(cell.data)
         self.queue.forget(cell)
 
-    @straight
     def give_all(self, gone: list[int]) -> int:
         pages = len(gone)
         self.pool.give_slots(gone)

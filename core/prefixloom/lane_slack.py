@@ -17,7 +17,6 @@ from .lane import Cell, PageLane
 from .pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .queues import Link, ListQueue, Queue
 from .reach import Interval, merged
-from .straight import straight
 from .tree import Node
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ class SpanCell(Cell):
 
     slack: Slack | None
 
-    @straight
     def __init__(self, node: Node, data: bytes, pages: int, locks: int = 0) -> None:
         self.node = node
         self.data = data
@@ -44,7 +42,6 @@ class SpanCell(Cell):
 class Slack(Link):
     __slots__ = ("cell",)
 
-    @straight
     def __init__(self, cell: SpanCell) -> None:
         self.cell = cell
         self.next = None
@@ -97,7 +94,6 @@ class SlackLane(PageLane):
             slack = cell.slack = Slack(cell)
             self.slack.add(slack)
 
-    @straight
     def drop_slack(self, cell: SpanCell) -> None:
         if cell.slack is not None:
             self.slack.drop(cell.slack)
@@ -182,7 +178,6 @@ class SlackLane(PageLane):
         return pages
 
     # ------------------------------------------------------------ sequences
-    @straight
     def hang(self, node: Node, mine: bytes, first: int, low: int, whole: bool, locks: int = 0) -> SpanCell | None:
         """Our last pages of the node's edge, from ``first`` on, become its cell, if any of them is there.
 
@@ -284,18 +279,15 @@ class SlackLane(PageLane):
         ]
 
     # ------------------------------------------------------------ eviction
-    @straight
     def size(self, cell: SpanCell) -> int:
         return cell.pages
 
-    @straight
     def detach(self, cell: SpanCell, node: Node, gone: list[bytes]) -> None:
         self.drop_slack(cell)
         node.cells[self.index] = None
         gone.append(cell.data)
         self.queue.forget(cell)
 
-    @straight
     def give_all(self, gone: list[bytes]) -> int:
         data = b"".join(gone)
         if self.gapped and ABSENT_BYTES in data:

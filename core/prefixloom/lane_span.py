@@ -15,7 +15,6 @@ from .lane_slack import SlackLane, SpanCell
 from .pool import ABSENT_BYTES, ID_BYTES, Pool, present
 from .queues import ListQueue, Queue
 from .reach import Interval
-from .straight import straight
 from .tree import Node, climb
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ class SpanLane(SlackLane):
         self.dense = shape is not None and shape.dense
 
     # ------------------------------------------------------------ match
-    @straight
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
         i = self.index
         page = self.page
@@ -98,7 +96,6 @@ class SpanLane(SlackLane):
         if not cell.locks:
             self.settle(cell, True)
 
-    @straight
     def settle(self, cell: SpanCell, recent: bool) -> None:
         """Nothing covers ``cell`` any more."""
         self.leased -= cell.pages
@@ -110,7 +107,6 @@ class SpanLane(SlackLane):
         else:
             self.queue.add_first(cell)
 
-    @straight
     def acquire(self, node: Node) -> Any:
         i = self.index
         end = node.end
@@ -130,7 +126,6 @@ class SpanLane(SlackLane):
         covered = end - above.end
         return (node, covered) if covered else None
 
-    @straight
     def begin(self, node: Node) -> tuple[Any, Holding]:
         """In one walk: a sequence opens where all that resuming there needs is held."""
         i = self.index
@@ -160,12 +155,10 @@ class SpanLane(SlackLane):
         holding = RetainedHolding(data, first, last)
         return record, holding
 
-    @straight
     def release(self, record: tuple[Node, int], recent: bool = True) -> None:
         node, covered = record
         self.uncover(node, node.end - covered, recent)
 
-    @straight
     def uncover(self, node: Node, stop: int, recent: bool = True) -> None:
         """Of what a lease covers, the cells from ``node`` up that lie past ``stop``."""
         i = self.index
@@ -182,7 +175,6 @@ class SpanLane(SlackLane):
         if record is not None:
             self.release(record)
 
-    @straight
     def conclude(self, run: list[Node], holding: RetainedHolding, record: Any) -> None:
         """As ``adopt``, but nobody reads the table any more: what the tree has all of is only given back."""
         i = self.index
@@ -279,7 +271,6 @@ class SpanLane(SlackLane):
         self.hand_over(run, holding)
         self.line_up(run)
 
-    @straight
     def carry(self, run: list[Node], holding: RetainedHolding, record: Any) -> Any:
         """Mostly all of it is a leaf below what the lease covers, which keeps what the leaf's end needs of that.
 
@@ -310,7 +301,6 @@ class SpanLane(SlackLane):
         self.uncover(above, stop)
         return moved
 
-    @straight
     def carry_any(self, run: list[Node], holding: RetainedHolding, record: Any) -> Any:
         """``carry``, whatever is there already and whatever is handed over."""
         moved: Any
@@ -325,7 +315,6 @@ class SpanLane(SlackLane):
             self.release(record)
         return moved
 
-    @straight
     def hand_over(self, run: list[Node], holding: RetainedHolding) -> None:
         """``adopt``, but what hangs at the last node now stands in no queue yet."""
         i = self.index
@@ -350,12 +339,10 @@ class SpanLane(SlackLane):
                     holding.owned = base + last
                 first = last
 
-    @straight
     def retain(self, holding: RetainedHolding, floor: int) -> None:
         low = self.tail(floor)
         self.forget(holding, low // self.page)
 
-    @straight
     def forget(self, holding: RetainedHolding, page: int) -> None:
         """Nothing before ``page`` is present any more: own pages are freed, borrowed ones only leave the table."""
         base = holding.base
@@ -376,7 +363,6 @@ class SpanLane(SlackLane):
             holding.changed = base
         holding.base = page
 
-    @straight
     def read_covered(self, holding: RetainedHolding, record: Any, boundary: int) -> None:
         """Above a hole (what arrived was not all) the lease covers nothing, so nothing is read there any more."""
         low = self.tail(boundary)
@@ -386,6 +372,5 @@ class SpanLane(SlackLane):
             first = max(first, min((boundary - covered) // self.page, holding.owned))
         self.forget(holding, first)
 
-    @straight
     def passed(self, holding: Holding, boundary: int) -> bool:
         return holding.base * self.page >= boundary

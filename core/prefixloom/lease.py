@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .errors import ProtocolError
 from .graves import sweep
 from .handles import Handle
-from .straight import straight
 from .values import AnchorView, Receipt, Touch
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ class Hold(Handle):
     label: str
     held: list[Any]
 
-    @straight
     def __init__(
         self, cache: Cache, node: Node, records: list[Any], receipts: list[Receipt | None] | None, held: list[Any],
         label: str,
@@ -63,7 +61,6 @@ class Hold(Handle):
 
     failed: BaseException | None
 
-    @straight
     def claim(self, flight: Flight) -> None:
         """Slots have just been taken for this lease's sequence: it comes after the steps that may still touch them."""
         if flight.claimed:
@@ -94,7 +91,6 @@ class Lease(Hold):
 
     __slots__ = ()
 
-    @straight
     def release(self) -> None:
         """Uncover everything. A second release is refused."""
         cache = self._cache
@@ -126,7 +122,6 @@ class Lease(Hold):
         return f"<Lease at {self._node.end}{'' if self.active else ', released'}>"
 
 
-@straight
 def acquire(cache: Cache, node: Node, namespace: str, kind: type[H]) -> H:
     """A lease at the end of ``node``. If a hook raises, nothing was covered yet."""
     receipts = None
@@ -184,7 +179,6 @@ def uncover(cache: Cache, records: list[Any]) -> None:
             lane.release(record)
 
 
-@straight
 def release(cache: Cache, lease: Hold) -> None:
     """Undo what ``lease`` covers; a boundary that nothing keeps any more is unlinked."""
     lease._cache = None
@@ -237,7 +231,6 @@ def _release_touching(cache: Cache, lane: Lane, record: Any, receipt: Receipt | 
     lane.release(record, recent=touch is None or touch.positions is None or bool(touch.positions))
 
 
-@straight
 def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None] | None) -> None:
     """The lease moves down to ``node``: the new boundary is covered before the old one is uncovered."""
     if node is lease._node:
@@ -253,7 +246,6 @@ def advance(cache: Cache, lease: Hold, node: Node, receipts: list[Receipt | None
     step_down(cache, lease, node)
 
 
-@straight
 def step_down(cache: Cache, lease: Hold, node: Node) -> None:
     """The lease, all of whose records have moved, is anchored at ``node``."""
     old = lease._node
@@ -289,7 +281,6 @@ def replaced(cache: Cache, hold: Hold) -> None:
         lane.sparing.pop(hold, None)
 
 
-@straight
 def conclude(cache: Cache, lease: Hold, run: list[Node]) -> None:
     """A sequence ends at the last node of ``run``: each component hands over, uncovers and gives back in one go."""
     _leave(cache, lease)
@@ -311,7 +302,6 @@ def conclude_some(cache: Cache, lease: Hold, run: list[Node], pairs: Pairs, kept
     _left(cache, lease, run[-1])
 
 
-@straight
 def _leave(cache: Cache, lease: Hold) -> None:
     lease._cache = None
     cache._live.pop(lease, None)
@@ -323,7 +313,6 @@ def _leave(cache: Cache, lease: Hold) -> None:
         cache._tables.leave(lease)
 
 
-@straight
 def _left(cache: Cache, lease: Hold, node: Node) -> None:
     lease._node.leases -= 1  # it is not bare: ``node`` lies below it
     if node.cells[0] is None and cache._tree.prune(node):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .straight import straight
-
 if TYPE_CHECKING:
     from .lane import Lane
     from .queues import Queue
@@ -27,12 +25,10 @@ class Leaving:
     evicted: int
     """Pages (or slots), ever."""
 
-    @straight
     def pop_victim(self) -> Any:
         """The next cell to go, off the queue but not freed; None if nothing may go."""
         return self.queue.pop()
 
-    @straight
     def fall(self, nodes: list[Node], lost: Lane) -> None:
         """``lost`` lost its cells at ``nodes``: free ours, but for what is covered or still serves a boundary."""
         gone: list[Any] = []
@@ -51,7 +47,6 @@ class Leaving:
                 given = self.give_all(gone)
                 self.evicted += given
 
-    @straight
     def size(self, cell: Any) -> int:
         """Pages (or slots) that freeing ``cell`` gives."""
         return 1
@@ -60,7 +55,6 @@ class Leaving:
         """The cell without which ``cell`` is worth nothing; None where there is no such thing."""
         return None
 
-    @straight
     def leave(self, cell: Any) -> None:
         """``cell``, off the queue, counts as gone: what it kept from going may be the next victim."""
 
@@ -79,7 +73,6 @@ class Leaving:
         """Free what ``detach`` gathered, and count the pages."""
         raise NotImplementedError
 
-    @straight
     def free_left(self, cell: Any) -> int:
         """Free a cell that has left, and count the pages."""
         gone: list[Any] = []
@@ -91,13 +84,11 @@ class Leaving:
                 pages = self.give_all(gone)
         return pages
 
-    @straight
     def free_cell(self, cell: Any) -> int:
         """Free a cell that is off the queue, and count the pages."""
         self.leave(cell)
         return self.free_left(cell)
 
-    @straight
     def evict(self, count: int, freed: list[Node]) -> int:
         """Free at least ``count`` pages if so many may go; the nodes that lost their cell are appended to ``freed``."""
         gone: list[Any] = []

@@ -12,20 +12,18 @@ from .lease import Hold, acquire, release, uncover
 from .ops import CLEAR, Fill
 from .plan import wanted_at
 from .pool import NO_SLOT
-from .straight import straight
+from .sequence import Sequence
 
 if TYPE_CHECKING:
     from .cache import Cache
     from .keys import Tokens
     from .plan import MatchPlan
-    from .sequence import Sequence
     from .tree import Node
     from .values import Claim
 
     Claims = tuple[Claim | None, ...]
 
 
-@straight
 def open_at(
     cache: Cache, node: Node, ready: int, reached: Node, branch: int | None, tokens: Tokens, key: bytes,
     single: bytes | None, namespace: str, label: str, priority: int, claims: Claims, plan: MatchPlan | None,
@@ -67,7 +65,7 @@ def open_at(
         node.leases += 1
         if cache._flight.nodes:
             cache._flight.read(lease, node)
-    sequence = cache._sequence_class(
+    sequence = Sequence(
         cache, lease, tokens, key, single, namespace, ready, reached, branch, fills, priority
     )
     if short:
@@ -81,7 +79,6 @@ def open_at(
     return sequence
 
 
-@straight
 def _look_on(cache: Cache, sequence: Sequence, plan: MatchPlan | None) -> None:
     """A tier below may have more of what was opened, and debug mode keeps books of it."""
     if cache._debug is not None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from .errors import PluginError
 from .kernels import index_of
 from .stages import Stage
-from .straight import straight
 from .values import Op, WalkView
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ Batches = dict[tuple[Any, str], tuple[list[int], list[int]]]
 """Of each (lane, kind) the slots (src, dst) of fills that run as one op."""
 
 
-@straight
 def batches(sequences: Many[Sequence]) -> Batches:
     """The fills that are due of ``sequences``, one op for each component and kind.
 
@@ -83,7 +81,6 @@ def select_states(cache: Cache, stream: Stream, lane: Any, kept: Any, rows: list
     run_told(cache, stream, f"select of {lane.name}", lane.live, work, reads, dst)
 
 
-@straight
 def run_kind(cache: Cache, stream: Stream, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
     """One of the core's own kinds of op on states."""
     work = lane.work(kind, src, dst)
@@ -93,7 +90,6 @@ def run_kind(cache: Cache, stream: Stream, lane: Any, kind: str, src: list[int],
         cache._debug.accessed(stream, f"{kind} of {lane.name}", target, src, dst, source)
 
 
-@straight
 def run_fills(cache: Cache, stream: Stream, sequences: Many[Sequence], due: Batches) -> None:
     """Give the running states of ``sequences`` the content that is ``due``, and let go of the sources.
 
@@ -106,14 +102,12 @@ def run_fills(cache: Cache, stream: Stream, sequences: Many[Sequence], due: Batc
             filled(cache, sequence)
 
 
-@straight
 def run_fill(cache: Cache, stream: Stream, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
     run_kind(cache, stream, lane, kind, src, dst)
     if cache._debug is not None:
         lane.live.enter(dst, Stage.SEALED)  # the tree may take it over, if it has lost its own
 
 
-@straight
 def filled(cache: Cache, sequence: Sequence) -> None:
     """Its fills have run: the sources, which were covered until then, may go."""
     records = sequence._lease._records

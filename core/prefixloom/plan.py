@@ -14,7 +14,6 @@ from .errors import ProtocolError
 from .keys import TOKEN_BYTES, Tokens
 from .over_tiers import usable
 from .reach import Interval
-from .straight import straight
 from .tree import climb
 from .values import Claim, WalkView
 
@@ -74,7 +73,6 @@ class MatchPlan:
         return self.ready if self._cache._tier is None else self._restorable
 
     @property
-    @straight
     def _limit(self) -> int:
         """The deepest boundary that was asked for."""
         return max(0, self._most) // self._cache._page * self._cache._page
@@ -168,7 +166,6 @@ def again(old: MatchPlan, key: bytes, most: int) -> MatchPlan:
     return plan
 
 
-@straight
 def tell(
     cache: Cache, plan: MatchPlan, node: Node, ready: int, reached: Node, walked_to: Node, walked: int,
     limited_by: str | None, branch: int | None,
@@ -187,7 +184,6 @@ def tell(
         complete(cache, plan, walked_to, boundary)
 
 
-@straight
 def complete(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> None:
     """What a plan has besides where there are claims, a tier or debug mode; the keys agree to ``boundary``."""
     if cache._match_hooks:
@@ -235,7 +231,6 @@ def restorable(cache: Cache, plan: MatchPlan, node: Node, boundary: int) -> tupl
     return (node, boundary) if boundary - plan.ready >= worth else (plan._node, plan.ready)
 
 
-@straight
 def look(cache: Cache, namespace: str, tokens: Tokens, key: bytes, most: int) -> Looked:
     """The deepest boundary up to ``most`` that every component accepts: the fixpoint from below.
 

@@ -22,7 +22,6 @@ from .fence import Fence
 from .handles import Handle
 from .manifest import Layout, Manifest
 from .stages import BEFORE, Stage
-from .straight import straight
 from .where import site
 
 ABSENT = NO_SLOT = -1
@@ -98,7 +97,6 @@ class Pool:
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
 
     @property
-    @straight
     def free(self) -> int:
         """Slots that are nobody's, those included that wait for a step to end."""
         return self.at_hand + self.retiring
@@ -108,7 +106,6 @@ class Pool:
         """Bytes of one page or state slot."""
         return self.manifest.slot_bytes * self.entries
 
-    @straight
     def take(self, count: int) -> array[int]:
         """``count`` pages of those that are nobody's; the caller has made sure of them and becomes their owner.
 
@@ -118,7 +115,6 @@ class Pool:
             self._claim(count)
         return self.take_at_hand(count)
 
-    @straight
     def take_at_hand(self, count: int) -> array[int]:
         """``take`` of pages that are free at once."""
         if self.orderly:
@@ -136,7 +132,6 @@ class Pool:
             self._free[first:last] = array("i", sorted(self._free[first:last]))
         self._ordered = last - count
 
-    @straight
     def take_one(self) -> int:
         """``take`` of a single slot."""
         if not self.at_hand:
@@ -145,7 +140,6 @@ class Pool:
         self.at_hand = last
         return self._free[last]
 
-    @straight
     def give(self, data: bytes) -> None:
         """No longer the caller's. ``data`` holds page numbers, none of them absent; the caller owned them."""
         if self.fence.stamp:
@@ -156,7 +150,6 @@ class Pool:
             self._view[first:last] = data
             self.at_hand = last // ID_BYTES
 
-    @straight
     def give_slots(self, slots: list[int]) -> None:
         """``give`` of state slots."""
         ids = array("i", slots)

@@ -10,8 +10,6 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .straight import straight
-
 
 class Link:
     """Something that can stand in a queue. While it does not, ``next`` is None, and ``prev`` is nothing to go by."""
@@ -52,7 +50,6 @@ class Queue:
         """The next cell to go, taken off the queue; None if none is left."""
         raise NotImplementedError
 
-    @straight
     def forget(self, cell: Any) -> None:
         """The cell is gone for good."""
 
@@ -89,7 +86,6 @@ class ListQueue(Queue):
             yield cell
             cell = cell.next
 
-    @straight
     def add(self, cell: Any) -> None:
         end = self._end
         last = end.prev
@@ -97,7 +93,6 @@ class ListQueue(Queue):
         cell.next = end
         last.next = end.prev = cell
 
-    @straight
     def add_first(self, cell: Any) -> None:
         end = self._end
         first = end.next
@@ -105,20 +100,17 @@ class ListQueue(Queue):
         cell.next = first
         first.prev = end.next = cell
 
-    @straight
     def remove(self, cell: Any) -> None:
         before, after = cell.prev, cell.next
         before.next = after
         after.prev = before
         cell.prev = cell.next = None
 
-    @straight
     def drop(self, cell: Any) -> None:
         before, after = cell.prev, cell.next
         before.next = after
         after.prev = before
 
-    @straight
     def pop(self) -> Any:
         end = self._end
         cell = end.next
@@ -130,7 +122,6 @@ class ListQueue(Queue):
         cell.next = None
         return cell
 
-    @straight
     def touch(self, cell: Any) -> None:
         end = self._end
         before, after = cell.prev, cell.next

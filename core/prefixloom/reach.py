@@ -17,7 +17,6 @@ from collections.abc import Callable
 import attrs
 
 from .errors import CompositionError
-from .straight import straight
 
 Interval = tuple[int, int]
 NEVER: float = math.inf
@@ -106,7 +105,6 @@ class Window(Reach):
     def shape(self) -> Shape:
         back = self.w - 1
 
-        @straight
         def tail(n: int) -> int:
             return n - back if n > back else 0
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .lease import release_part
-from .straight import straight
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from .sequence import Sequence
 
 
-@straight
 def commit(cache: Cache, sequence: Sequence, upto: int) -> None:
     """What is computed reaches to ``upto``, and the running states stand for that."""
     sequence.committed = upto
@@ -33,7 +31,6 @@ def commit(cache: Cache, sequence: Sequence, upto: int) -> None:
         retain(cache, sequence)
 
 
-@straight
 def retain_published(sequence: Sequence) -> None:
     """After a publication: what the tree owns now is read no further than the lease covers it. And ``retain``: tokens
     may have been named since the last commit, and states have come and gone.
@@ -51,7 +48,6 @@ def retain_published(sequence: Sequence) -> None:
         spare(cache, lease, lane, holding, floor)
 
 
-@straight
 def retain(cache: Cache, sequence: Sequence) -> None:
     """After a commit: which boundary is the lowest that still matters, and what may go."""
     floor = floor_of(cache, sequence)
@@ -61,7 +57,6 @@ def retain(cache: Cache, sequence: Sequence) -> None:
         spare(cache, lease, lane, holding, floor)
 
 
-@straight
 def spare(cache: Cache, hold: Hold, lane: Lane, holding: Any, floor: int) -> None:
     """No boundary below ``floor`` matters any more. What they needed goes at once when less than an eighth of the pool
     is free, and else whenever somebody needs it.
@@ -82,7 +77,6 @@ def retain_again(cache: Cache, sequence: Sequence) -> None:
         holding.floor = min(holding.floor, floor)
 
 
-@straight
 def floor_of(cache: Cache, sequence: Sequence) -> int:
     """The lowest boundary that still matters: the deepest that may be published, less what may be rewound."""
     floor = sequence.named - cache._lookahead
@@ -97,7 +91,6 @@ def floor_of(cache: Cache, sequence: Sequence) -> int:
     return floor
 
 
-@straight
 def let_go(cache: Cache, hold: Hold, lane: Lane, holding: Any) -> None:
     """A running sequence gives back, and uncovers, what no boundary that it may still come to can need."""
     lane.retain(holding, holding.floor // cache._page * cache._page)

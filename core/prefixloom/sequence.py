@@ -25,7 +25,6 @@ from .restore import Restored, restore_and_fetch
 from .retention import commit, retain_published
 from .rewind import rewind
 from .states import go_on
-from .straight import straight
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -49,7 +48,6 @@ class Sequence(Named, Pairs, Handle):
     _reached: Node | None  # below where it resumes, the deepest that its key is known to spell; it may be gone by now
     priority: int
 
-    @straight
     def __init__(
         self, cache: Cache, lease: Hold, tokens: Tokens, key: bytes, single: bytes | None, namespace: str, ready: int,
         reached: Node, branch: int | None, fills: list[Fill], priority: int,
@@ -115,7 +113,6 @@ class Sequence(Named, Pairs, Handle):
         """The deepest boundary that could be published now."""
         return self._publishable()
 
-    @straight
     def _publishable(self) -> int:
         cache = self._cache
         upto = self.named - cache._lookahead
@@ -162,7 +159,6 @@ class Sequence(Named, Pairs, Handle):
         cache._leave("restore")
         return restored
 
-    @straight
     def grow(self, count: int, *, arriving: bool = False) -> None:
         """Reserve slots for ``count`` more tokens in every component, evicting if need be.
 
@@ -200,7 +196,6 @@ class Sequence(Named, Pairs, Handle):
         if cache._debug is not None:
             cache._leave("grow")
 
-    @straight
     def append(self, tokens: Any) -> None:
         """Name the tokens that follow the named ones."""
         cache = self._cache
@@ -221,7 +216,6 @@ class Sequence(Named, Pairs, Handle):
         if cache._debug is not None:
             cache._leave("append")
 
-    @straight
     def fill(self, stream: Any = None) -> None:
         """What ``run_ops`` is to a step, to a sequence that is computed alone: its ops, on ``stream``, behind all that
         may still write what its layers read, and before these. What comes after them is ordered by ``stream`` alone.
@@ -235,7 +229,6 @@ class Sequence(Named, Pairs, Handle):
         if cache._debug is not None:
             cache._leave("fill")
 
-    @straight
     def commit(self, upto: int | None = None) -> None:
         """The content up to ``upto`` (default: all that is reserved) has been computed. A step's end does this."""
         cache = self._cache
@@ -263,7 +256,6 @@ class Sequence(Named, Pairs, Handle):
         if cache._debug is not None:
             cache._leave("commit")
 
-    @straight
     def publish(self, upto: int | None = None) -> int:
         """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.
 
@@ -312,7 +304,6 @@ class Sequence(Named, Pairs, Handle):
             cache._leave("rewind")
 
     # ------------------------------------------------------------ ending
-    @straight
     def close(self) -> None:
         """Publish what is complete and give everything back. A second close does nothing."""
         cache = self._cache

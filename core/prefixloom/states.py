@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from .pool import NO_SLOT
-from .straight import straight
 
 
 class Track:
@@ -39,7 +38,6 @@ class StateHolding:
     steps: tuple[int, ...] = ()
     steps_from: int = -1
 
-    @straight
     def __init__(self, as_of: int) -> None:
         self.slot = NO_SLOT
         self.as_of = as_of
@@ -61,7 +59,6 @@ class SteppedHolding(StateHolding):
 
     __slots__ = ("accepted", "arrived", "steps", "steps_from", "tracks")
 
-    @straight
     def __init__(self, as_of: int) -> None:
         super().__init__(as_of)
         self.accepted = False

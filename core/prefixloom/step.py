@@ -21,7 +21,6 @@ from .refusals import check_states
 from .retention import commit
 from .stages import Stage
 from .states import SteppedHolding, go_on
-from .straight import straight
 from .values import Op
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ class Step:
     _begun: list[tuple[Sequence, int, int]]  # of a target step in its block: from where, and up to where it computes
     _plugins: Many[tuple[Sequence | None, Op]]  # plugins' own ops, each with the sequence that it was claimed for
 
-    @straight
     def __init__(self, cache: Cache, sequences: Many[Sequence], role: Literal["target", "draft"]) -> None:
         self._state = NEW  # first: it is looked at when the step goes
         self._cache = cache
@@ -84,7 +82,6 @@ class Step:
         return (*before, *(op for op in own if not op.after), *tracks, *(op for op in own if op.after))
 
     # ------------------------------------------------------------ before the layers
-    @straight
     def __enter__(self) -> Step:
         if self._state != NEW:
             raise ProtocolError("a step is used once; ask the cache for a new one")
@@ -141,7 +138,6 @@ class Step:
         self._tracks.append((sequence, lane, holding, lane.plan_track(holding, at, old), source))
         sequence._lease.claim(self._cache._flight)
 
-    @straight
     def run_ops(self, stream: Any = None, *, gated: bool = False) -> None:
         """Run the ops on ``stream``, on which the layers that read their slots are enqueued next.
 
@@ -272,7 +268,6 @@ class Step:
                 select_states(self._cache, self._stream, lane, kept, rows, holdings)
 
     # ------------------------------------------------------------ after the layers
-    @straight
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         before = self._state
         self._state = DONE

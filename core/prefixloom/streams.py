@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .errors import InputError
-from .straight import straight
 
 Clock = dict[int, int]
 """Of each stream, by its number, the tick up to which all is known to be over."""
@@ -165,7 +164,6 @@ class InlineStream(Stream):
     __slots__ = ()
     inline = True
 
-    @straight
     def run(self, work: Callable[[], object]) -> None:
         self.tick += 1
         work()

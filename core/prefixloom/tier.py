@@ -26,7 +26,6 @@ from .policy import serving
 from .pool_host import DebugHostPool, HostPool
 from .shelf import Shelf
 from .stages import Stage
-from .straight import straight
 from .streams import Stream, ThreadStream
 from .transfers import COPY, on_path, plan_of, proposed, tell
 from .tree import Node
@@ -79,13 +78,11 @@ class LowerTier:
         return kind(index, lane.part, pool, serving(composition.policy), composition.page, lane)
 
     # ------------------------------------------------------------ when
-    @straight
     def published(self, run: Sequence[Node]) -> None:
         """These nodes have new content on the device."""
         if self.manifest.write == "through":
             self.backup(run)
 
-    @straight
     def used(self, node: Node) -> None:
         """A sequence was opened at ``node``: what it reads was hit once more."""
         if not self.counting:
@@ -102,7 +99,6 @@ class LowerTier:
         if due and self.shelf is not None:
             self.shelf.used(due)
 
-    @straight
     def demotes(self, lane: Lane) -> bool:
         """Whether what the device frees of ``lane`` is copied down before it goes, if it is not below already."""
         return self.manifest.write != "selective" and self.by_component[lane.index] is not None

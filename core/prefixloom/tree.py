@@ -8,10 +8,7 @@ the bytes of its first page, which are kept once: such a node has them and the r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
-from typing import Any, ClassVar
-
-from .straight import straight
+from typing import Any
 
 
 class Node:
@@ -20,18 +17,17 @@ class Node:
     ``end`` is in tokens from the root. ``kids``: None, the only child itself, or those that a page tells apart (some
     may have gone since: one child in a dictionary stays there). ``first`` is the page by which the parent finds the
     node, empty for an only child; a root has none (None), nor has a node that is unlinked. ``rest`` is what follows it
-    of the edge. ``cells[i]`` is what component i keeps here, or None; how that is kept is said below. ``leases`` counts
+    of the edge. ``cells[i]`` is what component i keeps here, or None. ``leases`` counts
     those anchored here, so that a boundary in use is not unlinked even when it holds nothing.
     """
 
-    __slots__ = ("end", "first", "kids", "leases", "parent", "priority", "rest")
+    __slots__ = ("cells", "end", "first", "kids", "leases", "parent", "priority", "rest")
 
     parent: Node
     kids: Node | dict[bytes, Node] | None
     first: bytes | None
-    cells: Any
+    cells: list[Any]
 
-    @straight
     def __init__(self, parent: Node | None, first: bytes | None, rest: bytes, end: int, width: int) -> None:
         self.parent = parent  # type: ignore[assignment]
         self.first = first
@@ -82,7 +78,6 @@ class Counted(Node):
 
     __slots__ = ("hits", "links")
 
-    @straight
     def __init__(self, parent: Node | None, first: bytes | None, rest: bytes, end: int, width: int) -> None:
         super().__init__(parent, first, rest, end, width)
         self.hits = 0
@@ -100,68 +95,21 @@ class Counted(Node):
 class Root(Node):
     """Where a namespace begins: boundary 0, which needs nothing. It lives while anything hangs or is anchored there."""
 
-    __slots__ = ()
-    namespace: str
+    __slots__ = ("namespace",)
 
-
-class Cells:
-    """The cells of a node that has a place of its own for each, as a row."""
-
-    __slots__ = ("_node",)
-    _places: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: int) -> Any:
-        return getattr(self._node, self._places[index])
-
-    def __setitem__(self, index: int, cell: Any) -> None:
-        setattr(self._node, self._places[index], cell)
-
-    def count(self, what: object) -> int:
-        return [getattr(self._node, place) for place in self._places].count(what)
-
-
-def places_of(width: int) -> tuple[str, ...]:
-    """What the cells are called, each by itself."""
-    return tuple(f"cell_{i}" for i in range(width))
-
-
-@cache
-def kinds(base: type[Node], width: int | None) -> tuple[type[Node], type[Node]]:
-    """Of nodes and of roots: with ``width`` places for cells, or with a list of them (None).
-
-    Places of their own are smaller and sooner found, where the code that looks there is made for so many (``fused``);
-    to any other they look like a row, which is slow.
-    """
-    space: dict[str, Any] = {"__slots__": ("cells",)}
-    if width is not None:
-        places = places_of(width)
-
-        def assign(node: Node, cells: list[Any]) -> None:
-            for place, cell in zip(places, cells, strict=True):
-                setattr(node, place, cell)
-
-        row = type("Cells", (Cells,), {"__slots__": (), "_places": places})
-        space = {"__slots__": places, "cells": property(row, assign)}
-    kind = type("Node", (base,), space)
-    return kind, type("Root", (kind, Root), {"__slots__": ("namespace",)})
+    def __init__(self, namespace: str, width: int) -> None:
+        super().__init__(None, None, b"", 0, width)
+        self.namespace = namespace
 
 
 class Tree:
     """Roots by namespace, and the moves that change the shape."""
 
-    __slots__ = ("element_bytes", "kind", "nodes", "page", "page_bytes", "root_kind", "roots", "width")
+    __slots__ = ("element_bytes", "kind", "nodes", "page", "page_bytes", "roots", "width")
 
-    def __init__(
-        self, page: int, element_bytes: int, width: int, base: type[Node] = Node, spread: bool = False
-    ) -> None:
-        """``spread``: nodes have a place for each of ``width`` cells, not a list."""
-        self.kind, self.root_kind = kinds(base, width if spread else None)  # type: ignore[arg-type]
+    def __init__(self, page: int, element_bytes: int, width: int, kind: type[Node] = Node) -> None:
+        """``width``: how many cells a node has."""
+        self.kind = kind
         self.page = page
         self.element_bytes = element_bytes
         self.page_bytes = page * element_bytes
@@ -171,11 +119,8 @@ class Tree:
 
     def root(self, namespace: str) -> Root:
         """One that nothing hangs from, and that is not one of ``roots`` yet."""
-        root: Any = self.root_kind(None, None, b"", 0, self.width)
-        root.namespace = namespace
-        return root  # type: ignore[no-any-return]
+        return Root(namespace, self.width)
 
-    @straight
     def walk(self, root: Node, key: bytes) -> tuple[Node, int, Node]:
         """The deepest boundary whose key agrees: (node, tokens), inside of the node's edge or at its end.
 
@@ -200,7 +145,6 @@ class Tree:
         second += self.agreed(key, second, inside.rest)
         return (inside, second // self.element_bytes, node) if second > at else (node, node.end, node)
 
-    @straight
     def below(self, kids: Any, key: bytes, at: int) -> tuple[Any, int]:
         """Of a node's ``kids`` the one that the key may lead to at byte ``at``, and from where its ``rest`` counts."""
         if kids.__class__ is dict:
@@ -225,7 +169,6 @@ class Tree:
                 high = middle - 1
         return low * size
 
-    @straight
     def attach(self, parent: Node, key: bytes, end: int, at: int = 0) -> Node:
         """A new leaf under ``parent``, whose edge is ``key`` from byte ``at``."""
         kids: Any = parent.kids
@@ -272,12 +215,10 @@ class Tree:
         self.nodes += 1
         return upper
 
-    @straight
     def prune(self, node: Node) -> bool:
         """``prune_all`` of one. True if a boundary was lost by it: plans may have led there."""
         return node.kids is None and not node.leases and self.prune_all((node,)) > 0
 
-    @straight
     def prune_all(self, nodes: Iterable[Node]) -> int:
         """Unlink each that is bare (no kids, cell or lease), and its ancestors as far as they are; how many went."""
         lost = 0
@@ -312,7 +253,6 @@ class Tree:
             unlink(root)  # a root and its cells know each other
 
 
-@straight
 def climb(node: Node, boundary: int) -> Node:
     """The node on the way up from ``node`` in whose edge, or at whose end, ``boundary`` lies."""
     while node.parent is not None and node.parent.end >= boundary:
