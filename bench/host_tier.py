@@ -23,12 +23,12 @@ import torch
 from chat_turn import trace
 from tier_costs import Tiered
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from prefixloom import Buffer, Manifest, encode
-from prefixloom.lane_host import copy_between
-from prefixloom.manifest import LAYOUTS
-from prefixloom.pool import Pool
-from prefixloom.pool_host import HostPool
+from prefixloom.contract.manifest import LAYOUTS
+from prefixloom.device.host_pool import HostPool
+from prefixloom.device.pool import Pool
+from prefixloom.tiers.host_lane import copy_between
 
 LAYERS, TOKENS, ENTRY = 32, 16, 1024
 PAGES, CAPACITY = 64, 256
@@ -51,7 +51,7 @@ def chats(comps: str, conversations: int) -> Iterator[dict[str, list[Batch]]]:
 
     turns, total = trace(conversations, 10)
     driver = Tiered(comps, TOKENS, total * 3 // 10, 3 * conversations, 1024, "back")
-    kept, prefixloom.tier.copy_between = prefixloom.tier.copy_between, record
+    kept, prefixloom.tiers.host_tier.copy_between = prefixloom.tiers.host_tier.copy_between, record
     try:
         for number in range(CHATS):
             for prompt, whole in turns:
@@ -64,7 +64,7 @@ def chats(comps: str, conversations: int) -> Iterator[dict[str, list[Batch]]]:
                 driver.cache.poll()
             yield {way: batches[-COPIES:] for way, batches in seen.items()}
     finally:
-        prefixloom.tier.copy_between = kept
+        prefixloom.tiers.host_tier.copy_between = kept
 
 
 def kinds(conversations: int) -> dict[str, dict[str, list[Batch]]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from prefixloom.kernels import clear_slots, copy_slots
+from prefixloom.device.kernels import clear_slots, copy_slots
 
 CASES = {  # layers, slots in the pool, elements of a slot and layer (int8), slots to be moved
     "256 pages of 1 KiB x 4 layers": (4, 1024, 1024, 256),

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import prefixloom
-from prefixloom import hookspecs, storage, testing
+from prefixloom import storage, testing
+from prefixloom.contract import hookspecs
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTED = ROOT / "docs" / "api.txt"

@@ -21,7 +21,7 @@ from prefixloom import (
     Window,
     hookimpl,
 )
-from prefixloom.reach import Interval
+from prefixloom.contract.reach import Interval
 from prefixloom.testing import Truth
 
 K, V = Buffer("k", (2,), "float32", range(2)), Buffer("v", (3,), "bfloat16", range(2))
@@ -339,7 +339,7 @@ class Growing(Component):
 
 def raising(hook: str) -> type[Component]:
     """A component whose hook raises."""
-    from prefixloom.hookspecs import ComponentSpecs
+    from prefixloom.contract.hookspecs import ComponentSpecs
 
     def method(self: Any) -> Any:
         raise ValueError(f"{hook} is broken")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from prefixloom import Buffer, Codec, Manifest
-from prefixloom.codecs import Coder
+from prefixloom.device.codecs import Coder
 
 
 def coder(rests: str, *buffers: Buffer, tolerance: float = 1.0) -> Coder:

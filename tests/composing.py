@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from prefixloom import Buffer, Component, CompositionError, Manifest, Path, Point, Window
-from prefixloom.compose import Composition, negotiate
-from prefixloom.registry import Registry
+from prefixloom.compose.entry import negotiate
+from prefixloom.compose.registry import Registry
+from prefixloom.contract.composition import Composition
 
 ONE_BYTE = (Buffer("k", (1,), "uint8"),)
 

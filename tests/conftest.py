@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from prefixloom.registry import default_registry
-from prefixloom.streams import ThreadStream
+from prefixloom.compose.registry import default_registry
+from prefixloom.device.streams import ThreadStream
 
 Distribution = Callable[..., Path]
 

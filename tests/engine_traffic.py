@@ -23,7 +23,7 @@ from unittest import mock
 import attrs
 import torch
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from engines import cache_for, model, nothing_left, plain, prompt
 from prefixloom import Cache, TierManifest
 from prefixloom_engine import Answer, Engine, Request, ThreeWay

@@ -6,15 +6,16 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from prefixloom.tree.radix import Node
+
 from prefixloom import Buffer, Chunk, Component, Manifest, Path, Point, Reach, Sinks, Tail, Window, compose
-from prefixloom.cache import Cache
-from prefixloom.manifest import TierManifest
-from prefixloom.pool import ABSENT
-from prefixloom.queues import ListQueue
-from prefixloom.reach import Interval
-from prefixloom.sequence import Sequence as Running
-from prefixloom.streams import Stream
-from prefixloom.tree import Node
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.sequence import Sequence as Running
+from prefixloom.contract.manifest import TierManifest
+from prefixloom.contract.queues import ListQueue
+from prefixloom.contract.reach import Interval
+from prefixloom.device.pool import ABSENT
+from prefixloom.device.streams import Stream
 
 PAGE = 4
 

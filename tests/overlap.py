@@ -23,11 +23,11 @@ import torch
 
 from overlap_content import REWIND, STATES, WINDOW, component, folded, held_as
 from prefixloom import CapacityError, compose
-from prefixloom.cache import Cache
-from prefixloom.manifest import LAYOUTS
-from prefixloom.sequence import Sequence
-from prefixloom.step import Step
-from prefixloom.streams import Stream, ThreadStream
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.sequence import Sequence
+from prefixloom.cache.step import Step
+from prefixloom.contract.manifest import LAYOUTS
+from prefixloom.device.streams import Stream, ThreadStream
 
 RUNNING = 10
 AHEAD = 3

@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence as Many
 from typing import Any
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from overlap import Injected, Traffic
-from prefixloom.manifest import TierManifest
-from prefixloom.pool import Pool
-from prefixloom.sequence import Sequence
+from prefixloom.cache.sequence import Sequence
+from prefixloom.contract.manifest import TierManifest
+from prefixloom.device.pool import Pool
 from prefixloom_hicache import HostTier
 
 WRITES = ("through", "back", "selective")
@@ -57,13 +57,13 @@ class Tiered(Traffic):
         whole(source, src, target, dst)
 
     def run(self, steps: int) -> None:
-        prefixloom.tier.copy_between = self.copy  # type: ignore[assignment]
+        prefixloom.tiers.host_tier.copy_between = self.copy  # type: ignore[assignment]
         try:
             super().run(steps)
             for stream in self.cache._tier.streams.values():  # type: ignore[union-attr]
                 stream.close()
         finally:
-            prefixloom.tier.copy_between = whole
+            prefixloom.tiers.host_tier.copy_between = whole
 
     def quiet(self) -> None:
         super().quiet()
@@ -78,7 +78,7 @@ class Tiered(Traffic):
             assert lane.pool.free == lane.pool.capacity and not lane.in_tree, lane.pool.name
 
 
-whole = prefixloom.tier.copy_between
+whole = prefixloom.tiers.host_tier.copy_between
 
 
 def main() -> None:

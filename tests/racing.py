@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prefixloom.race import Race
-from prefixloom.streams import Stream
+from prefixloom.device.race import Race
+from prefixloom.device.streams import Stream
 from prefixloom.testing.simulated import Simulation
 
 POOL = "state"

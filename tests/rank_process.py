@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from prefixloom import RankError
-from prefixloom.consensus_group import ROOM, GroupConsensus
+from prefixloom.tiers.consensus import ROOM, GroupConsensus
 
 
 def say(call: Callable[[], object]) -> None:

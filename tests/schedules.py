@@ -15,12 +15,12 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from prefixloom.tree.window_lane import SpanLane
 
 from helpers import cache_of
 from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, Window
-from prefixloom.compose import Composition
-from prefixloom.lane_span import SpanLane
-from prefixloom.sequence import Sequence
+from prefixloom.cache.sequence import Sequence
+from prefixloom.contract.composition import Composition
 from prefixloom.testing.explore import ExploredStream, Report, Run, explore, touch
 from prefixloom.testing.watch import Watch
 

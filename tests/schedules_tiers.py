@@ -7,16 +7,16 @@ from collections.abc import Sequence as Many
 from functools import lru_cache
 from typing import Any
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from helpers import cache_of
 from prefixloom import Buffer, Component, Manifest, TierManifest
-from prefixloom.compose import Composition
-from prefixloom.pool import Pool
+from prefixloom.contract.composition import Composition
+from prefixloom.device.pool import Pool
 from prefixloom.testing.explore import Run, touch
 from prefixloom_hicache import HostTier
 from schedules import NAMES, PAGE, REACHES, Injected, World, contents
 
-whole = prefixloom.tier.copy_between
+whole = prefixloom.tiers.host_tier.copy_between
 
 
 @lru_cache
@@ -49,7 +49,7 @@ class TieredWorld(World):
         self.ways = {way: run.stream(way) for way in ("down", "up")}
         for way, stream in self.ways.items():
             tier.streams[way] = self.cache._stream(stream)
-        prefixloom.tier.copy_between = self.copy  # type: ignore[assignment]
+        prefixloom.tiers.host_tier.copy_between = self.copy  # type: ignore[assignment]
         run.afterwards(lambda: setattr(prefixloom.tier, "copy_between", whole))
         self._later = fails
 

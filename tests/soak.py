@@ -26,7 +26,7 @@ from unittest import mock
 import attrs
 import torch
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from engines import nothing_left
 from prefixloom import Cache, TierManifest, compose
 from prefixloom_engine import Answer, Batch, Engine, Request, ThreeWay
@@ -245,7 +245,7 @@ class FailingCopies:
     """Copies between the device and the host that fail now and then, and leave rubbish where they were to write."""
 
     def __init__(self, rng: random.Random, rate: float) -> None:
-        self.honest = prefixloom.tier.copy_between
+        self.honest = prefixloom.tiers.host_tier.copy_between
         self.rng, self.rate, self.failed = rng, rate, 0
 
     def __call__(self, source: Any, src: Any, target: Any, dst: Any, *more: Any) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from helpers import every_reach, part, settle
 from prefixloom import TierManifest
-from prefixloom.cache import Cache
+from prefixloom.cache.cache import Cache
 from prefixloom.storage import Miss, Refused
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from prefixloom_hicache.breaker import BreakerLimits

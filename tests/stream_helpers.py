@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from prefixloom.streams import Stream
+from prefixloom.device.streams import Stream
 
 SOON = 10.0
 """Longer than any of this takes."""

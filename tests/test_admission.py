@@ -25,9 +25,9 @@ from prefixloom import (
     Window,
     hookimpl,
 )
-from prefixloom.admission import ADMISSIONS
-from prefixloom.cache import Cache
-from prefixloom.registry import Registry
+from prefixloom.cache.cache import Cache
+from prefixloom.compose.registry import Registry
+from prefixloom.contract.admission import ADMISSIONS
 from prefixloom.testing.simulated import SimulatedStream
 
 TOKENS = list(range(64))

@@ -18,9 +18,9 @@ from torch import Tensor
 from helpers import cache_of, run, settle
 from helpers import part as component
 from prefixloom import Path, Point, ProtocolError
-from prefixloom.cache import Cache
-from prefixloom.compose import Part
-from prefixloom.sequence import Sequence
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.sequence import Sequence
+from prefixloom.contract.composition import Part
 from prefixloom.testing.toy import COMPOSITIONS, composition
 from traffic import TOLERANCE, composed, distance, model_of, prompt
 

@@ -11,7 +11,7 @@ import helpers
 import prefixloom
 from helpers import cache_of, held, part, run, serve, settle, unprotected
 from prefixloom import CapacityError, CompositionError, Path, Point, ProtocolError, Window
-from prefixloom.cache import Cache
+from prefixloom.cache.cache import Cache
 from prefixloom.testing.toy import composition
 from traffic import REGISTRY
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from coding import coder, tensors
 from content import bits, noise
 from prefixloom import Buffer, Codec, Manifest
-from prefixloom.codecs import Coder, measure
+from prefixloom.device.codecs import Coder, measure
 
 FLOATS = ["bfloat16", "float16", "float32", "float64"]
 CODED = [("int8", live) for live in FLOATS] + [

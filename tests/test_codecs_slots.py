@@ -10,8 +10,9 @@ import torch
 
 from coding import coder, tensors
 from content import Made, bits, noise
-from prefixloom import Buffer, CompositionError, InputError, Manifest, codecs
-from prefixloom.codecs import Coder
+from prefixloom import Buffer, CompositionError, InputError, Manifest
+from prefixloom.device import codecs
+from prefixloom.device.codecs import Coder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -26,8 +26,9 @@ from prefixloom import (
     compose,
     hookimpl,
 )
-from prefixloom.compose import Composition, Part, negotiate
-from prefixloom.registry import Registry
+from prefixloom.compose.entry import negotiate
+from prefixloom.compose.registry import Registry
+from prefixloom.contract.composition import Composition, Part
 
 
 class Installed:
@@ -63,7 +64,7 @@ def test_a_single_path_component_becomes_a_composition_with_the_defaults(monkeyp
         "page_tokens": 16, "capacity": 63, "attach": "share", "admission": None,
             "running": 0,
     }  # fmt: skip
-    assert part.origin == "passed to compose, class prefixloom.values.Component"
+    assert part.origin == "passed to compose, class prefixloom.contract.values.Component"
 
 
 def test_a_state_has_no_pages_and_is_copied() -> None:
@@ -131,7 +132,7 @@ def test_hooks_are_bound_per_part_and_traced_on_request() -> None:
 
 
 def test_compose_makes_a_cache_of_what_negotiate_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "prefixloom.cache", SimpleNamespace(Cache=lambda composition: [composition]))
+    monkeypatch.setitem(sys.modules, "prefixloom.cache.cache", SimpleNamespace(Cache=lambda composition: [composition]))
     made: Any = compose(None, plugins=[paths()], capacity=64, page_size=4, debug=True, max_rewind=2, policy="fifo")
     (composition,) = made
     assert isinstance(composition, Composition)

@@ -18,7 +18,7 @@ from broken import BROKEN
 from broken_parts import WINDOW, K, V
 from prefixloom import Component, CompositionError, Manifest, Path, Point, Window
 from prefixloom.cli import main
-from prefixloom.registry import Registry, default_registry
+from prefixloom.compose.registry import Registry, default_registry
 from prefixloom.testing import LAWS, ComponentCase, LawBroken, Setting, Truth, check_component, play, report_on
 from prefixloom.testing.bench import Bench, Failure
 from prefixloom.testing.conformance import clauses, name_of, statement

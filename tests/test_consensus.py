@@ -14,8 +14,15 @@ from typing import Any
 import pytest
 
 from prefixloom import CompositionError, ProtocolError, RankError
-from prefixloom.consensus import Completions, LocalConsensus, check_same, done_everywhere, least
-from prefixloom.consensus_group import ROOM, GroupConsensus
+from prefixloom.tiers.consensus import (
+    ROOM,
+    Completions,
+    GroupConsensus,
+    LocalConsensus,
+    check_same,
+    done_everywhere,
+    least,
+)
 
 PROCESS = Path(__file__).parent / "rank_process.py"
 

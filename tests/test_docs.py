@@ -32,12 +32,12 @@ from prefixloom import (
     TierManifest,
     TierStats,
     Window,
-    reach,
 )
-from prefixloom.hooks import Hooks
-from prefixloom.hookspecs import COLD_HOOKS, HOT_HOOKS, ComponentSpecs, RegistrySpecs
-from prefixloom.reach import Chunk, Reach, merged
-from prefixloom.step import Step
+from prefixloom.cache.step import Step
+from prefixloom.contract import reach
+from prefixloom.contract.composition import Hooks
+from prefixloom.contract.hookspecs import COLD_HOOKS, HOT_HOOKS, ComponentSpecs, RegistrySpecs
+from prefixloom.contract.reach import Chunk, Reach, merged
 
 ROOT = File(__file__).resolve().parents[1]
 CORE = ROOT / "core" / "prefixloom"

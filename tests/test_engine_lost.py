@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from engines import cache_for, mixed, model, nothing_left, plain, prompt
 from engines import served as served_by
 from prefixloom import Cache
@@ -34,7 +34,7 @@ class Copies:
     failing: bool = False
     begun: threading.Event = attrs.field(factory=threading.Event)
     known: threading.Event = attrs.field(factory=threading.Event)
-    honest: Any = prefixloom.tier.copy_between
+    honest: Any = prefixloom.tiers.host_tier.copy_between
 
     def __call__(self, source: Any, src: Any, target: Any, dst: Any, *more: Any) -> None:
         if self.failing and target.name.startswith("host") == (self.way == "down"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from engines import cache_for, mixed, model, nothing_left, plain, prompt, served
 from prefixloom import Cache, ProtocolError, ThreadStream, TierManifest
 from prefixloom_engine import Engine, Request, ThreeWay
@@ -124,7 +124,7 @@ def test_layers_wait_for_their_own_loads(draft: bool, threads: Callable[..., Thr
     request = Request(prompt(1, 330), 4)
     cache = gated(threads, it, TINY | ({"draft": 480} if draft else {}))
     passed: list[int] = []
-    honest = prefixloom.step.Gates.open
+    honest = prefixloom.cache.step.Gates.open
 
     def opened(self: Any, layer: int) -> None:
         if self._works:
@@ -134,7 +134,7 @@ def test_layers_wait_for_their_own_loads(draft: bool, threads: Callable[..., Thr
     with pytest.MonkeyPatch.context() as patch, Engine(it, cache, overlap=False, speculate=2 * draft) as engine:
         engine.generate([request])
         cache.evict({part.name: part.capacity for part in cache.composition.parts})
-        patch.setattr("prefixloom.step.Gates.open", opened)
+        patch.setattr("prefixloom.cache.step.Gates.open", opened)
         (answer,) = engine.generate([request])
     assert answer.restored == 320
     assert set(passed) == set(range(len(it.sizes.layers) + draft)), "every layer asked, while a load was under way"

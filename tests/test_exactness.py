@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from prefixloom import AdmissionPolicy
-from prefixloom.cache import Cache
-from prefixloom.debug import Debug
-from prefixloom.sequence import Sequence
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.debug import Debug
+from prefixloom.cache.sequence import Sequence
 from prefixloom.testing.toy import COMPOSITIONS, ToyModel, composition
 from prefixloom.testing.witness import Witness
 from traffic import NO_ROWS, TOLERANCE, Traffic, composed, distance, model_of, prompt

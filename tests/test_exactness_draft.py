@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from prefixloom import Buffer, Component, CompositionError, Manifest, Path, ProtocolError
-from prefixloom.cache import Cache
-from prefixloom.debug import Debug
-from prefixloom.sequence import Sequence
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.debug import Debug
+from prefixloom.cache.sequence import Sequence
 from prefixloom.testing.draft import DraftedModel
 from prefixloom.testing.toy import composition
 from prefixloom.testing.witness import Witness

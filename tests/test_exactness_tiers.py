@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from prefixloom import TierManifest
-from prefixloom.cache import Cache
-from prefixloom.manifest import LAYOUTS
-from prefixloom.sequence import Sequence
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.sequence import Sequence
+from prefixloom.contract.manifest import LAYOUTS
 from prefixloom.testing.toy import COMPOSITIONS, composition
 from prefixloom_hicache import HostTier
 from traffic import TOLERANCE, Traffic, composed, distance, model_of, prompt
@@ -103,7 +103,7 @@ def test_a_copy_that_moves_one_element_wrongly_moves_the_logits(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control: what a tier spoils is seen."""
-    whole = prefixloom.tier.copy_between
+    whole = prefixloom.tiers.host_tier.copy_between
 
     def spoiled(source: Any, src: Any, target: Any, dst: Any) -> None:
         whole(source, src, target, dst)

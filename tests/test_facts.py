@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prefixloom import CompositionError
-from prefixloom.facts import load_config, read_facts
+from prefixloom.compose.model_config import load_config, read_facts
 
 LLAMA: Mapping[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,

@@ -8,7 +8,7 @@ import pytest
 
 from helpers import PAGE, cache_of, every_reach, part, serve, settle
 from prefixloom import Cache, Claim, Component, Path, Point, Reach, TierManifest, Window, hookimpl
-from prefixloom.reach import Interval
+from prefixloom.contract.reach import Interval
 from prefixloom_hicache import HostTier
 
 TOKENS = list(range(100, 140))

@@ -26,7 +26,7 @@ from prefixloom import (
     Window,
     hookimpl,
 )
-from prefixloom.reach import Interval
+from prefixloom.contract.reach import Interval
 
 TOKENS = list(range(100, 140))
 

@@ -9,7 +9,7 @@ import pytest
 from filling import FUSED, TOKENS, cached, content, hybrid
 from helpers import cache_of, enqueue, held, part, settle
 from prefixloom import Path, Point, ProtocolError
-from prefixloom.streams import ThreadStream
+from prefixloom.device.streams import ThreadStream
 from prefixloom.testing.simulated import Simulation
 from stream_helpers import Gate
 from tiers import simulated, tiered

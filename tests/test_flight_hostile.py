@@ -19,8 +19,8 @@ from prefixloom import (
     ProtocolError,
     Window,
 )  # fmt: skip
-from prefixloom.cache import Cache
-from prefixloom.streams import ThreadStream
+from prefixloom.cache.cache import Cache
+from prefixloom.device.streams import ThreadStream
 from prefixloom.testing.simulated import SimulatedStream, Simulation
 from test_flight_regressions import TOKENS, Broken, enqueue, fail
 

@@ -9,7 +9,7 @@ import torch
 
 from helpers import cache_of, enqueue, held, part, run, settle
 from prefixloom import CapacityError, Path, Point, ProtocolError, RaceError
-from prefixloom.streams import Event
+from prefixloom.device.streams import Event
 from prefixloom.testing.simulated import SimulatedStream, Simulation
 
 TOKENS = list(range(40))
@@ -259,7 +259,7 @@ def test_a_step_that_cannot_be_entered_is_not_in_flight(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("prefixloom.step.make_room", interrupted)
+        patch.setattr("prefixloom.cache.step.make_room", interrupted)
         with pytest.raises(KeyboardInterrupt), cache.step([sequence]):
             pass
     assert not cache._flight.works
@@ -275,7 +275,7 @@ def test_the_race_detector_hears_which_state_a_draft_reads(monkeypatch: pytest.M
     sequence = cache.open(TOKENS)
     sequence.grow(4)
     enqueue(sim["a"], sequence)
-    monkeypatch.setattr("prefixloom.flight.Flight.order", lambda *args: None)
+    monkeypatch.setattr("prefixloom.device.flight.Flight.order", lambda *args: None)
     with (
         pytest.raises(RaceError, match=r"layers of <draft step 2.*reads slot"),
         cache.step([sequence], "draft") as step,

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from helpers import settle
 from prefixloom import Buffer, Component, Manifest, Path, Point, ProtocolError, TierManifest, Window, compose
-from prefixloom.cache import Cache
-from prefixloom.lane_host import layer_groups
+from prefixloom.cache.cache import Cache
 from prefixloom.testing.simulated import Simulation
+from prefixloom.tiers.host_lane import layer_groups
 from prefixloom_hicache import HostTier
 
 LAYERS = 6
@@ -140,7 +140,7 @@ def test_gates_are_passed_where_nothing_is_loaded_and_only_after_run_ops() -> No
 
 
 def test_a_load_that_fails_ends_the_step_that_was_gated_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = prefixloom.tier.copy_between
+    whole = prefixloom.tiers.host_tier.copy_between
 
     def broken(*given: Any) -> None:
         if len(given) > 4 and given[4] >= 2:

@@ -12,9 +12,10 @@ import attrs
 import pytest
 
 from prefixloom import Buffer, Claim, Component, CompositionError, Manifest, Path, hookimpl
-from prefixloom.hooks import Hooks, bind, make_manager
-from prefixloom.hookspecs import HOT_HOOKS, ComponentSpecs
-from prefixloom.values import AnchorView, NodeView, WalkView
+from prefixloom.compose.binding import bind, make_manager
+from prefixloom.contract.composition import Hooks
+from prefixloom.contract.hookspecs import HOT_HOOKS, ComponentSpecs
+from prefixloom.contract.values import AnchorView, NodeView, WalkView
 
 WALK = WalkView("", 64, 65, 64)
 ANCHOR = AnchorView("", 64)

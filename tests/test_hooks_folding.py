@@ -9,7 +9,7 @@ import pytest
 
 from helpers import cache_of, every_reach, finish, held, part, run, serve, settle
 from prefixloom import CapacityError, Claim, Component, Op, Path, PluginError, Point, Window, hookimpl
-from prefixloom.values import SplitRule
+from prefixloom.contract.values import SplitRule
 
 TOKENS = list(range(40))
 

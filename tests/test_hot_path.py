@@ -11,11 +11,11 @@ import pytest
 
 from helpers import cache_of, edges, finish, part, run, serve, settle
 from prefixloom import Chunk, Claim, Component, Op, Path, Point, Reach, Receipt, Sinks, Window, hookimpl
-from prefixloom.asking import Asking
-from prefixloom.cache import Cache
-from prefixloom.hooks import Hooks
-from prefixloom.hookspecs import HOT_HOOKS
-from prefixloom.values import AnchorView, NodeView, Phase, SplitRule, Tier, Touch, Transfer, WalkView
+from prefixloom.cache.cache import Cache
+from prefixloom.contract.composition import Hooks
+from prefixloom.contract.hookspecs import HOT_HOOKS
+from prefixloom.contract.values import AnchorView, NodeView, Phase, SplitRule, Tier, Touch, Transfer, WalkView
+from prefixloom.operations.plugin_calls import Asking
 
 UNCALLED = {"build_hicache_transfers", "commit_hicache_transfer"}
 """Hooks of tiers that this version does not have yet."""

@@ -150,7 +150,7 @@ def test_the_rule_for_the_core_sees_a_breach(source: str, breaks: bool) -> None:
         ("from prefixloom_own.plugin import X", False),
         ("import torch", False),
         ("from prefixloom.values import Profile", True),
-        ("import prefixloom.tree", True),
+        ("import prefixloom.tree.radix", True),
         ("from prefixloom import tree", True),
         ("def f():\n    import prefixloom_full", True),
     ],

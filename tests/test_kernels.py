@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from content import Made, bits, noise
-from prefixloom import InputError, kernels
-from prefixloom.kernels import clear_slots, copy_slots, select_slots
+from prefixloom import InputError
+from prefixloom.device import kernels
+from prefixloom.device.kernels import clear_slots, copy_slots, select_slots
 
 DTYPES = [
     torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.float16, torch.bool, torch.complex64, torch.uint8,
@@ -29,7 +30,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_
 
 
 def with_triton() -> ModuleType:
-    from prefixloom import kernels_triton
+    from prefixloom.device import kernels_triton
 
     return kernels_triton
 

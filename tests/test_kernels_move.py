@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from content import Made, bits, noise
-from prefixloom import InputError, kernels, kernels_move
-from prefixloom.kernels_move import Move, move_slots
+from prefixloom import InputError
+from prefixloom.device import kernels, kernels_move
+from prefixloom.device.kernels_move import Move, move_slots
 
 DTYPES = [
     torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.float16, torch.bool, torch.complex64, torch.uint8,
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def with_triton(move: Move, pairs: list[Any]) -> None:
-    from prefixloom import kernels_triton
+    from prefixloom.device import kernels_triton
 
     kernels_triton.move(pairs, *move._indices(pairs[0][0]))
 
@@ -68,7 +69,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         monkeypatch.setattr(Move, "_here", move)
     for name, value in settings.items():
         if name == "BLOCK":
-            from prefixloom import kernels_triton as module
+            from prefixloom.device import kernels_triton as module
         else:
             module = kernels_move if name == "STAGE" else kernels
         monkeypatch.setattr(module, name, value)
@@ -277,7 +278,7 @@ def test_the_kernel_for_triton_compiles_for_a_gpu_that_is_not_here(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     triton = pytest.importorskip("triton")
     compiler = pytest.importorskip("triton.backends.compiler")
-    from prefixloom import kernels_triton
+    from prefixloom.device import kernels_triton
 
     kernel = kernels_triton._move
     for word in kernels_triton.WORDS.values():

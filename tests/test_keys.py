@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prefixloom.tree.keys import TOKEN_LIMIT, KeyMaker
 
 from helpers import cache_of, finish, part, path_cache, run, serve, settle
 from prefixloom import InputError, Path, Tokens, encode
-from prefixloom.keys import TOKEN_LIMIT, KeyMaker
 
 VALUES = [0, 1, 77, 100, 127]
 LARGE = [0, 40_000, 151_643, TOKEN_LIMIT - 1]

@@ -12,11 +12,11 @@ import pytest
 
 from helpers import Keeping
 from prefixloom import AdmissionPolicy, CompositionError, EvictionPolicy, TierManifest
-from prefixloom.admission import ADMISSIONS
 from prefixloom.cli import main
-from prefixloom.policy import BUILT_IN
-from prefixloom.queues import ListQueue
-from prefixloom.registry import default_registry
+from prefixloom.compose.registry import default_registry
+from prefixloom.contract.admission import ADMISSIONS
+from prefixloom.contract.policy import BUILT_IN
+from prefixloom.contract.queues import ListQueue
 from prefixloom.testing import AdmissionCase, ComponentCase, PolicyCase, parametrize_with_laws
 from prefixloom.testing.suites import outcome
 from prefixloom_hicache import HostTier

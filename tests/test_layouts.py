@@ -12,12 +12,13 @@ import torch
 from composing import paths, refused, state
 from content import bits, noise
 from helpers import cache_of, part
-from prefixloom import Buffer, Component, InputError, Manifest, Path, Point, TierManifest, compose, lane_host
-from prefixloom.lane_host import copy_between
-from prefixloom.manifest import DTYPE_BYTES, LAYOUTS, Layout
-from prefixloom.pool import Pool
-from prefixloom.pool_host import HostPool, in_one_piece
+from prefixloom import Buffer, Component, InputError, Manifest, Path, Point, TierManifest, compose
+from prefixloom.contract.manifest import DTYPE_BYTES, LAYOUTS, Layout
+from prefixloom.device.host_pool import HostPool, in_one_piece
+from prefixloom.device.pool import Pool
 from prefixloom.slots import DeviceSlots, HostSlots, resolve
+from prefixloom.tiers import host_lane as lane_host
+from prefixloom.tiers.host_lane import copy_between
 from prefixloom_hicache import HostTier
 
 EACH = pytest.mark.parametrize("layout", LAYOUTS)

@@ -8,8 +8,8 @@ import pytest
 
 from helpers import cache_of, finish, nodes, owners, part, run, serve, serve_tightly, settle
 from prefixloom import Claim, Component, Path, Point, Reach, Window, hookimpl
-from prefixloom.policy import EvictionPolicy
-from prefixloom.queues import ListQueue
+from prefixloom.contract.policy import EvictionPolicy
+from prefixloom.contract.queues import ListQueue
 
 COMPOSITIONS: dict[str, dict[str, Reach]] = {
     "path": {"path": Path()},

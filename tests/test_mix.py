@@ -9,8 +9,8 @@ import pytest
 import prefixloom
 from composing import composed, paths, refused, state, windowed
 from prefixloom import Buffer, Chunk, Component, CompositionError, Manifest, Path, Point, Reach, Traffic, Window
-from prefixloom.compose import Composition
-from prefixloom.mix import reach_tokens
+from prefixloom.compose.sizing import reach_tokens
+from prefixloom.contract.composition import Composition
 
 TRAFFIC = Traffic(running=4, prompt=800, output=200, shared=0.25, chunk=100)
 """Paths of 1000 tokens that begin with 200 in common."""

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import part
 from prefixloom import Buffer, Codec, Component, Manifest, Path, Point, Window, compose
-from prefixloom.cache import Cache
-from prefixloom.step import Step
-from prefixloom.streams import InlineStream, Stream, ThreadStream
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.step import Step
+from prefixloom.device.streams import InlineStream, Stream, ThreadStream
 
 READS = ("tolist", "item", "numpy", "cpu", "__int__", "__float__", "__bool__", "__index__", "__array__", "__contains__")
 HARMLESS = {

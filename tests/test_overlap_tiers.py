@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from overlap_tiers import WRITES, Tiered
 
 STEPS = 220
@@ -42,4 +42,4 @@ def test_a_copy_that_leaves_out_its_last_slot_is_seen(
     monkeypatch.setattr(Tiered, "copy", short)
     with pytest.raises(AssertionError, match=r"hold something else|the state at"):
         Tiered("FM", 2, "back", failing=0.0, lame=0.0).run(STEPS)
-    assert prefixloom.tier.copy_between.__module__ == "prefixloom.lane_host"
+    assert prefixloom.tiers.host_tier.copy_between.__module__ == "prefixloom.tiers.host_lane"

@@ -11,8 +11,8 @@ import pytest
 
 from helpers import cache_of, finish, held, part, path_cache, run, serve, settle
 from prefixloom import Component, CompositionError, EvictionPolicy, InputError, Path, Point, Reach, Window, hookimpl
-from prefixloom.policy import BUILT_IN, KeyedQueue, Use
-from prefixloom.queues import Link, SlruQueue
+from prefixloom.contract.policy import BUILT_IN, KeyedQueue, Use
+from prefixloom.contract.queues import Link, SlruQueue
 
 
 class Cell(Link):

@@ -12,7 +12,7 @@ import torch
 
 from helpers import cache_of, finish, part, path_cache, serve, settle
 from prefixloom import Buffer, Component, InvariantError, Manifest, Path, Point, ProtocolError, Window, compose
-from prefixloom.pool import ABSENT_BYTES, DebugPool, Pool, Span, present
+from prefixloom.device.pool import ABSENT_BYTES, DebugPool, Pool, Span, present
 
 DEVICES = ["cpu", "meta", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -325,7 +325,9 @@ def test_an_orderly_pool_hands_out_what_lies_together() -> None:
 
 def test_bringing_order_takes_no_longer_where_more_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    monkeypatch.setattr("prefixloom.pool.sorted", lambda some: (seen.append(len(some)), sorted(some))[1], raising=False)
+    monkeypatch.setattr(
+        "prefixloom.device.pool.sorted", lambda some: (seen.append(len(some)), sorted(some))[1], raising=False
+    )
     slots = pool(Pool, capacity=100_000)
     slots.orderly = True
     slots.give(slots.take(5)[::-1].tobytes())

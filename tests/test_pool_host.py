@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from content import bits, noise
-from prefixloom import Buffer, CompositionError, InputError, InvariantError, Manifest, ProtocolError, pool_host
-from prefixloom.manifest import DTYPE_BYTES, LAYOUTS, Layout
-from prefixloom.pool import Pool
-from prefixloom.pool_host import DebugHostPool, HostPool, available
-from prefixloom.stages import Stage
+from prefixloom import Buffer, CompositionError, InputError, InvariantError, Manifest, ProtocolError
+from prefixloom.contract.manifest import DTYPE_BYTES, LAYOUTS, Layout
+from prefixloom.device import host_pool as pool_host
+from prefixloom.device.host_pool import DebugHostPool, HostPool, available
+from prefixloom.device.pool import Pool, Stage
 
 UNEQUAL = Manifest(
     [

@@ -22,8 +22,8 @@ from prefixloom import (
     Window,
     hookimpl,
 )
-from prefixloom.profiles import profile_from_facts, profile_from_toml, resolve_profile
-from prefixloom.registry import Registry
+from prefixloom.compose.profiles import profile_from_facts, profile_from_toml, resolve_profile
+from prefixloom.compose.registry import Registry
 
 LLAMA: Mapping[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,

@@ -51,7 +51,7 @@ def test_a_failing_script_is_shrunk_to_what_matters(monkeypatch: pytest.MonkeyPa
     setup = setups()["path"]
     script = written("seed", setup, 120)
     assert fails(setup, script) is None
-    from prefixloom.lane_path import PathLane
+    from prefixloom.tree.path_lane import PathLane
 
     honest = PathLane.close
 

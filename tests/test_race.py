@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from prefixloom import RaceError
-from prefixloom.streams import InlineStream, Stream, host_clock
+from prefixloom.device.streams import InlineStream, Stream, host_clock
 from racing import World
 
 

@@ -9,8 +9,8 @@ from time import perf_counter
 import pytest
 
 from prefixloom import InvariantError, RaceError
-from prefixloom.race import Race
-from prefixloom.streams import host_clock
+from prefixloom.device.race import Race
+from prefixloom.device.streams import host_clock
 from prefixloom.testing.simulated import SimulatedStream, Simulation
 from racing import POOL, World
 

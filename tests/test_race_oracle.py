@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from prefixloom import RaceError
-from prefixloom.race import Race
-from prefixloom.streams import Event, InlineStream, Stream
+from prefixloom.device.race import Race
+from prefixloom.device.streams import Event, InlineStream, Stream
 from prefixloom.testing.simulated import Simulation
 
 POOL = "state"

@@ -10,8 +10,8 @@ import pytest
 
 from helpers import cache_of, part, settle
 from prefixloom import CapacityError, Path, Point, RankError, Window
-from prefixloom.cache import Cache
-from prefixloom.sequence import Sequence
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.sequence import Sequence
 from prefixloom.testing.ranks import Diverged, Rank, run
 
 PAGE = 4

@@ -11,7 +11,7 @@ import pytest
 
 from helpers import Blocks, Holes, cache_of, every_reach, held, part, serve, settle
 from prefixloom import Chunk, CompositionError, Path, Point, Reach, Sinks, Tail, Window
-from prefixloom.reach import Interval, Shift, Union, merged
+from prefixloom.contract.reach import Interval, Shift, Union, merged
 
 LIMIT = 200
 COMBINATORS: list[Reach] = [

@@ -26,7 +26,7 @@ def test_the_python_of_the_readme_runs_as_it_stands(installed: None) -> None:
 
 
 def test_its_toml_names_the_entry_point_group() -> None:
-    from prefixloom.registry import GROUP
+    from prefixloom.compose.registry import GROUP
 
     (toml,) = [match["body"] for match in BLOCK.finditer(README) if match["kind"] == "toml"]
     assert toml.startswith(f"[project.entry-points.{GROUP}]\n")

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from prefixloom import Chunk, CompositionError, Path, Point, Window
-from prefixloom.compose import Composition, Part, negotiate
-from prefixloom.registry import Registry
+from prefixloom.compose.entry import negotiate
+from prefixloom.compose.registry import Registry
+from prefixloom.contract.composition import Composition, Part
 
 CONFIGS = File(__file__).parent / "configs"
 KINDS = ("full", "swa", "mamba")

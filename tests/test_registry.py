@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prefixloom import AdmissionPolicy, CompositionError, EvictionPolicy, Profile
-from prefixloom.registry import Offer, Registry, default_registry
+from prefixloom.compose.registry import Offer, Registry, default_registry
 
 Distribution = Callable[..., Path]
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,7 +8,7 @@ import pytest
 
 from helpers import cache_of, held, part, run, serve, settle
 from prefixloom import Chunk, Component, Path, Point, Receipt, Window, hookimpl
-from prefixloom.cache import Cache
+from prefixloom.cache.cache import Cache
 
 
 def fsm(window: int, every: int, *, max_rewind: int = 0) -> Cache:

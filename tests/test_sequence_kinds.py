@@ -10,7 +10,7 @@ import pytest
 
 from helpers import cache_of, every_reach, finish, held, part, path_cache, run, serve, settle
 from prefixloom import CapacityError, Path, Point, ProtocolError, Reach, Window
-from prefixloom.reach import Interval
+from prefixloom.contract.reach import Interval
 
 TOKENS = list(range(40))
 each = pytest.mark.parametrize("name", every_reach())

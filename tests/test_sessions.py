@@ -26,7 +26,7 @@ from prefixloom import (
     hookimpl,
 )
 from prefixloom import Path as Whole
-from prefixloom.registry import Registry
+from prefixloom.compose.registry import Registry
 
 pytestmark = pytest.mark.usefixtures("installed")
 Adapter = Callable[..., Any]
@@ -202,4 +202,4 @@ def test_a_model_of_transformers_by_the_name_that_the_cache_has_for_it(one_threa
 
 
 def test_the_core_imports_no_adapter() -> None:
-    assert Path(prefixloom.__file__).with_name("sessions.py").read_text().count("transformers") == 0
+    assert Path(prefixloom.__file__).with_name("cache/session.py").read_text().count("transformers") == 0

@@ -8,7 +8,7 @@ import pytest
 
 from composing import composed, paths, refused, state, windowed
 from prefixloom import Buffer, Component, CompositionError, Manifest, Path
-from prefixloom.sizing import parse_memory
+from prefixloom.compose.sizing import parse_memory
 
 
 def test_a_capacity_in_tokens_is_the_same_for_all_and_rounded_up_to_pages() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-import prefixloom.pieces
+import prefixloom.tiers.pieces
 from helpers import part
 from prefixloom import Path
-from prefixloom.spares import Spare, Spares
 from prefixloom.storage import Record
+from prefixloom.tiers.pieces import Spare, Spares
 from prefixloom_hicache import MemoryBackend
 from test_store import composed, idle, read_back, shelf
 from test_store_regressions import TOKENS, stocked
@@ -49,7 +49,7 @@ def test_storing_and_fetching_take_no_new_memory_once_they_have_some(monkeypatch
             made.append(size)
             super().__init__(size)
 
-    monkeypatch.setattr("prefixloom.spares.Spare", Counted)
+    monkeypatch.setattr("prefixloom.tiers.pieces.Spare", Counted)
     store = MemoryBackend(capacity=1 << 24)
     cache, _ = composed(part("path", Path()), store=store)
     for first in (0, 1000, 2000):
@@ -87,4 +87,4 @@ def test_an_answer_in_the_memory_of_another_piece_is_none() -> None:
         assert (told.ready, "another piece's memory" in told.why) == (0, True)
     held = [each for kept in shelf(cache).spares._by_size.values() for each in kept]
     assert len(held) == len({id(each) for each in held})
-    assert prefixloom.pieces.READ > 1
+    assert prefixloom.tiers.pieces.READ > 1

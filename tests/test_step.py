@@ -9,7 +9,7 @@ import torch
 
 from helpers import cache_of, held, part, path_cache, run, serve, settle
 from prefixloom import Claim, Component, InputError, Op, Path, PluginError, Point, ProtocolError, hookimpl
-from prefixloom.streams import InlineStream, ThreadStream
+from prefixloom.device.streams import InlineStream, ThreadStream
 
 TOKENS = list(range(40))
 

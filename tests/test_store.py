@@ -12,9 +12,9 @@ import pytest
 
 from helpers import cache_of, every_reach, part, settle
 from prefixloom import CompositionError, Path, Point, StorageError, TierManifest
-from prefixloom.cache import Cache
-from prefixloom.restore import Restored
-from prefixloom.sequence import Sequence
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.sequence import Sequence
+from prefixloom.tiers.restore import Restored
 from prefixloom_hicache import FileBackend, GuardLimits, HostTier, MemoryBackend
 from tiers import compute, restorable, serve, wrong
 

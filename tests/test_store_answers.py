@@ -9,8 +9,8 @@ import pytest
 
 from helpers import part, settle
 from prefixloom import Path, Window
-from prefixloom.pieces import READ
 from prefixloom.storage import Miss, Refused
+from prefixloom.tiers.pieces import READ
 from prefixloom_hicache import GuardLimits, MemoryBackend
 from test_store import composed, idle, read_back, restored, shelf, until
 from tiers import compute, serve

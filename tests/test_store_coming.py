@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import prefixloom.shelf
+import prefixloom.tiers.store
 from helpers import part, serve_tightly, settle
 from prefixloom import Path, Sinks, Window
 from prefixloom_hicache import FileBackend, MemoryBackend

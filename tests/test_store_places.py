@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 import pytest
+from prefixloom.tree.keys import KeyMaker, encode
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from helpers import part, serve_tightly, settle
 from prefixloom import Path, Sinks, Window
-from prefixloom.keys import KeyMaker, encode
 from prefixloom_hicache import MemoryBackend
 from test_store import composed, idle, read_back, restored, shelf, until
 from test_store_regressions import TOKENS, stocked
@@ -111,7 +111,7 @@ def test_a_fetch_that_cannot_begin_its_copies_leaves_no_work_open(monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(prefixloom.tier.LowerTier, "stream", interrupted)
+        patched.setattr(prefixloom.tiers.host_tier.LowerTier, "stream", interrupted)
         with pytest.raises(KeyboardInterrupt):
             until(cache, lambda: told.over)
     assert not [work for work in cache._flight.works if work.event is None]
@@ -137,7 +137,7 @@ def test_new_weights_are_named_before_a_flush() -> None:
 
 
 def test_a_long_edge_is_handed_over_in_parts() -> None:
-    from prefixloom.storing import PER_POLL
+    from prefixloom.tiers.store_writes import PER_POLL
 
     store = MemoryBackend(capacity=1 << 24)
     cache, _ = composed(part("path", Path()), store=store, page=1, tokens=4096)

@@ -10,9 +10,9 @@ import pytest
 
 from helpers import part, settle
 from prefixloom import Path, Point, Window
-from prefixloom.cache import Cache
-from prefixloom.fetching import Fetch
+from prefixloom.cache.cache import Cache
 from prefixloom.storage import Miss, Record
+from prefixloom.tiers.store_reads import Fetch
 from prefixloom_hicache import GuardLimits, MemoryBackend
 from test_store import composed, idle, read_back, restored, serve, shelf, until
 from test_store_regressions import Gated, stocked
@@ -74,7 +74,7 @@ def test_what_belongs_to_one_boundary_is_asked_for_as_it_comes(slices_of: Any, m
     """A window of 36 pages, and no more than two of them at a time."""
     near = part("near", Window(144))
     store = stocked(near, tokens=TOKENS)
-    monkeypatch.setattr("prefixloom.pieces.READ", 1)
+    monkeypatch.setattr("prefixloom.tiers.pieces.READ", 1)
     cache, _ = composed(near)
     size = 2 * record_bytes(cache)
     slices_of(size)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from helpers import cache_of, part, settle
 from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, hookimpl
 from prefixloom.storage import Miss
@@ -102,7 +102,7 @@ def test_a_copy_that_fails_while_its_target_is_pinned_for_the_store(
     cache, _ = composed(part("path", Path()), part("state", Point()), store=store)
     assert cache._tier is not None
     cache._tier.streams["down"] = cache._stream(threads("down"))
-    go, whole = threading.Event(), prefixloom.tier.copy_between
+    go, whole = threading.Event(), prefixloom.tiers.host_tier.copy_between
 
     def broken(source: Any, *rest: Any) -> None:
         assert go.wait(20)

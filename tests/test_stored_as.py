@@ -22,8 +22,8 @@ from prefixloom import (
     compose,
     hookimpl,
 )
-from prefixloom.cache import Cache
-from prefixloom.codecs import Coder
+from prefixloom.cache.cache import Cache
+from prefixloom.device.codecs import Coder
 
 TOKENS = list(range(40))
 INT8 = Codec("int8", tolerance=0.004)

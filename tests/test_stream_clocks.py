@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prefixloom.streams import InlineStream, ThreadStream, host_clock, join
+from prefixloom.device.streams import InlineStream, ThreadStream, host_clock, join
 from prefixloom.testing.simulated import SimulatedStream, Simulation
 from stream_helpers import SOON, Gate
 

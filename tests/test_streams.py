@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from prefixloom import InputError, InvariantError
-from prefixloom.streams import Event, InlineStream, Stream, ThreadStream, stream_for
+from prefixloom.device.streams import Event, InlineStream, Stream, ThreadStream, stream_for
 from prefixloom.testing.simulated import SimulatedStream, Simulation
 from stream_helpers import SOON, Gate
 

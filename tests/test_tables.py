@@ -84,7 +84,7 @@ def test_what_the_layers_read_is_told_as_the_table_has_it() -> None:
     one.publish()
     two.grow(4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("prefixloom.flight.Flight.order", lambda *args: None)
+        patch.setattr("prefixloom.device.flight.Flight.order", lambda *args: None)
         with pytest.raises(RaceError, match=r"reads slot .* of pool 'path'"), cache.step([two]) as step:
             step.run_ops(sim["b"])
             two.publish()

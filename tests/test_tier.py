@@ -8,7 +8,7 @@ import pytest
 
 from helpers import every_reach, part, settle
 from prefixloom import CapacityError, CompositionError, Path, Point, ProtocolError, TierManifest, Window, compose
-from prefixloom.manifest import LAYOUTS
+from prefixloom.contract.manifest import LAYOUTS
 from prefixloom_hicache import HostTier
 from tiers import WRITES, Requests, content_is_there, path_of, restorable, serve, tiered
 

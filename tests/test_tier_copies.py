@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import prefixloom.restore
-import prefixloom.tier
+import prefixloom.tiers.host_tier
+import prefixloom.tiers.restore
 from helpers import part, run, settle
 from prefixloom import Path, Point, RaceError, Window
 from test_tier_regressions import broken, state_below, whole
@@ -46,7 +46,7 @@ def test_a_restore_that_cannot_fit_does_not_try_page_by_page(monkeypatch: pytest
     serve(cache, range(1000))
     cache.evict(1024)
     asked = []
-    honest = prefixloom.restore._load
+    honest = prefixloom.tiers.restore._load
     monkeypatch.setattr(prefixloom.restore, "_load", lambda *args: asked.append(1) or honest(*args))
     with cache.open([7] * 900) as other:
         other.grow(900)
@@ -101,14 +101,14 @@ def test_wrong_books_are_no_copy_that_failed(way: str, monkeypatch: pytest.Monke
 def test_nothing_that_a_copy_was_told_is_changed_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lists of a copy that waits are the copy's alone."""
     told: list[tuple[Any, list[int], Any, list[int]]] = []
-    honest = prefixloom.tier.LowerTier.run
+    honest = prefixloom.tiers.host_tier.LowerTier.run
 
     def seen(self: Any, moves: Any, nodes: Any, hold: Any, way: str) -> Any:
         work = honest(self, moves, nodes, hold, way)
         told.extend((mine.src, list(mine.src), mine.dst, list(mine.dst)) for mine in moves)
         return work
 
-    monkeypatch.setattr(prefixloom.tier.LowerTier, "run", seen)
+    monkeypatch.setattr(prefixloom.tiers.host_tier.LowerTier, "run", seen)
     cache = tiered(part("path", Path()), part("state", Point()), write="through", host={"path": 96, "state": 4})
     simulation = simulated(cache)
     for turn in range(8):

@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-import prefixloom.lane_host
-import prefixloom.restore
-import prefixloom.tier
-import prefixloom.transfers
+import prefixloom.tiers.host_tier
 from helpers import part, settle
 from prefixloom import Path, Point, Window
-from prefixloom.cache import Cache
+from prefixloom.cache.cache import Cache
+from prefixloom.tiers import host_lane, host_tier, restore, transfer_hooks
 from tier_faults import LAYOUTS, SETS, WRITES, Case, Drive, Faults, faults_of
 from tiers import compute, restorable, serve, simulated, tiered, wrong
 
@@ -153,9 +151,7 @@ def test_two_caches_in_one_process_know_nothing_of_each_other() -> None:
 
 # ---------------------------------------------------------------- interrupts at any line
 
-FILES = {
-    module.__file__ for module in (prefixloom.tier, prefixloom.restore, prefixloom.lane_host, prefixloom.transfers)
-}
+FILES = {module.__file__ for module in (host_tier, restore, host_lane, transfer_hooks)}
 
 
 class Interrupts:
@@ -220,7 +216,7 @@ def test_debug_mode_knows_of_a_sequence_whose_opening_was_interrupted_by_a_copy(
     with cache.open(range(16)) as first:
         compute(cache, first, range(16), 16)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt) as caught:
-        patched.setattr(prefixloom.tier.LowerTier, "_run_one", interrupt)
+        patched.setattr(prefixloom.tiers.host_tier.LowerTier, "_run_one", interrupt)
         cache.open([*range(16), 5])
     with cache.open([1]):  # what was interrupted knows the sequence
         pass

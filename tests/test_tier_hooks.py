@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from helpers import part, settle
 from prefixloom import Claim, Component, Outcome, Path, Point, TierManifest, Transfer, TransferPlan, Window, compose
 from prefixloom import hookimpl as hook

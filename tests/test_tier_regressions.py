@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-import prefixloom.restore
-import prefixloom.tier
+import prefixloom.tiers.host_tier
+import prefixloom.tiers.restore
 from helpers import part, settle
 from prefixloom import Component, Path, Point, Reach, Sinks, Transfer, TransferPlan, Window
 from prefixloom import hookimpl as hook
-from prefixloom.cache import Cache
-from prefixloom.lane_host import HostLane
-from prefixloom.reach import Interval
+from prefixloom.cache.cache import Cache
+from prefixloom.contract.reach import Interval
 from prefixloom.testing.simulated import Simulation
+from prefixloom.tiers.host_lane import HostLane
 from tiers import compute, path_of, restorable, serve, simulated, tiered, wrong
 
-whole = prefixloom.tier.copy_between
+whole = prefixloom.tiers.host_tier.copy_between
 
 
 class Broken(RuntimeError):
@@ -221,7 +221,7 @@ def test_a_restore_ends_where_others_have_published_meanwhile_and_no_slot_can_be
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = []
-    honest = prefixloom.restore.planned_again
+    honest = prefixloom.tiers.restore.planned_again
 
     def counted(*args: Any) -> Any:
         asked.append(1)

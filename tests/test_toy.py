@@ -21,7 +21,7 @@ from prefixloom import (
     Reach,
     Window,
 )
-from prefixloom.cache import Cache
+from prefixloom.cache.cache import Cache
 from prefixloom.testing.layers import LAYERS, PageStore, PlainStore, Store
 from prefixloom.testing.toy import COMPOSITIONS, DELTA_RULE, ToyModel, composition, toy_config
 from prefixloom.testing.witness import Witness

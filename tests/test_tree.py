@@ -6,12 +6,12 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+from prefixloom.tree.radix import Node, Tree
 
 from helpers import cache_of, edges, every_reach, finish, held, locks, part, path_cache, run, serve, settle
 from prefixloom import CapacityError, InvariantError, Path, Point, Window
-from prefixloom.debug import Debug
-from prefixloom.policy import BUILT_IN
-from prefixloom.tree import Node, Tree
+from prefixloom.cache.debug import Debug
+from prefixloom.contract.policy import BUILT_IN
 
 
 def key(*pages: int) -> bytes:

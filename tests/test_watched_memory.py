@@ -11,8 +11,8 @@ import pytest
 
 from helpers import Keeping, cache_of, part, serve, settle
 from prefixloom import Cache, Path, Point, Window
-from prefixloom.policy import EvictionPolicy, Guest
-from prefixloom.queues import ListQueue
+from prefixloom.contract.policy import EvictionPolicy, Guest
+from prefixloom.contract.queues import ListQueue
 
 
 class Failing(ListQueue):

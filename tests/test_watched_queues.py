@@ -14,8 +14,8 @@ import pytest
 
 from helpers import Keeping, cache_of, held, locks, owners, part, path_cache, run, serve, settle, unprotected
 from prefixloom import Cache, CapacityError, CompositionError, Path, Point, Reach, Sinks, Window
-from prefixloom.policy import BUILT_IN, EvictionPolicy, WatchedQueue, serving
-from prefixloom.queues import BucketQueue, ListQueue, Queue
+from prefixloom.contract.policy import BUILT_IN, EvictionPolicy, WatchedQueue, serving
+from prefixloom.contract.queues import BucketQueue, ListQueue, Queue
 
 COMPOSITIONS: dict[str, dict[str, Reach]] = {
     "paths": {"path": Path(), "other": Path(), "state": Point()},

@@ -15,7 +15,7 @@ import pytest
 import work
 from helpers import PAGE, cache_of, part, serve
 from prefixloom import Path, encode
-from prefixloom.cache import Cache
+from prefixloom.cache.cache import Cache
 from test_hot_path import Watched
 from work import CASES, Case, Scene, Work, all_nodes, allocated, executed, lens_alone, looked_at, measure
 

@@ -20,13 +20,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import prefixloom.restore
-import prefixloom.tier
+import prefixloom.tiers.host_tier
+import prefixloom.tiers.restore
 from helpers import every_reach, part, settle
 from prefixloom import CapacityError, Component, hookimpl
-from prefixloom.cache import Cache
-from prefixloom.lane_host import HostLane
-from prefixloom.tier import LowerTier
+from prefixloom.cache.cache import Cache
+from prefixloom.tiers.host_lane import HostLane
+from prefixloom.tiers.host_tier import LowerTier
 from tiers import WRITES, Requests, compute, restorable, simulated, tiered, wrong
 
 SETS = {
@@ -83,7 +83,7 @@ class Faults:
     @contextlib.contextmanager
     def put(self) -> Iterator[None]:
         copy, take, room, evict = (
-            prefixloom.tier.copy_between, LowerTier.take, prefixloom.restore.make_room, HostLane.evict,
+            prefixloom.tiers.host_tier.copy_between, LowerTier.take, prefixloom.tiers.restore.make_room, HostLane.evict,
         )  # fmt: skip
 
         def between(source: Any, src: Any, target: Any, dst: Any) -> None:
@@ -109,13 +109,13 @@ class Faults:
             self.at("evict below")
             return evict(lane, count, freed)
 
-        prefixloom.tier.copy_between = between  # type: ignore[assignment]
-        prefixloom.restore.make_room = made  # type: ignore[assignment]
+        prefixloom.tiers.host_tier.copy_between = between  # type: ignore[assignment]
+        prefixloom.tiers.restore.make_room = made  # type: ignore[assignment]
         LowerTier.take, HostLane.evict = taken, evicted  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            prefixloom.tier.copy_between, prefixloom.restore.make_room = copy, room
+            prefixloom.tiers.host_tier.copy_between, prefixloom.tiers.restore.make_room = copy, room
             LowerTier.take, HostLane.evict = take, evict  # type: ignore[method-assign]
 
 

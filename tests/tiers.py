@@ -11,14 +11,14 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 import torch
+from prefixloom.tree.radix import Node
 
 from helpers import PAGE, cache_of
 from prefixloom import Component, TierManifest
-from prefixloom.cache import Cache
-from prefixloom.pool import ABSENT
-from prefixloom.sequence import Sequence
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.sequence import Sequence
+from prefixloom.device.pool import ABSENT
 from prefixloom.testing.simulated import Simulation
-from prefixloom.tree import Node
 from prefixloom_hicache import HostTier
 
 WRITES = ("through", "back", "selective")

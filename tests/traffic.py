@@ -18,10 +18,10 @@ from torch import Tensor
 
 import prefixloom
 from prefixloom import CapacityError, Profile, ProtocolError
-from prefixloom.cache import Cache
-from prefixloom.profiles import resolve_profile
-from prefixloom.registry import Registry
-from prefixloom.sequence import Sequence
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.sequence import Sequence
+from prefixloom.compose.profiles import resolve_profile
+from prefixloom.compose.registry import Registry
 from prefixloom.testing.toy import ToyModel, composition
 from prefixloom.testing.witness import Witness
 

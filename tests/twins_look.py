@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from prefixloom.queues import ListQueue
+from prefixloom.contract.queues import ListQueue
 
 
 def path(node: Any) -> tuple[Any, ...]:

@@ -22,10 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from prefixloom.tree.radix import Node
+
 from prefixloom import Component, Sequence, TierManifest, Tokens, compose, encode
-from prefixloom.cache import Cache
-from prefixloom.hookspecs import HOT_HOOKS
-from prefixloom.tree import Node
+from prefixloom.cache.cache import Cache
+from prefixloom.contract.hookspecs import HOT_HOOKS
 from prefixloom_full import FullComponent
 from prefixloom_hicache import HostTier
 from prefixloom_mamba import MambaComponent

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from .admission import AdmissionPolicy, StateView
-from .cache import Cache
-from .compose import compose
-from .consensus import Consensus, LocalConsensus
-from .consensus_group import GroupConsensus
-from .errors import (
-    CapacityError,
-    CompositionError,
-    InputError,
-    InvariantError,
-    PluginError,
-    PrefixloomError,
-    ProtocolError,
-    RaceError,
-    RankError,
-    StorageError,
-)
-from .hookspecs import hookimpl
-from .keys import Tokens, encode
-from .lease import Lease
-from .manifest import Buffer, Codec, Manifest, TierManifest
-from .plan import MatchPlan
-from .policy import EvictionPolicy, Use
-from .reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
-from .restore import Restored
-from .sequence import Sequence
-from .sizing import Traffic
-from .stats import CacheStats, ComponentStats, TierStats
-from .streams import Stream, ThreadStream, stream_for
-from .values import (
+from .cache.cache import Cache
+from .cache.sequence import Sequence
+from .cache.stats import CacheStats, ComponentStats, TierStats
+from .compose.entry import compose
+from .compose.sizing import Traffic
+from .contract.admission import AdmissionPolicy, StateView
+from .contract.hookspecs import hookimpl
+from .contract.manifest import Buffer, Codec, Manifest, TierManifest
+from .contract.policy import EvictionPolicy, Use
+from .contract.reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
+from .contract.values import (
     AnchorView,
     Claim,
     Component,
@@ -52,6 +33,24 @@ from .values import (
     TransferPlan,
     WalkView,
 )
+from .device.streams import Stream, ThreadStream, stream_for
+from .errors import (
+    CapacityError,
+    CompositionError,
+    InputError,
+    InvariantError,
+    PluginError,
+    PrefixloomError,
+    ProtocolError,
+    RaceError,
+    RankError,
+    StorageError,
+)
+from .operations.lease import Lease
+from .operations.match import MatchPlan
+from .tiers.consensus import Consensus, GroupConsensus, LocalConsensus
+from .tiers.restore import Restored
+from .tree.keys import Tokens, encode
 
 __all__ = [
     "AdmissionPolicy",

@@ -12,11 +12,11 @@ from array import array
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from .device.handles import Handle
+from .device.host_pool import HostPool
+from .device.kernels_move import Move
+from .device.pool import ID_BYTES, Pool
 from .errors import InputError, ProtocolError
-from .handles import Handle
-from .kernels_move import Move
-from .pool import ID_BYTES, Pool
-from .pool_host import HostPool
 
 
 class Slots:

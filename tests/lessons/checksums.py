@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from prefixloom.cache import Cache
+from prefixloom.cache.cache import Cache
 
 
 def sums_of(namespace: str, tokens: Sequence[int]) -> list[int]:

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prefixloom.tree.radix import climb
 
-from prefixloom import plan, restore, tier
-from prefixloom.lane_host import HostLane
-from prefixloom.lease import Hold, acquire, swap
-from prefixloom.tree import climb
+from prefixloom.operations import match as plan
+from prefixloom.operations.lease import Hold, acquire, swap
+from prefixloom.tiers import host_tier as tier
+from prefixloom.tiers import restore
+from prefixloom.tiers.host_lane import HostLane
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 

@@ -11,20 +11,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from prefixloom.tree.holdings import Holding
+from prefixloom.tree.lane import Lane, PageLane
+from prefixloom.tree.path_lane import PathLane
+from prefixloom.tree.state_lane import PointLane
+from prefixloom.tree.window_lane import SpanLane
 
 from helpers import free_at_once
-from prefixloom import CapacityError, Sequence, insert, ops, step
-from prefixloom.cache import Cache
-from prefixloom.flight import Flight
-from prefixloom.holding import Holding
-from prefixloom.lane import Lane, PageLane
-from prefixloom.lane_path import PathLane
-from prefixloom.lane_point import PointLane
-from prefixloom.lane_span import SpanLane
-from prefixloom.lease import Hold
-from prefixloom.pool import ABSENT, Pool
-from prefixloom.step import Step
-from prefixloom.streams import InlineStream
+from prefixloom import CapacityError, Sequence
+from prefixloom.cache import step
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.step import Step
+from prefixloom.device.flight import Flight
+from prefixloom.device.pool import ABSENT, Pool
+from prefixloom.device.streams import InlineStream
+from prefixloom.operations import publish as insert
+from prefixloom.operations import step_ops as ops
+from prefixloom.operations.lease import Hold
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -83,7 +86,7 @@ def a_part_is_released_twice(patch: pytest.MonkeyPatch) -> None:
         if hold._records[lane.index] is not None and lane.passed(holding, hold._node.end):
             release_part(cache, hold, lane)
 
-    patch.setattr("prefixloom.retention.let_go", let_go)
+    patch.setattr("prefixloom.operations.retain.let_go", let_go)
 
 
 def a_split_forgets_who_holds_the_upper_half(patch: pytest.MonkeyPatch) -> None:
@@ -152,8 +155,8 @@ def windows_are_freed_through_a_table_of_full_slots(patch: pytest.MonkeyPatch) -
             lane.pool.give(stale)
         give_back(self, cache)
 
-    patch.setattr("prefixloom.sequence.Sequence.grow", growing)
-    patch.setattr("prefixloom.sequence.Sequence._give_back", giving_back)
+    patch.setattr("prefixloom.cache.sequence.Sequence.grow", growing)
+    patch.setattr("prefixloom.cache.sequence.Sequence._give_back", giving_back)
 
 
 def _methods() -> tuple[Any, Any]:
@@ -310,7 +313,7 @@ def the_accepted_count_is_ignored(patch: pytest.MonkeyPatch) -> None:
         for holding in holdings:
             holding.accepted = True
 
-    patch.setattr("prefixloom.step.select_states", select)
+    patch.setattr("prefixloom.cache.step.select_states", select)
 
 
 def slots_are_free_while_a_step_still_writes_them(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from helpers import cache_of, held, locks, nodes, part, run, serve, settle, unprotected
 from prefixloom import CapacityError, Path, Point, Window
-from prefixloom.cache import Cache
+from prefixloom.cache.cache import Cache
 
 LONG = list(range(64))
 """The long path that A holds, of many nodes."""

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-import prefixloom.restore
+import prefixloom.tiers.restore
 from helpers import free_at_once
 from prefixloom import CapacityError
-from prefixloom.flight import Flight
-from prefixloom.lease import Hold
-from prefixloom.pool import Pool
+from prefixloom.device.flight import Flight
+from prefixloom.device.pool import Pool
+from prefixloom.operations.lease import Hold
 from prefixloom.testing.explore import FailingSchedule, Run
 from schedules import FEW, KINDS, PROMPT, Runner, Steps, explored
 from schedules_tiers import TieredWorld
@@ -275,14 +275,14 @@ def loads_do_not_come_after_the_copy_down(patch: pytest.MonkeyPatch) -> None:
 
 def copies_down_do_not_come_after_the_step(patch: pytest.MonkeyPatch) -> None:
     """As the publication does, the backup takes for written what a step has yet to write."""
-    honest = prefixloom.tier.LowerTier.backup
+    honest = prefixloom.tiers.host_tier.LowerTier.backup
 
     def backup(self: Any, *args: Any, **options: Any) -> None:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Flight, "copies", lambda *_, **__: None)
             honest(self, *args, **options)
 
-    patch.setattr(prefixloom.tier.LowerTier, "backup", backup)
+    patch.setattr(prefixloom.tiers.host_tier.LowerTier, "backup", backup)
 
 
 def readers_do_not_come_after_a_load(patch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def what_a_load_should_have_brought_stays(patch: pytest.MonkeyPatch) -> None:
 
 def a_load_goes_into_a_state_that_was_filled_already(patch: pytest.MonkeyPatch) -> None:
     """The mistake as it was: nobody looks at what else is written into the slot."""
-    honest = prefixloom.restore._copy_up
+    honest = prefixloom.tiers.restore._copy_up
 
     def copy_up(cache: Any, sequence: Any, parts: Any) -> Any:
         lease, ready = sequence._lease, [state.ready for _, state in sequence._states]

@@ -16,8 +16,8 @@ import pytest
 
 from helpers import cache_of, held, owners, part, run, settle
 from prefixloom import CapacityError, InvariantError, Path, Window
-from prefixloom.cache import Cache
-from prefixloom.pool import ABSENT
+from prefixloom.cache.cache import Cache
+from prefixloom.device.pool import ABSENT
 
 W = 10
 SOAK = 10_240

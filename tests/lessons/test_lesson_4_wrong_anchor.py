@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from prefixloom.tree.radix import Node
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from helpers import locks, part, settle, unprotected
 from prefixloom import CapacityError, Path, Point, Window
-from prefixloom.cache import Cache
-from prefixloom.tree import Node
+from prefixloom.cache.cache import Cache
 from tiers import Requests, compute, path_of, restorable, serve, tiered, wrong
 
 PAGE = 4
@@ -27,7 +27,7 @@ CHUNK = 8
 LONG = list(range(1, 65))
 """The path: eight nodes of two pages, each with a state and the window before it."""
 NAMES = ("full", "near", "state")
-whole = prefixloom.tier.copy_between
+whole = prefixloom.tiers.host_tier.copy_between
 
 
 class Broken(RuntimeError):
@@ -359,7 +359,7 @@ def test_random_changes_at_random_moments_and_the_oracles_length(seed: int) -> N
 def test_the_anchor_of_a_load_is_one_node_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen from inside: every component is asked what it lacks at the same node."""
     asked: list[tuple[str, Node]] = []
-    honest = prefixloom.restore.lacking
+    honest = prefixloom.tiers.restore.lacking
 
     def lacks(lane: Any, host: Any, node: Node, *more: Any) -> Any:
         asked.append((lane.name, node))

@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from content import bits, noise
-from prefixloom import Buffer, InputError, Manifest, ProtocolError, kernels, slots
-from prefixloom.manifest import LAYOUTS, Layout
-from prefixloom.pool import Pool
-from prefixloom.pool_host import HostPool
+from prefixloom import Buffer, InputError, Manifest, ProtocolError, slots
+from prefixloom.contract.manifest import LAYOUTS, Layout
+from prefixloom.device import kernels
+from prefixloom.device.host_pool import HostPool
+from prefixloom.device.pool import Pool
 from prefixloom.slots import DeviceSlots, HostSlots, ResolvedTransfer, Slots, resolve
 
 MANIFEST = Manifest([Buffer("k", (3,), "bfloat16", layers=(0, 1)), Buffer("v", (5,), "int8", layers=(0, 1))])

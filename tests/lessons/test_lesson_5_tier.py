@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from test_lesson_5_polluted_descriptor import indices_go_elsewhere
 
-import prefixloom.restore
-import prefixloom.tier
+import prefixloom.tiers.host_tier
+import prefixloom.tiers.restore
 from helpers import every_reach, nodes, part, settle
-from prefixloom.cache import Cache
-from prefixloom.lane_host import HostPages, HostStates
-from prefixloom.manifest import LAYOUTS
-from prefixloom.pool_host import HostPool
-from prefixloom.tier import LowerTier
+from prefixloom.cache.cache import Cache
+from prefixloom.contract.manifest import LAYOUTS
+from prefixloom.device.host_pool import HostPool
+from prefixloom.tiers.host_lane import HostPages, HostStates
+from prefixloom.tiers.host_tier import LowerTier
 from tiers import restorable, serve, simulated, tiered, wrong
 
 KINDS = ("path", "window", "point")
@@ -208,7 +208,7 @@ def a_state_is_freed_by_the_devices_number(patch: pytest.MonkeyPatch) -> None:
 
 def a_copy_writes_the_numbers_that_it_wants_into_the_record(patch: pytest.MonkeyPatch) -> None:
     """As it was in the field: the record has the numbers of where the data is wanted next."""
-    honest = prefixloom.restore._place
+    honest = prefixloom.tiers.restore._place
 
     def place(made: Any) -> None:
         for node in made.run:

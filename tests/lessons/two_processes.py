@@ -26,7 +26,7 @@ from checksums import Content, sums_of
 
 from helpers import cache_of, owners, part
 from prefixloom import CapacityError, Path, Point, Window
-from prefixloom.cache import Cache
+from prefixloom.cache.cache import Cache
 
 W = 10
 REWIND = 3

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from ..registry import Offer, Registry
+from ..compose.registry import Offer, Registry
 from . import version
 
 COLUMNS = ("OFFER", "NAME", "DISTRIBUTION", "VERSION", "STATUS", "SERVES")

@@ -81,7 +81,7 @@ def _buffer(text: str) -> tuple[str, tuple[int, ...], str]:
 
 def _checked(skeleton: Skeleton, reach: ReachSaid) -> None:
     """What cannot be composed is refused before anything is written."""
-    from ..manifest import Buffer, Manifest
+    from ..contract.manifest import Buffer, Manifest
 
     facts = skeleton.facts
     manifest = Manifest([Buffer(*buffer, range(skeleton.layers)) for buffer in skeleton.buffers], **facts)

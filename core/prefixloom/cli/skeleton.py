@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from ..hookspecs import API_VERSION
+from ..contract.hookspecs import API_VERSION
 from .skeleton_reach import CUSTOM, ReachSaid
 
 PROJECT = """\

@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 
 from .. import compose
-from ..manifest import Buffer, Layout, Manifest
-from ..reach import Path, Point, Window
-from ..values import Component
+from ..contract.manifest import Buffer, Layout, Manifest
+from ..contract.reach import Path, Point, Window
+from ..contract.values import Component
 from .case import ComponentCase, Truth, made
 from .explore import touch
 from .memory import POISON, STRANGE, Memory

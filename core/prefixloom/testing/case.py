@@ -7,10 +7,10 @@ from typing import Any
 
 import attrs
 
+from ..compose.registry import default_registry
+from ..contract.manifest import Manifest, TierManifest
+from ..contract.reach import Reach
 from ..errors import CompositionError, PrefixloomError
-from ..manifest import Manifest, TierManifest
-from ..reach import Reach
-from ..registry import default_registry
 
 
 @attrs.frozen
@@ -171,7 +171,7 @@ def _flat(error: object) -> str:
 
 def small_options(component_type: Any) -> Iterator[dict[str, Any]]:
     """The options that a component type takes from the configs of toy models, one for each kind of its layers."""
-    from ..facts import read_facts
+    from ..compose.model_config import read_facts
     from .toy import NUMBERS, toy_config
 
     for kind in sorted(component_type.layer_kinds):

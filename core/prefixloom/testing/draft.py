@@ -15,16 +15,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..keys import encode
-from ..layers import GLOBAL
-from ..values import LayerFacts
+from ..compose.model_config import GLOBAL
+from ..contract.values import LayerFacts
+from ..tree.keys import encode
 from .layers import LAYERS, LayerMaker, PathAttention, PlainStore, Store
 from .toy import Block, ToyModel, normed, spans_of
 from .weights import weights
 
 if TYPE_CHECKING:
-    from ..cache import Cache
-    from ..sequence import Sequence as CachedSequence
+    from ..cache.cache import Cache
+    from ..cache.sequence import Sequence as CachedSequence
 
 
 class _Drafted:

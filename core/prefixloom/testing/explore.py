@@ -34,8 +34,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Hashable, Iterable
 
+from ..device.streams import Event, host_clock
 from ..errors import InvariantError
-from ..streams import Event, host_clock
 from .interleaving import Happening, Search, Thing, orders
 from .simulated import SimulatedStream
 

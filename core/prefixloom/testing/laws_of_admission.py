@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from ..admission import StateView
-from ..compose import compose
-from ..manifest import Buffer, Manifest
-from ..reach import Path, Point
-from ..values import Component
+from ..compose.entry import compose
+from ..contract.admission import StateView
+from ..contract.manifest import Buffer, Manifest
+from ..contract.reach import Path, Point
+from ..contract.values import Component
 from .case import LawBroken, NotApplicable
 from .laws_of_policies import clocks_off_by
 from .policies import AdmissionCase

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isnan
 
-from ..reach import Reach
+from ..contract.reach import Reach
 from .bench import Bench
 from .case import ComponentCase, LawBroken, NotApplicable, made
 

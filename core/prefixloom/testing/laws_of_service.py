@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from ..reach import Reach
+from ..contract.reach import Reach
 from .bench import Bench, Running, hold, text_of
 from .case import ComponentCase, NotApplicable
 from .outcomes import SERVING, beside, branches, in_threads, judge, off_the_grid, random_scripts

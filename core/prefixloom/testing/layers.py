@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..values import LayerFacts, ModelFacts
+from ..contract.values import LayerFacts, ModelFacts
 from .recurrent import ShortConvolution, recurrence
 from .stores import PageStore, PlainStore, StateStore, Store
 from .weights import weights

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..manifest import Buffer, Manifest
+from ..contract.manifest import Buffer, Manifest
 
 POISON = -7
 STRANGE = -8

@@ -16,11 +16,11 @@ from typing import Any
 
 import attrs
 
-from ..admission import AdmissionPolicy, StateView
+from ..compose.registry import default_registry
+from ..contract.admission import AdmissionPolicy, StateView
+from ..contract.policy import EvictionPolicy, Use
+from ..contract.queues import Queue
 from ..errors import CompositionError
-from ..policy import EvictionPolicy, Use
-from ..queues import Queue
-from ..registry import default_registry
 
 
 class Edge:
@@ -127,7 +127,7 @@ class PolicyCase:
 
     @classmethod
     def installed(cls, name: str) -> PolicyCase:
-        from ..policy import BUILT_IN
+        from ..contract.policy import BUILT_IN
 
         return cls(lambda: BUILT_IN.get(name) or default_registry().policy(name), label=f"policy:{name}")
 
@@ -160,7 +160,7 @@ class AdmissionCase:
 
     @classmethod
     def installed(cls, name: str) -> AdmissionCase:
-        from ..admission import ADMISSIONS
+        from ..contract.admission import ADMISSIONS
 
         return cls(lambda: ADMISSIONS.get(name) or default_registry().admission(name), label=f"admission:{name}")
 

@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..consensus import Completions, Consensus, LocalConsensus, check_same, done_everywhere, least
 from ..errors import InvariantError
+from ..tiers.consensus import Completions, Consensus, LocalConsensus, check_same, done_everywhere, least
 
 PATIENCE = 60.0
 """Seconds after which a rank that does not come is taken for lost."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..contract.values import LayerFacts, ModelFacts
 from ..errors import CompositionError
-from ..values import LayerFacts, ModelFacts
 from .stores import Store
 from .weights import weights
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import attrs
 
+from ..contract.manifest import Layout
+from ..device.streams import ThreadStream
 from ..errors import CapacityError, CompositionError, InputError, InvariantError, PluginError, ProtocolError, RaceError
-from ..manifest import Layout
-from ..streams import ThreadStream
 from .bench import Bench, Failure, Running, hold, text_of
 from .case import ComponentCase
 from .memory import POISON

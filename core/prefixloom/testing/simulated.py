@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from ..device.streams import Event, Stream
 from ..errors import InvariantError
-from ..streams import Event, Stream
 
 
 class SimulatedStream(Stream):

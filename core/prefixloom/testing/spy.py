@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..hooks import Hooks, bind, make_manager
-from ..hookspecs import HOT_HOOKS, hookimpl
-from ..values import Op
+from ..compose.binding import bind, make_manager
+from ..contract.composition import Hooks
+from ..contract.hookspecs import HOT_HOOKS, hookimpl
+from ..contract.values import Op
 
 IMPURE: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (time, ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")),

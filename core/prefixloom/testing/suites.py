@@ -49,7 +49,7 @@ def component_report(name: str, options: dict[str, Any], seed: int) -> Any:
 
 def storage_report(name: str, options: dict[str, Any]) -> Any:
     """A store that takes a folder gets one of its own each time, and is reopened there."""
-    from ..registry import default_registry
+    from ..compose.registry import default_registry
     from .storage import CHECKS, installed_case
 
     with installed_case(default_registry().storage(name), options) as case:

@@ -16,17 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..compose.model_config import CHUNKED, CONVOLUTION, GLOBAL, HYBRID, INDEXED, LINEAR, SLIDING, read_facts
 from ..errors import CompositionError
-from ..facts import GLOBAL, read_facts
-from ..keys import encode
-from ..layers import CHUNKED, CONVOLUTION, HYBRID, INDEXED, LINEAR, SLIDING
+from ..tree.keys import encode
 from .layers import LAYERS, Layer, LayerMaker, PageStore, PlainStore, StateStore, Store
 from .weights import weights
 
 if TYPE_CHECKING:
-    from ..cache import Cache
-    from ..compose import Part
-    from ..sequence import Sequence as CachedSequence
+    from ..cache.cache import Cache
+    from ..cache.sequence import Sequence as CachedSequence
+    from ..contract.composition import Part
 
 
 NUMBERS: dict[str, dict[str, Any]] = {

@@ -11,10 +11,11 @@ from array import array
 from collections.abc import Sequence as Many
 from typing import Any
 
-from .. import debug, tables
-from ..cache import Cache
+from ..cache import debug
+from ..cache.cache import Cache
+from ..device.pool import DebugPool, Pool
 from ..errors import InvariantError
-from ..pool import DebugPool, Pool
+from ..operations import tables
 from .explore import ExploredStream, Run, touch
 from .interleaving import Thing
 

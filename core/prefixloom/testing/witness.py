@@ -13,11 +13,11 @@ import hashlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..keys import TOKEN_BYTES
+from ..tree.keys import TOKEN_BYTES
 
 if TYPE_CHECKING:
-    from ..cache import Cache
-    from ..sequence import Sequence
+    from ..cache.cache import Cache
+    from ..cache.sequence import Sequence
 
 
 class Witness:

@@ -17,7 +17,7 @@ from transformers.masking_utils import create_masks_for_generate
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 import prefixloom
-from prefixloom.registry import Registry
+from prefixloom.compose.registry import Registry
 from prefixloom_engine import Batch, Span
 from prefixloom_engine.hf import HFModel
 

@@ -17,7 +17,7 @@ import torch
 from hf_models import MATRIX, Served, distance, figure, model_of, prompt
 
 from prefixloom import TierManifest
-from prefixloom.manifest import LAYOUTS, Layout
+from prefixloom.contract.manifest import LAYOUTS, Layout
 from prefixloom.testing.witness import Witness
 from prefixloom_hicache import HostTier
 

@@ -13,7 +13,7 @@ import torch
 from hf_models import MATRIX, Served, distance, figure, model_of, prompt
 from transformers import DynamicCache
 
-import prefixloom.tier
+import prefixloom.tiers.host_tier
 from prefixloom import CapacityError, InputError, ProtocolError, TierManifest
 from prefixloom_engine.hf import HFModel, session
 from prefixloom_hicache import HostTier

@@ -16,9 +16,9 @@ from torch import Tensor
 
 import prefixloom
 from prefixloom import CapacityError, ComponentSpec, Profile
-from prefixloom.cache import Cache
-from prefixloom.registry import Registry
-from prefixloom.sequence import Sequence
+from prefixloom.cache.cache import Cache
+from prefixloom.cache.sequence import Sequence
+from prefixloom.compose.registry import Registry
 from prefixloom.testing.toy import ToyModel, toy_config
 from prefixloom.testing.witness import Witness
 

@@ -10,8 +10,9 @@ import pytest
 
 import prefixloom
 from prefixloom import Component, CompositionError, Path
-from prefixloom.compose import Composition, negotiate
-from prefixloom.registry import Registry
+from prefixloom.compose.entry import negotiate
+from prefixloom.compose.registry import Registry
+from prefixloom.contract.composition import Composition
 from prefixloom_full import FullComponent
 
 LLAMA: Mapping[str, Any] = {

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from prefixloom import CompositionError, StorageError, encode
-from prefixloom.registry import Registry
+from prefixloom.compose.registry import Registry
 from prefixloom.storage import BackendType, Fingerprint, Key, Miss, Record
 from prefixloom.storage import checksum as sums
 from prefixloom.storage.checksum import Checksum

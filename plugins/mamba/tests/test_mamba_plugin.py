@@ -22,7 +22,7 @@ from prefixloom import (
     Point,
     StateView,
 )
-from prefixloom.registry import Registry
+from prefixloom.compose.registry import Registry
 from prefixloom_mamba import MambaComponent
 from prefixloom_mamba.plugin import caveats, options_from_layers
 

@@ -10,7 +10,7 @@ import pytest
 
 import prefixloom
 from prefixloom import Cache, Chunk, Component, CompositionError, Manifest, Path, Window
-from prefixloom.registry import Registry
+from prefixloom.compose.registry import Registry
 from prefixloom_swa import SwaComponent
 
 SMALL: Mapping[str, Any] = {"kv_heads": 1, "k_dim": 2, "dtype": "float32"}

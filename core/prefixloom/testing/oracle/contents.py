@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ...manifest import Manifest
+from ...contract.manifest import Manifest
 from ..memory import POISON, Memory
 
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...reach import Reach
+from ...contract.reach import Reach
 from ..names import Names, with_extra
 
 __all__ = ["Facts", "Leased", "Model", "Names", "Piece", "Running", "with_extra"]

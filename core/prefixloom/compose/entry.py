@@ -1,0 +1,311 @@
+"""Composition: a set of component instances, checked against each other, before anything is allocated.
+
+``negotiate`` turns what the caller asked for into a frozen ``Composition`` or refuses it with the reason; ``compose``
+makes the cache of it. All that is decided here follows from manifests and reaches: no component is known by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import attrs
+
+from ..contract.admission import ADMISSIONS, AdmissionPolicy
+from ..contract.composition import Composition, Hooks, Part
+from ..contract.manifest import LAYOUTS, Layout
+from ..contract.policy import BUILT_IN, EvictionPolicy, lacking
+from ..contract.values import Profile
+from ..device.codecs import Coder
+from ..errors import CompositionError
+from .binding import bind, make_manager
+from .capabilities import (
+    Candidate,
+    TierCandidate,
+    certain_misses,
+    check_requirements,
+    check_supported,
+    gather,
+    page_sizes,
+    rewind_depth,
+    tree_page,
+)
+from .profiles import resolve_profile
+from .registry import Registry, default_registry
+from .sizing import (
+    Demand,
+    Traffic,
+    by_default,
+    check_states,
+    from_mapping,
+    from_tokens,
+    from_traffic,
+    parse_memory,
+    told,
+)
+from .tier import tier_part
+
+if TYPE_CHECKING:
+    from ..cache.cache import Cache
+
+log = logging.getLogger("prefixloom")
+
+P = TypeVar("P")
+
+Capacity = int | Mapping[str, int]
+
+
+def compose(
+    model: object,
+    *,
+    page_size: int | None = None,
+    capacity: Capacity | None = None,
+    memory: int | str | None = None,
+    traffic: Traffic | None = None,
+    max_running: int | None = None,
+    device: object = "cpu",
+    layout: Layout = "layer_first",
+    policy: str | EvictionPolicy = "lru",
+    admission: str | AdmissionPolicy = "all",
+    max_rewind: int | None = None,
+    debug: bool | None = None,
+    tracing: bool = False,
+    plugins: Iterable[object] = (),
+    registry: Registry | None = None,
+) -> Cache:
+    """Make the prefix cache for a model.
+
+    ``model``       a model config (dict, object with ``to_dict``, path), a .toml profile, a Profile, or None
+    ``plugins``     component instances of your own: beside the model's, or alone where ``model`` is None
+    ``page_size``   tokens of a page, 1 to 256, where a component has none of its own (default: the profile's, or 16)
+    ``capacity``    tokens that every page component holds (rounded up to pages), with one state slot per 2048 of
+                    them, at least 16; or a mapping from each component's name to its tokens or state slots
+    ``memory``      bytes, or a text such as "20GiB", in place of ``capacity``: shared out for ``traffic``
+    ``traffic``     the requests to share memory out for, a ``Traffic`` (default: ``Traffic()``, with fewer running
+                    sequences if the memory is little); ``stats().sizing`` tells what came of it
+    ``max_running`` sequences that run at once (default: the traffic's, or 1): a state pool too small for them is
+                    refused
+    ``device``      cpu, cuda, cuda:N or meta
+    ``layout``      of pages on the device: "layer_first", a contiguous tensor for each buffer of a component; or
+                    "page_first", all layers of a page together, which a tier of the same layout copies in one piece
+    ``policy``      the order of eviction: a name, built in or installed, or an EvictionPolicy
+    ``admission``   which states the tree takes, of components that do not say so themselves: the name of a policy,
+                    built in ("all", "branch-and-last") or installed, or an AdmissionPolicy
+    ``max_rewind``  committed, unpublished tokens that a sequence may take back (default: the profile's, or 0)
+    ``debug``       check everything after every operation (default: PREFIXLOOM_DEBUG=1 in the environment)
+    ``tracing``     call hooks through the composition's plugin manager, so that monitoring sees them
+
+    Raises CompositionError, with nothing allocated, where the set is impossible.
+    """
+    composition = negotiate(
+        model, page_size=page_size, capacity=capacity, memory=memory, traffic=traffic, max_running=max_running,
+        device=device, layout=layout, policy=policy, admission=admission, max_rewind=max_rewind, debug=debug,
+        tracing=tracing, plugins=plugins, registry=registry,
+    )  # fmt: skip
+    from ..cache.cache import Cache
+
+    return Cache(composition)
+
+
+def negotiate(
+    model: object,
+    *,
+    page_size: int | None = None,
+    capacity: Capacity | None = None,
+    memory: int | str | None = None,
+    traffic: Traffic | None = None,
+    max_running: int | None = None,
+    device: object = "cpu",
+    layout: Layout = "layer_first",
+    policy: str | EvictionPolicy = "lru",
+    admission: str | AdmissionPolicy = "all",
+    max_rewind: int | None = None,
+    debug: bool | None = None,
+    tracing: bool = False,
+    plugins: Iterable[object] = (),
+    registry: Registry | None = None,
+) -> Composition:
+    """The composition that ``compose`` would make a cache of. Allocates nothing."""
+    registry = default_registry() if registry is None else registry
+    profile = Profile(()) if model is None else resolve_profile(model, registry)
+    candidates, below = gather(profile, plugins, registry)
+    check_requirements(candidates)
+    for candidate in candidates:
+        check_supported(candidate)
+    asked_page = profile.page_size if page_size is None else page_size
+    pages = page_sizes(candidates, asked_page)
+    page = tree_page(candidates, pages, asked_page)
+    rewind = rewind_depth(candidates, profile.max_rewind if max_rewind is None else max_rewind)
+    eviction = _checked(_chosen(policy, EvictionPolicy, BUILT_IN, registry.policy, "policy"))
+    admissions = _admissions(candidates, admission, registry)
+    mix = _traffic(traffic, max_running)
+    demands = {c.name: _demand(c, pages[c.name], mix, rewind, layout) for c in candidates}
+    sizes, sizing = _sizes(tuple(demands.values()), page, capacity, memory, mix, rewind)
+    warnings = (*profile.warnings, *certain_misses(candidates))
+    for warning in warnings:
+        log.warning("%s", warning)
+    everything: list[Candidate | TierCandidate] = [*candidates, *([] if below is None else [below])]
+    manager = make_manager({c.name: c.component for c in everything}, {c.name: c.origin for c in everything})
+    tier = None if below is None else tier_part(below, demands, page, bind(manager, below.name, tracing=tracing))
+    return Composition(
+        name=profile.name,
+        parts=tuple(
+            _part(c, demands[c.name], sizes[c.name], bind(manager, c.name, tracing=tracing), admissions.get(c.name))
+            for c in candidates
+        ),
+        page=page,
+        lookahead=max(candidate.manifest.lookahead for candidate in candidates),
+        max_rewind=rewind,
+        device=_device(device),
+        layout=_layout(layout),
+        policy=eviction,
+        debug=os.environ.get("PREFIXLOOM_DEBUG") == "1" if debug is None else bool(debug),
+        tracing=tracing,
+        manager=manager,
+        sizing=sizing + (() if tier is None else tier.sizing),
+        warnings=warnings,
+        tier=tier,
+        registry=registry,
+    )
+
+
+def _part(candidate: Candidate, demand: Demand, capacity: int, hooks: Hooks, admission: AdmissionPolicy | None) -> Part:
+    return Part(
+        name=candidate.name,
+        component=candidate.component,
+        manifest=candidate.manifest,
+        reach=candidate.reach,
+        unit=candidate.unit,
+        page_tokens=demand.page_tokens,
+        capacity=capacity,
+        attach="share" if candidate.unit == "page" else "copy",
+        hooks=hooks,
+        origin=candidate.origin,
+        admission=admission,
+        running=demand.live,
+    )
+
+
+def _demand(candidate: Candidate, page_tokens: int, traffic: Traffic | None, rewind: int, layout: Layout) -> Demand:
+    """``layout``: of its pages. States lie layer by layer."""
+    layout = layout if page_tokens else "layer_first"
+    demand = Demand(candidate.name, candidate.manifest, page_tokens, candidate.reach, layout=layout)
+    if candidate.manifest.stored_as is None or not Coder(candidate.manifest).changes:
+        return demand
+    if traffic is None:
+        raise CompositionError(
+            f"{candidate}: its cached states rest in another form (stored_as) and in a pool apart. Say how many "
+            f"sequences run at once (max_running, or traffic), so that the two can be told apart"
+        )
+    return attrs.evolve(demand, live=traffic.running * demand.live_of_one(rewind))
+
+
+def _device(device: object) -> str:
+    name = str(device)
+    if name in ("cpu", "meta"):
+        return name
+    match = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if match is None:
+        raise CompositionError(f"device must be cpu, cuda, cuda:N or meta, got {device!r}")
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(match[1] or 0) >= count:
+        raise CompositionError(
+            f"device {name!r} was asked for and torch {torch.__version__} sees {count} CUDA devices here. Use "
+            f"device='cpu', or install a torch built for this machine's GPU"
+        )
+    return name
+
+
+def _layout(layout: Layout) -> Layout:
+    if layout not in LAYOUTS:
+        raise CompositionError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    return layout
+
+
+def _chosen(given: object, kind: type[P], built_in: Mapping[str, P], installed: Callable[[str], P], what: str) -> P:
+    """The policy that ``what`` asks for: itself, or by its name, built in or installed."""
+    if isinstance(given, kind):
+        return given
+    if not isinstance(given, str):
+        raise CompositionError(f"{what} must be a name or an {kind.__name__}, got {given!r}")
+    if given in built_in:
+        return built_in[given]
+    try:
+        return installed(given)
+    except CompositionError as error:
+        by = "" if what in ("policy", "admission") else f"{what}: "
+        raise CompositionError(f"{by}{error}. Built in: {', '.join(built_in)}") from error
+
+
+def _admissions(candidates: Sequence[Candidate], common: object, registry: Registry) -> dict[str, AdmissionPolicy]:
+    """The admission policy of each boundary component: its own, or the composition's."""
+
+    def chosen(given: object, what: str) -> AdmissionPolicy:
+        return _chosen(given, AdmissionPolicy, ADMISSIONS, registry.admission, what)
+
+    shared = chosen(common, "admission")
+    return {
+        c.name: shared if c.manifest.admission is None else chosen(c.manifest.admission, str(c))
+        for c in candidates
+        if c.unit == "boundary"
+    }
+
+
+def _checked(policy: EvictionPolicy) -> EvictionPolicy:
+    """The policy, after it has made one queue: a broken one is refused here and not in service."""
+    try:
+        queue = policy.queue()
+        missing = lacking(queue)
+    except CompositionError:
+        raise
+    except Exception as error:
+        raise CompositionError(f"eviction policy {policy.name!r} cannot make a queue: {error!r}") from error
+    if missing:
+        raise CompositionError(f"eviction policy {policy.name!r} makes {queue!r}, which has no {', '.join(missing)}")
+    return policy
+
+
+def _traffic(traffic: object, max_running: object) -> Traffic | None:
+    if traffic is not None and not isinstance(traffic, Traffic):
+        raise CompositionError(f"traffic must be a prefixloom.Traffic, got {traffic!r}")
+    if max_running is None:
+        return traffic
+    if not isinstance(max_running, int) or isinstance(max_running, bool) or max_running < 1:
+        raise CompositionError(f"max_running must be a whole number of at least 1, got {max_running!r}")
+    return attrs.evolve(traffic or Traffic(), running=max_running)
+
+
+def _sizes(
+    demands: Sequence[Demand],
+    page: int,
+    capacity: Capacity | None,
+    memory: int | str | None,
+    traffic: Traffic | None,
+    rewind: int,
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Pool pages or state slots by component, and why."""
+    if capacity is not None and memory is not None:
+        raise CompositionError(
+            "say how large the cache is by capacity or by memory, not by both: memory is shared out as tokens"
+        )
+    if memory is not None:
+        budget = parse_memory(memory)
+        if traffic is None:
+            return by_default(demands, page, budget, rewind)
+        return from_traffic(demands, page, budget, traffic, rewind)
+    if capacity is None:
+        raise CompositionError('say how large the cache is: capacity=<tokens> or memory="20GiB"; neither was given')
+    if isinstance(capacity, Mapping):
+        sizes = from_mapping(demands, page, capacity)
+        check_states(demands, sizes, 1 if traffic is None else traffic.running, rewind)
+    else:
+        sizes = from_tokens(demands, page, capacity, rewind)
+        for demand in demands:
+            if traffic is not None and not demand.page_tokens:
+                sizes[demand.name] = max(sizes[demand.name], demand.states_needed(traffic.running, rewind))
+    return sizes, told(demands, sizes, "as capacity says")

@@ -1,0 +1,412 @@
+"""Facts: a Hugging Face style model config, read into ``ModelFacts``.
+
+This module and ``layers`` are the only ones that know how such configs name things.
+
+Layers: what each layer of a model config remembers between tokens, as a kind in the config's own words.
+
+A layer may remember in more than one way (keys of an indexer beside its latents, a state beside its attention): then it
+has facts of several kinds under one number. Where a config leaves open what a layer remembers, it is refused: a window
+taken for a path wastes memory, a path taken for a window gives wrong answers in silence. Which component serves a kind,
+if any does, is not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..contract.manifest import DTYPE_BYTES
+from ..contract.values import LayerFacts, ModelFacts
+from ..errors import CompositionError
+
+__all__ = ["GLOBAL", "load_config", "read_facts"]
+
+NESTED = ("text_config", "llm_config", "language_config")
+
+
+def load_config(source: object) -> dict[str, Any]:
+    """The config as a dict, from a dict, an object with ``to_dict``, a config.json, or a folder that has one."""
+    if isinstance(source, Mapping):
+        return dict(source)
+    to_dict: Callable[[], object] | None = getattr(source, "to_dict", None)
+    if callable(to_dict):
+        config = to_dict()
+        if not isinstance(config, Mapping):
+            raise CompositionError(f"{type(source).__name__}.to_dict() gave {type(config).__name__}, not a dict")
+        return _with_layers(source, dict(config))
+    if not isinstance(source, str | os.PathLike):
+        raise CompositionError(
+            f"cannot read a model from {type(source).__name__}: pass a config dict, a config object with to_dict(), a "
+            f"path to a config.json or its folder, a .toml profile or a Profile"
+        )
+    return _read_json(Path(source))
+
+
+def _with_layers(source: object, config: dict[str, Any]) -> dict[str, Any]:
+    """The dict of a config object, with the layer list that some config classes only compute."""
+    for key in NESTED:
+        if isinstance(config.get(key), Mapping):
+            config[key] = _with_layers(getattr(source, key, None), dict(config[key]))
+    listed = getattr(source, "layer_types", None)
+    if isinstance(listed, list | tuple) and config.get("layer_types") is None:
+        config["layer_types"] = list(listed)
+    return config
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CompositionError(
+            f"no model config at {str(path)!r}. Nothing is downloaded: pass the folder of a downloaded model, its "
+            f"config.json, or a config object"
+        ) from error
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CompositionError(f"cannot read the model config {str(path)!r}: {error}") from error
+    if not isinstance(config, dict):
+        raise CompositionError(f"{str(path)!r} holds {type(config).__name__}, not a model config")
+    return config
+
+
+def read_facts(source: object) -> ModelFacts:
+    """A model's facts, with the usual names normalised and every layer's kind told."""
+    outer = load_config(source)
+    config = _text_part(outer)
+    if outer.get("is_encoder_decoder"):
+        raise CompositionError(
+            f"{named(config)} is an encoder-decoder model: what its decoder remembers depends on the encoder's input, "
+            f"so a prefix of tokens does not name it. Use a decoder-only model"
+        )
+    if config.get("use_bidirectional_attention") in (True, "all"):
+        raise CompositionError(
+            f"{named(config)} attends to later tokens too (use_bidirectional_attention), so what it remembers of a "
+            f"prefix depends on what follows. Use a causal model"
+        )
+    listed = listed_kinds(config)
+    count = _integer(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers", default=len(listed) or None)
+    hidden = _integer(config, "hidden_size", "n_embd", "d_model")
+    # States alone need no attention heads; a component that does need them refuses 0.
+    heads = _integer(
+        config, "num_attention_heads", "n_head", "n_heads", default=0 if config.get("state_size") else None
+    )
+    if listed and len(listed) != count:
+        raise CompositionError(f"{named(config)} lists {len(listed)} layer types and has {count} layers")
+    return ModelFacts(
+        model_type=str(config.get("model_type") or ""),
+        layers=layer_facts(config, listed or derived_kinds(config, count)),
+        dtype=_dtype(config, outer),
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=_kv_heads(config, heads),
+        head_dim=_integer(config, "head_dim", "attention_head_dim", default=hidden // heads) if heads else 0,
+        raw=config,
+    )
+
+
+def _text_part(config: dict[str, Any]) -> dict[str, Any]:
+    for key in NESTED:
+        inner = config.get(key)
+        if isinstance(inner, Mapping) and inner:
+            return dict(inner)
+    return config
+
+
+def _integer(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    """The first of these names that the config has; None counts as missing, as transformers has it."""
+    for name in names:
+        value = config.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CompositionError(f"{named(config)}: {name} must be a whole number of at least 1, got {value!r}")
+        return value
+    if default is None:
+        raise CompositionError(f"{named(config)} has no {' or '.join(names)}. Pass a complete config, or a Profile")
+    return default
+
+
+def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        return 1
+    return _integer(config, "num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
+
+
+def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
+    """The dtype of the weights; float32 where nothing is said, as transformers loads such a config."""
+    for holder in (config, outer):
+        for key in ("dtype", "torch_dtype"):
+            value = holder.get(key)
+            if value is None or value == "auto":
+                continue
+            name = str(value).removeprefix("torch.")
+            if name not in DTYPE_BYTES:
+                raise CompositionError(f"{named(config)}: {key}={value!r} is none of {', '.join(DTYPE_BYTES)}")
+            return name
+    return "float32"
+
+
+SLIDING = "sliding_attention"
+
+CHUNKED = "chunked_attention"
+
+GLOBAL = "full_attention"
+
+LATENT = "latent_attention"
+
+INDEXED = "indexed_attention"
+
+INDEXER = "indexer_keys"
+
+LINEAR = "linear_attention"
+
+CONVOLUTION = "conv"
+
+HYBRID = "hybrid"
+
+HYBRID_SLIDING = "hybrid_sliding"
+
+RENAMED = {"attention": GLOBAL, "deepseek_sparse_attention": INDEXED}
+"""Older spellings of layer kinds, as transformers itself renames them."""
+
+SEVERAL = {INDEXED: (GLOBAL, INDEXER), HYBRID: (GLOBAL, LINEAR), HYBRID_SLIDING: (SLIDING, LINEAR)}
+"""Kinds of layers that remember in several ways."""
+
+STATELESS = frozenset({"moe", "mlp", "dense", "sparse"})
+"""Entries of a layer list that remember nothing between tokens."""
+
+LETTERS = {"M": LINEAR, "E": "moe", "*": GLOBAL, "-": "mlp"}
+"""Layer kinds as letters of a pattern."""
+
+PERIODS = {
+    "gemma2": 2, "vaultgemma": 2, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "gemma3n_text": 5, "gemma3_text": 6,
+    "gemma4_text": 6,
+}  # fmt: skip
+"""Model types whose older configs do not list their layers: every n-th one has no window."""
+
+ALL_WINDOWED = frozenset({"", "mistral", "ministral", "mixtral", "phi3", "phimoe", "starcoder2"})
+"""Model types whose ``sliding_window``, if in use, holds for all layers."""
+
+NOT_UNIFORM = (
+    "attn_layer_indices", "attn_layer_period", "attn_type_list", "attention_types", "attention_chunk_size",
+    "block_types", "conv_L_cache", "full_attention_interval", "full_attn_idxs", "hybrid_override_pattern",
+    "layer_group_size", "linear_attn_config", "lru_width", "ssm_cfg", "state_size", "time_step_rank", "compress_ratios",
+)  # fmt: skip
+"""Keys that tell of layers of several kinds, or of recurrent ones, in configs that do not list them."""
+
+RECURRENT_PREFIXES = ("mamba_", "ssm_", "linear_attn_", "linear_num_", "linear_key_", "linear_conv_")
+
+LISTED = (
+    "Load it with transformers' AutoConfig and pass the config object, which lists its layers, write layer_types into "
+    "it, or pass a Profile"
+)
+
+
+def named(config: Mapping[str, Any]) -> str:
+    return f"model type {config['model_type']!r}" if config.get("model_type") else "this model config"
+
+
+def layer_facts(config: Mapping[str, Any], kinds: list[str]) -> tuple[LayerFacts, ...]:
+    """The layers that remember something, in order, with what the config says of each."""
+    overrides = _overrides(config, kinds)
+    owners = _kv_owners(config, kinds)
+    indexers = config.get("indexer_types")
+    out: list[LayerFacts] = []
+    for index, listed in enumerate(kinds):
+        for kind in SEVERAL.get(listed, (listed,)):
+            if kind in STATELESS or (kind == INDEXER and indexers is not None and indexers[index] == "shared"):
+                continue
+            options = dict(overrides.get(index, {}))
+            if kind == GLOBAL and config.get("kv_lora_rank"):
+                kind = LATENT
+            elif kind == SLIDING:
+                options.setdefault("sliding_window", config.get("sliding_window"))
+            elif kind == CHUNKED:
+                options.setdefault("attention_chunk_size", config.get("attention_chunk_size"))
+            if index in owners:
+                options["kv_owner"] = owners[index]
+            out.append(LayerFacts(index, kind, options))
+    return tuple(out)
+
+
+def listed_kinds(config: Mapping[str, Any]) -> list[str]:
+    """The kinds that the config lists; empty if it lists none."""
+    for key in ("layer_types", "layers_block_type"):
+        listed = config.get(key)
+        if listed is None:
+            continue
+        if not isinstance(listed, list | tuple) or not all(isinstance(kind, str) for kind in listed):
+            raise CompositionError(f"{named(config)}: {key} must be a list of layer kinds, got {listed!r}")
+        kinds = [RENAMED.get(str(kind), str(kind)) for kind in listed]
+        return [INDEXED if kind == GLOBAL and _indexed(config) else kind for kind in kinds]
+    return []
+
+
+def _indexed(config: Mapping[str, Any]) -> bool:
+    """Whether an indexer picks the latents that are attended to; older configs call such layers plain attention."""
+    return bool(config.get("index_topk") and config.get("kv_lora_rank"))
+
+
+def derived_kinds(config: Mapping[str, Any], count: int) -> list[str]:
+    """The kinds of a config that does not list its layers, as transformers derives them."""
+    for derive in DERIVED:
+        kinds = derive(config, count)
+        if kinds is not None:
+            return kinds
+    signs = [key for key in NOT_UNIFORM if config.get(key) is not None]
+    signs += [key for key in config if key.startswith(RECURRENT_PREFIXES) and config[key] is not None]
+    if signs:
+        raise CompositionError(
+            f"{named(config)} does not list its layers, and {', '.join(dict.fromkeys(signs[:4]))} says that they are "
+            f"not all plain attention. {LISTED}"
+        )
+    return _windowed_kinds(config, count)
+
+
+def _windowed_kinds(config: Mapping[str, Any], count: int) -> list[str]:
+    """Plain attention everywhere, or the windows that a model type is known to have."""
+    window = config.get("sliding_window")
+    if window is None or config.get("use_sliding_window") is False:
+        return [INDEXED if _indexed(config) else GLOBAL] * count
+    if config.get("max_window_layers") is not None:
+        first = config["max_window_layers"] if config.get("use_sliding_window") else count
+        return [SLIDING if index >= first else GLOBAL for index in range(count)]
+    model_type = str(config.get("model_type") or "")
+    period = config.get("sliding_window_pattern") or PERIODS.get(model_type)
+    if isinstance(period, int) and period > 0:
+        kinds = [GLOBAL if (index + 1) % period == 0 else SLIDING for index in range(count)]
+        if model_type == "gemma4_text":
+            kinds[-1] = GLOBAL
+        return kinds
+    if period is None and (model_type in ALL_WINDOWED or config.get("use_sliding_window")):
+        return [SLIDING] * count
+    raise CompositionError(
+        f"{named(config)} has sliding_window={window!r} and does not say which layers use it. {LISTED}"
+    )
+
+
+# ---------------------------------------------------------------- rules in place of a list
+
+
+def _whole_numbers(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, int) for item in value)
+
+
+def _by_indices(config: Mapping[str, Any], count: int) -> list[str] | None:
+    """Which layers have attention, by number; the others are recurrent (Bamba) or convolutions (LFM2)."""
+    for key, other in (("attn_layer_indices", LINEAR), ("full_attn_idxs", CONVOLUTION)):
+        attending = config.get(key, False)
+        if _whole_numbers(attending) or (attending is None and other == LINEAR):
+            return [GLOBAL if index in (attending or ()) else other for index in range(count)]
+    return None
+
+
+def _by_period(config: Mapping[str, Any], count: int) -> list[str] | None:
+    """Attention in every n-th layer, counted from an offset (Jamba) or from the last of n (Qwen3-Next)."""
+    period, offset = config.get("attn_layer_period"), config.get("attn_layer_offset")
+    if isinstance(period, int) and isinstance(offset, int) and period > 0:
+        return [GLOBAL if index % period == offset else LINEAR for index in range(count)]
+    period = config.get("full_attention_interval")
+    if isinstance(period, int) and period > 0:
+        return [LINEAR if (index + 1) % period else GLOBAL for index in range(count)]
+    return None
+
+
+def _by_lists_from_one(config: Mapping[str, Any], count: int) -> list[str] | None:
+    """Two lists of layer numbers that start at 1 (Kimi Linear's published checkpoints)."""
+    lists = config.get("linear_attn_config")
+    if not isinstance(lists, Mapping) or not all(
+        _whole_numbers(lists.get(k)) for k in ("full_attn_layers", "kda_layers")
+    ):
+        return None
+    kinds = dict.fromkeys(lists["full_attn_layers"], GLOBAL) | dict.fromkeys(lists["kda_layers"], LINEAR)
+    missing = [n for n in range(1, count + 1) if n not in kinds]
+    if missing:
+        raise CompositionError(f"{named(config)}: linear_attn_config names no kind for layers {missing} (from 1)")
+    return [kinds[n] for n in range(1, count + 1)]
+
+
+def _by_flags(config: Mapping[str, Any], count: int) -> list[str] | None:
+    """One number per layer: 1 for attention, 0 for a recurrence (MiniMax's published checkpoints)."""
+    flags: Any = config.get("attn_type_list")
+    if not _whole_numbers(flags) or len(flags) != count:
+        return None
+    return [GLOBAL if flag else LINEAR for flag in flags]
+
+
+def _by_rope(config: Mapping[str, Any], count: int) -> list[str] | None:
+    """Layers with rotary positions attend within chunks, the others to everything (Llama 4)."""
+    if not config.get("attention_chunk_size") or not {"no_rope_layers", "no_rope_layer_interval"} & set(config):
+        return None
+    rotary = config.get("no_rope_layers")
+    if not rotary:
+        every = config.get("no_rope_layer_interval") or 4
+        rotary = [(index + 1) % every != 0 for index in range(count)]
+    return [CHUNKED if flag else GLOBAL for flag in rotary[:count]]
+
+
+def _by_pattern(config: Mapping[str, Any], count: int) -> list[str] | None:
+    """One letter for each layer (Nemotron-H's published checkpoints)."""
+    pattern = config.get("hybrid_override_pattern")
+    if not isinstance(pattern, str):
+        return None
+    if len(pattern) != count or not set(pattern) <= set(LETTERS):
+        raise CompositionError(
+            f"{named(config)}: hybrid_override_pattern has {pattern!r} for {count} layers: it must have one of "
+            f"{', '.join(LETTERS)} for each"
+        )
+    return [LETTERS[letter] for letter in pattern]
+
+
+def _all_alike(config: Mapping[str, Any], count: int) -> list[str] | None:
+    """Attention and a state in every layer (Falcon-H1), or states alone: a state size, and no attention heads."""
+    if "mamba_d_ssm" in config:
+        return [HYBRID] * count
+    if config.get("state_size") and config.get("num_attention_heads") is None:
+        return [LINEAR] * count
+    return None
+
+
+DERIVED: tuple[Callable[[Mapping[str, Any], int], list[str] | None], ...] = (
+    _by_indices, _by_period, _by_lists_from_one, _by_flags, _by_rope, _by_pattern, _all_alike,
+)  # fmt: skip
+"""The rules by which configs say their layers without a list; None: the rule does not apply."""
+
+# ---------------------------------------------------------------- what single layers have of their own
+
+
+def _overrides(config: Mapping[str, Any], kinds: list[str]) -> dict[int, Mapping[str, Any]]:
+    """What single layers have in place of the model's common values."""
+    listed = config.get("per_layer_config")
+    if listed is not None:
+        if not isinstance(listed, Mapping) or not all(isinstance(value, Mapping) for value in listed.values()):
+            raise CompositionError(
+                f"{named(config)}: per_layer_config must map layer numbers to values, got {listed!r}"
+            )
+        return {int(index): value for index, value in listed.items()}
+    if config.get("global_head_dim") is None:
+        return {}
+    value = {"head_dim": config["global_head_dim"]}
+    if config.get("attention_k_eq_v", True) and config.get("num_global_key_value_heads") is not None:
+        value["num_key_value_heads"] = config["num_global_key_value_heads"]
+    return {index: value for index, kind in enumerate(kinds) if kind == GLOBAL}
+
+
+def _kv_owners(config: Mapping[str, Any], kinds: list[str]) -> dict[int, int]:
+    """Sharer -> owner: the last ``num_kv_shared_layers`` read the entries of the last layer of their kind before."""
+    shared = config.get("num_kv_shared_layers") or 0
+    first = len(kinds) - shared
+    owners: dict[int, int] = {}
+    for index in range(max(first, 0), len(kinds)):
+        before = [i for i in range(first) if kinds[i] == kinds[index]]
+        if not before:
+            raise CompositionError(
+                f"{named(config)}: layer {index} ({kinds[index]}) shares the entries of an earlier layer, and none of "
+                f"the first {max(first, 0)} layers is of its kind. Pass a Profile"
+            )
+        owners[index] = before[-1]
+    return owners

@@ -1,0 +1,256 @@
+"""Eviction policies, by name or of somebody else's, by a key or with a queue; and the queues that serve components."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from ..errors import CompositionError
+from .queues import BucketQueue, Link, ListQueue, MruQueue, Queue, SlruQueue
+
+log = logging.getLogger("prefixloom")
+
+
+@attrs.define(slots=True)
+class Use:
+    """What is known of a cell's use: logical times, never the clock."""
+
+    born: int
+    last: int
+    uses: int
+    tokens: int
+    depth: int
+    priority: int
+
+
+class KeyedQueue(Queue):
+    """Smallest key first, in a heap with lazy deletion: O(log n), for keys of somebody else's.
+
+    A cell that leaves the queue keeps its entry in the heap, and uses it again if it comes back with the same key.
+    """
+
+    __slots__ = ("_entries", "_heap", "_key", "_tick", "_use")
+
+    def __init__(self, key: Callable[[Use], Any]) -> None:
+        self._key = key
+        self._use: dict[Any, Use] = {}
+        self._heap: list[tuple[int, Any, int, Any]] = []
+        self._entries: dict[Any, tuple[int, Any, int, Any]] = {}  # the newest of each cell that is in the heap
+        self._tick = 0
+
+    def _enter(self, cell: Any, rank: int) -> None:
+        self._tick += 1
+        use = self._use.get(cell)
+        if use is None:
+            node = cell.node
+            use = self._use[cell] = Use(self._tick, self._tick, 1, node.end - node.parent.end, node.end, 0)
+        use.priority = cell.node.priority
+        known = self._entries.get(cell)
+        tick = self._tick
+        key = self._key(use) if rank else -tick
+        if known is not None and known[0] == rank and known[1] == key:
+            tick = known[2]
+        else:
+            entry = (rank, key, tick, cell)
+            heapq.heappush(self._heap, entry)
+            self._entries[cell] = entry
+        cell.next = self
+        cell.prev = tick
+        if len(self._heap) > 4 * len(self._use) + 64:
+            self._heap = [entry for entry in self._heap if entry[3].next is self and entry[3].prev == entry[2]]
+            self._entries = {entry[3]: entry for entry in self._heap}
+            heapq.heapify(self._heap)
+
+    def add(self, cell: Any) -> None:
+        use = self._use.get(cell)
+        if use is not None:
+            use.last = self._tick + 1
+            use.uses += 1
+        self._enter(cell, 1)
+
+    def add_first(self, cell: Any) -> None:
+        self._enter(cell, 0)
+
+    def remove(self, cell: Any) -> None:
+        cell.prev = cell.next = None
+
+    def pop(self) -> Any:
+        while self._heap:
+            _, _, tick, cell = heapq.heappop(self._heap)
+            newest = self._entries.get(cell)
+            if newest is not None and newest[2] == tick:
+                del self._entries[cell]
+            if cell.next is self and cell.prev == tick:
+                cell.prev = cell.next = None
+                return cell
+        return None
+
+    def forget(self, cell: Any) -> None:
+        self._use.pop(cell, None)
+        self._entries.pop(cell, None)
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        use = self._use.get(lower)
+        if use is not None:
+            cut = upper.node.end
+            self._use[upper] = attrs.evolve(use, tokens=cut - upper.node.parent.end, depth=cut)
+            use.tokens = lower.node.end - cut
+        if linked:
+            self.add_first(upper) if use is None else self._enter(upper, 1)
+
+
+class Guest(Link):
+    """What a queue of somebody else's is given for a cell: it knows the ``node``, and has links of its own."""
+
+    __slots__ = ("cell", "node")
+
+    def __init__(self, cell: Any) -> None:
+        self.cell = cell
+        self.node = cell.node
+        self.prev = self.next = None
+
+
+class WatchedQueue(ListQueue):
+    """Goes by a queue of somebody else's until that raises, or answers what cannot be; from then on by last use.
+
+    The cells stand in a list of ours, and guests for them in the other queue. So whether a cell may go is never in
+    doubt, each call has its effect, and the other queue can be dismissed at any time.
+    """
+
+    __slots__ = ("_guests", "_name", "_queue")
+
+    def __init__(self, name: str, queue: Queue) -> None:
+        super().__init__()
+        self._name = name
+        self._queue: Queue | None = queue
+        self._guests: dict[Any, Guest] = {}
+
+    def add(self, cell: Any) -> None:
+        super().add(cell)
+        self._tell("add", cell)
+
+    def add_first(self, cell: Any) -> None:
+        super().add_first(cell)
+        self._tell("add_first", cell)
+
+    def remove(self, cell: Any) -> None:
+        super().remove(cell)
+        self._tell("remove", cell)
+
+    def drop(self, cell: Any) -> None:
+        self.remove(cell)
+
+    def touch(self, cell: Any) -> None:
+        super().touch(cell)
+        self._tell("touch", cell)
+
+    def forget(self, cell: Any) -> None:
+        guest = self._guests.get(cell)
+        if guest is not None:
+            self._tell("forget", cell)
+            self._guests.pop(cell, None)
+            guest.cell = guest.node = None  # whoever keeps a guest keeps nothing else
+
+    def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
+        super().inherit(upper, lower, linked)
+        if lower in self._guests:
+            self._tell("inherit", upper, self._guests[lower], linked)
+
+    def pop(self) -> Any:
+        if self._queue is None:
+            return super().pop()
+        try:
+            guest = self._queue.pop()
+            if guest is None and self.empty:
+                return None
+            cell = getattr(guest, "cell", None)
+            if cell is None or self._guests.get(cell) is not guest or cell.next is None:
+                raise LookupError("what came out does not stand in the queue")
+        except BaseException as error:
+            self._dismiss(error)
+            return super().pop()
+        super().remove(cell)
+        return cell
+
+    def _tell(self, what: str, cell: Any, *more: Any) -> None:
+        if self._queue is None:
+            return
+        guest = self._guests.get(cell)
+        if guest is None:
+            guest = self._guests[cell] = Guest(cell)
+        try:
+            getattr(self._queue, what)(guest, *more)
+        except BaseException as error:
+            self._dismiss(error)
+
+    def _dismiss(self, error: BaseException) -> None:
+        """An interrupt is passed on."""
+        self._queue = None
+        self._let_go()
+        if not isinstance(error, Exception):
+            raise error
+        log.warning("eviction policy %r failed; going on by last use", self._name, exc_info=error)
+
+    def _let_go(self) -> None:
+        """Of all guests: they and the other queue know each other."""
+        guests = self._guests
+        self._guests = {}
+        for guest in guests.values():
+            guest.cell = guest.node = guest.prev = guest.next = None
+
+    def __del__(self) -> None:
+        super().__del__()
+        self._let_go()
+
+
+@attrs.frozen
+class EvictionPolicy:
+    """A way to order eviction: either a ready queue, or a key over ``Use`` (the smallest goes first)."""
+
+    name: str
+    key: Callable[[Use], Any] | None = None
+    make: Callable[[], Queue] | None = None
+
+    def queue(self) -> Queue:
+        if self.make is not None:
+            return self.make()
+        if self.key is None:
+            raise CompositionError(f"eviction policy {self.name!r} has neither a key nor a queue")
+        return KeyedQueue(self.key)
+
+
+BUILT_IN: dict[str, EvictionPolicy] = {
+    policy.name: policy
+    for policy in (
+        EvictionPolicy("lru", make=ListQueue),
+        EvictionPolicy("mru", make=MruQueue),
+        EvictionPolicy("slru", make=SlruQueue),
+        EvictionPolicy("lfu", make=lambda: BucketQueue(lambda cell, uses: uses)),
+        EvictionPolicy("priority", make=lambda: BucketQueue(lambda cell, uses: int(cell.node.priority))),
+        EvictionPolicy("fifo", key=lambda use: use.born),
+    )
+}
+
+
+def lacking(queue: object) -> list[str]:
+    """What a queue must be able to do, and this one cannot."""
+    needed = ("add", "add_first", "remove", "touch", "pop", "forget", "inherit")
+    return [name for name in needed if not callable(getattr(queue, name, None))]
+
+
+def serving(policy: EvictionPolicy) -> Queue:
+    """A queue for a cache, which serves on whatever somebody else's idea of order does."""
+    if any(policy is ours for ours in BUILT_IN.values()):
+        return policy.queue()
+    try:
+        queue = policy.queue()
+        if missing := lacking(queue):
+            raise LookupError(f"it made {queue!r}, which has no {', '.join(missing)}")
+    except Exception as error:
+        log.warning("eviction policy %r makes no queue; going on by last use", policy.name, exc_info=error)
+        queue = ListQueue()
+    return ListQueue() if type(queue) is ListQueue else WatchedQueue(policy.name, queue)

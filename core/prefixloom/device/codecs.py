@@ -1,0 +1,312 @@
+"""Codecs: how the content of slots rests in another form, and how far it comes back from what it was.
+
+A ``Coder`` is made of a manifest that says ``stored_as``. Its ``stored`` is the manifest of the form at rest, from
+which a pool can be made; ``encode`` and ``decode`` go between the tensors of the two, many slots at once, in pieces of
+at most ``CHUNK`` bytes. Nothing is read back from a device. It must not know pools, trees, or who owns a slot.
+
+A *row* is the last dimension of a buffer's shape. What becomes of it, by the codec's dtype:
+
+- ``int8``: its largest absolute value, in the buffer's own dtype, and of each value how many 127ths of that it is,
+  rounded half to even. So the largest value is exact, no value is beyond 127, and zeros are zeros (a negative zero
+  becomes one). A row with an infinity or a NaN comes back as NaNs: what is broken is not healed.
+- ``bfloat16``, ``float16``, ``float32``: each value is rounded. A finite one that is too large becomes the largest one
+  of its sign; infinities stay what they are, and a NaN becomes the plain one.
+
+A buffer that holds no floating point numbers, or would not become smaller, is kept bit by bit.
+
+**The law.** Of a row whose largest absolute value m is a normal number in both dtypes (or 0), every value comes back
+within m * ``bound``. A codec's ``tolerance`` must not be less than ``bound``. And from the first round trip on nothing
+changes any more: ``encode(decode(e))`` is e, bit by bit, for whatever content e was made of. So what is passed on
+through many sequences does not drift.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from ..contract.manifest import Buffer, Manifest
+from ..errors import CompositionError, InputError
+from .kernels import check_slots, index_of, parts, row_numbers
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+CHUNK = 1 << 20
+"""Bytes of live content that are in work at a time: about six times as many for all temporaries together."""
+
+HALF_EPS: Mapping[str, float] = {
+    "bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53,
+}  # fmt: skip
+"""How far rounding to a dtype is off, at most, relative to the value."""
+
+STORED = ("int8", "bfloat16", "float16", "float32")
+
+ARITHMETIC = 2.0**-22
+"""What float32 arithmetic in between may add; a float64 that becomes 16 bits by way of float32 adds half an eps."""
+
+
+@attrs.frozen
+class _Coding:
+    """How one buffer rests: as ``stored``, and ``largest`` of each row if these are 127ths."""
+
+    live: Buffer
+    stored: Buffer
+    largest: Buffer | None = None
+
+    @property
+    def kept(self) -> bool:
+        return self.live.dtype == self.stored.dtype
+
+    @property
+    def bound(self) -> float:
+        if self.kept:
+            return 0.0
+        if self.largest is not None:
+            return 1 / 254 + HALF_EPS[self.live.dtype] + ARITHMETIC
+        return HALF_EPS[self.stored.dtype] + (0.0 if self.stored.dtype == "float32" else HALF_EPS["float32"])
+
+
+def _coding(buffer: Buffer, dtype: str, names: set[str]) -> _Coding:
+    kept = _Coding(buffer, buffer)
+    if buffer.dtype not in HALF_EPS or not buffer.shape:
+        return kept
+    stored = attrs.evolve(buffer, dtype=dtype)
+    largest = None
+    if dtype == "int8":
+        name = f"{buffer.name}_largest"
+        while name in names:
+            name += "_"
+        largest = attrs.evolve(buffer, name=name, shape=buffer.shape[:-1])
+    size = stored.entry_bytes + (largest.entry_bytes if largest is not None else 0)
+    return _Coding(buffer, stored, largest) if size < buffer.entry_bytes else kept
+
+
+class Coder:
+    """Between a manifest's buffers and their form at rest.
+
+    ``stored`` is the manifest of the latter: its ``slot_bytes`` are what an entry takes, its buffers those of ``live``
+    under the same names, each with one for the rows' largest values beside it where it is coded as int8.
+    """
+
+    __slots__ = ("_codings", "bound", "live", "stored")
+
+    def __init__(self, manifest: Manifest) -> None:
+        codec = manifest.stored_as
+        if codec is None:
+            raise CompositionError("this manifest says nothing of stored_as")
+        if codec.dtype not in STORED:
+            raise CompositionError(f"stored_as: content rests as one of {', '.join(STORED)}, not as {codec.dtype!r}")
+        names = {buffer.name for buffer in manifest.buffers}
+        self._codings = [_coding(buffer, codec.dtype, names) for buffer in manifest.buffers]
+        self.live = manifest
+        self.stored: Manifest = attrs.evolve(manifest, buffers=_stored_buffers(self._codings), stored_as=None)
+        self.bound = max(coding.bound for coding in self._codings)
+        for coding in self._codings:
+            if coding.bound > codec.tolerance:
+                raise CompositionError(
+                    f"buffer {coding.live.name!r} of {coding.live.dtype} comes back from {codec.dtype} within "
+                    f"{coding.bound:.3g} of a row's largest value, which stored_as does not tolerate: it says "
+                    f"{codec.tolerance:.3g}. Tolerate so much, or choose another dtype"
+                )
+
+    @property
+    def changes(self) -> bool:
+        """Whether any buffer rests in another form."""
+        return not all(coding.kept for coding in self._codings)
+
+    def encode(
+        self, live: Mapping[str, Tensor], slots: Sequence[int], stored: Mapping[str, Tensor], into: Sequence[int]
+    ) -> None:
+        """The content of live ``slots`` to the stored slots ``into``, which differ from each other."""
+        for coding in self._codings:
+            source, target = live[coding.live.name], stored[coding.stored.name]
+            largest = None if coding.largest is None else _rows(stored[coding.largest.name], False)
+            for at, to in _pieces(source, slots, target, into):
+                values = _rows(source).index_select(0, at)
+                if coding.kept:
+                    _rows(target).index_copy_(0, to, values)
+                elif largest is None:
+                    _rows(target).index_copy_(0, to, _cast(values, target.dtype))
+                else:
+                    tops, codes = _to_codes(values)
+                    largest.index_copy_(0, to, tops)
+                    _rows(target).index_copy_(0, to, codes)
+
+    def decode(
+        self, stored: Mapping[str, Tensor], slots: Sequence[int], live: Mapping[str, Tensor], into: Sequence[int]
+    ) -> None:
+        """The content of stored ``slots`` to the live slots ``into``, which differ from each other."""
+        for coding in self._codings:
+            source, target = stored[coding.stored.name], live[coding.live.name]
+            largest = None if coding.largest is None else _rows(stored[coding.largest.name], False)
+            for at, to in _pieces(source, slots, target, into):
+                values = _rows(source).index_select(0, at)
+                if largest is not None:
+                    values = _from_codes(largest.index_select(0, at), values)
+                elif not coding.kept:
+                    values = _plain(values.to(target.dtype))
+                _rows(target).index_copy_(0, to, values)
+
+
+def _stored_buffers(codings: Sequence[_Coding]) -> Iterator[Buffer]:
+    for coding in codings:
+        yield coding.stored
+        if coding.largest is not None:
+            yield coding.largest
+
+
+# ---------------------------------------------------------------- rows, and the numbers of those to be done
+
+
+def _rows(tensor: Tensor, values: bool = True) -> Tensor:
+    """A matrix of all rows, or (for what there is one of in a row) a vector. What is no number to us goes as ints."""
+    import torch
+
+    if tensor.element_size() == 1:
+        tensor = tensor.view(torch.int8)
+    return tensor.view(-1, tensor.shape[-1] if tensor.dim() > 2 else 1) if values else tensor.view(-1)
+
+
+def _pieces(
+    source: Tensor, slots: Sequence[int], target: Tensor, into: Sequence[int]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Numbers of rows in the source and in the target, a piece at a time."""
+    import torch
+
+    if len(slots) != len(into) or len(set(into)) != len(into):
+        raise InputError(f"as many different slots are needed as there are sources: got {len(slots)} and {list(into)}")
+    if not len(slots) or source.device.type == "meta":
+        return
+    if len(source) != len(target):
+        raise InputError(f"{len(source)} layers cannot become {len(target)}")
+    check_slots([source], slots)
+    check_slots([target], into)
+    width = source.shape[-1] if source.dim() > 2 else 1
+    of_slot = source[0, 0].numel() // width
+    row_bytes = width * max(source.element_size(), target.element_size())
+    count = max(1, CHUNK // (of_slot * row_bytes))
+    length = max(1, min(of_slot, CHUNK // row_bytes))
+    sources = row_numbers(source, index_of(slots, [source]))
+    targets = row_numbers(target, index_of(into, [target]))
+    for at, to in zip(parts(sources, count), parts(targets, count), strict=True):
+        for low in range(0, of_slot, length):
+            inside = torch.arange(low, min(low + length, of_slot), device=source.device)
+            yield (at[:, None] * of_slot + inside).view(-1), (to[:, None] * of_slot + inside).view(-1)
+
+
+# ---------------------------------------------------------------- what becomes of rows
+
+
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    import torch
+
+    top = torch.finfo(dtype).max
+    return _plain(values.clamp(-top, top).where(~values.isinf(), values).to(dtype))
+
+
+def _plain(values: Tensor) -> Tensor:
+    """With one NaN only: which bits a conversion makes of one depends on where in the vector it stands."""
+    return values.masked_fill_(values.isnan(), math.nan)
+
+
+def _arithmetic(dtype: torch.dtype) -> torch.dtype:
+    import torch
+
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _steps(values: Tensor) -> Tensor:
+    """127, made where the values are: CUDA divides by a number of the host's as if it multiplied by the inverse."""
+    return values.new_ones(1).mul_(127)
+
+
+def _to_codes(values: Tensor) -> tuple[Tensor, Tensor]:
+    import torch
+
+    largest = values.abs().amax(-1)
+    finite = largest.isfinite()
+    exact = values.to(_arithmetic(values.dtype))
+    unit = largest.where(largest > 0, 1).to(exact.dtype)[:, None]
+    codes = (exact / unit).mul_(127).round_().masked_fill_(~finite[:, None], 0)
+    return largest.masked_fill_(~finite, math.nan), codes.to(torch.int8)
+
+
+def _from_codes(largest: Tensor, codes: Tensor) -> Tensor:
+    exact = codes.to(_arithmetic(largest.dtype))
+    return _plain(exact.div_(_steps(exact)).mul_(largest.to(exact.dtype)[:, None]).to(largest.dtype))
+
+
+# ---------------------------------------------------------------- the law
+
+
+@attrs.frozen
+class Measured:
+    """What a round trip did to some content.
+
+    ``error``    the largest |decoded - live| of any row, relative to the row's largest |live|; infinite where a row of
+                 zeros, a buffer that is kept, or a number that is not finite did not come back
+    ``where``    buffer and (layer, slot, ...) of the row where that was
+    ``repeats``  whether encoding what was decoded gave the same bits again
+    """
+
+    error: float
+    where: str
+    repeats: bool
+
+
+def measure(coder: Coder, live: Mapping[str, Tensor]) -> Measured:
+    """The round trip of all slots of these tensors. For tests: it takes several times their memory, and reads them."""
+    import torch
+
+    slots = range(next(iter(live.values())).shape[1])
+    first, again = (_empty(coder, live) for _ in range(2))
+    back = {name: torch.ones_like(tensor) for name, tensor in live.items()}
+    coder.encode(live, slots, first, slots)
+    coder.decode(first, slots, back, slots)
+    coder.encode(back, slots, again, slots)
+    error, where = 0.0, "nowhere"
+    for coding in coder._codings:
+        name = coding.live.name
+        errors = _errors(coding, live[name], back[name])
+        if (worst := float(errors.max())) > error:
+            place = torch.unravel_index(errors.argmax(), errors.shape)
+            error, where = worst, f"{name}[{', '.join(str(int(number)) for number in place)}]"
+    repeats = all(torch.equal(_bits(first[name]), _bits(again[name])) for name in first)
+    return Measured(error, where, repeats)
+
+
+def _empty(coder: Coder, live: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    import torch
+
+    made = {}
+    for coding in coder._codings:
+        tensor = live[coding.live.name]
+        head = tensor.shape[: tensor.dim() - len(coding.live.shape)]
+        for buffer in _stored_buffers([coding]):
+            shape = (*head, *buffer.shape)
+            made[buffer.name] = torch.ones(shape, dtype=getattr(torch, buffer.dtype), device=tensor.device)
+    return made
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    import torch
+
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _errors(coding: _Coding, live: Tensor, back: Tensor) -> Tensor:
+    """Of each row, as ``Measured`` says."""
+    import torch
+
+    if coding.kept:
+        return torch.tensor([0.0 if torch.equal(_bits(live), _bits(back)) else math.inf])
+    wanted, found = live.double(), back.double()
+    largest = wanted.abs().amax(-1)
+    off = (found - wanted).abs().amax(-1)
+    errors = torch.where(largest > 0, off / largest, torch.where(off > 0, math.inf, 0.0))
+    return torch.where(largest.isfinite(), errors, 0.0).where(largest.isfinite() == found.isfinite().all(-1), math.inf)

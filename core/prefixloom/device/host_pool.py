@@ -1,0 +1,190 @@
+"""Host pool: a component's slots in the host's memory, and the bytes of each as one record.
+
+Its buffers have the shapes of any pool's, in either layout. The bytes of a record are the same for both, namely those
+of a page-first slot: nothing is padded, and what one layout wrote another reads. It must not know a tree, a store, or
+what moves where.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..contract.manifest import LAYOUTS, Layout, Manifest
+from ..errors import CompositionError, InputError, ProtocolError
+from . import layouts
+from .layouts import WHOLE, parts
+from .pool import DebugPool, Pool
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class HostPool(Pool):
+    """A pool on the host. With ``pin``, in memory that a CUDA device copies from and to without waiting."""
+
+    def __init__(
+        self,
+        name: str,
+        manifest: Manifest,
+        unit: str,
+        capacity: int,
+        entries: int,
+        *,
+        layout: Layout = "layer_first",
+        pin: bool = False,
+        allocate: bool = True,
+    ) -> None:
+        if layout not in LAYOUTS:
+            raise CompositionError(f"pool {name!r}: a layout is one of {', '.join(LAYOUTS)}; got {layout!r}")
+        self.pin = pin
+        self.record_bytes = manifest.slot_bytes * entries
+        self._bytes: dict[str, memoryview] = {}  # of each tensor that was allocated
+        super().__init__(name, manifest, unit, capacity, entries, "cpu", allocate, layout)
+
+    # ------------------------------------------------------------ memory
+
+    @property
+    def _pitch(self) -> int:
+        """Bytes of memory that a slot takes: of a page-first one, to where the next begins."""
+        return layouts.slot_bytes(self.layout, self.manifest, self.entries)
+
+    def _allocate(self) -> tuple[dict[str, Any], list[Any]]:
+        size = self._pitch * self.capacity
+        free = available()
+        if free is not None and size > free:
+            raise CompositionError(
+                f"host pool {self.name!r} of {size / 2**30:.1f} GiB cannot be had: {free / 2**30:.1f} GiB of the "
+                f"host's memory are free. Give it less memory or capacity"
+            )
+        try:
+            return layouts.allocate(self.layout, self.manifest, self.unit, self.capacity, self.entries, self._zeros)
+        except (RuntimeError, OverflowError, MemoryError) as error:
+            kind = "pinned (which takes CUDA)" if self.pin else "the host's"
+            raise CompositionError(
+                f"host pool {self.name!r}: {size / 2**30:.1f} GiB of {kind} memory cannot be had. Give it less memory "
+                f"or capacity{', or pin=False' if self.pin else ''}"
+            ) from error
+
+    def _zeros(self, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+        import torch
+
+        made = torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=self.pin)
+        made.view(-1).view(torch.uint8).zero_()
+        self._bytes[name] = _bytes_of(made)
+        return made
+
+    # ------------------------------------------------------------ records
+
+    def _pieces(self, slot: int) -> Iterator[tuple[memoryview, int, int]]:
+        """The memory that holds a slot, piece by piece, with where that begins in the record and how long it is."""
+        if slot.__class__ is not int or not 0 <= slot < self.capacity:
+            raise InputError(f"slot {slot} does not exist: there are {self.capacity} in host pool {self.name!r}")
+        if self.layout == "page_first":
+            yield self._bytes[WHOLE][slot * self._pitch :][: self.record_bytes], 0, self.record_bytes
+            return
+        for buffer, start, size in parts(self.manifest, self.entries):
+            whole = self._bytes[buffer.name]
+            size //= len(buffer.layers)
+            for layer in range(len(buffer.layers)):
+                at = (layer * self.capacity + slot) * size
+                yield whole[at : at + size], start + layer * size, size
+
+    def record(self, slot: int) -> memoryview:
+        """The slot's bytes where they are, to be read only. In the layout "page_first"."""
+        if self.layout != "page_first":
+            raise ProtocolError(f"host pool {self.name!r} has no slot in one piece: its layout is {self.layout}")
+        return next(self._pieces(slot))[0].toreadonly()
+
+    def read_into(self, slot: int, buffer: Any) -> None:
+        """Fill ``buffer`` with the slot's bytes: as many as a record has."""
+        view = self._record(buffer)
+        for piece, start, size in self._pieces(slot):
+            view[start : start + size] = piece
+
+    def write_from(self, slot: int, payload: Any) -> None:
+        """The slot's content becomes that of a record."""
+        view = self._record(payload)
+        for piece, start, size in self._pieces(slot):
+            piece[:] = view[start : start + size]
+
+    # ------------------------------------------------------------ within the pool
+    def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
+        for s, d in zip(src, dst, strict=True):
+            for (to, *_), (of, *_) in zip(self._pieces(d), self._pieces(s), strict=True):
+                to[:] = of
+
+    def select(self, choices: Sequence[Sequence[int]], selector: Tensor, dst: Sequence[int]) -> None:
+        self.copy([row[index] for row, index in zip(choices, selector.tolist(), strict=True)], dst)
+
+    def clear(self, dst: Sequence[int]) -> None:
+        for slot in dst:
+            for piece, _, size in self._pieces(slot):
+                piece[:] = bytes(size)
+
+    def _record(self, content: Any) -> memoryview:
+        view = memoryview(content).cast("B")
+        if len(view) != self.record_bytes:
+            raise InputError(
+                f"a record of host pool {self.name!r} has {self.record_bytes} bytes, and {len(view)} were given"
+            )
+        return view
+
+
+def in_one_piece(source: Pool, target: Pool) -> bool:
+    """Whether a slot of either has the bytes of one of the other, in the same order and without a gap."""
+    if source.layout != "page_first" or target.layout != "page_first":
+        return False
+    return (source.unit, source.entries, source.manifest.buffers) == (
+        target.unit, target.entries, target.manifest.buffers
+    )  # fmt: skip
+
+
+class DebugHostPool(HostPool, DebugPool):
+    """A host pool that knows the stage of every slot."""
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """A contiguous tensor's memory, which lives as long as any view of it."""
+    memory = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # type: ignore[attr-defined]
+    return memoryview(memory).cast("B")
+
+
+# ---------------------------------------------------------------- how much there is
+
+
+def available(root: str = "/") -> int | None:
+    """Bytes that may be had without another one's being killed for it: of the machine, and of our control group."""
+    limits = [*_machine(root), *_control_group(root)]
+    return max(0, min(limits)) if limits else None
+
+
+def _machine(root: str) -> Iterator[int]:
+    for line in _lines(os.path.join(root, "proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            yield int(line.split()[1]) * 1024
+
+
+def _control_group(root: str) -> Iterator[int]:
+    """What is left below the limit, with what the kernel would give up first."""
+    folder = os.path.join(root, "sys/fs/cgroup")
+    limit, used = (next(_numbers(os.path.join(folder, f"memory.{name}")), None) for name in ("max", "current"))
+    if limit is None or used is None:
+        return
+    cached = [int(line.split()[1]) for line in _lines(f"{folder}/memory.stat") if line.startswith("inactive_file ")]
+    yield limit - used + sum(cached)
+
+
+def _numbers(path: str) -> Iterator[int]:
+    return (int(line) for line in _lines(path) if line.strip().isdigit())
+
+
+def _lines(path: str) -> Iterable[str]:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.readlines()
+    except (OSError, UnicodeDecodeError):
+        return ()

@@ -1,0 +1,328 @@
+"""Streams: queues of work that run in order, beside the thread that schedules.
+
+One interface over a CUDA stream, a worker thread, and the calling thread itself. The scheduler only ever enqueues: it
+asks whether an event is ``done`` and never waits for one. ``prefixloom.testing.simulated`` has a stream whose work runs
+when a test says so.
+
+For the race detector a stream can carry a vector clock: of every stream, up to which of its ticks all work enqueued
+here from now on is ordered after. Recording, waiting and seeing an event done pass these clocks on. Without a detector
+there are none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from ..errors import InputError
+
+Clock = dict[int, int]
+"""Of each stream, by its number, the tick up to which all is known to be over."""
+
+_numbers = itertools.count()
+
+KEPT_FAILURES = 64
+"""Of each stream: they hold whole frames. Work that began before one that was forgotten counts as failed."""
+
+host_clock: Clock = {}
+"""What the scheduling thread has seen to be over: whatever it enqueues from now on comes after that."""
+
+
+def join(into: Clock, other: Clock) -> None:
+    for number, tick in other.items():
+        if into.get(number, 0) < tick:
+            into[number] = tick
+
+
+class Event:
+    """A point in a stream: everything enqueued before it."""
+
+    __slots__ = ("clock", "raw", "stream", "tick")
+
+    def __init__(self, stream: Stream, tick: int, raw: Any = None) -> None:
+        self.stream = stream
+        self.tick = tick
+        self.raw = raw
+        self.clock: Clock | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it is over. Never waits."""
+        if not self.stream.reached(self):
+            return False
+        if self.clock is not None:
+            join(host_clock, self.clock)
+        return True
+
+    def synchronize(self, timeout: float | None = None) -> bool:
+        """Wait until it is over: for tests and for shutting down, never for scheduling. False: not in time."""
+        if not self.stream.until(self, timeout):
+            return False
+        return self.done
+
+    def __repr__(self) -> str:
+        return f"<Event {self.tick} of {self.stream!r}>"
+
+
+class Stream:
+    """Work in order. ``tick`` counts what was enqueued; ``clock`` is None unless a race detector wants it."""
+
+    __slots__ = ("__weakref__", "_failures", "_forgotten", "clock", "name", "number", "tick")
+
+    inline = False
+    """Whether ``run`` has run the work when it returns."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.number = next(_numbers)
+        self.tick = 0
+        self.clock: Clock | None = None
+        self._failures: deque[tuple[int, BaseException]] = deque()
+        self._forgotten: tuple[int, BaseException | None] = (0, None)  # the last that is not among them any more
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Enqueue: runs after all that was enqueued before. What it raises is kept and told by ``failure``."""
+        raise NotImplementedError
+
+    def record(self) -> Event:
+        """An event after all that was enqueued so far."""
+        event = self._record()
+        if self.clock is not None:
+            join(self.clock, host_clock)
+            event.clock = {**self.clock, self.number: self.tick}
+        return event
+
+    def wait(self, event: Event) -> None:
+        """What is enqueued from now on runs after ``event``; the caller does not wait."""
+        if event.stream is self:
+            return
+        self._wait(event)
+        if self.clock is not None and event.clock is not None:
+            join(self.clock, event.clock)
+
+    def current(self) -> AbstractContextManager[object]:
+        """In its block the caller makes what this stream's work fills: what had that memory before is over then."""
+        return nullcontext()
+
+    def failure(self, since: int, upto: int) -> BaseException | None:
+        """The first exception of the work of the ticks in (since, upto], if that is over and any of it raised.
+
+        Or one that came after ``since``, where it is not known any more which of the work that then ran raised.
+        """
+        for tick, error in tuple(self._failures):  # the worker may add to it
+            if since < tick <= upto:
+                return error
+        tick, forgotten = self._forgotten
+        return forgotten if since < tick else None
+
+    def _failed(self, tick: int, error: BaseException) -> None:
+        """The work of this tick raised."""
+        if len(self._failures) == KEPT_FAILURES:
+            self._forgotten = self._failures[0]  # before it goes: somebody may be asking
+            self._failures.popleft()
+        self._failures.append((tick, error))
+
+    def follow(self) -> None:
+        """Keep a clock from now on."""
+        if self.clock is None:
+            self.clock = {}
+
+    def entering(self) -> Clock:
+        """The clock of work that is enqueued now; for a stream that is followed."""
+        clock = self.clock
+        assert clock is not None
+        join(clock, host_clock)
+        clock[self.number] = self.tick
+        return clock
+
+    # what each kind of stream does in its own way
+    def _record(self) -> Event:
+        return Event(self, self.tick)
+
+    def _wait(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def reached(self, event: Event) -> bool:
+        raise NotImplementedError
+
+    def until(self, event: Event, timeout: float | None) -> bool:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Finish what is enqueued and let the stream's resources go."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class InlineStream(Stream):
+    """The calling thread: work runs at once, and raises to the caller."""
+
+    __slots__ = ()
+    inline = True
+
+    def run(self, work: Callable[[], object]) -> None:
+        self.tick += 1
+        work()
+
+    def _wait(self, event: Event) -> None:
+        event.synchronize()  # the caller is the stream: nothing it does later may come before the event
+
+    def reached(self, event: Event) -> bool:
+        return True
+
+    def until(self, event: Event, timeout: float | None) -> bool:
+        return True
+
+
+class ThreadStream(Stream):
+    """A worker thread with a queue of its own, so that a CPU has real overlap.
+
+    ``before`` is called by the worker ahead of every piece of work: tests inject delays there.
+    """
+
+    __slots__ = ("_before", "_changed", "_over", "_queue", "_thread")
+
+    def __init__(self, name: str, before: Callable[[], object] | None = None) -> None:
+        super().__init__(name)
+        self._before = before
+        self._queue: deque[Callable[[], object] | None] = deque()
+        self._changed = threading.Condition()
+        self._over = 0
+        self._thread = threading.Thread(target=self._work, name=f"prefixloom stream {name}", daemon=True)
+        self._thread.start()
+
+    def _enqueue(self, work: Callable[[], object] | None) -> None:
+        with self._changed:
+            if not self._thread.is_alive():
+                raise InputError(f"{self!r} is closed")
+            self.tick += 1
+            self._queue.append(work)
+            self._changed.notify_all()
+
+    def run(self, work: Callable[[], object]) -> None:
+        self._enqueue(work)
+
+    def _wait(self, event: Event) -> None:
+        self._enqueue(lambda: event.stream.until(event, None))
+
+    def reached(self, event: Event) -> bool:
+        return self._over >= event.tick
+
+    def until(self, event: Event, timeout: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._over >= event.tick, timeout)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue)
+                work = self._queue.popleft()
+            if work is None:
+                return
+            try:
+                if self._before is not None:
+                    self._before()
+                work()
+            except BaseException as error:  # told by ``failure``: the step that it belongs to did not happen
+                self._failed(self._over + 1, error)
+            work = None  # nor is what it holds to live until more comes
+            with self._changed:
+                self._over += 1
+                self._changed.notify_all()
+
+    def dismiss(self) -> None:
+        """End when all that is enqueued is over. Nobody waits for that: any thread may say so, at any time."""
+        with self._changed:
+            self._queue.append(None)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.dismiss()
+            self._thread.join()
+
+
+class CudaStream(Stream):
+    """A CUDA stream of torch's. Its work is what is launched while it is current."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: Any) -> None:
+        super().__init__(f"cuda {raw.device.index}:{raw.cuda_stream:x}")
+        self.raw = raw
+
+    def run(self, work: Callable[[], object]) -> None:
+        self.tick += 1
+        with self.current():
+            work()
+
+    def current(self) -> AbstractContextManager[object]:
+        import torch
+
+        return torch.cuda.stream(self.raw)
+
+    def _record(self) -> Event:
+        import torch
+
+        raw: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        raw.record(self.raw)
+        return Event(self, self.tick, raw)
+
+    def _wait(self, event: Event) -> None:
+        if event.raw is not None:
+            self.raw.wait_event(event.raw)
+        else:
+            event.synchronize()  # an event of another kind of stream: there is no edge between the two
+
+    def reached(self, event: Event) -> bool:
+        return bool(event.raw.query())
+
+    def until(self, event: Event, timeout: float | None) -> bool:
+        if timeout is None:
+            event.raw.synchronize()
+            return True
+        end = time.monotonic() + timeout
+        while not event.raw.query():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.0005)
+        return True
+
+
+def stream_for(given: Any, device: str, known: dict[Any, Stream]) -> Stream:
+    """The stream that a caller means: one of ours, a CUDA stream of torch's, or None for the current one.
+
+    ``known`` keeps what stands for a CUDA stream, so that the same one is the same stream to us.
+    """
+    on_cuda = device.startswith("cuda")
+    if isinstance(given, Stream):
+        if on_cuda and not isinstance(given, CudaStream):
+            raise InputError(
+                f"{given!r} cannot tell when work on {device!r} is over: give a torch.cuda.Stream, or None for the "
+                f"current one"
+            )
+        return given
+    if given is None and not on_cuda:
+        stream = known.get(None)
+        if stream is None:
+            stream = known[None] = InlineStream("inline")
+        return stream
+    import torch
+
+    if given is None:
+        given = torch.cuda.current_stream(torch.device(device))
+    if not isinstance(given, torch.cuda.Stream):
+        raise InputError(f"a stream is a prefixloom Stream, a torch.cuda.Stream or None, got {given!r}")
+    if not on_cuda or torch.device(device).index not in (None, given.device.index):
+        raise InputError(f"the cache lies on {device!r}, and {given!r} is a stream of {given.device}")
+    handle = (given.device, given.cuda_stream)
+    stream = known.get(handle)
+    if stream is None:
+        stream = known[handle] = CudaStream(given)
+    return stream

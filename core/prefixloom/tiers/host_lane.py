@@ -1,0 +1,341 @@
+"""Lanes of the host tier: what the tree keeps of one component in the memory below the device.
+
+A host lane stands beside the device's lane of the same component, with a pool and a queue of its own and cells of its
+own at the same nodes; so a node may be on the device, on the host, on both. Its cells do not know what a boundary
+needs: that is asked of the device's lane, over both tiers (``over_tiers``). Of a reach that is closed upward a cell
+goes before those above it, since without it they still serve and without them it does not.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ..contract.queues import Queue
+from ..device.host_pool import in_one_piece
+from ..device.kernels_move import move_slots
+from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
+from ..tree.lane import Cell, Lane, PageLane
+from ..tree.radix import Node
+
+if TYPE_CHECKING:
+    from ..contract.composition import Part
+
+
+class HostCell(Cell):
+    """``pages``: how many are present. ``below``: children with a cell, counted where the reach is closed upward.
+
+    ``data`` of pages stands for the whole edge, *absent* where nothing is held; a state's is its slot. ``stored``: of
+    how many places, from the first, what is there was handed to the store of that number, ``store``.
+    """
+
+    __slots__ = ("below", "pages", "store", "stored")
+
+    def __init__(self, node: Node, data: Any, pages: int) -> None:
+        super().__init__(node, data)
+        self.pages = pages
+        self.below = 0
+        self.stored = self.store = 0
+
+    @property
+    def places(self) -> int:
+        return len(self.data) // ID_BYTES if isinstance(self.data, bytes) else 1
+
+
+class HostLane(Lane):
+    """What host lanes of pages and of states share. ``leased`` counts what is pinned while it is copied from."""
+
+    __slots__ = ("device", "going")
+    going: Callable[[HostLane, HostCell], None] | None
+    """Told of a cell that is about to be evicted."""
+
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int, device: Lane) -> None:
+        super().__init__(index, part, pool, queue, tree_page)
+        self.device = device
+        self.going = None
+
+    def missing(self, node: Node) -> tuple[list[int], list[int]]:
+        """What the device has at ``node`` and the host does not: (places in the edge, the device's slots)."""
+        raise NotImplementedError
+
+    def lacks(self, node: Node) -> bool:
+        """Whether the device may have something at ``node`` that the host has not."""
+        cells = node.cells
+        if cells[self.device.index] is None:
+            return False
+        cell: HostCell | None = cells[self.index]
+        return cell is None or not self.whole(cell)
+
+    def whole(self, cell: HostCell) -> bool:
+        """Whether nothing can be added to it."""
+        return True
+
+    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
+        """The host has these places of the edge of ``node`` now."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ cells come and go
+    def place(self, node: Node, data: Any, pages: int) -> HostCell:
+        """A new cell at ``node``, which has none."""
+        cell = HostCell(node, data, pages)
+        i = self.index
+        node.cells[i] = cell
+        self.in_tree += pages
+        if self.closed_upward:
+            cell.below = sum(kid.cells[i] is not None for kid in node.children)
+            above = node.parent.cells[i]
+            if above is not None:
+                above.below += 1
+        self.queue.add(cell)
+        return cell
+
+    def pin(self, cell: HostCell) -> None:
+        """Nobody may evict ``cell`` until it is unpinned as often."""
+        if not cell.locks:
+            self.leased += cell.pages
+            if cell.next is not None:
+                self.queue.remove(cell)
+        cell.locks += 1
+
+    def unpin(self, cell: HostCell) -> None:
+        cell.locks -= 1
+        if cell.locks:
+            return
+        if cell.pages:
+            self.leased -= cell.pages
+            self.queue.add(cell)
+        elif cell.node.cells[self.index] is cell:  # what it was to hold never came
+            self.free_cell(cell)
+
+    def uncovered(self, cell: HostCell) -> bool:
+        return not cell.locks
+
+    # ------------------------------------------------------------ eviction
+    def pop_victim(self) -> HostCell | None:
+        while True:
+            cell: HostCell | None = self.queue.pop()
+            if cell is None or not cell.below:  # one with others below returns when the last of them has gone
+                return cell
+
+    def evict(self, count: int, freed: list[Node]) -> int:
+        got = 0
+        while got < count:
+            cell = self.pop_victim()
+            if cell is None:
+                break
+            if self.going is not None:
+                self.going(self, cell)
+            freed.append(cell.node)
+            got += self.free_cell(cell)
+        return got
+
+    def leave(self, cell: HostCell) -> None:
+        if self.closed_upward:
+            self.lose_below(cell.node)
+
+    def lose_below(self, node: Node) -> None:
+        """``node`` has no cell any more: the one above, left without any below, is the next victim."""
+        above = node.parent.cells[self.index]
+        if above is not None:
+            above.below -= 1
+            if not above.below and not above.locks and above.next is None:
+                self.queue.add_first(above)
+
+    def come_back(self, cell: HostCell) -> None:
+        if self.closed_upward and (above := cell.node.parent.cells[self.index]) is not None:
+            above.below += 1
+        self.queue.add(cell)
+
+    def detach(self, cell: HostCell, node: Node, gone: list[int]) -> None:
+        slots = self.slots_of(cell)
+        node.cells[self.index] = None
+        gone += slots
+        self.queue.forget(cell)
+
+    def give_all(self, gone: list[int]) -> int:
+        self.pool.give_slots(gone)
+        self.in_tree -= len(gone)
+        return len(gone)
+
+    def size(self, cell: HostCell) -> int:
+        return cell.pages
+
+    def free_cell(self, cell: HostCell) -> int:
+        """Free a cell that is off the queue. Those below it stay: the device may have what it had."""
+        self.leave(cell)
+        return self.free_left(cell)
+
+
+class HostPages(HostLane):
+    __slots__ = ("page",)
+    device: PageLane
+
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int, device: Lane) -> None:
+        super().__init__(index, part, pool, queue, tree_page, device)
+        self.page = part.page_tokens
+
+    def whole(self, cell: HostCell) -> bool:
+        return cell.pages * ID_BYTES == len(cell.data)
+
+    def missing(self, node: Node) -> tuple[list[int], list[int]]:
+        cell: HostCell | None = node.cells[self.index]
+        if cell is not None and self.whole(cell):
+            return [], []
+        theirs = array("i", self.device.edge(node))
+        if cell is None:
+            places = [place for place, slot in enumerate(theirs) if slot != ABSENT]
+        else:
+            ours = array("i", cell.data)
+            places = [place for place, slot in enumerate(theirs) if slot != ABSENT and ours[place] == ABSENT]
+        return places, [theirs[place] for place in places]
+
+    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
+        cell: HostCell | None = node.cells[self.index]
+        count = (node.end - node.parent.end) // self.page
+        data = array("i", ABSENT_BYTES * count if cell is None else cell.data)
+        for place, slot in zip(places, slots, strict=True):
+            data[place] = slot
+        if cell is None:
+            self.place(node, data.tobytes(), len(slots))
+            return
+        cell.data = data.tobytes()
+        cell.stored = 0
+        cell.pages += len(slots)
+        self.in_tree += len(slots)
+        if cell.locks:
+            self.leased += len(slots)
+
+    def divide(self, upper: Node, lower: Node) -> None:
+        i = self.index
+        cell: HostCell | None = lower.cells[i]
+        if cell is None:
+            return
+        cut = (upper.end - upper.parent.end) // self.page * ID_BYTES
+        new = HostCell(upper, cell.data[:cut], present(cell.data[:cut]))
+        cell.data = cell.data[cut:]
+        cell.pages -= new.pages
+        new.locks = cell.locks
+        new.store = cell.store
+        new.stored = min(cell.stored, new.places)
+        cell.stored -= new.stored
+        linked = cell.next is not None
+        if new.pages or new.locks:
+            upper.cells[i] = new
+            self.queue.inherit(new, cell, linked=linked)
+        if not cell.pages and not cell.locks:
+            lower.cells[i] = None
+            if linked:
+                self.queue.remove(cell)
+            self.queue.forget(cell)
+        if self.closed_upward:
+            new.below = lower.cells[i] is not None
+            if upper.cells[i] is None:
+                self.lose_below(upper)
+
+    def slots_of(self, cell: HostCell | None) -> list[int]:
+        return [] if cell is None else [slot for slot in array("i", cell.data) if slot != ABSENT]
+
+    def retract(self, node: Node, slots: set[int]) -> None:
+        """What was to be written to these slots never came."""
+        cell: HostCell | None = node.cells[self.index]
+        gone = slots.intersection(self.slots_of(cell))
+        if cell is None or not gone:
+            return
+        cell.data = array("i", [ABSENT if slot in gone else slot for slot in array("i", cell.data)]).tobytes()
+        cell.pages -= len(gone)
+        self.in_tree -= len(gone)
+        if cell.locks:
+            self.leased -= len(gone)
+        self.pool.give(array("i", sorted(gone)).tobytes())
+        if not cell.pages and not cell.locks:
+            self.drop_cell(cell)
+
+
+class HostStates(HostLane):
+    __slots__ = ()
+    unit = "boundary"
+
+    def missing(self, node: Node) -> tuple[list[int], list[int]]:
+        theirs = node.cells[self.device.index]
+        return ([0], [theirs.data]) if theirs is not None and node.cells[self.index] is None else ([], [])
+
+    def add(self, node: Node, places: list[int], slots: array[int]) -> None:
+        self.place(node, slots[0], 1)
+
+    def divide(self, upper: Node, lower: Node) -> None:
+        """The state stays at the end, which is the lower half's."""
+
+    def slots_of(self, cell: HostCell | None) -> list[int]:
+        return [] if cell is None else [cell.data]
+
+    def retract(self, node: Node, slots: set[int]) -> None:
+        """What was to be written to these slots never came. Whoever has pinned it is left with what holds nothing."""
+        cell: HostCell | None = node.cells[self.index]
+        if cell is None or cell.data not in slots:
+            return
+        if cell.locks:
+            self.leased -= cell.pages
+            self.free_cell(cell)
+            cell.pages = 0
+        else:
+            self.drop_cell(cell)
+
+
+class Moves:
+    """Copies of one component between its two pools."""
+
+    __slots__ = ("dst", "lane", "raised", "src")
+
+    def __init__(self, lane: HostLane) -> None:
+        self.lane = lane
+        self.src: list[int] = []
+        self.dst: list[int] = []
+        self.raised = False
+
+    def ends(self, way: str) -> tuple[Pool, Pool]:
+        """Where copies ``way`` read, and where they write."""
+        host, device = self.lane.pool, self.lane.device.pool
+        return (device, host) if way == "down" else (host, device)
+
+    def take_back(self, nodes: Iterable[Node]) -> None:
+        """The copies down never came: give the slots back, whether ``nodes`` have them already or not."""
+        left = set(self.dst)
+        for node in nodes:
+            held = left.intersection(self.lane.slots_of(node.cells[self.lane.index]))
+            self.lane.retract(node, held)
+            left -= held
+        if left:
+            self.lane.pool.give(array("i", sorted(left)).tobytes())
+
+
+def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:
+    """The model's layers in so many groups, as nearly equal as they come: (first, one past the last). One is ()."""
+    layers = sorted({layer for lane in lanes for buffer in lane.pool.manifest.buffers for layer in buffer.layers})
+    count = min(count, len(layers))
+    if count < 2:
+        return ((),)
+    firsts = [0, *(layers[number * len(layers) // count] for number in range(1, count)), layers[-1] + 1]
+    return tuple(pairwise(firsts))
+
+
+def copy_between(
+    source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int], low: int = 0, high: int = 1 << 62
+) -> None:
+    """Copy the content of slots from one tier to another, of the model's layers from ``low`` to before ``high``."""
+    if "meta" in (source.device, target.device):
+        return
+    whole = all(low <= layer < high for buffer in source.manifest.buffers for layer in buffer.layers)
+    if whole and in_one_piece(source, target):
+        move_slots(source.blocks, src, target.blocks, dst)
+        return
+    for buffer in source.manifest.buffers:
+        ends = [source.buffers[buffer.name]], src, [target.buffers[buffer.name]], dst
+        inside = [low <= layer < high for layer in buffer.layers]
+        if all(inside):
+            move_slots(*ends)
+            continue
+        for at, there in enumerate(inside):
+            if there:
+                move_slots(*ends, layers=slice(at, at + 1))

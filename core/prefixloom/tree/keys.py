@@ -1,0 +1,295 @@
+"""Keys: tokens as bytes, and what a tree compares.
+
+A token is a little-endian int32 from 0 to 2**31 - 1; the upper half of the range is kept for interned extra keys (an
+image's hash standing at its placeholder). Comparing bytes is what makes matching fast in CPython, so tokens are encoded
+once, at the edge. Nothing here knows a tree, a pool or a component.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from operator import index
+from typing import Any
+
+from ..errors import InputError
+
+TOKEN_BYTES = 4
+
+TOKEN_LIMIT = 1 << 31
+
+
+class Tokens(bytes):
+    """Encoded and checked tokens. A bytes object, so it is compared and sliced at the speed of memory."""
+
+    __slots__ = ()
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return len(self) // TOKEN_BYTES
+
+    def tolist(self) -> list[int]:
+        return list(struct.unpack(f"<{len(self) // TOKEN_BYTES}I", self))
+
+    def part(self, start: int, stop: int | None = None) -> Tokens:
+        """Tokens [start, stop)."""
+        return Tokens(self[start * TOKEN_BYTES : None if stop is None else stop * TOKEN_BYTES])
+
+    def extended(self, more: Any) -> Tokens:
+        """These tokens followed by ``more``: what a conversation's next turn is opened with."""
+        return Tokens(self + encode(more))
+
+
+def encode(tokens: Any) -> Tokens:
+    """Tokens from a list, tuple, range, array, numpy or CPU torch array, or from little-endian int32 bytes."""
+    kind = type(tokens)
+    if kind is Tokens:
+        return tokens  # type: ignore[no-any-return]
+    if kind is list or kind is tuple:
+        return Tokens(_pack(tokens))
+    if isinstance(tokens, (bytes, bytearray, memoryview)) and memoryview(tokens).format in ("B", "b", "c"):
+        if len(tokens) % TOKEN_BYTES:
+            raise InputError(f"encoded tokens must be whole int32 values; got {len(tokens)} bytes")
+        return Tokens(_in_range(bytes(tokens)))
+    if isinstance(tokens, str):
+        raise InputError("tokens must be whole numbers, not text: run the tokenizer first")
+    if hasattr(tokens, "detach"):
+        return Tokens(_pack(_from_torch(tokens)))
+    try:
+        view = memoryview(tokens)
+    except (TypeError, ValueError):
+        if not isinstance(tokens, Iterable) or isinstance(tokens, (Set, Mapping)):
+            hint = f": write [{tokens}]" if kind is int else ""
+            raise InputError(f"tokens must be a sequence of whole numbers, got {kind.__name__}{hint}") from None
+        return Tokens(_pack(list(tokens)))
+    return Tokens(_from_buffer(view))
+
+
+def _pack(tokens: Sequence[Any]) -> bytes:
+    try:
+        packed = struct.pack(f"<{len(tokens)}I", *tokens)
+    except struct.error:
+        raise _bad_token(tokens) from None
+    return _in_range(packed, tokens)
+
+
+def _in_range(packed: bytes, tokens: Iterable[Any] | None = None) -> bytes:
+    # The sign bit of every token, seen at the speed of memory: its top byte is ASCII.
+    if not packed[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
+        raise _bad_token(struct.unpack(f"<{len(packed) // TOKEN_BYTES}i", packed) if tokens is None else tokens)
+    return packed
+
+
+def _bad_token(tokens: Iterable[Any]) -> InputError:
+    for i, token in enumerate(tokens):
+        if not hasattr(token, "__index__"):
+            return InputError(f"token {i} is {token!r} ({type(token).__name__}); tokens must be whole numbers")
+        if not 0 <= token < TOKEN_LIMIT:
+            return InputError(f"token {i} is {int(token)}; tokens must lie between 0 and {TOKEN_LIMIT - 1}")
+    return InputError("tokens must be whole numbers")
+
+
+def _from_torch(tensor: Any) -> list[int]:
+    if tensor.device.type != "cpu":
+        raise InputError(f"tokens lie on {tensor.device}: reading them would make the scheduler wait; pass a CPU copy")
+    if tensor.dim() != 1 or not str(tensor.dtype).startswith(("torch.int", "torch.uint")):
+        raise InputError(f"tokens must be a one-dimensional integer tensor, got {tensor.dtype} {tuple(tensor.shape)}")
+    return tensor.tolist()  # type: ignore[no-any-return]
+
+
+def _from_buffer(view: memoryview) -> bytes:
+    if view.ndim != 1 or view.format.lstrip("<=@") not in tuple("bBhHiIlLqQ"):
+        raise InputError(f"tokens must be a one-dimensional integer array, got format {view.format!r}, {view.ndim}-d")
+    if view.itemsize == TOKEN_BYTES:
+        return _in_range(view.tobytes(), view)
+    if view.itemsize == 2 * TOKEN_BYTES:
+        words = memoryview(view.tobytes()).cast("i")
+        low, high = words[0::2].tobytes(), words[1::2].tobytes()
+        if high.count(0) != len(high):
+            raise _bad_token(view.tolist())
+        return _in_range(low, view)
+    return _pack(view.tolist())
+
+
+class KeyMaker:
+    """Turns a sequence's tokens into what the tree compares.
+
+    With a lookahead of k, an element is the token together with the k that follow it, so that two prefixes share a page
+    only if everything its content depends on is equal; the last k tokens have no element yet. Extra keys replace the
+    element at their positions by an interned number, exact within this cache.
+    """
+
+    __slots__ = ("_interned", "_meant", "_next", "element_bytes", "lookahead")
+
+    def __init__(self, lookahead: int) -> None:
+        self.lookahead = lookahead
+        self.element_bytes = TOKEN_BYTES * (lookahead + 1)
+        self._interned: dict[Hashable, int] = {}
+        self._meant: dict[int, tuple[Hashable, int, bool]] = {}
+        self._next = -TOKEN_LIMIT
+
+    def widen(self, tokens: bytes | bytearray) -> bytes:
+        """The elements that ``tokens`` can name: ``len - lookahead`` of them."""
+        k = self.lookahead
+        if not k:
+            return bytes(tokens)
+        single = array("i", bytes(tokens))
+        count = len(single) - k
+        if count <= 0:
+            return b""
+        wide = array("i", bytes(count * self.element_bytes))
+        for i in range(k + 1):
+            wide[i :: k + 1] = single[i : i + count]
+        return wide.tobytes()
+
+    def with_extra(self, tokens: bytes, spans: Iterable[tuple[int, int, Hashable]]) -> bytes:
+        """``tokens`` with the positions of each (start, end, key) span replaced by interned numbers."""
+        out = array("i", bytes(tokens))
+        try:
+            checked = [(index(start), index(end), key) for start, end, key in spans]
+        except (TypeError, ValueError) as error:
+            raise InputError(f"extra takes (start, end, key) spans of token positions: {error}") from None
+        for start, end, key in checked:
+            if not 0 <= start < end <= len(out):
+                raise InputError(f"extra key span [{start}, {end}) lies outside of the {len(out)} tokens")
+            try:
+                hash(key)
+            except TypeError:
+                raise InputError(f"an extra key must be hashable, got {type(key).__name__}") from None
+            for i in range(start, end):
+                out[i] = self._intern((key, out[i], i == start))
+        return out.tobytes()
+
+    def _intern(self, what: tuple[Hashable, int, bool]) -> int:
+        known = self._interned
+        number = known.get(what)
+        if number is None:
+            number = known[what] = self._next
+            self._meant[number] = what
+            self._next += 1  # never used twice: a key made before a flush must not find what came after it
+        return number
+
+    def forget(self) -> None:
+        """Drop the interned extra keys; only right when no tree refers to them any more."""
+        self._interned.clear()
+        self._meant.clear()
+
+    def meaning(self, page: bytes) -> tuple[bytes, bytes] | None:
+        """A page of elements as any process would know it: without interned numbers, and what these stand for.
+
+        None if that cannot be said: an extra key may be any hashable object.
+        """
+        if page[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
+            return page, b""
+        numbers = array("i", page)
+        said = []
+        for at, number in enumerate(numbers):
+            if number < 0:
+                text = self._lasting_name(number)
+                if text is None:
+                    return None
+                said.append(f"{at}:{text}")
+                numbers[at] = 0
+        return numbers.tobytes(), "\n".join(said).encode()
+
+    def _lasting_name(self, number: int) -> str | None:
+        """What an interned number stands for: a key over a token, or over another such number."""
+        meant = self._meant.get(number)
+        if meant is None:
+            return None
+        key, below, first = meant
+        said, under = _lasting(key), str(below) if below >= 0 else self._lasting_name(below)
+        return None if said is None or under is None else f"({said},{under},{first})"
+
+
+def _lasting(what: object) -> str | None:
+    """A key in words that mean the same in every process; None if it has none."""
+    if isinstance(what, tuple):
+        parts = [_lasting(part) for part in what]
+        return None if None in parts else f"({','.join(map(str, parts))})"
+    if type(what) is int:
+        return hex(what)  # there are numbers that are too long for decimal digits
+    return repr(what) if type(what) in (str, bytes, bool, float) else None
+
+
+class Elements:
+    """The key elements that a growing sequence's tokens name, where they are not simply the tokens.
+
+    ``single`` are the tokens with extra keys in place, where there are any.
+    """
+
+    __slots__ = ("maker", "single", "wide")
+
+    def __init__(self, maker: KeyMaker, wide: bytes, single: bytes | None) -> None:
+        self.maker = maker
+        self.wide = bytearray(wide)
+        self.single = None if single is None else bytearray(single)
+
+
+class Named:
+    """The tokens that a growing sequence has been told, and the key elements that they name.
+
+    The prompt is never copied: what is appended is kept apart. ``_wide`` are the elements, where they are not simply
+    the tokens.
+    """
+
+    __slots__ = ("_head", "_more", "_wide", "named")
+
+    _head: bytes
+    _more: bytes | bytearray
+    _wide: Elements | None
+    named: int
+
+    def _widen(self, more: Tokens) -> None:
+        """``more`` was named."""
+        known = self._wide
+        assert known is not None
+        at = len(known.wide) // known.maker.element_bytes * TOKEN_BYTES
+        if known.single is None:
+            known.wide += known.maker.widen(self._tokens_between(at, self.named * TOKEN_BYTES))
+        else:
+            known.single += more
+            known.wide += known.maker.widen(known.single[at:])
+
+    def _tokens_between(self, start: int, end: int) -> bytes:
+        split = len(self._head)
+        if end <= split:
+            return self._head[start:end]
+        if start >= split:
+            return bytes(self._more[start - split : end - split])
+        return self._head[start:] + self._more[: end - split]
+
+    def _key_between(self, first: int, last: int) -> bytes:
+        """The bytes of the key's elements [first, last)."""
+        if self._wide is not None:
+            width = self._wide.maker.element_bytes
+            return bytes(self._wide.wide[first * width : last * width])
+        head = self._head
+        split = len(head)
+        start, end = first * TOKEN_BYTES, last * TOKEN_BYTES
+        if end <= split:
+            return head[start:end]
+        if start < split:
+            return head[start:] + self._more[: end - split]
+        return self._tokens_between(start, end)
+
+    def _cut(self, count: int) -> None:
+        """Forget all but the first ``count`` tokens."""
+        size = count * TOKEN_BYTES
+        split = len(self._head)
+        self._more = bytearray(self._more[: max(0, size - split)])
+        self._head = self._head[:size]
+        self.named = count
+        known = self._wide
+        if known is not None:
+            if known.single is not None:
+                del known.single[size:]
+            del known.wide[max(0, count - known.maker.lookahead) * known.maker.element_bytes :]
+
+
+def namespace_of(given: object) -> str:
+    """A namespace as it was given, if it is a string of some kind."""
+    if not isinstance(given, str):
+        raise InputError(f"a namespace must be a string, got {given!r}")
+    return str(given)
