@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+from tests.support.sampling import mark_slow
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: a second thread of one only takes from another
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
@@ -16,3 +22,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the mark expression deselects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_slow(items)

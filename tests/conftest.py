@@ -50,13 +50,15 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Di
 def installed(distribution: Distribution) -> Iterator[None]:
     """prefixloom's own components and commands are found as in an installation, also where only its source is."""
     found = {point.name for point in entry_points(group="prefixloom")}
-    own = {kind: f"prefixloom_{kind}.plugin" for kind in ("full", "swa", "mamba", "hicache")}
-    own |= {f"storage:{kind}": f"prefixloom_hicache.{kind}" for kind in ("memory", "file")}
+    own = {kind: f"prefixloom_{kind}.plugin" for kind in ("full", "swa", "mamba")}
+    own["hicache"] = "prefixloom_hicache.host"
+    own["storage:memory"] = "prefixloom_hicache.memory_store"
+    own["storage:file"] = "prefixloom_hicache.file_store.backend"
     own["session:transformers"] = "prefixloom_engine.adapter"
     if not found >= own.keys():  # one of that name hides an older installation
         root = distribution("prefixloom", own)
         points = next(root.glob("*.dist-info")) / "entry_points.txt"
-        points.write_text(f"{points.read_text()}[prefixloom.commands]\ndemo = prefixloom_engine.demo\n")
+        points.write_text(f"{points.read_text()}[prefixloom.commands]\ndemo = prefixloom_engine.demo.command\n")
     default_registry.cache_clear()
     yield
     default_registry.cache_clear()

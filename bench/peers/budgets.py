@@ -1,8 +1,8 @@
-"""What rows may cost, and how that reads on a machine other than the one on which it was set.
+"""The budgets of rows, and how to hold them on a machine other than the one on which they were set.
 
-Budgets are microseconds of one machine at a quiet hour. The peers were measured there as well, so by how much slower
-they are here is how much slower we may be: the median of them, since one peer's caches suffer where another's do not.
-Of each side the fastest round counts, as what else runs on a machine only adds.
+Budgets are microseconds on one quiet machine. The peers were measured there as well. So this machine's slowdown is
+known: the median of how many times slower each peer is here. The median is used because a busy machine slows each peer
+differently. Of each side the fastest round counts, because other programs on a machine can only add time.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import statistics
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from peers import OURSELVES
+from bench.peers.sides import OURSELVES
 
 OF = ("F", "FSM")
 PAGE = 16
 
 Pair = tuple[float, float]
-"""With full attention alone, and with windows and states."""
+"""The figure of F, and the figure of FSM."""
 
 
 class Budget(NamedTuple):
     most: Pair
     there: dict[str, Pair]
-    """What each peer took where the budget was set; none, if it is no time."""
+    """What each peer took on the machine where the budget was set. Empty if the row is not a time."""
     beside: str = ""
-    """How the peers' row begins, if it is another."""
+    """The beginning of the peers' row, if the slowdown is read from another row."""
 
 
 def _there(rust: Pair, python: Pair, vllm: Pair | None) -> dict[str, Pair]:
@@ -47,18 +47,18 @@ BUDGETS = {
     "evict one leaf of 50k": Budget((2.3, 2.3), _there((265, 265), (43447, 43447), (2.8, 2.8))),
     "bytes per leaf": Budget((800, 1000), {}),
 }
-"""By how our row begins."""
+"""By the beginning of our row's name."""
 
 
-def slower(rows: dict[str, Any], budget: Budget, row: str, which: int) -> dict[str, float]:
-    """By how many times each peer is slower here than where the budget was set."""
+def slowdown(rows: dict[str, Any], budget: Budget, row: str, which: int) -> dict[str, float]:
+    """How many times slower each peer is here than where the budget was set."""
     beside = next((each for name, each in rows.items() if name.startswith(budget.beside or row)), None)
     sides = {} if beside is None else beside["sides"]
     return {name: sides[name]["least"] / took[which] for name, took in budget.there.items() if name in sides}
 
 
 def table(results: list[dict[str, Any]]) -> Iterator[list[str]]:
-    """A line for each budget of each composition that has them; in bold type what is missed."""
+    """A line for each budget. A missed budget is in bold type."""
     for result in results:
         if result["comps"] not in OF or result["page"] != PAGE:
             continue
@@ -66,14 +66,14 @@ def table(results: list[dict[str, Any]]) -> Iterator[list[str]]:
         rows = {row["row"]: row for row in result["rows"]}
         for start, budget in BUDGETS.items():
             name = next((name for name in rows if name.startswith(start)), "")
-            times = slower(rows, budget, start, which)
+            times = slowdown(rows, budget, start, which)
             if not name or OURSELVES not in rows[name]["sides"] or (not times and budget.there):
                 continue
             here, most = rows[name]["sides"][OURSELVES]["least"], budget.most[which]
             there = here / statistics.median(times.values()) if times else here
-            told = f"{there:.3g}" if there <= most else f"**{there:.3g}**"
+            shown = f"{there:.3g}" if there <= most else f"**{there:.3g}**"
             by = " / ".join(f"{time:.2f}" for time in times.values())
-            yield [name, result["comps"], f"{most:g}", f"{here:.3g}", by, told]
+            yield [name, result["comps"], f"{most:g}", f"{here:.3g}", by, shown]
 
 
-HEAD = ["work", "components", "budget", "here", "the peers are slower here by, times", "at their machine's speed"]
+HEAD = ["work", "components", "budget", "ours here", "slowdown of each peer here, times", "ours at the budget's speed"]

@@ -1,8 +1,8 @@
-"""Who is how far ahead: runs the rows on every side in turn, and says what came of it against the bar.
+"""Runs the rows on every side in turn, and judges each row against its bar.
 
-Each side is a process of its own; in every round each does each group of rows once, in an order that alternates. A
-row's figure is the median over the rounds of each round's median, its spread the least and the most of these; a ratio
-is taken round by round, so that what slows a round slows both.
+Each side is a process of its own. In every round each side does each group of rows once, in alternating order. A row's
+figure is the median over the rounds of each round's median; its spread is the least and the most of these. A ratio is
+taken round by round, so that a disturbance in one round hits both sides of it.
 """
 
 from __future__ import annotations
@@ -15,110 +15,109 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from machine import Looks, Machine
-from sides import HERE, Ended, Side, register
-
-from peers import NOT_THE_SAME, OURS
+from bench.peers.sides import NOT_THE_SAME, OURS
+from bench.runner.figures import spread
+from bench.runner.machine import MachineSpeed, Readings
+from bench.runner.side import ROOT, SideProcess, SideProcessEnded
 
 AHEAD = {
     "chat turn, encoded keys": 3.0,
     "chat turn, token lists": 2.0,
     **dict.fromkeys(("hot match", "match of", "lock and unlock", "chunk of", "evict", "bytes per leaf"), 1.0),
 }
-"""By how a row begins: so many times ahead of the fastest peer that does the same work is the bar."""
+"""The bar, by the beginning of a row's name: how many times ahead of the fastest peer with the same work we must be."""
 
 AT_MOST = {"the last quarter of chunks": 1.3, "evict one leaf of the most": 1.3}
-"""Rows that are a ratio themselves: a cost that does not depend on what is there."""
+"""Rows that are ratios themselves: they show that a cost does not depend on the amount of cached data."""
 
 SAME = {"tokens that hit": 0.01}
-"""Rows in which sides must agree, or they did not do the same work: by so much at most they may differ."""
+"""Rows in which the sides must agree up to this share. Otherwise they did not do the same work."""
 
 LARGE = {"evict", "leaves"}
-"""Groups that fill large trees first: they get half of the rounds."""
+"""Groups that first fill large trees. They get half of the rounds."""
 
 Found = dict[str, dict[str, list[float]]]
-"""By row and side: a figure for each round."""
+"""By row and side: one figure per round."""
 
 
 def begins(row: str, table: dict[str, Any]) -> Any:
-    """What a table says of a row; the longest beginning counts."""
+    """The entry of a table whose key is the longest beginning of the row's name."""
     found = [each for each in table if row.startswith(each)]
     return table[max(found, key=len)] if found else None
 
 
-class Sides:
-    """The processes of the sides, which live as long as the comparison.
+class RunningSides:
+    """The processes of the sides. They live as long as the comparison.
 
-    What fills large trees has one of its own on each side, where nothing is left of other groups.
+    Groups that fill large trees have a second process on each side, which no other group has used.
     """
 
     def __init__(self, stack: ExitStack) -> None:
-        self.scratch = register(HERE.parent, Path(stack.enter_context(tempfile.TemporaryDirectory())) / "here")
-        self.running: dict[tuple[str, bool], Side] = {}
+        self.scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self.started = 0
+        self.running: dict[tuple[str, bool], SideProcess] = {}
         stack.callback(lambda: [side.close() for side in self.running.values()])
 
     def run(self, side: str, **arguments: Any) -> dict[str, Any]:
         which = side, arguments["group"] in LARGE
         if which not in self.running:
-            self.running[which] = Side(HERE.parent, self.scratch)
+            self.running[which] = SideProcess(ROOT, self.scratch / str(self.started))
+            self.started += 1
         try:
-            return self.running[which].run("beside peers", side=side, **arguments)
-        except Ended as error:
+            return self.running[which].run("bench.peers.rows:measure", side=side, **arguments)
+        except SideProcessEnded as error:
             del self.running[which]
-            return {"skipped": str(error)}
+            return {"skipped": str(error), "error": ""}
 
 
 def measure(
-    running: Sides, machine: Machine, sides: list[str], groups: list[str], rounds: int, **composition: Any
+    running: RunningSides, speed: MachineSpeed, sides: list[str], groups: list[str], rounds: int, **composition: Any
 ) -> tuple[Found, dict[str, str]]:
-    """The figures of one composition, and which sides were left out of what, and why."""
+    """The figures of one composition; and which sides skipped which group, with the reason."""
     found: Found = {}
     skipped: dict[str, str] = {}
     for group in groups:
         for number in range(max(1, rounds // 2) if group in LARGE else rounds):
-            machine.look()
+            speed.read()
             for side in sides if number % 2 == 0 else sides[::-1]:
                 if side in skipped or f"{side}, {group}" in skipped:
                     continue
                 print(f"{composition['comps']}/{composition['page']} {group} {number + 1}: {side}", file=sys.stderr)
                 answer = running.run(side, group=group, **composition)
                 if why := answer.get("skipped"):
-                    missing, _, rest = why.partition("Missing: ")
-                    skipped[side if rest and not missing else f"{side}, {group}"] = rest or why
+                    unavailable = answer["error"] == "SideUnavailable"
+                    reason = why if unavailable or not answer["error"] else f"{answer['error']}: {why}"
+                    skipped[side if unavailable else f"{side}, {group}"] = reason
                 for row, samples in answer.get("rows", {}).items():
                     figure = min(samples) if row.startswith("worst") else statistics.median(samples)
                     found.setdefault(row, {}).setdefault(side, []).append(figure)
     return found, skipped
 
 
-def spread(figures: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(figures), "least": min(figures), "most": max(figures)}
-
-
 def judged(row: str, by_side: dict[str, list[float]]) -> dict[str, Any]:
-    """A row as it is told: each side's figure, and how far ours are ahead of the fastest peer with the same work."""
+    """A row with its verdict: each side's figure, and how far ours are ahead of the fastest peer with the same work."""
     figures = {side: spread(each) for side, each in by_side.items()}
-    if row.startswith("worst"):  # other work on the machine only adds
+    if row.startswith("worst"):  # other programs on the machine can only add time
         figures = {side: {**each, "median": each["least"]} for side, each in figures.items()}
     apart = {side: why for side in figures if (why := begins(row, NOT_THE_SAME.get(side, {})))}
-    told: dict[str, Any] = {"row": row, "sides": figures, "not the same work": apart}
+    verdict: dict[str, Any] = {"row": row, "sides": figures, "not the same work": apart}
     most, differ = begins(row, AT_MOST), begins(row, SAME)
     peers = [side for side in figures if side not in OURS and side not in apart]
     ours = [side for side in figures if side in OURS]
     if most is not None:
-        told |= {"at most": most, "met": {side: figures[side]["median"] <= most for side in ours}}
+        verdict |= {"at most": most, "met": {side: figures[side]["median"] <= most for side in ours}}
     elif differ is not None:
-        told["differ by"] = {
+        verdict["differ by"] = {
             f"{side}, {peer}": figures[side]["median"] / figures[peer]["median"] - 1 for side in ours for peer in peers
         }
-        told |= {"at most": differ, "met": {pair: abs(by) <= differ for pair, by in told["differ by"].items()}}
+        verdict |= {"at most": differ, "met": {pair: abs(by) <= differ for pair, by in verdict["differ by"].items()}}
     elif peers:
-        told["against"] = against = min(peers, key=lambda side: figures[side]["median"])
-        told["bar"] = bar = begins(row, AHEAD)
-        told["ahead"] = {side: _ahead(row, by_side[side], by_side[against]) for side in ours}
+        verdict["against"] = against = min(peers, key=lambda side: figures[side]["median"])
+        verdict["bar"] = bar = begins(row, AHEAD)
+        verdict["ahead"] = {side: _ahead(row, by_side[side], by_side[against]) for side in ours}
         if bar is not None:
-            told["met"] = {side: each["median"] >= bar for side, each in told["ahead"].items()}
-    return told
+            verdict["met"] = {side: each["median"] >= bar for side, each in verdict["ahead"].items()}
+    return verdict
 
 
 def _ahead(row: str, ours: list[float], theirs: list[float]) -> dict[str, float]:
@@ -130,33 +129,33 @@ def _ahead(row: str, ours: list[float], theirs: list[float]) -> dict[str, float]
 def compare(
     sides: list[str], groups: list[str], comps: list[str], pages: list[int], rounds: int, sizes: dict[str, Any]
 ) -> dict[str, Any]:
-    """All that is told, as JSON has it."""
-    machine = Machine()
-    told: dict[str, Any] = {"rounds": rounds, "results": [], "skipped": {}, "machine": machine.looks}
+    """The whole comparison, in the form that is saved as JSON."""
+    speed = MachineSpeed()
+    whole: dict[str, Any] = {"rounds": rounds, "results": [], "skipped": {}, "machine": speed.readings}
     with ExitStack() as stack:
-        running = Sides(stack)
+        running = RunningSides(stack)
         for letters, page in product(comps, pages):
-            found, skipped = measure(running, machine, sides, groups, rounds, comps=letters, page=page, sizes=sizes)
+            found, skipped = measure(running, speed, sides, groups, rounds, comps=letters, page=page, sizes=sizes)
             rows = [judged(row, by_side) for row, by_side in found.items()]
-            told["results"].append({"comps": letters, "page": page, "rows": rows})
-            told["skipped"] |= {f"{letters}/{page}, {side}": why for side, why in skipped.items()}
-    machine.look()
-    return told
+            whole["results"].append({"comps": letters, "page": page, "rows": rows})
+            whole["skipped"] |= {f"{letters}/{page}, {side}": why for side, why in skipped.items()}
+    speed.read()
+    return whole
 
 
 def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What several runs told as one; a row that was measured again stands for the one before."""
+    """Several runs as one. A row that was measured again replaces the earlier one."""
     by_composition: dict[tuple[str, int], dict[str, Any]] = {}
     skipped: dict[str, str] = {}
-    looks: Looks = {}
-    for told in runs:
-        skipped |= told["skipped"]
-        for name, figures in told.get("machine", {}).items():
-            looks.setdefault(name, []).extend(figures)
-        for result in told["results"]:
+    readings: Readings = {}
+    for run in runs:
+        skipped |= run["skipped"]
+        for name, figures in run.get("machine", {}).items():
+            readings.setdefault(name, []).extend(figures)
+        for result in run["results"]:
             rows = by_composition.setdefault((result["comps"], result["page"]), {})
             rows |= {row["row"]: row for row in result["rows"]}
     results = [
         {"comps": comps, "page": page, "rows": list(rows.values())} for (comps, page), rows in by_composition.items()
     ]
-    return {"results": results, "skipped": skipped, "machine": looks}
+    return {"results": results, "skipped": skipped, "machine": readings}

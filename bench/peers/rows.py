@@ -1,7 +1,7 @@
 """The rows of the comparison: the same work on any side, as samples.
 
-A function per group of rows takes ``make(tokens, states)``, which gives a fresh cache of a side, and runs the work
-once. Names end with their unit. Times are thread CPU time, less what reading the clock takes.
+Each function is a group of rows. It takes ``make(tokens, states)``, which makes a fresh cache of a side, and does the
+work once. The name of a row ends with its unit. Times are thread CPU time, minus the time that reading the clock takes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from peers import Driver, load
+from bench.drivers.conversations import Turn, conversations
+from bench.drivers.interface import Driver
+from bench.peers.sides import load
+from bench.runner.figures import Rows
 
-Turn = tuple[list[int], list[int]]
-Rows = dict[str, list[float]]
 Make = Callable[[int, int], Driver]
 clock = time.thread_time_ns
 CALLS = ("open", "grow", "end")
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How much work. The defaults are those of the tables."""
+class WorkSizes:
+    """The amount of work. The defaults are those of the tables in docs/performance.md."""
 
     conversations: int = 200
     hot: tuple[int, ...] = (1024, 131_072)
@@ -45,8 +46,8 @@ class Sizes:
     scale_times: tuple[int, ...] = (40, 40, 15)
 
 
-TINY = Sizes(6, (128, 256), (3, 3), 4, 64, 1024, 128, 200, 8, (50, 100, 400), (5, 5, 5))
-"""To see that all of it runs."""
+TINY = WorkSizes(6, (128, 256), (3, 3), 4, 64, 1024, 128, 200, 8, (50, 100, 400), (5, 5, 5))
+"""Small sizes that only show that everything runs."""
 
 LEAF = 64
 
@@ -57,7 +58,7 @@ def short(count: int) -> str:
 
 @cache
 def reading() -> float:
-    """What one reading of the clock adds to what lies between two, in microseconds."""
+    """The time that one reading of the clock adds between two readings, in microseconds."""
     found = []
     for _ in range(20_000):
         before = clock()
@@ -74,7 +75,7 @@ def tokens(rng: random.Random, count: int) -> list[int]:
 
 
 def cached(driver: Driver, prompt: list[int]) -> None:
-    """A request without an answer, from its beginning to its end."""
+    """Serve a request without an answer, from its beginning to its end."""
     key = driver.key(prompt)
     request = driver.open(key)
     driver.grow(request, len(prompt) // driver.page * driver.page)
@@ -82,28 +83,21 @@ def cached(driver: Driver, prompt: list[int]) -> None:
     driver.close(request)
 
 
-@cache
-def traffic(conversations: int) -> tuple[list[Turn], int]:
-    from chat_turn import trace  # here, as it imports prefixloom, and whoever only names rows need not
-
-    return trace(conversations, 10)
-
-
-def _for_chats(make: Make, sizes: Sizes) -> tuple[Driver, list[Turn]]:
-    """Room for three tenths of what all conversations come to."""
-    turns, total = traffic(sizes.conversations)
+def _for_chats(make: Make, sizes: WorkSizes) -> tuple[Driver, list[Turn]]:
+    """A cache with room for three tenths of all conversations' tokens, and the turns."""
+    turns, total = conversations(sizes.conversations, 10)
     return make(total * 3 // 10, 3 * sizes.conversations), turns
 
 
-def chat(make: Make, sizes: Sizes) -> Rows:
-    """Conversations in random order under eviction pressure; keys are made before."""
+def chat(make: Make, sizes: WorkSizes) -> Rows:
+    """Conversations in random order under eviction pressure. Keys are made beforehand."""
     driver, turns = _for_chats(make, sizes)
     found: list[float] = []
     hits = 0
     for prompt, full in turns:
         key, whole, tail = driver.key(prompt), driver.key(full), driver.key(full[len(prompt) :])
         room = len(full) // driver.page * driver.page
-        request = None  # the one before is freed outside of what is timed
+        request = None  # free the previous request outside of the timed part
         before = clock()
         request = driver.open(key)
         driver.grow(request, room)
@@ -118,8 +112,8 @@ def chat(make: Make, sizes: Sizes) -> Rows:
     }
 
 
-def lists(make: Make, sizes: Sizes) -> Rows:
-    """The same with lists of tokens, which each side turns into what it takes: the prompt, and then the answer."""
+def lists(make: Make, sizes: WorkSizes) -> Rows:
+    """The same from lists of tokens. Each side converts the prompt, and later the answer, to its own form."""
     driver, turns = _for_chats(make, sizes)
     found: list[float] = []
     for prompt, full in turns:
@@ -138,8 +132,8 @@ def lists(make: Make, sizes: Sizes) -> Rows:
     return {"chat turn, token lists, us": found}
 
 
-def worst(make: Make, sizes: Sizes) -> Rows:
-    """The longest of each call in the trace of ``chat``; ``finish`` and ``close`` as one, since either may cache."""
+def worst(make: Make, sizes: WorkSizes) -> Rows:
+    """The longest call of each kind in ``chat``. ``finish`` and ``close`` count as one: either of them may publish."""
     driver, turns = _for_chats(make, sizes)
     longest = dict.fromkeys(CALLS, 0.0)
     for prompt, full in turns:
@@ -160,7 +154,7 @@ def worst(make: Make, sizes: Sizes) -> Rows:
 
 
 def _match(driver: Driver, prompt: list[int], times: int) -> dict[str, list[float]]:
-    """A prompt that is cached as a whole, and one more page; another copy of its key each time."""
+    """Match a prompt that is cached whole, followed by one more page. Each match gets a new copy of the key."""
     spent: dict[str, list[float]] = {"match": [], "numbers": [], "lock": []}
     for number in range(times + 3):
         key = driver.key([*prompt, *[7] * driver.page])
@@ -183,8 +177,8 @@ def _match(driver: Driver, prompt: list[int], times: int) -> dict[str, list[floa
     return spent
 
 
-def match(make: Make, sizes: Sizes) -> Rows:
-    """A prompt in one node."""
+def match(make: Make, sizes: WorkSizes) -> Rows:
+    """Match a prompt that is one node of the tree."""
     rows: Rows = {}
     for length, times in zip(sizes.hot, sizes.hot_times, strict=True):
         driver = make(length + 4096, 16)
@@ -196,8 +190,8 @@ def match(make: Make, sizes: Sizes) -> Rows:
     return rows
 
 
-def deep(make: Make, sizes: Sizes) -> Rows:
-    """A prompt in a node for each turn."""
+def deep(make: Make, sizes: WorkSizes) -> Rows:
+    """Match a prompt that has one node per turn."""
     driver = make(sizes.turns * sizes.per_turn + 4096, 4 * sizes.turns)
     rng = random.Random(3)
     prompt: list[int] = []
@@ -212,8 +206,8 @@ def deep(make: Make, sizes: Sizes) -> Rows:
     }
 
 
-def chunks(make: Make, sizes: Sizes) -> Rows:
-    """A prompt that is computed and cached chunk by chunk."""
+def chunks(make: Make, sizes: WorkSizes) -> Rows:
+    """Compute and publish a prompt chunk by chunk."""
     prompt = tokens(random.Random(6), sizes.prompt)
     ends = range(sizes.chunk, sizes.prompt + 1, sizes.chunk)
     found: list[float] = []
@@ -238,7 +232,7 @@ def chunks(make: Make, sizes: Sizes) -> Rows:
 
 
 def _fill(driver: Driver, leaves: int, seed: int = 7) -> None:
-    """So many leaves of 64 tokens behind 64 that all share."""
+    """Fill the cache with ``leaves`` leaves of 64 tokens, all behind the same 64 tokens."""
     rng = random.Random(seed)
     system = tokens(rng, LEAF)
     for number in range(leaves):
@@ -247,12 +241,12 @@ def _fill(driver: Driver, leaves: int, seed: int = 7) -> None:
     gc.collect()
 
 
-def evict(make: Make, sizes: Sizes) -> Rows:
-    """Ten leaves of many, in memory that has not been used before: else it depends on what was there."""
-    return _apart(lambda: _evict(make, sizes))
+def evict(make: Make, sizes: WorkSizes) -> Rows:
+    """Evict ten of many leaves. In unused memory, because the time depends on where objects lie."""
+    return in_child(lambda: _evict(make, sizes))
 
 
-def _evict(make: Make, sizes: Sizes) -> Rows:
+def _evict(make: Make, sizes: WorkSizes) -> Rows:
     driver = make(LEAF + sizes.leaves * LEAF + 256, sizes.leaves + 64)
     _fill(driver, sizes.leaves)
     found = []
@@ -264,14 +258,14 @@ def _evict(make: Make, sizes: Sizes) -> Rows:
     return {f"evict 10 leaves of {short(sizes.leaves)}, us": found[sizes.evictions // 10 :]}
 
 
-def leaves(make: Make, sizes: Sizes) -> Rows:
-    """One leaf of few and of many, and what a leaf weighs: what a process grows by that has done nothing before."""
-    return _apart(lambda: _leaves(make, sizes))
+def leaves(make: Make, sizes: WorkSizes) -> Rows:
+    """Evict one leaf of few and of many; and the bytes of a leaf: by how much an unused process grows."""
+    return in_child(lambda: _leaves(make, sizes))
 
 
-def _leaves(make: Make, sizes: Sizes) -> Rows:
+def _leaves(make: Make, sizes: WorkSizes) -> Rows:
     few, *_, many = sizes.scale
-    _fill(make(1 << 16, 2000), min(500, few), seed=3)  # what is made once is made by now
+    _fill(make(1 << 16, 2000), min(500, few), seed=3)  # after this, everything that is made only once exists
     rows: Rows = {}
     for count, times in zip(sizes.scale[::-1], sizes.scale_times[::-1], strict=True):
         driver = make(LEAF + count * LEAF + 256, count + 64)
@@ -282,54 +276,57 @@ def _leaves(make: Make, sizes: Sizes) -> Rows:
             rows[f"bytes per leaf of {LEAF} tokens"] = [(_resident() - before) / count]
         found = []
         for _ in range(times + 5):
-            begun = clock()
+            before = clock()
             driver.evict(LEAF)
-            found.append(since(begun, clock()))
-        rows[f"evict one leaf of {short(count)}, us"] = found[5:]  # the first ones of a child copy its pages
+            found.append(since(before, clock()))
+        rows[f"evict one leaf of {short(count)}, us"] = found[
+            5:
+        ]  # the first evictions in a child process copy its memory pages
         del driver
     most, least = (statistics.median(rows[f"evict one leaf of {short(count)}, us"]) for count in (many, few))
     rows["evict one leaf of the most over the fewest, times"] = [most / (least or 1)]
     return dict(reversed(rows.items()))
 
 
-def _apart(work: Callable[[], Rows]) -> Rows:
-    """In a child of this process, which leaves nothing behind here."""
+def in_child(work: Callable[[], Rows]) -> Rows:
+    """Do the work in a child process, so that it leaves nothing behind in this one."""
     reading_end, writing_end = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of torch's, which the child does not need
+        warnings.simplefilter("ignore", DeprecationWarning)  # about torch's threads, which the child does not need
         child = os.fork()
     if child == 0:
         try:
-            told: Any = work()
+            result: Any = work()
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
+            result = f"{type(error).__name__}: {error}"
         with os.fdopen(writing_end, "w") as answer:
-            json.dump(told, answer)
+            json.dump(result, answer)
         os._exit(0)
     os.close(writing_end)
     with os.fdopen(reading_end) as answer:
         text = answer.read()
     _, status = os.waitpid(child, 0)
-    told = json.loads(text) if text else f"the child ended with {os.waitstatus_to_exitcode(status)}"
-    if isinstance(told, str):
-        raise RuntimeError(told)
-    return dict(told)
+    result = json.loads(text) if text else f"the child ended with {os.waitstatus_to_exitcode(status)}"
+    if isinstance(result, str):
+        raise RuntimeError(result)
+    return dict(result)
 
 
 def _resident() -> int:
+    """The bytes of memory that this process occupies."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-GROUPS: dict[str, Callable[[Make, Sizes], Rows]] = {
+GROUPS: dict[str, Callable[[Make, WorkSizes], Rows]] = {
     each.__name__: each for each in (chat, lists, worst, match, deep, chunks, evict, leaves)
 }
 
 
 def measure(side: str, group: str, comps: str, page: int, sizes: dict[str, Any]) -> Rows:
-    """What a side's process answers: a group of rows, once."""
-    made = load(side)
+    """Do a group of rows once. This runs in the process of a side."""
+    driver = load(side)
 
     def make(room: int, states: int) -> Driver:
-        return made(comps, page, room, states, 1024)
+        return driver(comps, page, room, states, 1024)
 
-    return GROUPS[group](make, replace(Sizes(), **sizes))
+    return GROUPS[group](make, replace(WorkSizes(), **sizes))

@@ -1,4 +1,4 @@
-"""The comparison as text: for a terminal, and as the tables of docs/performance.md."""
+"""The comparison as text: for a terminal, and as the Markdown tables of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import in_words
-
-from peers import OURS, OURSELVES, budgets
+from bench.peers import budgets
+from bench.peers.sides import OURS, OURSELVES
+from bench.runner.machine import describe
 
 
 def short(value: float) -> str:
@@ -22,13 +22,13 @@ def names(result: dict[str, Any]) -> list[str]:
 
 
 def ahead(row: dict[str, Any], side: str = OURSELVES) -> str:
-    """By how much, or what else the row says of ours."""
+    """How many times ahead this side of ours is; or by how much it differs, in a row in which sides must agree."""
     if each := row.get("ahead", {}).get(side):
         between = f" ({short(each['least'])}-{short(each['most'])})" if each["least"] < each["most"] else ""
         return short(each["median"]) + between
     if "differ by" in row:
         shares = [f"{by:+.1%}" for pair, by in row["differ by"].items() if pair.startswith(f"{side}, ")]
-        return max(shares, key=_size, default="")  # nobody else may be there
+        return max(shares, key=_size, default="")  # there may be no peer
     return ""
 
 
@@ -45,21 +45,21 @@ def bar(row: dict[str, Any]) -> str:
 
 
 def missed(row: dict[str, Any]) -> list[str]:
-    """Which of ours do not meet the bar."""
+    """Our sides that miss the bar."""
     return list(dict.fromkeys(side.partition(",")[0] for side, each in row.get("met", {}).items() if not each))
 
 
 def met(row: dict[str, Any]) -> str:
-    """Whether ours meets the bar, and which other sides of ours do not."""
+    """Whether ``prefixloom`` meets the bar, and which other sides of ours miss it."""
     others = [side for side in missed(row) if side != OURSELVES]
     if OURSELVES in missed(row):
         return "missed"
     return "met" + f", not by {' and '.join(others)}" * bool(others) if "met" in row else ""
 
 
-def terminal(told: dict[str, Any]) -> str:
+def terminal(comparison: dict[str, Any]) -> str:
     lines = []
-    for result in told["results"]:
+    for result in comparison["results"]:
         sides = names(result)
         title = f"{result['comps']}, page {result['page']}"
         lines.append(f"{title:58}" + "".join(f"{side[:15]:>17}" for side in sides) + f"{'ahead':>20}  bar")
@@ -73,20 +73,20 @@ def terminal(told: dict[str, Any]) -> str:
         lines.append("")
     reasons = {
         f"* {side}, {row['row']}: {why}"
-        for result in told["results"]
+        for result in comparison["results"]
         for row in result["rows"]
         for side, why in row["not the same work"].items()
     }
     lines += sorted(reasons)
-    lines += [f"skipped: {name}: {why}" for name, why in told["skipped"].items()]
-    lines.append(in_words(told["machine"]))
+    lines += [f"skipped: {name}: {why}" for name, why in comparison["skipped"].items()]
+    lines.append(describe(comparison["machine"]))
     return "\n".join(lines)
 
 
-def markdown(told: dict[str, Any]) -> str:
-    """Full tables of the fewest and the most components, the ratios of all, and our other sides beside ours."""
+def markdown(comparison: dict[str, Any]) -> str:
+    """Full tables of the fewest and the most components, the ratios of all compositions, and our other sides."""
     results = sorted(
-        told["results"], key=lambda result: (len(result["comps"]), result["comps"] == "FM", result["page"])
+        comparison["results"], key=lambda result: (len(result["comps"]), result["comps"] == "FM", result["page"])
     )
     pages = sorted({result["page"] for result in results})
     chosen = 16 if 16 in pages else pages[0]
@@ -94,18 +94,26 @@ def markdown(told: dict[str, Any]) -> str:
     lines: list[str] = []
     for result in whole[:1] + whole[1:][-1:]:
         lines += [f"### {result['comps']}, pages of {chosen}", "", *_full(result), ""]
-    lines += ["### Times ahead", "", *_ratios(results), "", "### Beside ours", "", *_beside(results)]
+    lines += [
+        "### How many times faster than the fastest peer",
+        "",
+        *_ratios(results),
+        "",
+        "### Our other sides, as a multiple of the first",
+        "",
+        *_beside(results),
+    ]
     if within := list(budgets.table(results)):
         lines += ["", "### Budgets", "", *_head(budgets.HEAD), *map(_line, within)]
-    lines += ["", in_words(told["machine"])]
+    lines += ["", describe(comparison["machine"])]
     return "\n".join(lines)
 
 
 BEGIN, END = "<!-- python -m bench --peers --markdown -->", "<!-- end -->"
 
 
-def into(path: Path, text: str) -> None:
-    """Writes the tables over those that a document has between its two marks."""
+def write_into(path: Path, text: str) -> None:
+    """Replace the tables that a document has between its two marks."""
     before, begin, rest = path.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
@@ -140,13 +148,13 @@ def _ratios(results: list[dict[str, Any]]) -> Iterator[str]:
 
 def _of(row: dict[str, Any], side: str) -> str:
     if each := row.get("ahead", {}).get(side):
-        told = short(each["median"])
-        return told if row.get("met", {}).get(side, True) else f"**{told}**"
+        times = short(each["median"])
+        return times if row.get("met", {}).get(side, True) else f"**{times}**"
     return ""
 
 
 def _beside(results: list[dict[str, Any]]) -> Iterator[str]:
-    """Our other sides' cost as a share of ours."""
+    """The cost of our other sides, divided by that of ``prefixloom``."""
 
     def cell(row: dict[str, Any]) -> str:
         ours = row["sides"].get(OURSELVES)
@@ -159,7 +167,7 @@ def _beside(results: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _across(results: list[dict[str, Any]], cell: Any) -> Iterator[str]:
-    """The same figure of each row, a column for each composition."""
+    """One figure per row and composition."""
     yield from _head(["work", *(f"{result['comps']}/{result['page']}" for result in results)])
     rows = dict.fromkeys(row["row"] for result in results for row in result["rows"])
     for name in rows:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .cache.cache import Cache
+from .cache.match_plan import MatchPlan
 from .cache.sequence import Sequence
-from .cache.stats import CacheStats, ComponentStats, TierStats
+from .cache.stats import CacheStats, ComponentStats
 from .compose.entry import compose
 from .compose.sizing import Traffic
 from .contract.admission import AdmissionPolicy, StateView
@@ -47,9 +48,8 @@ from .errors import (
     StorageError,
 )
 from .operations.lease import Lease
-from .operations.match import MatchPlan
+from .operations.tier_answers import Restored, TierStats
 from .tiers.consensus import Consensus, GroupConsensus, LocalConsensus
-from .tiers.restore import Restored
 from .tree.keys import Tokens, encode
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The errors of prefixloom: a small family, each saying what was wrong, with what, and what to do."""
+"""The errors of prefixloom. Each message says what was wrong, with what, and what to do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import attrs
 
 
 class PrefixloomError(Exception):
-    """Base of every error that prefixloom raises on purpose."""
+    """Base class of every error that prefixloom raises on purpose."""
 
 
 class CompositionError(PrefixloomError):
-    """A set of components cannot become a cache: nothing was allocated."""
+    """A set of components cannot become a cache. Nothing was allocated."""
 
 
 class InputError(PrefixloomError, ValueError):
@@ -24,31 +24,34 @@ class ProtocolError(PrefixloomError):
 
 
 class PluginError(PrefixloomError):
-    """A hook implementation raised or answered something that its contract forbids.
+    """A hook raised, or gave an answer that its contract forbids.
 
-    The operation it was part of has been undone; the cause is chained.
+    The operation that called it was undone. The cause is chained.
     """
 
 
 class StorageError(PrefixloomError):
-    """A store cannot be opened: it says why and what to do. Once open, a store answers and never raises."""
+    """A store cannot be opened. A store that is open answers and never raises."""
 
 
 class RankError(PrefixloomError):
-    """The ranks of a model differ, have come apart, or one of them does not answer. It says which and in what."""
+    """The ranks of a model differ, made different calls, or one of them does not answer. The message names the rank."""
 
 
 class InvariantError(PrefixloomError):
-    """Debug mode found the cache's own books wrong. Always a bug in prefixloom or in a plugin."""
+    """Debug mode found that the cache's own records are wrong. It is always a bug in prefixloom or in a plugin."""
 
 
 class RaceError(InvariantError):
-    """Debug mode found two accesses to a slot that nothing orders. It names both, and the edge that is missing."""
+    """Debug mode found two unordered accesses to a slot. The message names both, and the missing edge."""
 
 
 @attrs.frozen
 class Shortage:
-    """What one pool lacked: ``wanted`` pages were needed, ``free`` were free, the rest is held as told."""
+    """A lack of pages (or state slots) in one pool: how many were ``wanted``, and in what state the pool's pages were.
+
+    ``holders`` names the running sequences that own most of them, with the number of pages of each.
+    """
 
     component: str
     wanted: int
@@ -70,14 +73,17 @@ class Shortage:
 
 
 class CapacityError(PrefixloomError):
-    """All-or-nothing refusal: no slot was taken. ``shortages`` says which pool lacks how much and who holds it."""
+    """A pool has too little room for an operation. Nothing was taken from any pool.
+
+    ``shortages`` says which pools lack how many pages, and which sequences hold them.
+    """
 
     def __init__(self, shortages: tuple[Shortage, ...], what: str) -> None:
         self.shortages = shortages
-        told = "; ".join(str(s) for s in shortages)
-        super().__init__(f"cannot {what}: {told}. Close or wait for a sequence, or compose a larger cache")
+        reasons = "; ".join(str(s) for s in shortages)
+        super().__init__(f"cannot {what}: {reasons}. Close or wait for a sequence, or compose a larger cache")
 
     @property
     def lacking(self) -> Mapping[str, int]:
-        """Pages missing per component."""
+        """The number of missing pages by component."""
         return {s.component: s.wanted - s.free - s.evictable for s in self.shortages}

@@ -1,6 +1,18 @@
-"""The reference engine of prefixloom: real models, served through a composed cache.
+"""The reference engine of prefixloom: it serves real models through a composed cache.
 
-Names are looked up when they are used, so that a command's help does not have to wait for torch.
+Its rooms, from the top down; each imports only from rooms below it (two on one line know nothing of each other):
+
+====================  ==================================================================================
+``demo``              the console command that shows what a cache saves, and checks that it changes nothing
+``disaggregation``    one process computes prompts, another decodes
+``serving``           the engine and its scheduler: requests in, tokens out
+``forward``           what runs on the forward stream: passes of the model, copies, sampling, drafts
+``threeway``, ``hf``  models: the built-in one, and those of Hugging Face transformers
+``contract``          what the engine, its models and its clients agree on
+====================  ==================================================================================
+
+``adapter`` is the entry point through which ``cache.session`` finds ``hf``. Start reading at ``serving/engine.py``.
+The names below are imported on first use, so that ``prefixloom --help`` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -9,13 +21,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .binding import LayerMemory, layer_memories, memory_with
-    from .drafting import Drafter
-    from .engine import AnswerStream, Engine
-    from .guessing import Guesser, PromptLookup
-    from .model import Batch, Model, Runner, Span, by_count
-    from .requests import Answer, Request
-    from .threeway import ThreeWay
+    from .contract.memory import LayerMemory, layer_memories, memory_with
+    from .contract.model import Batch, Drafter, Model, Runner, Span, by_count
+    from .contract.requests import Answer, Request
+    from .serving.engine import AnswerStream, Engine
+    from .serving.guessing import Guesser, PromptLookup
+    from .threeway.model import ThreeWay
 
 __all__ = [
     "Answer",
@@ -36,13 +47,12 @@ __all__ = [
     "memory_with",
 ]
 HOMES = {
-    "binding": ("LayerMemory", "layer_memories", "memory_with"),
-    "drafting": ("Drafter",),
-    "engine": ("AnswerStream", "Engine"),
-    "guessing": ("Guesser", "PromptLookup"),
-    "model": ("Batch", "Model", "Runner", "Span", "by_count"),
-    "requests": ("Answer", "Request"),
-    "threeway": ("ThreeWay",),
+    "contract.memory": ("LayerMemory", "layer_memories", "memory_with"),
+    "contract.model": ("Batch", "Drafter", "Model", "Runner", "Span", "by_count"),
+    "contract.requests": ("Answer", "Request"),
+    "serving.engine": ("AnswerStream", "Engine"),
+    "serving.guessing": ("Guesser", "PromptLookup"),
+    "threeway.model": ("ThreeWay",),
 }
 
 

@@ -1,6 +1,7 @@
-"""The adapter of transformers' models, which ``cache.session(model, ids)`` asks.
+"""The session adapter of transformers' models: the entry point by which ``cache.session(model, ids)`` finds ``hf``.
 
-It is installed where transformers may not be, and imports it only when one of its models comes.
+This module stands outside of ``hf`` because it must import where transformers is not installed. It imports ``hf`` only
+when the model looks like one of transformers'.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from prefixloom import Cache, InputError, hookimpl
 if TYPE_CHECKING:
     from .hf import Session
 
-prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
+prefixloom_api = 1  # the version of the plugin contract: clause O3 of docs/hooks.md
 OPTIONS = ("namespace", "label", "chunk")
 
 
 @hookimpl
 def prefixloom_session(cache: Cache, model: Any, ids: Any, options: dict[str, Any]) -> Session | None:
-    if not _known(model):
+    if not _looks_like_transformers(model):
         return None
     from .hf import session
 
@@ -28,8 +29,8 @@ def prefixloom_session(cache: Cache, model: Any, ids: Any, options: dict[str, An
     return session(cache, model, ids, **options)
 
 
-def _known(model: Any) -> bool:
-    """Whether it looks like a model of transformers that generates; what it is inside is judged with transformers."""
+def _looks_like_transformers(model: Any) -> bool:
+    """Whether an object looks like a generating model of transformers; ``hf`` checks it with transformers itself."""
     config = getattr(model, "config", None)
     if callable(getattr(config, "get_text_config", None)) and hasattr(model, "generate"):
         return True

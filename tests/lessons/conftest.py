@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedules import explorations
+from tests.support.schedules import explorations
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

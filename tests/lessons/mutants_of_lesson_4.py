@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from prefixloom.tree.radix import climb
 
-from prefixloom.operations import match as plan
-from prefixloom.operations.lease import Hold, acquire, swap
-from prefixloom.tiers import host_tier as tier
-from prefixloom.tiers import restore
+from prefixloom.operations.lease import acquire, swap
+from prefixloom.tiers import host_copies, host_tier, restore
 from prefixloom.tiers.host_lane import HostLane
+from prefixloom.tiers.match_below import usable
+from prefixloom.tree.radix import climb
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -40,21 +39,22 @@ def each_component_loads_from_its_own_deepest_node(patch: pytest.MonkeyPatch) ->
 def the_anchor_is_the_deepest_node_on_the_host(patch: pytest.MonkeyPatch) -> None:
     """The path alone says how deep a load goes; the others are looked for from there."""
 
-    def restorable(cache: Any, made: Any, node: Any, boundary: int) -> Any:
-        for lane in cache._closed_lanes:
-            node, boundary = plan.usable(lane, cache._tier.by_component[lane.index], node, boundary, cache._page)
-        return node, max(boundary, made.ready)
+    def restorable_at(copies: Any, match: Any, node: Any, boundary: int) -> Any:
+        shape = copies.core.shape
+        for lane in shape.path_lanes:
+            node, boundary = usable(lane, copies.by_component[lane.index], node, boundary, shape.page)
+        return node, max(boundary, match.ready)
 
-    patch.setattr(plan, "restorable", restorable)
-    patch.setattr(restore, "restorable", restorable)
+    for module in (host_tier, restore):
+        patch.setattr(module, "restorable_at", restorable_at)
 
 
 def the_length_is_told_before_all_components_are_ready(patch: pytest.MonkeyPatch) -> None:
     honest = restore._load
 
-    def load(cache: Any, sequence: Any, anchor: Any, claims: Any) -> None:
-        sequence.ready = sequence.reserved = sequence.committed = anchor.end
-        honest(cache, sequence, anchor, claims)
+    def load(copies: Any, running: Any, anchor: Any, claims: Any) -> None:
+        running.ready = running.reserved = running.committed = anchor.end
+        honest(copies, running, anchor, claims)
 
     patch.setattr(restore, "_load", load)
 
@@ -64,9 +64,9 @@ def a_failed_copy_is_published(patch: pytest.MonkeyPatch) -> None:
 
     def hoping(args: Any) -> None:
         with contextlib.suppress(Exception):
-            tier.copy_between(*args)
+            host_copies.copy_between(*args)
 
-    patch.setattr(tier, "partial", lambda _, *args: lambda: hoping(args))
+    patch.setattr(host_copies, "partial", lambda _, *args: lambda: hoping(args))
 
 
 def sources_are_not_pinned_while_room_is_made(patch: pytest.MonkeyPatch) -> None:
@@ -92,18 +92,18 @@ def what_is_on_the_device_is_not_pinned_while_room_is_made(patch: pytest.MonkeyP
 def the_lease_is_swapped_too_early(patch: pytest.MonkeyPatch) -> None:
     honest = restore.make_room
 
-    def make_room(cache: Any, wanted: Any, verb: str, count: int, sequence: Any) -> None:
-        root = cache._root(sequence.namespace)
-        swap(cache, sequence._lease, acquire(cache, root, sequence.namespace, Hold))
-        honest(cache, wanted, verb, count, sequence)
+    def make_room(core: Any, wanted: Any, verb: str, count: int, running: Any) -> None:
+        root = core.index.root(running.namespace)
+        swap(core, running, acquire(core, root, running.namespace))
+        honest(core, wanted, verb, count, running)
 
     patch.setattr(restore, "make_room", make_room)
 
 
 def the_old_lease_is_left_behind(patch: pytest.MonkeyPatch) -> None:
-    def swap_only(cache: Any, lease: Any, other: Any) -> None:
+    def swap_only(core: Any, lease: Any, other: Any) -> None:
         kept.append(other)
-        for name in ("_node", "_records", "_receipts"):
+        for name in ("node", "covers", "receipts"):
             mine, theirs = getattr(lease, name), getattr(other, name)
             setattr(lease, name, theirs)
             setattr(other, name, mine)
@@ -116,10 +116,10 @@ def one_reservation_is_kept_when_another_fails(patch: pytest.MonkeyPatch) -> Non
     """Each component makes room and takes its slots by itself, one after the other."""
     honest = restore.make_room
 
-    def make_room(cache: Any, wanted: Any, *more: Any) -> None:
+    def make_room(core: Any, wanted: Any, *more: Any) -> None:
         taken = []
         for lane, count, holding in wanted:
-            honest(cache, [(lane, count, holding)], *more)
+            honest(core, [(lane, count, holding)], *more)
             taken.append((lane, lane.pool.take(count)))
         for lane, slots in taken:
             lane.pool.give(slots.tobytes())
@@ -129,26 +129,26 @@ def one_reservation_is_kept_when_another_fails(patch: pytest.MonkeyPatch) -> Non
 
 def what_lies_between_two_candidates_is_taken_for_one(patch: pytest.MonkeyPatch) -> None:
     """Candidates are an interval: what is shorter than one that is restorable must be, too."""
-    patch.setattr(restore, "restorable", lambda cache, made, node, boundary: (climb(node, boundary), boundary))
+    patch.setattr(restore, "restorable_at", lambda copies, match, node, boundary: (climb(node, boundary), boundary))
 
 
 def a_stale_plan_is_executed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(restore, "planned_again", lambda cache, sequence: sequence._plan)
+    patch.setattr(restore, "find_again", lambda core, match: match)
 
 
 def a_failed_source_is_tried_again_and_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tier.LowerTier, "forsake", lambda self, parts: None)
+    patch.setattr(host_copies.HostCopies, "forsake", lambda self, parts: None)
 
 
 def the_anchor_may_be_unlinked_while_room_is_made(patch: pytest.MonkeyPatch) -> None:
     """It holds nothing on the device, and what it holds below may be all that there is."""
     honest = restore.make_room
 
-    def make_room(cache: Any, wanted: Any, *more: Any) -> None:
-        honest(cache, wanted, *more)
-        for host in cache._tier.lanes:
+    def make_room(core: Any, wanted: Any, *more: Any) -> None:
+        honest(core, wanted, *more)
+        for host in core.below.copies.lanes:
             host.leased = 0
             host.evict(1000, freed := [])
-            cache._tree.prune_all(freed)
+            core.index.tree.prune_all(freed)
 
     patch.setattr(restore, "make_room", make_room)

@@ -11,30 +11,29 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from prefixloom.tree.holdings import Holding
-from prefixloom.tree.lane import Lane, PageLane
-from prefixloom.tree.path_lane import PathLane
-from prefixloom.tree.state_lane import PointLane
-from prefixloom.tree.window_lane import SpanLane
 
-from helpers import free_at_once
 from prefixloom import CapacityError, Sequence
-from prefixloom.cache import step
 from prefixloom.cache.cache import Cache
-from prefixloom.cache.step import Step
 from prefixloom.device.flight import Flight
 from prefixloom.device.pool import ABSENT, Pool
 from prefixloom.device.streams import InlineStream
-from prefixloom.operations import publish as insert
-from prefixloom.operations import step_ops as ops
-from prefixloom.operations.lease import Hold
+from prefixloom.operations import publish, step, teardown
+from prefixloom.operations.state import Hold, Running
+from prefixloom.operations.step import Step
+from prefixloom.operations.unwritten import Unwritten
+from prefixloom.tree.holdings import PageHolding, SteppedHolding
+from prefixloom.tree.lane import PageLane
+from prefixloom.tree.path_lane import PathLane
+from prefixloom.tree.state_lane import StateLane
+from prefixloom.tree.window_lane import WindowLane
+from tests.support.helpers import free_at_once
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
 # ---------------------------------------------------------------- lesson 1
 
 
-def released_to_the_root(self: SpanLane, record: Any, recent: bool = True) -> None:
+def released_to_the_root(self: WindowLane, record: Any, recent: bool = True) -> None:
     """No boundary token: every window lock up to the root goes down, whoever took it."""
     node = record[0]
     while node.parent is not None:
@@ -42,7 +41,7 @@ def released_to_the_root(self: SpanLane, record: Any, recent: bool = True) -> No
         if cell is not None and cell.locks:
             cell.locks -= 1
             if not cell.locks:
-                self.settle(cell, recent)
+                self._settle(cell, recent)
         node = node.parent
 
 
@@ -61,45 +60,40 @@ def while_opening(patch: pytest.MonkeyPatch, *changes: tuple[type, str, Any]) ->
 
 def the_temporary_pin_walks_to_the_root(patch: pytest.MonkeyPatch) -> None:
     """The lease that a match takes while it looks for a free state slot is given up without its boundary."""
-    while_opening(patch, (SpanLane, "release", released_to_the_root))
+    while_opening(patch, (WindowLane, "release", released_to_the_root))
 
 
 def every_release_walks_to_the_root(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SpanLane, "release", released_to_the_root)
+    patch.setattr(WindowLane, "release", released_to_the_root)
 
 
 def the_temporary_pin_is_not_released(patch: pytest.MonkeyPatch) -> None:
     """The other way to get it wrong: the exit that finds no slot forgets the pin."""
-    lanes = (PathLane, SpanLane, PointLane)
+    lanes = (PathLane, WindowLane, StateLane)
     while_opening(patch, *((lane, "release", lambda self, record, recent=True: None) for lane in lanes))
 
 
 def a_part_is_released_twice(patch: pytest.MonkeyPatch) -> None:
     """A running sequence lets its window go early, and its end lets it go again."""
 
-    def release_part(cache: Any, hold: Any, lane: Any) -> None:
-        if hold._records[lane.index] is not None:
-            lane.release(hold._records[lane.index])
+    def release_part(hold: Any, lane: Any) -> None:
+        if hold.covers[lane.index] is not None:
+            lane.release(hold.covers[lane.index])
 
-    def let_go(cache: Any, hold: Any, lane: Any, holding: Any) -> None:
-        lane.retain(holding, holding.floor // cache._page * cache._page)
-        if hold._records[lane.index] is not None and lane.passed(holding, hold._node.end):
-            release_part(cache, hold, lane)
-
-    patch.setattr("prefixloom.operations.retain.let_go", let_go)
+    patch.setattr("prefixloom.operations.retain.release_part", release_part)
 
 
 def a_split_forgets_who_holds_the_upper_half(patch: pytest.MonkeyPatch) -> None:
-    divide = SpanLane.divide
+    divide = WindowLane.divide
 
-    def forgetful(self: SpanLane, upper: Any, lower: Any) -> None:
+    def forgetful(self: WindowLane, upper: Any, lower: Any) -> None:
         divide(self, upper, lower)
         cell = upper.cells[self.index]
         if cell is not None and cell.locks:
             cell.locks = 0
-            self.settle(cell, True)
+            self._settle(cell, True)
 
-    patch.setattr(SpanLane, "divide", forgetful)
+    patch.setattr(WindowLane, "divide", forgetful)
 
 
 def running_out_of_states_is_an_assertion(patch: pytest.MonkeyPatch) -> None:
@@ -137,36 +131,33 @@ class FullToWindow:
 def windows_are_freed_through_a_table_of_full_slots(patch: pytest.MonkeyPatch) -> None:
     """A sequence that ends frees its full pages, and by the table the window pages that go with them."""
     tables: dict[int, FullToWindow] = {}
-    grow, give_back = _methods()
+    grow, give_back = Sequence.grow, teardown.give_back
 
     def growing(self: Any, count: int, *, arriving: bool = False) -> None:
         grow(self, count, arriving=arriving)
-        full, window = _two(self)
+        full, window = _two(self.running)
         if full is not None and window is not None:
-            tables.setdefault(id(self._cache), FullToWindow()).note(full.table, array("i", window.row()))
+            tables.setdefault(id(self.core), FullToWindow()).note(full.table, array("i", window.row()))
 
-    def giving_back(self: Any, cache: Any) -> None:
-        full, window = _two(self)
-        table = tables.get(id(cache))
+    def giving_back(core: Any, running: Any) -> None:
+        full, window = _two(running)
+        table = tables.get(id(core))
         if full is not None and window is not None and table is not None:
-            lane = next(lane for lane, holding in self._paged if holding is window)
+            lane = next(lane for lane, holding in running.paged if holding is window)
             stale = table.freed_with(full.table[full.owned :])
             window.table, window.owned = array("i"), window.base
             lane.pool.give(stale)
-        give_back(self, cache)
+        give_back(core, running)
 
-    patch.setattr("prefixloom.cache.sequence.Sequence.grow", growing)
-    patch.setattr("prefixloom.cache.sequence.Sequence._give_back", giving_back)
-
-
-def _methods() -> tuple[Any, Any]:
-    return Sequence.grow, Sequence._give_back
+    patch.setattr(Sequence, "grow", growing)
+    for module in ("cache.sequence", "operations.publish"):
+        patch.setattr(f"prefixloom.{module}.give_back", giving_back)
 
 
-def _two(sequence: Any) -> tuple[Holding | None, Holding | None]:
-    """What a sequence holds of the first path and of the first window."""
+def _two(running: Any) -> tuple[PageHolding | None, PageHolding | None]:
+    """What a running sequence holds of the first path and of the first window."""
     full = window = None
-    for lane, holding in sequence._paged:
+    for lane, holding in running.paged:
         if lane.part.reach.closed_upward:
             full = full or holding
         else:
@@ -177,29 +168,29 @@ def _two(sequence: Any) -> tuple[Holding | None, Holding | None]:
 def what_arrived_absent_is_freed_too(patch: pytest.MonkeyPatch) -> None:
     """The extent is freed as if every position had a slot: the page before the tail, say, is somebody else's."""
 
-    def own_pages(self: Holding) -> bytes:
+    def own_pages(self: PageHolding) -> bytes:
         data = list(self.table[self.owned - self.base :])
         present = [slot for slot in data if slot != ABSENT]
         return array("i", [present[0] if slot == ABSENT and present else slot for slot in data]).tobytes()
 
-    patch.setattr(Holding, "own_pages", own_pages)
+    patch.setattr(PageHolding, "own_pages", own_pages)
 
 
 def an_evicted_window_is_freed_again_at_the_end(patch: pytest.MonkeyPatch) -> None:
     """What was let go early stays in the table, and goes with the sequence a second time."""
-    forget = SpanLane.forget
+    forget = WindowLane._forget
 
-    def remembering(self: SpanLane, holding: Holding, page: int) -> None:
+    def remembering(self: WindowLane, holding: Any, page: int) -> None:
         kept = array("i", holding.table), holding.base, holding.owned
         forget(self, holding, page)
         holding.table, holding.base, holding.owned = kept
 
-    patch.setattr(SpanLane, "forget", remembering)
+    patch.setattr(WindowLane, "_forget", remembering)
 
 
 def a_tail_gets_the_slots_of_all(patch: pytest.MonkeyPatch) -> None:
     """Tail grants that are none: slots for every position, whatever was needed."""
-    patch.setattr(SpanLane, "needed_pages", PageLane.needed_pages)
+    patch.setattr(WindowLane, "needed_pages", PageLane.needed_pages)
 
 
 # ---------------------------------------------------------------- lesson 2
@@ -211,34 +202,36 @@ def an_open_step_is_taken_for_complete(patch: pytest.MonkeyPatch) -> None:
 
     def running(self: Step, stream: Any = None) -> None:
         honest(self, stream)
-        for holding in [holding for sequence in self._sequences for _, holding in sequence._states]:
+        for holding in [holding for running in self._running for _, holding in running.states]:
             holding.ready = True
 
     patch.setattr(Step, "run_ops", running)
-    patch.setattr(Sequence, "_keep_states", lambda self: None)
+    patch.setattr(Running, "hold_states_back", lambda self: None)
 
 
 def what_is_planned_is_taken_for_computed(patch: pytest.MonkeyPatch) -> None:
     """Publish before complete: the tree gets pages whose step was not even enqueued."""
-    patch.setattr(Sequence, "_publishable", lambda self: max(self.published, min(self.named, self.reserved) // 2 * 2))
+
+    def publishable(self: Running) -> int:
+        return max(self.published, min(self.names.count, self.reserved) // 2 * 2)
+
+    patch.setattr(Running, "publishable", property(publishable))
 
 
 def states_are_copied_by_the_scheduling_thread(patch: pytest.MonkeyPatch) -> None:
     """At once, when the op is recorded: whatever writes the source may still run, and the reader of the target, too."""
+    honest = step.run_kind
 
-    honest = ops.run_kind
+    def at_once(core: Any, stream: Any, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
+        honest(core, stream if kind == "clear" else InlineStream("now"), lane, kind, src, dst)
 
-    def at_once(cache: Any, stream: Any, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
-        honest(cache, stream if kind == "clear" else InlineStream("now"), lane, kind, src, dst)
-
-    for module in (ops, step):
-        patch.setattr(module, "run_kind", at_once)
+    patch.setattr(step, "run_kind", at_once)
 
 
 def again(self: Step, fills: Any) -> None:
     """Run what was to fill the sequences' states once more."""
     for lane, kind, src, dst in fills:
-        ops.run_kind(self._cache, self._stream, lane, kind, [] if kind == "clear" else [src], [dst])  # type: ignore[arg-type]
+        step.run_kind(self._core, self._stream, lane, kind, [] if kind == "clear" else [src], [dst])  # type: ignore[arg-type]
 
 
 def remembering_fills(patch: pytest.MonkeyPatch, then: Callable[[Step, Any], None]) -> None:
@@ -247,10 +240,10 @@ def remembering_fills(patch: pytest.MonkeyPatch, then: Callable[[Step, Any], Non
     filled: dict[Any, list[Any]] = {}
 
     def running(self: Step, stream: Any = None) -> None:
-        for sequence in self._sequences if self.role == "target" else ():
-            filled[sequence._lease] = [(lane, kind, source, it.slot) for lane, it, kind, source in sequence._fills]
+        for each in self._running if self.role == "target" else ():
+            filled[each] = [(lane, kind, source, it.slot) for lane, it, kind, source in each.fills]
         honest(self, stream)
-        then(self, [fill for sequence in self._sequences for fill in filled.get(sequence._lease, ())])
+        then(self, [fill for each in self._running for fill in filled.get(each, ())])
 
     patch.setattr(Step, "run_ops", running)
 
@@ -287,14 +280,14 @@ def ops_run_after_the_layers(patch: pytest.MonkeyPatch) -> None:
 
 def states_are_cleared_after_the_copies(patch: pytest.MonkeyPatch) -> None:
     """A clear that was meant for the slot's last owner runs behind the copy that fills it for the new one."""
-    honest = ops.run_kind
+    honest = step.run_kind
 
-    def kind_and_clear(cache: Any, stream: Any, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
-        honest(cache, stream, lane, kind, src, dst)
+    def kind_and_clear(core: Any, stream: Any, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
+        honest(core, stream, lane, kind, src, dst)
         if kind != "clear":
-            honest(cache, stream, lane, "clear", [], dst)
+            honest(core, stream, lane, "clear", [], dst)
 
-    patch.setattr(ops, "run_kind", kind_and_clear)
+    patch.setattr(step, "run_kind", kind_and_clear)
 
 
 def tracks_are_taken_before_the_layers(patch: pytest.MonkeyPatch) -> None:
@@ -309,11 +302,11 @@ def tracks_are_taken_before_the_layers(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_accepted_count_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    def select(cache: Any, stream: Any, lane: Any, kept: Any, rows: Any, holdings: Any) -> None:
+    def select(core: Any, stream: Any, lane: Any, kept: Any, rows: Any, holdings: Any) -> None:
         for holding in holdings:
             holding.accepted = True
 
-    patch.setattr("prefixloom.cache.step.select_states", select)
+    patch.setattr("prefixloom.operations.step.select_states", select)
 
 
 def slots_are_free_while_a_step_still_writes_them(patch: pytest.MonkeyPatch) -> None:
@@ -332,43 +325,42 @@ def no_stream_waits_for_another(patch: pytest.MonkeyPatch) -> None:
 
 def readers_do_not_come_after_what_they_read(patch: pytest.MonkeyPatch) -> None:
     """What is published with its step is read as if that were over."""
-    honest = Flight.read
+    honest = Unwritten.read
 
-    def read(self: Flight, hold: Any, node: Any) -> None:
+    def read(self: Unwritten[Any], hold: Any, node: Any) -> None:
         fence = hold.fence
         honest(self, hold, node)
         hold.fence = fence
 
-    patch.setattr(Flight, "read", read)
+    patch.setattr(Unwritten, "read", read)
 
 
 def what_a_failed_step_published_stays(patch: pytest.MonkeyPatch) -> None:
-    for lane in (PathLane, SpanLane, PointLane):
+    for lane in (PathLane, WindowLane, StateLane):
         patch.setattr(lane, "retract", lambda self, node, slots: None)
 
 
 def who_read_a_failed_step_runs_on(patch: pytest.MonkeyPatch) -> None:
-    honest = Flight.read
+    honest = Unwritten.read
 
-    def read(self: Flight, hold: Any, node: Any) -> None:
+    def read(self: Unwritten[Any], hold: Any, node: Any) -> None:
         honest(self, hold, node)
         for published in (published for all_of_it in self.nodes.values() for published in all_of_it):
             published.readers.clear()
 
-    patch.setattr(Flight, "read", read)
+    patch.setattr(Unwritten, "read", read)
 
 
 def a_donation_is_a_copy(patch: pytest.MonkeyPatch) -> None:
     """The tree gets the slot, and the sequence goes on writing it: two owners."""
-    honest = PointLane.adopt
+    honest = StateLane.adopt
 
-    def adopt(self: PointLane, run: Any, holding: Any) -> None:
+    def adopt(self: StateLane, run: Any, holding: Any) -> None:
         kept = holding.slot, holding.ready
         honest(self, run, holding)
         holding.slot, holding.ready = kept
 
-    patch.setattr(PointLane, "adopt", adopt)
-    patch.setattr(PointLane, "carry", Lane.carry)
+    patch.setattr(StateLane, "adopt", adopt)
 
 
 # ---------------------------------------------------------------- retention
@@ -376,26 +368,32 @@ def a_donation_is_a_copy(patch: pytest.MonkeyPatch) -> None:
 
 def a_window_is_freed_that_a_checkpoint_still_needs(patch: pytest.MonkeyPatch) -> None:
     """A state is kept at an earlier boundary, and the window there is let go as if only the newest counted."""
-    patch.setattr(PointLane, "floor", lambda self, holding, floor: floor)
+    patch.setattr(SteppedHolding, "lowest_track", lambda self, floor: floor)
 
 
 def a_copied_source_is_not_covered(patch: pytest.MonkeyPatch) -> None:
     """The state that a match found may be evicted before it was copied."""
+    release = StateLane.release
 
-    def begin(self: PointLane, node: Any) -> tuple[None, Any]:
-        holding = self.open(node)
-        self.start(holding)
-        return None, holding
+    def begin(self: StateLane, node: Any) -> tuple[Any, Any]:
+        cell, holding = self.acquire(node), self.open(node)
+        if cell is not None:
+            release(self, cell)
+        return cell, holding
 
-    patch.setattr(PointLane, "acquire", lambda self, node: None)
-    patch.setattr(PointLane, "begin", begin)
+    def release_what_is_covered(self: StateLane, cover: Any, recent: bool = True) -> None:
+        if cover.locks:
+            release(self, cover, recent)
+
+    patch.setattr(StateLane, "begin", begin)
+    patch.setattr(StateLane, "release", release_what_is_covered)
 
 
 def a_donation_without_a_slot_to_go_on_with(patch: pytest.MonkeyPatch) -> None:
     """The state is handed to the tree before it is known that there is another slot."""
-    patch.setattr(insert, "make_room", lambda *args: None)
+    patch.setattr(publish, "make_room", lambda *args: None)
 
 
 def a_checkpoint_without_room_fails_the_request(patch: pytest.MonkeyPatch) -> None:
     """Optional caching stops serving: the missing slot of a checkpoint is an error of the publication."""
-    patch.setattr(insert, "CapacityError", ZeroDivisionError)
+    patch.setattr(publish, "CapacityError", ZeroDivisionError)

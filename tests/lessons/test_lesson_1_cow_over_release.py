@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from helpers import cache_of, held, locks, nodes, part, run, serve, settle, unprotected
 from prefixloom import CapacityError, Path, Point, Window
 from prefixloom.cache.cache import Cache
+from tests.support.helpers import cache_of, held, locks, nodes, part, run, serve, settle, unprotected
 
 LONG = list(range(64))
 """The long path that A holds, of many nodes."""
@@ -221,7 +221,7 @@ def not_covered(leases: list[Any]) -> list[Any]:
     """Cells that live leases need, counted by hand, and that count fewer leases."""
     needed: dict[Any, int] = {}
     for lease in leases:
-        node = lease._node
+        node = lease.node
         end = node.end
         while node.parent is not None:
             cell = node.cells[1]  # the window's
@@ -240,7 +240,7 @@ def grow(cache: Cache, sequence: Any, count: int) -> None:
 def assert_zero(cache: Cache) -> None:
     """No lock, no lease and no running slot anywhere, and everything that is cached may go."""
     cache.poll()
-    for lane in cache._lanes:
+    for lane in cache.core.shape.lanes:
         for node in nodes(cache):
             cell = node.cells[lane.index]
             if cell is not None:

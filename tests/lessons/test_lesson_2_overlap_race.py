@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from prefixloom import CapacityError
-from prefixloom.testing.explore import Run
-from schedules import FEW, KINDS, MORE, PROMPT, Runner, Steps, World, explored
+from prefixloom.testing.schedules.explore import ScheduleRun as Run
+from tests.support.sampling import only
+from tests.support.schedules import FEW, KINDS, MORE, PROMPT, Runner, Steps, World, explored
 
 # ---------------------------------------------------------------- chunked prefill, decode
 
@@ -46,7 +47,7 @@ def results(world: World, runner: Runner, steps: int) -> Steps:
 def test_a_chunked_prefill_that_is_published_while_it_runs(kinds: str, every: int, how: str) -> None:
     """With and without extra buffer for tracked states; with layers in one piece, layer by layer, and with others
     acting while a step is planned and open."""
-    ends = (4, 8, 12) if MORE or (kinds, how) == ("M", "whole") else (4, 8)
+    ends = (4, 8, 12) if MORE else (4, 8)
 
     def scenario(run: Run) -> None:
         world = World(run, kinds, every=every)
@@ -197,7 +198,7 @@ def another(world: World, stream: Any, tokens: tuple[int, ...], planned: list[in
     runner.publish()
 
 
-@pytest.mark.parametrize("kinds", FEW)
+@pytest.mark.parametrize("kinds", only(FEW, "M"))
 @pytest.mark.parametrize("other", [False, True])
 def test_an_abort_between_plan_and_run_and_while_the_step_runs(kinds: str, other: bool) -> None:
     """Another sequence gets the slots, on the same stream or on another; late writes of the aborted step hit nobody."""

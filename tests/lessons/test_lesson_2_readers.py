@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from prefixloom.testing.explore import Run
-from schedules import FEW, KINDS, MORE, PROMPT, Runner, Steps, World, explored
+from prefixloom.testing.schedules.explore import ScheduleRun as Run
+from tests.support.schedules import FEW, KINDS, MORE, PROMPT, Runner, Steps, World, explored
 
 
 @pytest.mark.parametrize("kinds", KINDS)

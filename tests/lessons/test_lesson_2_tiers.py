@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.restore
-from helpers import free_at_once
 from prefixloom import CapacityError
-from prefixloom.device.flight import Flight
 from prefixloom.device.pool import Pool
-from prefixloom.operations.lease import Hold
-from prefixloom.testing.explore import FailingSchedule, Run
-from schedules import FEW, KINDS, PROMPT, Runner, Steps, explored
-from schedules_tiers import TieredWorld
+from prefixloom.operations.state import Hold
+from prefixloom.operations.unwritten import Unwritten
+from prefixloom.testing.schedules.explore import FailingSchedule
+from prefixloom.testing.schedules.explore import ScheduleRun as Run
+from prefixloom.tiers.host_copies import HostCopies
+from tests.support.helpers import free_at_once
+from tests.support.schedules import FEW, KINDS, PROMPT, Runner, Steps, explored
+from tests.support.schedules_tiers import TieredWorld
 
 CACHED = PROMPT[:4]
 
@@ -73,7 +75,7 @@ def test_a_step_and_another_sequence_read_what_a_load_has_yet_to_bring(kinds: st
         def check() -> None:
             ready = {first[0].sequence.ready, second[0].sequence.ready}
             assert ready in ({4}, {4, 6}), "one of them may find what the other has published since"
-            assert world.cache._tier.restores == 1 or kinds == "M"  # type: ignore[union-attr]
+            assert world.cache.core.below.copies.restores == 1 or kinds == "M"  # type: ignore[union-attr]
 
         run.at_end(check)
 
@@ -150,8 +152,8 @@ def test_a_load_that_fails_after_its_launch_ends_who_read_it_and_is_forgotten(ki
         run.actor("poll", polling(world, 2))
 
         def afterwards() -> None:
-            assert found[0].sequence._lease.failed is not None
-            assert world.cache._tier.failed == 1  # type: ignore[union-attr]
+            assert found[0].sequence.running.failed is not None
+            assert world.cache.core.below.copies.failed == 1  # type: ignore[union-attr]
 
         run.at_end(afterwards)
 
@@ -188,7 +190,7 @@ def test_a_copy_down_that_fails_ends_nobody(kinds: str) -> None:
         run.actor("poll", polling(world, 1))
 
         def afterwards() -> None:
-            assert all(runner.sequence._lease.failed is None for runner in runners)
+            assert all(runner.sequence.running.failed is None for runner in runners)
 
         run.at_end(afterwards)
 
@@ -269,24 +271,24 @@ def test_a_state_that_a_load_brings_is_filled_once(kinds: str, filled: bool) -> 
 
 
 def loads_do_not_come_after_the_copy_down(patch: pytest.MonkeyPatch) -> None:
-    honest = Flight.copies
-    patch.setattr(Flight, "copies", lambda self, hold, node, below=False: below or honest(self, hold, node))
+    honest = Unwritten.read_node
+    patch.setattr(Unwritten, "read_node", lambda self, hold, node, below=False: below or honest(self, hold, node))
 
 
 def copies_down_do_not_come_after_the_step(patch: pytest.MonkeyPatch) -> None:
     """As the publication does, the backup takes for written what a step has yet to write."""
-    honest = prefixloom.tiers.host_tier.LowerTier.backup
+    honest = HostCopies.backup
 
     def backup(self: Any, *args: Any, **options: Any) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Flight, "copies", lambda *_, **__: None)
+            inner.setattr(Unwritten, "read_node", lambda *_, **__: None)
             honest(self, *args, **options)
 
-    patch.setattr(prefixloom.tiers.host_tier.LowerTier, "backup", backup)
+    patch.setattr(HostCopies, "backup", backup)
 
 
 def readers_do_not_come_after_a_load(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Flight, "read", lambda self, hold, node: None)
+    patch.setattr(Unwritten, "read", lambda self, hold, node: None)
 
 
 def slots_are_free_while_a_copy_reads_or_writes_them(patch: pytest.MonkeyPatch) -> None:
@@ -299,43 +301,43 @@ def copies_take_slots_without_their_fence(patch: pytest.MonkeyPatch) -> None:
     def claim(self: Hold, flight: Any) -> None:
         fence = self.fence
         honest(self, flight)
-        self.fence = fence if self._cache is None else self.fence
+        self.fence = fence if self.core is None else self.fence
 
     patch.setattr(Hold, "claim", claim)
 
 
 def a_failed_copy_down_ends_who_reads_its_source(patch: pytest.MonkeyPatch) -> None:
-    honest = Flight.carry
-    patch.setattr(Flight, "carry", lambda self, *args, below=False: honest(self, *args))
+    honest = Unwritten.add
+    patch.setattr(Unwritten, "add", lambda self, *args, below=False: honest(self, *args))
 
 
 def what_a_load_should_have_brought_stays(patch: pytest.MonkeyPatch) -> None:
-    honest = Flight.carry
+    honest = Unwritten.add
 
-    def carry(self: Flight, work: Any, hold: Any, run: Any, slots: Any, below: bool = False) -> None:
+    def add(self: Unwritten[Any], work: Any, hold: Any, run: Any, slots: Any, below: bool = False) -> None:
         if below:
             honest(self, work, hold, run, slots, below)
 
-    patch.setattr(Flight, "carry", carry)
+    patch.setattr(Unwritten, "add", add)
 
 
 def a_load_goes_into_a_state_that_was_filled_already(patch: pytest.MonkeyPatch) -> None:
     """The mistake as it was: nobody looks at what else is written into the slot."""
     honest = prefixloom.tiers.restore._copy_up
 
-    def copy_up(cache: Any, sequence: Any, parts: Any) -> Any:
-        lease, ready = sequence._lease, [state.ready for _, state in sequence._states]
-        kept, lease.fence = lease.fence, 0
-        for _, state in sequence._states:
+    def copy_up(copies: Any, running: Any, parts: Any) -> Any:
+        ready = [state.ready for _, state in running.states]
+        kept, running.fence = running.fence, 0
+        for _, state in running.states:
             state.ready = False
         try:
-            return honest(cache, sequence, parts)
+            return honest(copies, running, parts)
         finally:
-            lease.fence = max(kept, lease.fence)
-            for (_, state), was in zip(sequence._states, ready, strict=True):
+            running.fence = max(kept, running.fence)
+            for (_, state), was in zip(running.states, ready, strict=True):
                 state.ready = was
 
-    patch.setattr(prefixloom.restore, "_copy_up", copy_up)
+    patch.setattr(prefixloom.tiers.restore, "_copy_up", copy_up)
 
 
 READ = test_a_step_and_another_sequence_read_what_a_load_has_yet_to_bring

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from helpers import cache_of, held, owners, part, run, settle
 from prefixloom import CapacityError, InvariantError, Path, Window
 from prefixloom.cache.cache import Cache
 from prefixloom.device.pool import ABSENT
+from tests.support.helpers import cache_of, held, owners, part, run, settle
 
 W = 10
 SOAK = 10_240

@@ -1,7 +1,7 @@
 """Lesson 3 with a prefill and a decode process: tails that arrive, speculation, and no slot lost in either.
 
 A short part of it here; the whole, 10,240 sequences for each page size, takes minutes and is run with
-``PREFIXLOOM_SOAK=whole``, or by ``python tests/lessons/two_processes.py``.
+``PREFIXLOOM_SOAK=whole``, or by ``python -m tests.lessons.two_processes``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 
 import pytest
-from two_processes import WHOLE, soak
+
+from tests.lessons.two_processes import WHOLE, soak
+from tests.support.sampling import slow
 
 COUNT = WHOLE if os.environ.get("PREFIXLOOM_SOAK") == "whole" else 240
 
 
-@pytest.mark.parametrize("page", [1, 4, 16])
+@pytest.mark.parametrize("page", [slow(1), 4, slow(16)])
 def test_what_goes_from_process_to_process_is_right_and_nothing_is_lost_in_either(page: int) -> None:
     told = soak(COUNT, page)
     decode = told.decode

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import mutants_of_lesson_4 as mutants
 import pytest
-import test_lesson_4_wrong_anchor as lesson
+
+from tests.lessons import mutants_of_lesson_4 as mutants
+from tests.lessons import test_lesson_4_wrong_anchor as lesson
 
 FIVE = lesson.test_five_may_be_restorable_while_four_and_three_are_not
 ONE = lesson.test_the_anchor_of_a_load_is_one_node_for_all
@@ -52,6 +53,8 @@ def test_the_mistakes_of_lesson_4_are_seen(
     with pytest.raises(BaseException) as failure:  # whatever the mistake breaks
         test(*given)
     assert not isinstance(failure.value, KeyboardInterrupt | TypeError), failure.value
+    stale = isinstance(failure.value, AttributeError) and str(failure.traceback[-1].path) == mutants.__file__
+    assert not stale, failure.value  # the mutant asks for what our code has no longer
 
 
 def test_every_mistake_of_lesson_4_is_seen_by_something() -> None:

@@ -14,20 +14,22 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from prefixloom.tree.radix import Node
 
-import prefixloom.tiers.host_tier
-from helpers import locks, part, settle, unprotected
+import prefixloom.tiers.host_copies
+import prefixloom.tiers.restore
 from prefixloom import CapacityError, Path, Point, Window
 from prefixloom.cache.cache import Cache
-from tiers import Requests, compute, path_of, restorable, serve, tiered, wrong
+from prefixloom.testing.inside import backdoor
+from prefixloom.tree.radix import Node
+from tests.support.helpers import locks, part, settle, unprotected
+from tests.support.tiers import Requests, compute, path_of, restorable, serve, tiered, wrong
 
 PAGE = 4
 CHUNK = 8
 LONG = list(range(1, 65))
 """The path: eight nodes of two pages, each with a state and the window before it."""
 NAMES = ("full", "near", "state")
-whole = prefixloom.tiers.host_tier.copy_between
+whole = prefixloom.tiers.host_copies.copy_between
 
 
 class Broken(RuntimeError):
@@ -48,15 +50,13 @@ def tower(kinds: Iterable[str] = NAMES, *, host: int = 4096, **options: Any) -> 
 
 def lose(cache: Cache, name: str, *ends: int) -> None:
     """The host loses what one component has at the nodes that end there."""
-    tier = cache._tier
-    assert tier is not None
-    (lane,) = [lane for lane in tier.lanes if lane.device.name == name]
+    (lane,) = [lane for lane in backdoor.tier_lanes(cache) if lane.device.name == name]
     for node in path_of(cache, LONG):
         cell = node.cells[lane.index]
         if cell is not None and node.end in ends:
             lane.drop_cell(cell)
-            cache._tree.prune(node)
-    cache._epoch += 1
+            backdoor.prune(cache, node)
+    backdoor.make_plans_stale(cache)
 
 
 def restored(cache: Cache, tokens: list[int] = LONG, **options: Any) -> tuple[int, int, str]:
@@ -96,7 +96,7 @@ def test_all_components_load_from_the_deepest_boundary_that_all_accept(seed: int
     if seed % 3 == 0:
         lose(cache, "full", *ends[-draw.randrange(1, 5) :])
     wanted = max(restorable(cache, LONG))
-    (full, *_) = cache._tier.lanes  # type: ignore[union-attr]
+    (full, *_) = backdoor.tier_lanes(cache)
     deepest = max((node.end for node in path_of(cache, LONG) if node.cells[full.index] is not None), default=0)
     assert deepest > wanted or seed % 3 == 0, "the path is no deeper: nothing is shown"
     assert cache.match([*LONG, 999]).restorable == wanted
@@ -116,13 +116,13 @@ def test_five_may_be_restorable_while_four_and_three_are_not() -> None:
 
 def room_for(cache: Cache, name: str, count: int) -> Any:
     """Somebody holds all pages of one component but ``count``; running states not counted."""
-    pool = cache._lane(name).pool
+    pool = cache.core.shape.lane(name).pool
     return pool.mint(pool.free - count)
 
 
 def lacking(cache: Cache, name: str, boundary: int) -> int:
     """Pages (states) that a resume there needs and that the device has not: all of them, here."""
-    lane = cache._lane(name)
+    lane = cache.core.shape.lane(name)
     if lane.unit == "boundary":
         return 1
     return len({at // PAGE for low, high in lane.part.reach.needs(boundary) for at in range(low, high)})
@@ -177,9 +177,9 @@ def test_no_room_is_made_of_what_the_sequence_resumes_from(monkeypatch: pytest.M
     assert restored(cache, LONG[:24])[1] == 24
     span = room_for(cache, "near", 0)
     with cache.open([*LONG, 999]) as sequence:
-        monkeypatch.setattr(prefixloom.tier, "copy_between", broken)
+        monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
         told = sequence.restore()
-        monkeypatch.setattr(prefixloom.tier, "copy_between", whole)
+        monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", whole)
         assert (told.wanted, told.ready) == (64, 24)
         assert unprotected(cache) == []
         goes_on(cache, sequence, [*LONG, 999])
@@ -192,7 +192,7 @@ def test_room_is_not_made_of_what_the_boundary_needs_and_the_device_has() -> Non
     cache = tower()
     assert restored(cache)[1] == 64
     cache.evict({"full": 1000, "state": 1000})
-    lane = cache._lane("near")
+    lane = cache.core.shape.lane("near")
     for node in path_of(cache, LONG):
         if node.end == 56 and node.cells[lane.index] is not None:
             lane.drop_cell(node.cells[lane.index])
@@ -245,7 +245,7 @@ def test_a_copy_that_fails_leaves_the_deepest_that_is_ready(
         goes_on(cache, sequence, [*LONG, 999])
     assert cache.stats().tier.failed == 1  # type: ignore[union-attr]
     settle(cache)
-    monkeypatch.setattr(prefixloom.tier, "copy_between", whole)
+    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", whole)
     ready = max(restorable(cache, LONG))
     assert restored(cache)[1] == ready
 
@@ -265,7 +265,7 @@ def fail_copy(patch: pytest.MonkeyPatch, nth: int, half: bool) -> list[str]:
                 raise Broken
         whole(source, src, target, dst)
 
-    patch.setattr(prefixloom.tier, "copy_between", failing)
+    patch.setattr(prefixloom.tiers.host_copies, "copy_between", failing)
     return whose
 
 
@@ -278,7 +278,7 @@ def test_if_every_copy_fails_it_ends_with_what_is_ready_and_does_not_try_for_eve
     def broken(*_: Any) -> None:
         raise Broken
 
-    monkeypatch.setattr(prefixloom.tier, "copy_between", broken)
+    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
     wanted, ready, why = restored(cache)
     assert (wanted, ready) == (64, 16)
     assert "the copy of 64 tokens failed" in why
@@ -365,7 +365,7 @@ def test_the_anchor_of_a_load_is_one_node_for_all(monkeypatch: pytest.MonkeyPatc
         asked.append((lane.name, node))
         return honest(lane, host, node, *more)
 
-    monkeypatch.setattr(prefixloom.restore, "lacking", lacks)
+    monkeypatch.setattr(prefixloom.tiers.restore, "lacking", lacks)
     cache = tower()
     lose(cache, "state", 48, 56, 64)
     assert restored(cache)[1] == 40

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_lesson_5_polluted_descriptor import indices_go_elsewhere
 
-import prefixloom.tiers.host_tier
+import prefixloom.tiers.host_copies
 import prefixloom.tiers.restore
-from helpers import every_reach, nodes, part, settle
 from prefixloom.cache.cache import Cache
 from prefixloom.contract.manifest import LAYOUTS
 from prefixloom.device.host_pool import HostPool
+from prefixloom.tiers.host_copies import HostCopies
 from prefixloom.tiers.host_lane import HostPages, HostStates
-from prefixloom.tiers.host_tier import LowerTier
-from tiers import restorable, serve, simulated, tiered, wrong
+from tests.lessons.test_lesson_5_polluted_descriptor import indices_go_elsewhere
+from tests.support.helpers import every_reach, nodes, part, settle
+from tests.support.tiers import restorable, serve, simulated, tiered, wrong
 
 KINDS = ("path", "window", "point")
 TOKENS = list(range(1, 41))
@@ -31,7 +31,7 @@ def cache_with(layout: str, write: str, *, tokens: int = 64, host: int = 640) ->
     """The host has ten times the slots, and hands out those that the device does not have: a mix-up is seen."""
     parts = [part(name, every_reach()[name]) for name in KINDS]
     cache = tiered(*parts, tokens=tokens, slots=6, write=write, host=dict.fromkeys(KINDS, host), layout=layout)
-    for lane in cache._tier.lanes:  # type: ignore[union-attr]
+    for lane in cache.core.below.copies.lanes:  # type: ignore[union-attr]
         assert min(lane.pool._free[: lane.pool.at_hand][-20:]) >= lane.device.pool.capacity
     return cache
 
@@ -40,7 +40,7 @@ def held(cache: Cache) -> dict[tuple[str, int], Any]:
     """What every cell of every tier says of its slots, as it is."""
     return {
         (lane.pool.name, node.end): cell.data
-        for lane in cache._all_lanes
+        for lane in cache.core.shape.all_lanes
         for node in nodes(cache)
         if (cell := node.cells[lane.index]) is not None and node.parent is not None
     }
@@ -48,7 +48,7 @@ def held(cache: Cache) -> dict[tuple[str, int], Any]:
 
 def all_on_the_cpu(cache: Cache) -> None:
     """Cells have plain numbers of slots that their own pool has."""
-    for lane in cache._all_lanes:
+    for lane in cache.core.shape.all_lanes:
         for node in nodes(cache):
             cell = node.cells[lane.index]
             if cell is None or node.parent is None:
@@ -56,7 +56,7 @@ def all_on_the_cpu(cache: Cache) -> None:
             assert cell.data.__class__ is (int if lane.unit == "boundary" else bytes)
             assert all(slot.__class__ is int and 0 <= slot < lane.pool.capacity for slot in lane.slots_of(cell))
             if isinstance(lane.pool, HostPool):
-                assert min(lane.slots_of(cell), default=99) >= cache._lanes[0].pool.capacity
+                assert min(lane.slots_of(cell), default=99) >= cache.core.shape.lanes[0].pool.capacity
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -88,12 +88,12 @@ def test_write_evict_below_free_and_load_leave_every_record_as_it_was(
         assert held(cache) == before, "the copies up did"
     simulation.drain()
     cache.poll()
-    for lane in cache._tier.lanes:  # type: ignore[union-attr]
+    for lane in cache.core.below.copies.lanes:  # type: ignore[union-attr]
         freed: list[Any] = []
         count, free = lane.in_tree, lane.pool.free
         assert lane.evict(1000, freed) == count
         assert lane.pool.free == free + count
-        cache._tree.prune_all(freed)
+        cache.core.index.tree.prune_all(freed)
     assert serve(cache, [*TOKENS, 98]) == 40
     simulation.drain()
     cache.poll()
@@ -104,9 +104,9 @@ def test_write_evict_below_free_and_load_leave_every_record_as_it_was(
 def test_what_a_caller_changes_after_a_copy_was_recorded_changes_nothing(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = LowerTier.run
+    honest = HostCopies.run
 
-    def careless(self: LowerTier, moves: Any, given: Any, hold: Any, to: str) -> Any:
+    def careless(self: HostCopies, moves: Any, given: Any, hold: Any, to: str) -> Any:
         work = honest(self, moves, given, hold, to)
         if to == way:
             for mine in moves:
@@ -118,7 +118,7 @@ def test_what_a_caller_changes_after_a_copy_was_recorded_changes_nothing(
     cache = cache_with("page_first", "back")
     simulation = simulated(cache)
     serve(cache, TOKENS, restore=False)
-    monkeypatch.setattr(LowerTier, "run", careless)
+    monkeypatch.setattr(HostCopies, "run", careless)
     cache.evict(dict.fromkeys(KINDS, 1000))
     simulation.drain()
     cache.poll()
@@ -139,14 +139,14 @@ def test_what_a_caller_changes_after_a_copy_was_recorded_changes_nothing(
 def test_only_the_pool_that_handed_a_slot_out_takes_it_back(write: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over long traffic every number that comes back to a pool is one that it gave: by side, it could be no other's."""
     cache = cache_with("layer_first", write)
-    out: dict[str, set[int]] = {lane.pool.name: set() for lane in cache._all_lanes}
-    for lane in cache._tier.lanes:  # type: ignore[union-attr]
+    out: dict[str, set[int]] = {lane.pool.name: set() for lane in cache.core.shape.all_lanes}
+    for lane in cache.core.below.copies.lanes:  # type: ignore[union-attr]
         watch(lane.pool, out[lane.pool.name], monkeypatch)
     for turn in range(10):
         serve(cache, [turn % 3, *TOKENS[: 12 + 3 * turn]], chunk=8)
         cache.evict(dict.fromkeys(KINDS, 6))
     assert sum(len(slots) for slots in out.values()) or write == "selective"
-    for lane in cache._tier.lanes:  # type: ignore[union-attr]
+    for lane in cache.core.below.copies.lanes:  # type: ignore[union-attr]
         assert len(out[lane.pool.name]) == lane.in_tree
     cache.drop_namespace("")
     assert not any(out.values())
@@ -186,7 +186,7 @@ def copies_are_told_in_the_callers_lists(patch: pytest.MonkeyPatch) -> None:
     def as_given(numbers: Any) -> Any:
         return numbers if isinstance(numbers, list) else tuple(numbers)
 
-    patch.setattr(prefixloom.tier, "tuple", as_given, raising=False)
+    patch.setattr(prefixloom.tiers.host_copies, "tuple", as_given, raising=False)
 
 
 def the_host_records_the_devices_numbers(patch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def a_copy_writes_the_numbers_that_it_wants_into_the_record(patch: pytest.Monkey
                 cell.data = array("i", [slot % 16 for slot in array("i", cell.data)]).tobytes()
         honest(made)
 
-    patch.setattr(prefixloom.restore, "_place", place)
+    patch.setattr(prefixloom.tiers.restore, "_place", place)
 
 
 CALLER = test_what_a_caller_changes_after_a_copy_was_recorded_changes_nothing

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import mutants_of_lessons as mutants
 import pytest
 
 from prefixloom import RaceError
-from prefixloom.testing.explore import FailingSchedule
+from prefixloom.testing.schedules.explore import FailingSchedule
+from tests.lessons import mutants_of_lessons as mutants
+from tests.support.places import relative
 
 LESSON_1, LESSON_3, RETENTION = "test_lesson_1_cow_over_release", "test_lesson_3_stale_map", "test_retention_law"
 LESSON_2, READERS = "test_lesson_2_overlap_race", "test_lesson_2_readers"
@@ -82,6 +83,10 @@ KILLED: list[tuple[mutants.Mutant, str, str, tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
+def module_of(name: str) -> ModuleType:
+    return importlib.import_module(relative(name).removesuffix(".py").replace("/", "."))
+
+
 def named(module: ModuleType, part: str) -> Callable[..., None]:
     (found,) = [test for name, test in vars(module).items() if name.startswith("test_") and part in name]
     assert inspect.isfunction(found)
@@ -96,12 +101,14 @@ def named(module: ModuleType, part: str) -> Callable[..., None]:
 def test_the_lessons_test_fails_on_the_mistake(
     mutant: mutants.Mutant, module: str, test: str, arguments: tuple[Any, ...]
 ) -> None:
-    found = named(importlib.import_module(module), test)
+    found = named(module_of(module), test)
     with pytest.MonkeyPatch.context() as patch:
         mutant(patch)
         with pytest.raises(BaseException) as failure:  # whatever the mistake breaks
             found(*arguments)
     assert not isinstance(failure.value, KeyboardInterrupt | TypeError), failure.value
+    stale = isinstance(failure.value, AttributeError) and str(failure.traceback[-1].path) == mutants.__file__
+    assert not stale, failure.value  # the mutant asks for what our code has no longer
 
 
 def test_every_mutant_is_killed_by_something() -> None:
@@ -135,7 +142,7 @@ RACES: list[tuple[mutants.Mutant, str, str, tuple[Any, ...], str, str, str]] = [
 def test_the_race_detector_names_both_ops_and_the_missing_edge(
     mutant: mutants.Mutant, module: str, test: str, arguments: tuple[Any, ...], now: str, before: str, edge: str
 ) -> None:
-    found = named(importlib.import_module(module), test)
+    found = named(module_of(module), test)
     with pytest.MonkeyPatch.context() as patch:
         mutant(patch)
         with pytest.raises(FailingSchedule) as failure:

@@ -5,7 +5,7 @@ alone: a checksum of (namespace, tokens up to the position), so that either side
 The decode side takes slots before the content is there (a window's tail, everything of the path, one state), runs other
 sequences meanwhile, fills them when it comes, speculates and takes tokens back.
 
-Run the whole, 10,240 sequences: ``python tests/lessons/two_processes.py`` (with ``tests`` and the sources on the path).
+Run the whole, 10,240 sequences: ``python -m tests.lessons.two_processes`` (with ``tests`` and the sources on the path).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 
 import attrs
 import torch
-from checksums import Content, sums_of
 
-from helpers import cache_of, owners, part
 from prefixloom import CapacityError, Path, Point, Window
 from prefixloom.cache.cache import Cache
+from tests.lessons.checksums import Content, sums_of
+from tests.support.helpers import cache_of, owners, part
 
 W = 10
 REWIND = 3

@@ -1,42 +1,47 @@
-"""Debug mode: after every operation, the cache's books are kept a second time and compared.
+"""Debug mode: a check of all invariants of a cache after every operation.
 
-On with ``PREFIXLOOM_DEBUG=1`` or ``debug=True``; the tests always have it on. It reads everything and changes nothing.
-What it finds is an ``InvariantError`` that names the operation after which the books were wrong.
+It is on with ``PREFIXLOOM_DEBUG=1`` or ``debug=True``; the tests always have it on. It reads everything and changes
+nothing. A broken invariant is an ``InvariantError`` that names the operation after which it was found.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
-from ..device.handles import site
+from ..device.handles import call_site
 from ..device.pool import Pool, Stage, present
 from ..device.race import Race
+from ..device.streams import Stream
 from ..errors import InvariantError, ProtocolError
+from ..operations.state import Core, Hold, Running
+from ..tree.lane import Lane
 from ..tree.radix import Node
 
-if TYPE_CHECKING:
-    from ..device.streams import Stream
-    from ..operations.lease import Hold
-    from ..tiers.host_lane import HostLane
-    from ..tree.lane import Lane
-    from .cache import Cache
-    from .sequence import Sequence
-    from .step import Step
+Rows = Many[tuple[Running, int, int]]
 
-    Touched = tuple[Pool, list[int], list[int], set[int]]  # what is read, written, and had content before
+
+class WatchedStep:
+    """The slots that the layers of a step touch. For each component: the pool, the slots that are read, those that are
+    written, and those of the latter that had content before.
+    """
+
+    def __init__(self, role: str, rows: Rows) -> None:
+        self.role = role
+        self.rows = tuple(rows)
+        self.touched: list[tuple[Pool, list[int], list[int], set[int]]] = []
 
 
 class Debug:
-    """The second set of books of one cache."""
+    """The watcher of one cache in debug mode: its live leases, the stages of its slots, and the race detector."""
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+    def __init__(self, core: Core) -> None:
+        self._core = core
         self._thread = threading.get_ident()
-        self._leases: WeakSet[Hold] = WeakSet()
-        self.race = Race()
+        self.leases: WeakSet[Hold] = WeakSet()
+        self._race = Race()
         self.checks = 0
 
     # ------------------------------------------------------------ events
@@ -45,45 +50,49 @@ class Debug:
             raise ProtocolError("one thread drives a cache; this call came from another (use completions instead)")
 
     def leased(self, lease: Hold) -> None:
-        lease._where = site()
-        self._leases.add(lease)
+        lease.made_at = call_site()
+        self.leases.add(lease)
 
     def released(self, lease: Hold) -> None:
-        self._leases.discard(lease)
+        self.leases.discard(lease)
 
     def flushed(self) -> None:
-        self._leases = WeakSet()
+        self.leases = WeakSet()
+
+    def follow(self, stream: Stream) -> None:
+        self._race.follow(stream)
 
     # ------------------------------------------------------------ steps and slots
     def accessed(
         self, stream: Stream, what: str, pool: Pool, reads: Many[int], writes: Many[int], source: Pool
     ) -> None:
-        """Work that reads slots of ``source`` and writes slots of ``pool`` has been enqueued."""
+        """Record that work which reads slots of ``source`` and writes slots of ``pool`` was enqueued."""
         if source is pool:
-            self.race.access(stream, what, pool.name, reads=reads, writes=writes)
+            self._race.access(stream, what, pool.name, reads=reads, writes=writes)
         else:
-            self.race.access(stream, what, source.name, reads=reads)
-            self.race.access(stream, what, pool.name, writes=writes)
+            self._race.access(stream, what, source.name, reads=reads)
+            self._race.access(stream, what, pool.name, writes=writes)
 
-    def begin(self, step: Step) -> list[Touched]:
-        """The slots that the layers of ``step`` read and write, of every component."""
-        return [self._touched(step, lane) for lane in self._cache._lanes]
+    def step_begun(self, role: str, rows: Rows) -> WatchedStep:
+        """Record the begin of a step: the slots that its layers write are being written from now on."""
+        step = WatchedStep(role, rows)
+        step.touched = [self._touched(step, lane) for lane in self._core.shape.lanes]
+        return step
 
-    def looked_up(self, step: Step, lane: Lane) -> None:
-        """The layers were told what is theirs just now: publications since the step began may have changed it."""
-        *_, sealed = step._touched[lane.index]
-        pool, reads, writes, more = self._touched(step, lane)
-        step._touched[lane.index] = pool, reads, writes, sealed | more
+    def table_read(self, begun: WatchedStep, lane: Lane) -> None:
+        """Update the slots of a step, whose layers read the table just now: it may have changed since the begin."""
+        *_, sealed = begun.touched[lane.index]
+        pool, reads, writes, more = self._touched(begun, lane)
+        begun.touched[lane.index] = pool, reads, writes, sealed | more
 
-    def _touched(self, step: Step, lane: Lane) -> Touched:
+    def _touched(self, step: WatchedStep, lane: Lane) -> tuple[Pool, list[int], list[int], set[int]]:
         reads: list[int] = []
         writes: list[int] = []
-        for k, sequence in enumerate(step._sequences):
-            if sequence.open:
-                start, end = sequence.committed, sequence.reserved
-                if step.role == "target":
-                    _, start, end = step._begun[k]
-                holding = sequence._holding(lane.name)[1]
+        for running, start, end in step.rows:
+            if running.core is not None:
+                if step.role == "draft":
+                    start, end = running.committed, running.reserved
+                holding = running.held[lane.index]
                 lane.touches(holding, start, end, reads, writes)
                 if step.role == "draft" and lane.unit == "boundary":
                     reads.extend(slot for slot in (holding.slot,) if slot >= 0)
@@ -93,54 +102,52 @@ class Debug:
         lane.live.enter(writes, Stage.WRITING)
         return lane.live, reads, writes, sealed
 
-    def layers(self, step: Step, stream: Stream, well: bool, ended: Many[Sequence]) -> None:
-        """The layers of ``step`` have been enqueued on ``stream``; not, if it was the last step of none that it had."""
-        stream.run(_nothing)  # the tick of the layers
-        for pool, reads, writes, sealed in step._touched:
+    def step_ended(self, begun: WatchedStep, name: str, stream: Stream, well: bool, ordered: bool) -> None:
+        stream.run(no_work)  # the tick of the layers
+        for pool, reads, writes, sealed in begun.touched:
             for slot in writes:
                 if pool.stage_of(slot) == Stage.WRITING:  # else it was given back meanwhile
                     pool.enter((slot,), Stage.SEALED if well or slot in sealed else Stage.RESERVED)
-            if ended:
-                self.race.access(stream, f"the layers of {step!r}", pool.name, reads=reads, writes=writes)
+            if ordered and begun.rows:
+                self._race.access(stream, f"the layers of {name}", pool.name, reads=reads, writes=writes)
 
-    def arrived(self, sequence: Sequence, start: int, upto: int) -> None:
-        """Content came without a step."""
-        for lane, holding in sequence._pairs:
+    def arrived(self, running: Running, start: int, upto: int) -> None:
+        for lane, holding in running.pairs:
             writes: list[int] = []
             lane.touches(holding, start, upto, [], writes)
             lane.live.enter(writes, Stage.SEALED)
 
-    def published(self, run: list[Node]) -> None:
-        """What hangs at these nodes is the tree's; it must have been sealed."""
+    def published(self, run: Many[Node]) -> None:
+        """Record that the tree owns what these nodes hold; it must have been sealed."""
         for node in run:
-            for lane in self._cache._lanes:
+            for lane in self._core.shape.lanes:
                 lane.pool.enter(lane.slots_of(node.cells[lane.index]), Stage.PUBLISHED)
 
     # ------------------------------------------------------------ checks
-    def check(self, what: str) -> None:
-        """All invariants; InvariantError says which one ``what`` left broken."""
+    def check(self, operation: str) -> None:
+        """Check all invariants. The ``InvariantError`` names ``operation``, the last one."""
         self.checks += 1
         try:
             nodes = self._check_tree()
-            for lane in self._cache._lanes:
+            for lane in self._core.shape.lanes:
                 self._check_owners(lane, nodes)
                 self._check_locks(lane, nodes)
                 self._check_queue(lane, nodes)
-            if self._cache._tier is not None:
-                for host in self._cache._tier.lanes:
-                    self._check_owners(host, nodes)
-                    self._check_host(host, nodes)
+            for host in self._core.shape.all_lanes[len(self._core.shape.lanes) :]:
+                self._check_owners(host, nodes)
+            if self._core.below is not None:
+                self._core.below.check(nodes)
             self._check_anchors(nodes)
         except InvariantError as error:
-            raise InvariantError(f"after {what}: {error}") from None
+            raise InvariantError(f"after {operation}: {error}") from None
 
     def _reachable(self) -> list[Node]:
-        """All nodes: those under a root, and those of dropped namespaces that leases still hold."""
-        cache = self._cache
+        """All nodes: those under a root, and those of dropped namespaces that a lease still holds."""
+        core = self._core
         seen: dict[int, Node] = {}
-        stack: list[Node] = [*cache._tree.roots.values(), *cache._graves]
-        for lease in list(self._leases):
-            node = lease._node
+        stack: list[Node] = [*core.index.tree.roots.values(), *core.index.dropped_roots]
+        for lease in list(self.leases):
+            node = lease.node
             while node.parent is not None:
                 node = node.parent
             stack.append(node)
@@ -153,7 +160,7 @@ class Debug:
         return list(seen.values())
 
     def _check_tree(self) -> list[Node]:
-        tree = self._cache._tree
+        tree = self._core.index.tree
         nodes = self._reachable()
         for node in nodes:
             kids = node.kids
@@ -180,15 +187,15 @@ class Debug:
         return nodes
 
     def _check_owners(self, lane: Lane, nodes: list[Node]) -> None:
-        """Every slot has one owner: the free list, a sequence, a cell (or a span that somebody minted)."""
-        owned: list[tuple[int, Any]] = []  # put into words where it is wrong: that took most of the time
+        """Check that every slot has one owner: the free list, a sequence, a cell, or a minted span."""
+        owned: list[tuple[int, Any]] = []
         for node in nodes:
             owned.extend((slot, node) for slot in lane.slots_of(node.cells[lane.index]))
         if len(owned) != lane.in_tree:
             raise InvariantError(f"{lane.name}: {len(owned)} pages are cached, the books say {lane.in_tree}")
         live: list[tuple[int, Any]] = []
-        for hold in self._cache._live:
-            for other, holding in hold.pairs(self._cache):
+        for hold in self._core.live:
+            for other, holding in hold.pairs:
                 if other is lane:
                     owned.extend((slot, hold) for slot in lane.own_slots(holding))
                     live.extend((slot, hold) for slot in lane.live_slots(holding))
@@ -206,17 +213,17 @@ class Debug:
                     f"{pool.name}: slot {slot} is owned by {_named(owners[slot])} and by {_named(who)}"
                 )
             owners[slot] = who
-        told = len(owners) + pool.minted
-        if told != pool.capacity:
-            raise InvariantError(f"{pool.name}: {pool.capacity - told} slots are nobody's")
+        found = len(owners) + pool.minted
+        if found != pool.capacity:
+            raise InvariantError(f"{pool.name}: {pool.capacity - found} slots are nobody's")
 
     def _check_locks(self, lane: Lane, nodes: list[Node]) -> None:
-        """What covers a cell is exactly what live leases cover."""
+        """Check that the locks of every cell are exactly those of live leases."""
         counts: dict[int, int] = {}
-        for lease in self._leases:
-            record = lease._records[lane.index]
-            if record is not None:
-                for node in covered_nodes(lane, record):
+        for lease in self.leases:
+            covered = lease.covers[lane.index]
+            if covered is not None:
+                for node in covered_nodes(lane, covered):
                     counts[id(node)] = counts.get(id(node), 0) + 1
         closed = lane.part.reach.closed_upward
         leased = 0
@@ -256,31 +263,10 @@ class Debug:
             if spans and cell.pages != present(cell.data):
                 raise InvariantError(f"{lane.name}: {node!r} miscounts its pages")
 
-    def _check_host(self, lane: HostLane, nodes: list[Node]) -> None:
-        """Between operations nothing below the device is pinned but for storage; all else stands in its queue."""
-        i = lane.index
-        pinned = 0
-        for node in nodes:
-            cell = node.cells[i]
-            if cell is None:
-                continue
-            if cell.pages != len(lane.slots_of(cell)):
-                raise InvariantError(f"{lane.pool.name}: {node!r} miscounts its pages")
-            below = sum(kid.cells[i] is not None for kid in node.children) if lane.closed_upward else 0
-            if cell.below != below:
-                raise InvariantError(f"{lane.pool.name}: {node!r} counts {cell.below} cells below, not {below}")
-            if not cell.locks and not cell.below and cell.next is None:
-                raise InvariantError(f"{lane.pool.name}: {node!r} may be evicted but stands in no queue")
-            if cell.locks and cell.next is not None:
-                raise InvariantError(f"{lane.pool.name}: {node!r} is pinned but stands in the queue")
-            pinned += cell.pages if cell.locks else 0
-        if pinned != lane.leased:
-            raise InvariantError(f"{lane.pool.name}: {pinned} pages are pinned, the books say {lane.leased}")
-
     def _check_anchors(self, nodes: list[Node]) -> None:
         counts: dict[int, int] = {}
-        for lease in self._leases:
-            counts[id(lease._node)] = counts.get(id(lease._node), 0) + 1
+        for lease in self.leases:
+            counts[id(lease.node)] = counts.get(id(lease.node), 0) + 1
         for node in nodes:
             expected = counts.get(id(node), 0)
             if node.leases != expected:
@@ -288,18 +274,18 @@ class Debug:
 
 
 def _named(owner: Any) -> str:
-    """Who has a slot, in words: a node, what a sequence holds, or nobody."""
+    """The owner of a slot, in words: a node, a sequence, or the free list."""
     if owner is None:
         return "the free list"
-    return repr(owner) if isinstance(owner, Node) else f"the sequence {owner.label!r} made at {owner._where}"
+    return repr(owner) if isinstance(owner, Node) else f"the sequence {owner.label!r} made at {owner.made_at}"
 
 
-def _nothing() -> None:
+def no_work() -> None:
     pass
 
 
 def covered_nodes(lane: Lane, record: Any) -> list[Node]:
-    """The nodes on which a lease's record counts."""
+    """The nodes whose cells a lease's cover locks."""
     if lane.unit == "boundary" or lane.part.reach.closed_upward:
         return [record.node]
     node, covered = record

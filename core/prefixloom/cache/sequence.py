@@ -3,80 +3,70 @@
 Four lengths, each at most the next where both are known: ``published`` (handed to the tree) <= ``committed`` (computed)
 <= ``reserved`` (slots taken); ``named`` (tokens known) runs apart, since a prompt is named before it has slots and with
 overlap a slot is taken before its token is known. Whatever happens in a ``with`` block, nothing leaks.
+
+A sequence checks arguments and calls operations on its ``Running``, which holds the state.
 """
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..device.handles import Handle
+from ..device.handles import Handle, dropped_without_release
 from ..errors import InputError, ProtocolError
-from ..operations.lease import Hold, ended, release
-from ..operations.publish import publish, publish_end, publish_on, stops
-from ..operations.retain import commit, retain_published, rewind
-from ..operations.room import find_room, reserve_arriving
-from ..operations.running import Pairs, check_states, why_ended
-from ..operations.step_ops import Fill, check_alone, fill_alone
-from ..tiers.restore import Restored, restore_and_fetch
-from ..tree.holdings import go_on
-from ..tree.keys import TOKEN_BYTES, Elements, Named, Tokens, encode
-
-if TYPE_CHECKING:
-    from ..contract.values import Op
-    from ..operations.match import MatchPlan
-    from ..tree.lane import Lane
-    from ..tree.radix import Node
-    from .cache import Cache
+from ..operations.publish import close, publish
+from ..operations.retain import commit, rewind
+from ..operations.room import grow, grow_arriving
+from ..operations.state import Core, Running
+from ..operations.step import check_alone, fill_alone
+from ..operations.teardown import give_back
+from ..operations.tier_answers import Restored
+from ..tree.keys import Tokens, encode
 
 
-class Sequence(Named, Pairs, Handle):
+class Sequence(Handle):
     """A running request. Made by ``cache.open``; a context manager: ``close`` at the end, ``abort`` on an exception."""
 
-    __slots__ = (
-        "__weakref__", "_cache", "_claimed_ops", "_fills", "_high", "_lease", "_lost", "_plan", "_planned",
-        "_reached", "_steps", "branch", "committed", "namespace", "priority", "published", "ready", "reserved",
-    )  # fmt: skip
+    __slots__ = ("__weakref__", "_core", "_running")
 
-    _fills: list[Fill]
-    _claimed_ops: list[Op]  # where plugins are asked for claims
-    _plan: MatchPlan  # where the cache has a tier below the device
-    _reached: Node | None  # below where it resumes, the deepest that its key is known to spell; it may be gone by now
-    priority: int
-
-    def __init__(
-        self, cache: Cache, lease: Hold, tokens: Tokens, key: bytes, single: bytes | None, namespace: str, ready: int,
-        reached: Node, branch: int | None, fills: list[Fill], priority: int,
-    ) -> None:  # fmt: skip
-        self._cache = cache
-        self._lease = lease
-        self._head = tokens
-        self._more = b""
-        self._wide = None if key is tokens else Elements(cache._keys, key, single)
-        self.named = len(tokens) // TOKEN_BYTES
-        self._planned = self._steps = 0  # where open steps end, and how many there are
-        self._lost = False  # a step that failed may have written half of its running states
-        self._reached = reached
-        self._fills = fills
-        self.priority = priority
-        self.namespace = namespace
-        self.branch = branch
-        self.ready = self.reserved = self.committed = self.published = self._high = ready
+    def __init__(self, core: Core, running: Running) -> None:
+        self._core = core
+        self._running = running
 
     # ------------------------------------------------------------ state
-    def _usable(self) -> Cache:
-        """The cache, if the sequence may still be used."""
-        cache = self._lease._cache
-        if cache is None:
-            raise why_ended(self) from self._lease.failed
-        if cache._guarded:
-            cache._enter()
-        return cache
+    @property
+    def core(self) -> Core:
+        """What the cache has behind it: for debug tools and tests, and no part of the public interface."""
+        return self._core
+
+    @property
+    def running(self) -> Running:
+        """Its state: for debug tools and tests, and no part of the public interface."""
+        return self._running
+
+    def running_for(self, core: Core) -> Running:
+        """Its state, for the cache of ``core``; another cache's sequence is refused, and one that has ended.
+
+        It is for the cache's own operations, and no part of the public interface.
+        """
+        if self._core is not core:
+            raise ProtocolError(f"{self!r} belongs to another cache")
+        if self._running.core is None or core.guarded:
+            self._enter()
+        return self._running
+
+    def _enter(self) -> None:
+        """Before an operation: refuse one that has ended."""
+        running = self._running
+        if running.core is None:
+            raise running.why_ended() from running.failed
+        if self._core.guarded:
+            self._core.enter()
 
     @property
     def open(self) -> bool:
         """Whether the sequence may still be used: neither closed nor aborted nor flushed away."""
-        return self._lease._cache is not None
+        return self._running.core is not None
 
     @property
     def failed(self) -> BaseException | None:
@@ -85,11 +75,57 @@ class Sequence(Named, Pairs, Handle):
 
         Of a sequence that is closed, too.
         """
-        return self._lease.failed
+        return self._running.failed
 
     @property
     def label(self) -> str:
-        return self._lease.label
+        return self._running.label
+
+    @property
+    def namespace(self) -> str:
+        return self._running.namespace
+
+    @property
+    def priority(self) -> int:
+        """What an eviction policy may go by. It may be set; it counts for what is published from then on."""
+        return self._running.priority
+
+    @priority.setter
+    def priority(self, priority: int) -> None:
+        if priority.__class__ is not int:
+            raise InputError(f"a priority is a whole number, got {priority!r}")
+        self._running.priority = priority
+
+    @property
+    def branch(self) -> int | None:
+        """A boundary worth a checkpoint while recomputing; None if there is none."""
+        return self._running.branch
+
+    @property
+    def ready(self) -> int:
+        """Where it resumed: tokens whose every component was usable on the device."""
+        return self._running.ready
+
+    @property
+    def named(self) -> int:
+        return self._running.names.count
+
+    @property
+    def reserved(self) -> int:
+        return self._running.reserved
+
+    @property
+    def committed(self) -> int:
+        return self._running.committed
+
+    @property
+    def published(self) -> int:
+        return self._running.published
+
+    @property
+    def publishable(self) -> int:
+        """The deepest boundary that could be published now."""
+        return self._running.publishable
 
     @property
     def resume(self) -> int:
@@ -97,48 +133,27 @@ class Sequence(Named, Pairs, Handle):
 
         Positions from ``resume`` to ``ready`` are run for that component alone; the others have them already.
         """
-        return max(0, self.ready - self._cache._replay)
+        return max(0, self._running.ready - self._core.shape.replay)
 
     @property
     def tokens(self) -> Tokens:
         """The named tokens, encoded: what a conversation's next turn extends."""
-        return Tokens(self._head + self._more)
-
-    @property
-    def publishable(self) -> int:
-        """The deepest boundary that could be published now."""
-        return self._publishable()
-
-    def _publishable(self) -> int:
-        cache = self._cache
-        upto = self.named - cache._lookahead
-        if upto > self.committed:
-            upto = self.committed
-        upto = upto // cache._page * cache._page
-        return upto if upto > self.published else self.published
+        return self._running.names.tokens
 
     def pages(self, component: str) -> list[int]:
         """Page numbers by position, -1 where absent; for a boundary component, its running slot."""
-        lane, holding = self._holding(component)
-        return [holding.slot] if lane.unit == "boundary" else holding.row()
+        lane, holding = self._running.holding(component)
+        return [holding.slot] if lane.unit == "boundary" else list(holding.row())
 
     def rewind_slots(self, component: str) -> list[int]:
         """Slots where a step of at most ``max_rewind + 1`` tokens writes a boundary component's state after each."""
-        holding = self._holding(component)[1]
+        holding = self._running.holding(component)[1]
         return list(getattr(holding, "steps", ()))
 
     def owned(self, component: str) -> int:
         """Pages (or slots) of a component that this sequence owns."""
-        lane, holding = self._holding(component)
-        return int(lane.owned(holding))
-
-    def _holding(self, component: str) -> tuple[Lane, Any]:
-        if self._lease._cache is None:
-            raise ProtocolError(f"{self!r} holds nothing any more")
-        for pair in self._pairs:
-            if pair[0].name == component:
-                return pair
-        raise InputError(f"no component {component!r} here; there are {', '.join(p[0].name for p in self._pairs)}")
+        lane, holding = self._running.holding(component)
+        return lane.owned(holding)
 
     # ------------------------------------------------------------ running
     def restore(self) -> Restored:
@@ -146,13 +161,14 @@ class Sequence(Named, Pairs, Handle):
 
         It holds true at once: a step that reads what is copied comes after the copies.
         """
-        cache = self._usable()
-        if self.reserved != self.ready or self._steps:
+        self._enter()
+        core, running = self._core, self._running
+        if running.reserved != running.ready or running.open_steps:
             raise ProtocolError(f"{self!r} has been used already: restore comes first")
-        if cache._tier is None:
-            return Restored(self.ready, self.ready)
-        restored = restore_and_fetch(cache, self)
-        cache._leave("restore")
+        if core.below is None:
+            return Restored(running.ready, running.ready)
+        restored = core.below.restore(running)
+        core.leave("restore")
         return restored
 
     def grow(self, count: int, *, arriving: bool = False) -> None:
@@ -162,131 +178,100 @@ class Sequence(Named, Pairs, Handle):
         ``arriving``: the tokens were computed elsewhere and only what resuming at their end needs will be filled in; a
         component gets slots for that (a window's tail), and *absent* for the rest.
         """
-        cache = self._cache
-        if self._lease._cache is None or cache._guarded:
-            self._usable()
+        core, running = self._core, self._running
+        if running.core is None or core.guarded:
+            self._enter()
         if count.__class__ is not int or count < 0:
             raise InputError(f"grow takes a number of tokens from 0 up, got {count!r}")
-        length = self.reserved + count
-        if length > cache._longest:
-            cache._too_long(length)
+        if running.reserved + count > core.shape.longest:
+            raise self._too_long(running.reserved + count)
         if arriving:
-            reserve_arriving(cache, self, count, length)
-            return
-        held = self._lease.held
-        for lane in cache._page_lanes:
-            holding = held[lane.index]
-            table = holding.table
-            missing = -(-length // lane.page) - holding.base - len(table)
-            if missing > 0:
-                pool = lane.pool
-                if missing > pool.at_hand:
-                    find_room(cache, self, length, count)
-                    ids = pool.take(missing)
-                else:
-                    ids = pool.take_at_hand(missing)
-                table += ids
-        if cache._flight.claimed:
-            self._lease.claim(cache._flight)
-        self.reserved = length
-        if cache._debug is not None:
-            cache._leave("grow")
+            grow_arriving(core, running, count)
+        else:
+            grow(core, running, count)
+        if core.watcher is not None:
+            core.leave("grow")
+
+    def _too_long(self, length: int) -> InputError:
+        kept = [lane for lane in self._core.shape.page_lanes if not lane.retains]
+        lane = min(kept, key=lambda lane: lane.pool.capacity * lane.page)
+        return InputError(
+            f"a sequence of {length} tokens is longer than the pool of component {lane.name!r}, which holds "
+            f"{lane.pool.capacity * lane.page}"
+        )
 
     def append(self, tokens: Any) -> None:
         """Name the tokens that follow the named ones."""
-        cache = self._cache
-        if self._lease._cache is None or cache._guarded:
-            self._usable()
-        if tokens.__class__ is not Tokens:
-            tokens = encode(tokens)
-        known = self._more
-        if not known:
-            self._more = tokens
-        elif known.__class__ is bytearray:
-            known += tokens
-        else:
-            self._more = bytearray(known) + tokens
-        self.named += len(tokens) // TOKEN_BYTES
-        if self._wide is not None:
-            self._widen(tokens)
-        if cache._debug is not None:
-            cache._leave("append")
+        core, running = self._core, self._running
+        if running.core is None or core.guarded:
+            self._enter()
+        running.names.append(tokens if tokens.__class__ is Tokens else encode(tokens))
+        if core.watcher is not None:
+            core.leave("append")
 
     def fill(self, stream: Any = None) -> None:
         """What ``run_ops`` is to a step, to a sequence that is computed alone: its ops, on ``stream``, behind all that
         may still write what its layers read, and before these. What comes after them is ordered by ``stream`` alone.
         """
-        cache = self._cache
-        if self._lease._cache is None or cache._guarded:
-            self._usable()
-        if self._steps or self._lost or cache._plugin_ops:
-            check_alone(self)
-        fill_alone(cache, self, stream)
-        if cache._debug is not None:
-            cache._leave("fill")
+        core, running = self._core, self._running
+        if running.core is None or core.guarded:
+            self._enter()
+        if running.open_steps or running.lost or core.shape.has_plugin_ops:
+            check_alone(core, running)
+        fill_alone(core, running, stream)
+        if core.watcher is not None:
+            core.leave("fill")
 
     def commit(self, upto: int | None = None) -> None:
         """The content up to ``upto`` (default: all that is reserved) has been computed. A step's end does this."""
-        cache = self._cache
-        if self._lease._cache is None or cache._guarded:
-            self._usable()
+        core, running = self._core, self._running
+        if running.core is None or core.guarded:
+            self._enter()
         if upto is None:
-            upto = self.reserved
+            upto = running.reserved
         elif upto.__class__ is not int:
             raise InputError(f"commit takes a number of tokens, got {upto!r}")
-        elif not self.committed <= upto <= self.reserved:
-            told = f"{self.committed} are committed and {self.reserved} reserved (grow reserves)"
+        elif not running.committed <= upto <= running.reserved:
+            told = f"{running.committed} are committed and {running.reserved} reserved (grow reserves)"
             raise ProtocolError(f"{self!r} cannot commit {upto}: {told}")
-        if self._fills or self._lost:
-            check_states(self)
-        if cache._flight.alone:
-            cache._flight.end_alone(self._lease)
-        if cache._debug is not None:
-            cache._debug.arrived(self, self.committed, upto)
-        if cache._max_rewind and upto > self.committed:
-            go_on(self._states)
-        if cache._retaining:
-            commit(cache, self, upto)
-        else:
-            self.committed = upto
-        if cache._debug is not None:
-            cache._leave("commit")
+        if running.fills or running.lost:
+            running.check_states()
+        if core.flight.alone:
+            core.flight.end_alone(running)
+        if core.watcher is not None:
+            core.watcher.arrived(running, running.committed, upto)
+        if core.shape.max_rewind and upto > running.committed:  # what a device chose in an earlier step is past
+            for _, holding in running.states:
+                holding.accepted = False
+        commit(core, running, upto)
+        if core.watcher is not None:
+            core.leave("commit")
 
     def publish(self, upto: int | None = None) -> int:
         """Checkpoint into the tree while running; ``upto`` is a page boundary that is named and committed.
 
         Default: the deepest such. Returns the published length.
         """
-        cache = self._cache
-        if self._lease._cache is None or cache._guarded:
-            self._usable()
-        limit = self._publishable()
+        core, running = self._core, self._running
+        if running.core is None or core.guarded:
+            self._enter()
+        limit = running.publishable
         if upto is None:
             upto = limit
         elif upto.__class__ is not int:
             raise InputError(f"publish takes a number of tokens, got {upto!r}")
-        elif upto % cache._page or not self.published <= upto <= limit:
+        elif upto % core.shape.page or not running.published <= upto <= limit:
+            lookahead = core.shape.lookahead
             raise ProtocolError(
-                f"{self!r} cannot publish {upto}: it must be a multiple of {cache._page} from {self.published} to "
-                f"{limit} (named {self.named}, committed {self.committed}"
-                + (f", lookahead {cache._lookahead})" if cache._lookahead else ")")
+                f"{self!r} cannot publish {upto}: it must be a multiple of {core.shape.page} from {running.published} "
+                f"to {limit} (named {running.names.count}, committed {running.committed}"
+                + (f", lookahead {lookahead})" if lookahead else ")")
             )
-        if upto > self.published:
-            if self._steps:
-                self._keep_states()
-            if cache._attended:
-                for stop in stops(self, upto) if cache._tracking else (upto,):
-                    publish(cache, self, stop, last=False)
-            else:
-                publish_on(cache, self, upto)
-            if cache._tracking:
-                for lane, state in self._states:
-                    lane.forget_tracks(state, upto, self.reserved)
-            if cache._sparing:
-                retain_published(self)
-        if cache._debug is not None:
-            cache._leave("publish")
-        return self.published
+        if upto > running.published:
+            publish(core, running, upto)
+        if core.watcher is not None:
+            core.leave("publish")
+        return running.published
 
     def rewind(self, count: int) -> None:
         """Take the last ``count`` reserved tokens back, names included: every component is at the boundary before.
@@ -294,56 +279,37 @@ class Sequence(Named, Pairs, Handle):
         Not past what is published, nor further below the committed length than the composition's ``max_rewind`` where
         a component limits it.
         """
-        cache = self._usable()
-        rewind(cache, self, count)
-        if cache._debug is not None:
-            cache._leave("rewind")
+        self._enter()
+        rewind(self._core, self._running, count)
+        self._core.leave("rewind")
 
     # ------------------------------------------------------------ ending
     def close(self) -> None:
         """Publish what is complete and give everything back. A second close does nothing."""
-        cache = self._cache
-        if self._lease._cache is None:
+        core, running = self._core, self._running
+        if running.core is None:
             return
-        if cache._guarded:
-            cache._enter()
-        if self._steps:
-            self._keep_states()
-        if cache._flight.alone:
-            cache._flight.end_alone(self._lease)
-        try:
-            publish_end(cache, self)
-        finally:
-            if self._lease.held:
-                self._give_back(cache)
-        if cache._debug is not None:
-            cache._leave("close")
+        if core.guarded:
+            core.enter()
+        close(core, running)
+        if core.watcher is not None:
+            core.leave("close")
 
     def abort(self) -> None:
         """Publish nothing and give everything back. A second abort does nothing.
 
         The slots are free at once: end the steps whose layers still write them first.
         """
-        cache = self._lease._cache
-        if cache is None:
+        core, running = self._core, self._running
+        if running.core is None:
             return
-        if cache._guarded:
-            cache._enter()
-        self._give_back(cache)
-        if cache._debug is not None:
-            cache._leave("abort")
-
-    def _give_back(self, cache: Cache) -> None:
-        if cache._flight.alone:
-            cache._flight.end_alone(self._lease)
-        ended(cache, self._lease)
-        for lane, holding in self._pairs:
-            lane.close(holding)
-        if self._lease._cache is not None:
-            release(cache, self._lease)
+        if core.guarded:
+            core.enter()
+        give_back(core, running)
+        core.leave("abort")
 
     def __enter__(self) -> Sequence:
-        self._usable()
+        self._enter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -353,13 +319,11 @@ class Sequence(Named, Pairs, Handle):
             self.abort()
 
     def __del__(self) -> None:
-        if self._lease._cache is not None:
-            self._cache._dropped.append(self)
+        running = self._running
+        if running.core is not None:
+            core = self._core
+            what = dropped_without_release(getattr(running, "made_at", None))
+            core.dropped.add(running, what, lambda: give_back(core, running))
 
     def __repr__(self) -> str:
-        name = self.label or "sequence"
-        state = "" if self.open else " closed"
-        return (
-            f"<{name}{state}: {self.named} named, {self.reserved} reserved, {self.committed} committed, "
-            f"{self.published} published>"
-        )
+        return repr(self._running)

@@ -1,21 +1,28 @@
-"""Statistics: frozen figures of a cache at one moment. They are counted elsewhere; nothing is computed from content."""
+"""Statistics: the counters and sizes of a cache at one moment, as frozen values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import attrs
 
-if TYPE_CHECKING:
-    from ..tiers.host_tier import LowerTier
-    from ..tree.lane import Lane
-    from .cache import Cache
+from ..operations.state import Core
+from ..operations.tier_answers import TierStats
+from ..tree.lane import Lane
 
 
 @attrs.frozen
 class ComponentStats:
-    """Pages (state slots for boundary components) of one component, and what they weigh."""
+    """The numbers of pages (state slots for boundary components) of one component, and their size.
+
+    ``capacity``     all pages of its pools
+    ``free``         pages without an owner
+    ``cached``       pages in the tree, ``leased`` of which are covered by leases
+    ``running``      pages that running sequences own
+    ``evicted``      pages that were evicted so far
+    ``page_tokens``  tokens of a page, 0 for state slots
+    ``page_bytes``   bytes of a page
+    """
 
     capacity: int
     free: int
@@ -26,7 +33,7 @@ class ComponentStats:
     page_tokens: int
     page_bytes: int
     rest_bytes: int = 0
-    """What a cached one takes, where the tree keeps them in another form (``stored_as``)."""
+    """Bytes of a cached state, if the tree keeps states in another form (``stored_as``); else 0."""
 
     def __str__(self) -> str:
         unit = f"pages of {self.page_tokens} tokens" if self.page_tokens else "state slots"
@@ -38,43 +45,10 @@ class ComponentStats:
 
 
 @attrs.frozen
-class TierStats:
-    """A tier below the device: pages (states) by component, and what was copied so far.
-
-    ``backed_up``, ``dropped`` and ``evicted`` count pages and states: copied down, left out for lack of room or order,
-    gone from the tier. ``restored_tokens`` in so many ``restores``; ``fallbacks`` to a lower boundary; ``failed``
-    copies. Of the store behind it: pages and states that it ``stored`` or ``refused``, and that were ``fetched``.
-    """
-
-    name: str
-    capacity: Mapping[str, int]
-    cached: Mapping[str, int]
-    backed_up: int
-    dropped: int
-    evicted: int
-    restores: int
-    restored_tokens: int
-    fallbacks: int
-    failed: int
-    stored: int = 0
-    refused: int = 0
-    fetched: int = 0
-
-    def __str__(self) -> str:
-        held = ", ".join(f"{self.cached[name]} of {count} {name}" for name, count in self.capacity.items())
-        return (
-            f"tier {self.name!r}: {held}; {self.backed_up} copied down, {self.dropped} left out, {self.evicted} "
-            f"evicted; {self.restored_tokens} tokens restored in {self.restores} loads, {self.fallbacks} of them "
-            f"shortened; {self.failed} copies failed; its store took {self.stored}, refused {self.refused} and brought "
-            f"{self.fetched}"
-        )
-
-
-@attrs.frozen
 class CacheStats:
-    """Counters and gauges of a cache. ``hit_tokens / asked_tokens`` is the hit rate of opened sequences.
+    """The counters and sizes of a cache. ``hit_tokens / asked_tokens`` is the hit rate of opened sequences.
 
-    ``sizing`` says in words how the pools' sizes were chosen, where that was left to ``compose``.
+    ``sizing`` explains in words how ``compose`` chose the sizes of the pools.
     """
 
     components: Mapping[str, ComponentStats]
@@ -106,40 +80,28 @@ class CacheStats:
         )
 
 
-def cache_stats(cache: Cache) -> CacheStats:
+def cache_stats(core: Core) -> CacheStats:
+    """Return the present statistics of the cache of ``core``."""
+    tree, counts = core.index.tree, core.counts
     return CacheStats(
-        components={lane.name: _component(cache, lane) for lane in cache._lanes},
-        nodes=cache._tree.nodes,
-        namespaces=len(cache._tree.roots),
-        sequences=len(cache._live),
-        opened=cache._opened,
-        asked_tokens=cache._asked,
-        hit_tokens=cache._hit,
-        skipped_checkpoints=cache._skipped_checkpoints,
-        plugin_errors=cache._plugin_errors,
-        recovered=cache._recovered,
-        epoch=cache._epoch,
-        in_flight=len(cache._flight.works),
-        sizing=cache.composition.sizing,
-        tier=None if cache._tier is None else tier_stats(cache._tier),
+        components={lane.name: _component(lane) for lane in core.shape.lanes},
+        nodes=tree.nodes,
+        namespaces=len(tree.roots),
+        sequences=len(core.live),
+        opened=counts.opened,
+        asked_tokens=counts.asked_tokens,
+        hit_tokens=counts.hit_tokens,
+        skipped_checkpoints=counts.skipped_checkpoints,
+        plugin_errors=core.plugins.errors,
+        recovered=core.dropped.recovered,
+        epoch=core.index.epoch,
+        in_flight=len(core.flight.works),
+        sizing=core.shape.composition.sizing,
+        tier=None if core.below is None else core.below.stats(),
     )
 
 
-def tier_stats(tier: LowerTier) -> TierStats:
-    by_name = {lane.device.name: lane for lane in tier.lanes}
-    return TierStats(
-        tier.part.name,
-        {name: lane.pool.capacity for name, lane in by_name.items()},
-        {name: lane.in_tree for name, lane in by_name.items()},
-        tier.backed_up, tier.dropped, tier.evicted,
-        tier.restores, tier.restored_tokens, tier.fallbacks, tier.failed,
-        0 if tier.shelf is None else tier.shelf.storing.stored,
-        0 if tier.shelf is None else tier.shelf.storing.refused,
-        tier.fetched,
-    )  # fmt: skip
-
-
-def _component(cache: Cache, lane: Lane) -> ComponentStats:
+def _component(lane: Lane) -> ComponentStats:
     return ComponentStats(
         capacity=sum(pool.capacity for pool in lane.pools),
         free=sum(pool.free for pool in lane.pools),

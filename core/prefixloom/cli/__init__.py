@@ -1,8 +1,10 @@
 """The command line. A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``.
 
-This module knows their names and one line about each; a subcommand's module is imported only when it runs, so that none
-pays for, or breaks, another. One that is no module here is found as an entry point of the group
-``prefixloom.commands``, and so is any that another distribution adds.
+This module knows the names of the subcommands and one line about each. It imports a subcommand's module only when the
+subcommand runs, so that one subcommand cannot slow down or break another. A subcommand that is not a module of this
+package is found as an entry point of the group ``prefixloom.commands``; other distributions can add such entry points.
+
+Read this file first, then ``components``.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ ERROR = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""Of a file that has no name: stdout."""
+"""Error numbers that mean stdout cannot be written, if the error names no file."""
 
 
 def version() -> str | None:
-    """The installed version; None where only the source is on the path."""
+    """Return the installed version; None if only the source is on the path."""
     try:
         return importlib.metadata.version("prefixloom")
     except importlib.metadata.PackageNotFoundError:
@@ -41,7 +43,7 @@ def version() -> str | None:
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when it is asked for."""
+    """Prints the version. The version is looked up only when the option is used."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(f"prefixloom {version() or '(not installed, run from its source)'}")
@@ -49,7 +51,7 @@ class _Version(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses what it does not know by itself, so that a subcommand's mistake shows the subcommand's usage."""
+    """A parser that itself refuses unknown arguments, so that the error shows the subcommand's usage."""
 
     def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
         known, unknown = super().parse_known_args(*arguments, **options)
@@ -58,12 +60,12 @@ class _Parser(argparse.ArgumentParser):
         return known, unknown
 
     def print_help(self, file: Any = None) -> None:
-        """As argparse does, which hides that it cannot write."""
+        """Print the help. Unlike argparse's own method, this does not hide an error of writing."""
         print(self.format_help(), end="", file=file or sys.stdout)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand. 0: fine; 1: the subcommand found something wrong; 2: it could not run."""
+    """Run a subcommand. Return 0: success; 1: the subcommand found something wrong; 2: it could not run."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
@@ -74,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             args = parser.parse_args(arguments)
         finally:
-            sys.stdout.flush()  # of --help, which exits
+            sys.stdout.flush()  # --help prints and exits
         code: int = args.run(args)
         sys.stdout.flush()
         return code
@@ -96,12 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _close_stdout() -> None:
-    """Nothing can be written there any more. Point it to nothing, or the interpreter's own flush at exit complains."""
+    """Point stdout to the null device: it cannot be written any more, and the interpreter flushes it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
-    """The whole parser, with the arguments of the chosen subcommand only."""
+    """Make the parser of all subcommands. Only the chosen subcommand gets its arguments."""
     parser = _Parser(prog="prefixloom", description="The prefix cache for hybrid language models.")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -115,7 +117,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
 
 
 def _installed() -> dict[str, str]:
-    """The commands of other distributions, which say nothing of themselves before they are imported."""
+    """Return the commands of other distributions. Their own descriptions are unknown until they are imported."""
     found = importlib.metadata.entry_points(group=GROUP)
     return {point.name: f"of distribution {point.dist.name if point.dist else '?'}" for point in found}
 

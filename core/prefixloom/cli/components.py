@@ -1,4 +1,4 @@
-"""``prefixloom components``: what is installed, from which distribution, and what is broken and why."""
+"""``prefixloom components``: lists what is installed, from which distribution, and what is broken and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every offer. 1 if one is broken."""
+    """Print every offer. Return 1 if one is broken."""
     offers = Registry().offers()
     broken = [offer for offer in offers if offer.status == "broken"]
     if args.json:
@@ -44,7 +44,7 @@ def _row(offer: Offer) -> tuple[str, ...]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in aligned columns, as plain text."""
+    """Return rows in aligned columns, as plain text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -38,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what came of every law. 1 if one is broken."""
+    """Print the result of every law. Return 1 if one is broken."""
     from ..testing.suites import report_on_installed
 
     options = dict(_option(text) for text in args.options)
     with warnings.catch_warnings():
-        # torch says so once, wherever it is imported first; nothing here needs numpy.
+        # Torch warns about this once, at its first import. Nothing here needs numpy.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         report = report_on_installed(args.name, options, args.seed)
     if args.json:
@@ -78,4 +78,4 @@ def _option(text: str) -> tuple[str, Any]:
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        return name, value  # a bare word is a text
+        return name, value  # a bare word is a string

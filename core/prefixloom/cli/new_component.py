@@ -1,4 +1,4 @@
-"""``prefixloom new-component NAME``: a distribution with a component of your own, which passes the kit at once."""
+"""``prefixloom new-component NAME``: writes a distribution with a new component, which passes the kit at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files; nothing is written over."""
+    """Write the files. No existing file is overwritten."""
     name = str(args.name)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise InputError(f"a component's kind is a lower-case word such as ring_kv, got {name!r}")
@@ -80,7 +80,7 @@ def _buffer(text: str) -> tuple[str, tuple[int, ...], str]:
 
 
 def _checked(skeleton: Skeleton, reach: ReachSaid) -> None:
-    """What cannot be composed is refused before anything is written."""
+    """Refuse what cannot be composed before anything is written."""
     from ..contract.manifest import Buffer, Manifest
 
     facts = skeleton.facts

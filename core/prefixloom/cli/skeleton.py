@@ -87,7 +87,7 @@ def test_conformance(case, law):
 
 @attrs.frozen
 class Skeleton:
-    """What was asked for. ``buffers`` are (name, shape, dtype)."""
+    """What the user asked for. ``buffers`` are (name, shape, dtype)."""
 
     name: str
     reach: ReachSaid
@@ -105,7 +105,7 @@ class Skeleton:
 
 
 def files(skeleton: Skeleton) -> dict[str, str]:
-    """Every file's text by its path within the distribution's folder."""
+    """Return the text of every file, by its path in the distribution's folder."""
     name, reach, package = skeleton.name, skeleton.reach, skeleton.package
     words = {"name": name, "package": package, "dashed": name.replace("_", "-"), "title": skeleton.title}
     imports = ["Buffer", "Component", "ComponentType", "Manifest", *reach.imports]
@@ -128,7 +128,7 @@ def files(skeleton: Skeleton) -> dict[str, str]:
 
 
 def truth(skeleton: Skeleton) -> str:
-    """The arguments of the test's ``Truth``."""
+    """Return the code of the arguments of the test's ``Truth``."""
     facts = skeleton.facts
     buffers = tuple(name for name, _, _ in skeleton.buffers)
     said = [] if skeleton.reach.is_state else [f"reads=lambda q: {skeleton.reach.reads}"]

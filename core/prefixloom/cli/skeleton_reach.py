@@ -1,4 +1,4 @@
-"""What ``--reach`` says: as code of a component, and as what the layers of a test read."""
+"""The option ``--reach``, translated into the code of a component's reach and of what a test's layers read."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class {title}Reach(Reach):
         return p + 7
 '''
 SHAPES = {"path": 0, "point": 0, "custom": 0, "window": 1, "sinks": 1, "chunk": 1, "tail": 2}
-"""How many numbers each takes."""
+"""How many numbers each kind of reach takes."""
 
 
 @attrs.frozen
 class ReachSaid:
-    """``code`` makes the reach; ``imports`` are its classes; ``reads`` is the body of a test's function of q."""
+    """A reach as code. ``code`` makes it from the classes ``imports``; ``reads`` is the body of a test's function."""
 
     code: str
     imports: tuple[str, ...]
@@ -37,11 +37,12 @@ class ReachSaid:
 
     @property
     def buffers(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-        """What is stored if nothing else is said."""
+        """The buffers that are stored by default."""
         return STATE if self.is_state else KV
 
 
 def read_reach(text: str) -> ReachSaid:
+    """Translate the text of ``--reach``."""
     parts = [_part(part) for part in text.split("+")]
     kinds = [kind for kind, _ in parts]
     if len(parts) > 1 and set(kinds) & {"point", "custom"}:
@@ -67,7 +68,7 @@ def _part(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _reads(kind: str, numbers: tuple[int, ...]) -> str:
-    """What the token at q reads of the positions before it."""
+    """Return code for the positions that the token at q reads."""
     if kind == "path":
         return "range(q)"
     if kind == "window":

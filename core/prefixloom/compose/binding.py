@@ -1,9 +1,9 @@
-"""Level two: the hot hooks of one composed cache, bound once into a table of plain callables.
+"""Binding: the hot hooks of one composed cache, resolved once into a table of plain callables.
 
-Every component instance is registered in one pluggy manager per cache, checked against the specifications, and never
-asked through it again: a call of a bound hook is a plain call with positional arguments in the order of its
-specification. A hook that a component does not override is None. This module knows names and signatures; what an
-answer means is the core's.
+Every component instance is registered in one pluggy manager per cache and checked against the specifications. After
+that the manager is not used for calls: a call of a bound hook is a plain call with positional arguments in the order of
+its specification. A hook that a component does not override is None. This module knows names and signatures, and not
+what an answer means.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..errors import CompositionError
 
 
 def make_manager(instances: Mapping[str, object], origins: Mapping[str, str] | None = None) -> pluggy.PluginManager:
-    """One manager for the component instances of one cache, by name, with every hook checked.
+    """Register the component instances of one cache in a new manager, by name, and check every hook.
 
-    ``origins`` says where a component comes from, for errors. The manager is what monitoring attaches to.
+    ``origins`` says where a component comes from, for errors. Monitoring attaches to the manager.
     """
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(ComponentSpecs)
@@ -37,15 +37,15 @@ def make_manager(instances: Mapping[str, object], origins: Mapping[str, str] | N
             manager.register(instance, name=name)
         except (pluggy.PluginValidationError, ValueError) as error:
             raise CompositionError(
-                f"{labels[name]} has a hook that does not fit its specification: {_flat(error)}. Take the arguments "
-                f"by the names in prefixloom.hookspecs.ComponentSpecs, or fewer of them"
+                f"{labels[name]} has a hook that does not fit its specification: {_one_line(error)}. Take the "
+                f"arguments by the names in prefixloom.contract.hookspecs.ComponentSpecs, or fewer of them"
             ) from error
         _check_pending(manager, labels[name])
     return manager
 
 
 def bind(manager: pluggy.PluginManager, name: str, *, tracing: bool = False) -> Hooks:
-    """The hooks of the instance registered as ``name``, resolved once.
+    """Resolve the hooks of the instance that is registered as ``name``.
 
     With ``tracing`` every call goes through the manager, where ``add_hookcall_monitoring`` sees it.
     """
@@ -66,7 +66,7 @@ def bind(manager: pluggy.PluginManager, name: str, *, tracing: bool = False) -> 
 
 
 def _direct(function: Callable[..., Any], takes: tuple[str, ...], spec_args: tuple[str, ...]) -> Callable[..., Any]:
-    """The implementation itself; behind an adapter only if it takes fewer arguments, or in another order."""
+    """Return the implementation itself, or an adapter if it takes fewer arguments or another order."""
     if takes == spec_args:
         return function
     picks = [spec_args.index(arg) for arg in takes]
@@ -80,6 +80,8 @@ def _direct(function: Callable[..., Any], takes: tuple[str, ...], spec_args: tup
 
 
 def _traced(caller: pluggy.HookCaller, spec_args: tuple[str, ...]) -> Callable[..., Any]:
+    """Return a function that calls the hook through the manager."""
+
     def call(*args: Any) -> Any:
         answers = caller(**dict(zip(spec_args, args, strict=True)))
         return answers[0] if answers else None
@@ -87,19 +89,19 @@ def _traced(caller: pluggy.HookCaller, spec_args: tuple[str, ...]) -> Callable[.
     return call
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- checks
 
 
 def _label(name: str, origin: str) -> str:
     return f"component {name!r} ({origin})" if origin else f"component {name!r}"
 
 
-def _flat(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
 def check_identity(instance: object, label: str) -> None:
-    """Refuse what cannot be a component of one cache: a class, or a value without an identity of its own."""
+    """Refuse an object that cannot be a component of one cache: a class, or an object that compares by value."""
     if inspect.isclass(instance):
         raise CompositionError(
             f"{label} is the class {instance.__name__}, not an instance. Pass {instance.__name__}(...)"
@@ -114,7 +116,7 @@ def check_identity(instance: object, label: str) -> None:
 
 
 def _check_marks(manager: pluggy.PluginManager, instance: object, label: str) -> None:
-    """Refuse hooks that pluggy would ignore, wrap, or call without their arguments."""
+    """Refuse hooks that pluggy would ignore, wrap, or call without some of their arguments."""
     seen: dict[str, str] = {}
     for attribute in dir(instance):
         options = manager.parse_hookimpl_opts(instance, attribute)
@@ -141,7 +143,7 @@ def _check_marks(manager: pluggy.PluginManager, instance: object, label: str) ->
 
 
 def _check_parameters(function: Callable[..., Any], hook_name: str, label: str) -> None:
-    """pluggy passes plain positional parameters only; any other kind would silently stay empty."""
+    """Refuse parameters that pluggy would never fill: it passes plain positional parameters only."""
     spec_args = tuple(inspect.signature(getattr(ComponentSpecs, hook_name)).parameters)[1:]
     for parameter in inspect.signature(function).parameters.values():
         plain = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)

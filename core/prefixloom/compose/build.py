@@ -1,164 +1,215 @@
-"""Assembly: from a composition to the parts of a cache, and the numbers that follow from them once.
+"""Building: from a composition to a wired cache.
 
-It makes pools and lanes and looks at which hooks are there. It does no cache operation.
+Pools and lanes are made, ``Shape`` says what follows from them once, and the parts of the ``Core`` are wired together,
+the tier below and debug mode among them. It does no cache operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
+from ..cache.cache import Cache
+from ..cache.debug import Debug
+from ..contract.composition import Composition, Part
 from ..contract.policy import serving
 from ..contract.queues import Queue
-from ..contract.values import Tier
+from ..contract.values import Tier, WalkView
 from ..device.codecs import Coder
+from ..device.flight import Flight
+from ..device.handles import Dropped
 from ..device.pool import DebugPool, Pool
 from ..errors import CompositionError
-from ..operations.plugin_calls import Asking
-from ..tree.keys import KeyMaker
+from ..operations.plugin_calls import PluginCalls
+from ..operations.state import Core, Hold, Shape
+from ..operations.tables import Tables
+from ..operations.teardown import fail_work
+from ..operations.unwritten import Unwritten
+from ..tiers.host_lane import HostLane, make_host_lanes
+from ..tiers.host_tier import LowerTier
 from ..tree.lane import Lane, PageLane
-from ..tree.partial_lane import SlackLane
-from ..tree.state_lane import CodedLane, PointLane
-
-if TYPE_CHECKING:
-    from ..contract.composition import Composition, Part
-
-
-class Assembly(Asking):
-    """What a cache is made of."""
-
-    def __init__(self, composition: Composition) -> None:
-        self.composition = composition
-        self._validators = self._make_validators(("device",))  # a plugin may refuse: nothing has been allocated
-        self._tier_validators = [] if composition.tier is None else self._make_validators(("device", "host"))
-        self._page = composition.page
-        self._lookahead = composition.lookahead
-        self._max_rewind = composition.max_rewind
-        self._keys = KeyMaker(composition.lookahead)
-        self._lanes = tuple(self._make_lane(i) for i in range(len(composition.parts)))
-        for lane in self._lanes:
-            lane.feeds = tuple(other for other in self._lanes if self._falls_with(other, lane))
-        self._page_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PageLane))
-        self._point_lanes = tuple(lane for lane in self._lanes if isinstance(lane, PointLane))
-        self._coded_lanes = tuple(lane for lane in self._lanes if isinstance(lane, CodedLane))
-        self._in_order: tuple[Lane, ...] = (*self._page_lanes, *self._point_lanes)
-        self._closed_lanes = tuple(lane for lane in self._page_lanes if lane.part.reach.closed_upward)
-        self._near_lanes = tuple(lane for lane in self._page_lanes if not lane.part.reach.closed_upward)
-        self._all_closed = len(self._closed_lanes) == len(self._lanes) and not self._validators
-        self._several_near = len(self._near_lanes) > 1
-        self._several_states = len(self._point_lanes) > 1
-        self._tracking = any(lane.track_every for lane in self._point_lanes)
-        self._thins = any(lane.part.manifest.states_per_path is not None for lane in self._point_lanes)
-        self._follows = bool(self._coded_lanes) or self._thins or composition.debug or composition.tier is not None
-        """Whether a publication always has consequences."""
-        self._unshared = any(not lane.shared for lane in self._lanes)
-        self._sparing = tuple(lane for lane in self._page_lanes if isinstance(lane, SlackLane))
-        self._retaining = bool(self._point_lanes or self._sparing)
-        self._longest = min(
-            (lane.pool.capacity * lane.part.page_tokens for lane in self._page_lanes if not lane.retains),
-            default=1 << 62,
-        )
-        self._replay = max(part.manifest.replay for part in composition.parts)
-        self._rewind_limit = self._find_rewind_limit()
-        self._nothing: list[Any] = [None] * len(self._lanes)
-        self._bind_hooks()
-
-    # ------------------------------------------------------------ making
-    def _falls_with(self, lane: Lane, lost: Lane) -> bool:
-        """Whether cells of ``lane`` may be of no use any more once ``lost`` has evicted its own at their node.
-
-        Not where a plugin is to be asked before it loses a cell.
-        """
-        if lane is lost or lane.hooks.evict_component is not None:
-            return False
-        return lost.part.reach.closed_upward or lane.unit == "boundary"
-
-    def _make_lane(self, index: int) -> Lane:
-        composition = self.composition
-        part = composition.parts[index]
-        entries = part.page_tokens // part.manifest.tokens_per_slot if part.page_tokens else 1
-        kind = DebugPool if composition.debug else Pool
-        make = partial(kind, unit=part.unit, entries=entries, device=composition.device)
-        layout = composition.layout if part.unit == "page" else "layer_first"
-        live = make(part.name, part.manifest, capacity=part.running or part.capacity, layout=layout)
-        queue = serving(composition.policy)
-        if part.running:
-            coder = Coder(part.manifest)
-            rest = make(f"{part.name} at rest", coder.stored, capacity=part.capacity - part.running)
-            lane: Lane = CodedLane(index, part, rest, queue, composition.page, live, coder)
-        else:
-            lane = lane_for(index, part, live, queue, composition.page)
-        if hasattr(part.component, "pool"):
-            part.component.pool = live
-        return lane
-
-    def _find_rewind_limit(self) -> tuple[str, int] | None:
-        """Who limits how many committed tokens can be taken back, and to how many; None: nobody."""
-        limits: list[tuple[str, int]] = []
-        for lane in self._lanes:
-            own = lane.part.manifest.max_rewind
-            if isinstance(lane, PointLane):
-                lane.allow_rewind(self._max_rewind)
-                limits.append((lane.name, self._max_rewind))
-            elif lane.retains:
-                limits.append((lane.name, self._max_rewind))
-            elif own is not None:
-                limits.append((lane.name, own))
-        return min(limits, key=lambda limit: limit[1], default=None)
-
-    def _bind_hooks(self) -> None:
-        hooks = [lane.hooks for lane in self._lanes]
-        self._lock_hooks = any(h.acquire_component_lock or h.release_component_lock for h in hooks)
-        self._match_hooks = any(h.finalize_match_result for h in hooks)
-        self._plugin_ops = self._match_hooks or any(h.deferred_forward_ops for h in hooks)
-        tier = [] if self.composition.tier is None else [self.composition.tier.hooks]
-        self._transfer_hooks = any(h.build_hicache_transfers or h.commit_hicache_transfer for h in (*hooks, *tier))
-        self._insert_hooks = any(h.commit_insert for h in hooks)
-        self._asks_more = self._match_hooks or self.composition.debug or self.composition.tier is not None
-        """Whether a match is more than what the keys and the components say."""
-        self._opens_apart = self._lock_hooks or self._match_hooks or self._replay > 0
-        """Whether opening may cover more than the reaches say, or take more slots than those of running states."""
-        self._admitting = any(isinstance(lane, PointLane) and lane.admit is not None for lane in self._lanes)
-        self._attended = bool(
-            self._tracking or self._coded_lanes or self._thins or self._unshared or self._lock_hooks
-            or self._insert_hooks or self._admitting
-        )  # fmt: skip
-        """Whether a publication is more than each component's handing over all it has."""
-
-    def _make_validators(self, tiers: tuple[Tier, ...]) -> list[tuple[str, Callable[..., Any]]]:
-        validators: list[tuple[str, Callable[..., Any]]] = []
-        for part in self.composition.parts:
-            maker = part.hooks.create_match_validator
-            if maker is None:
-                continue
-            try:
-                validator = maker(tiers)
-            except Exception as error:
-                raise CompositionError(f"component {part.name!r}: create_match_validator raised {error!r}") from error
-            if validator is not None:
-                if not callable(validator):
-                    raise CompositionError(
-                        f"component {part.name!r}: create_match_validator must return a function or None, "
-                        f"got {validator!r}"
-                    )
-                validators.append((part.name, validator))
-        return validators
+from ..tree.partial_lane import PartialLane
+from ..tree.path_lane import PathLane
+from ..tree.scatter_lane import ScatterLane
+from ..tree.state_lane import CodedLane, StateLane
+from ..tree.window_lane import WindowLane
+from .registry import Registry
 
 
-def lane_for(index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> Lane:
+def build(composition: Composition, registry: Registry) -> Cache:
+    """The cache of ``composition``. Adapters of models are looked up in ``registry``."""
+    validators = make_validators(composition, ("device",))  # first: a plugin may refuse, and nothing is allocated yet
+    tier_validators = [] if composition.tier is None else make_validators(composition, ("device", "host"))
+    lanes = tuple(make_lane(composition, index) for index in range(len(composition.parts)))
+    for lane in lanes:
+        lane.feeds = tuple(other for other in lanes if _falls_with(other, lane))
+    host_lanes = () if composition.tier is None else make_host_lanes(composition, composition.tier, lanes)
+    shape = make_shape(composition, lanes, host_lanes, validators, tier_validators)
+    return Cache(make_core(shape, host_lanes), registry.session_plugins)
+
+
+def make_core(shape: Shape, host_lanes: tuple[HostLane, ...]) -> Core:
+    """A core whose parts know each other."""
+    composition = shape.composition
+    core = Core(shape)
+    pools = [pool for lane in shape.all_lanes for pool in lane.pools]
+    flight: Flight[Hold] = Flight(pools)
+    unwritten: Unwritten[Hold] = Unwritten()
+    core.flight, core.unwritten = flight, unwritten
+    flight.on_failure = partial(fail_work, core)
+    flight.on_over = unwritten.work_over
+    flight.on_reuse = unwritten.reused
+    core.dropped = Dropped(core.guard)
+    for pool in pools:
+        pool.dropped = core.dropped
+    core.plugins = PluginCalls(shape.lanes)
+    core.tables = Tables(flight, composition.device)
+    if composition.tier is not None:
+        core.below = LowerTier(core, composition.tier, host_lanes)
+    if composition.debug:
+        core.watcher = Debug(core)
+        core.guard()
+    return core
+
+
+# ---------------------------------------------------------------- lanes
+
+
+def make_lane(composition: Composition, index: int) -> Lane:
+    """The lane of one component, with its pool."""
+    part = composition.parts[index]
+    entries = part.page_tokens // part.manifest.tokens_per_slot if part.page_tokens else 1
+    kind = DebugPool if composition.debug else Pool
+    make = partial(kind, unit=part.unit, entries=entries, device=composition.device)
+    layout = composition.layout if part.unit == "page" else "layer_first"
+    live = make(part.name, part.manifest, capacity=part.running or part.capacity, layout=layout)
+    queue = serving(composition.policy)
+    if part.running:
+        coder = Coder(part.manifest)
+        rest = make(f"{part.name} at rest", coder.stored, capacity=part.capacity - part.running)
+        rewind = composition.max_rewind
+        lane: Lane = CodedLane(index, part, rest, queue, composition.page, rewind, live, coder)
+    else:
+        lane = lane_for(index, part, live, queue, composition)
+    if hasattr(part.component, "pool"):
+        part.component.pool = live
+    return lane
+
+
+def lane_for(index: int, part: Part, pool: Pool, queue: Queue, composition: Composition) -> Lane:
     """The lane that serves a part's reach: the narrowest, hence fastest, that is right for it."""
-    from ..tree.path_lane import PathLane
-    from ..tree.scatter_lane import ScatterLane
-    from ..tree.state_lane import PointLane
-    from ..tree.window_lane import SpanLane
-
     reach = part.reach
     if reach.unit == "boundary":
-        return PointLane(index, part, pool, queue, tree_page)
+        return StateLane(index, part, pool, queue, composition.page, composition.max_rewind)
     if reach.closed_upward:
-        return PathLane(index, part, pool, queue, tree_page)
+        return PathLane(index, part, pool, queue, composition.page)
     shape = reach.shape
     if shape is not None and not shape.head and part.hooks.acquire_component_lock is None:
-        return SpanLane(index, part, pool, queue, tree_page)
-    return ScatterLane(index, part, pool, queue, tree_page)
+        return WindowLane(index, part, pool, queue, composition.page)
+    return ScatterLane(index, part, pool, queue, composition.page)
+
+
+def _falls_with(lane: Lane, lost: Lane) -> bool:
+    """Whether cells of ``lane`` may be of no use any more once ``lost`` has evicted its own at their node.
+
+    Not where a plugin is to be asked before it loses a cell.
+    """
+    if lane is lost or lane.hooks.evict_component is not None:
+        return False
+    return lost.closed_upward or lane.unit == "boundary"
+
+
+# ---------------------------------------------------------------- what follows once
+
+
+def make_shape(
+    composition: Composition, lanes: tuple[Lane, ...], host_lanes: tuple[HostLane, ...],
+    validators: list[tuple[str, Callable[[WalkView], int]]],
+    tier_validators: list[tuple[str, Callable[[WalkView], int]]],
+) -> Shape:  # fmt: skip
+    """What is known of the cache from now on."""
+    page_lanes = tuple(lane for lane in lanes if isinstance(lane, PageLane))
+    path_lanes = tuple(lane for lane in lanes if isinstance(lane, PathLane))
+    partial_lanes = tuple(lane for lane in lanes if isinstance(lane, PartialLane))
+    state_lanes = tuple(lane for lane in lanes if isinstance(lane, StateLane))
+    coded_lanes = tuple(lane for lane in lanes if isinstance(lane, CodedLane))
+    hooks = [lane.hooks for lane in lanes]
+    tier_hooks = [] if composition.tier is None else [composition.tier.hooks]
+    has_lock_hooks = any(h.acquire_component_lock or h.release_component_lock for h in hooks)
+    has_match_hooks = any(h.finalize_match_result for h in hooks)
+    has_insert_hooks = any(h.commit_insert for h in hooks)
+    has_admission = any(lane.admit is not None for lane in state_lanes)
+    has_unshared = any(not lane.shared for lane in lanes)
+    limits = any(lane.per_path is not None for lane in state_lanes)
+    tracks = any(lane.track_every for lane in state_lanes)
+    replay = max(part.manifest.replay for part in composition.parts)
+    kept_whole = [lane.pool.capacity * lane.page for lane in page_lanes if not lane.retains]
+    return Shape(
+        composition=composition,
+        lanes=lanes,
+        all_lanes=(*lanes, *host_lanes),
+        page_lanes=page_lanes,
+        path_lanes=path_lanes,
+        partial_lanes=partial_lanes,
+        state_lanes=state_lanes,
+        coded_lanes=coded_lanes,
+        in_order=(*page_lanes, *state_lanes),
+        page=composition.page,
+        lookahead=composition.lookahead,
+        max_rewind=composition.max_rewind,
+        replay=replay,
+        longest=min(kept_whole, default=1 << 62),
+        rewind_limit=_rewind_limit(composition, lanes),
+        validators=validators,
+        tier_validators=tier_validators,
+        no_records=[None] * len(lanes),
+        only_paths=len(path_lanes) == len(lanes) and not validators,
+        tracks_checkpoints=tracks,
+        steps_have_states=tracks or bool(composition.max_rewind),
+        holdings_follow_commits=bool(state_lanes or partial_lanes),
+        has_lock_hooks=has_lock_hooks,
+        has_match_hooks=has_match_hooks,
+        has_plugin_ops=has_match_hooks or any(h.deferred_forward_ops for h in hooks),
+        has_transfer_hooks=any(h.build_hicache_transfers or h.commit_hicache_transfer for h in (*hooks, *tier_hooks)),
+        has_insert_hooks=has_insert_hooks,
+        has_admission=has_admission,
+        limits_states_per_path=limits,
+        has_unshared=has_unshared,
+        match_asks_more=has_match_hooks or composition.tier is not None,
+        open_takes_more=has_match_hooks or replay > 0,
+        publication_asks=has_unshared or has_insert_hooks or has_admission or has_lock_hooks,
+        publication_ends_later=has_lock_hooks or bool(coded_lanes),
+        publication_has_consequences=bool(coded_lanes) or limits or composition.debug or composition.tier is not None,
+    )
+
+
+def _rewind_limit(composition: Composition, lanes: tuple[Lane, ...]) -> tuple[str, int] | None:
+    """Which component limits how many committed tokens can be taken back, and to how many; None: no component does."""
+    limits: list[tuple[str, int]] = []
+    for lane in lanes:
+        own = lane.part.manifest.max_rewind
+        if lane.unit == "boundary" or lane.retains:
+            limits.append((lane.name, composition.max_rewind))
+        elif own is not None:
+            limits.append((lane.name, own))
+    return min(limits, key=lambda limit: limit[1], default=None)
+
+
+def make_validators(composition: Composition, tiers: tuple[Tier, ...]) -> list[tuple[str, Callable[[WalkView], int]]]:
+    """The validators of matches over ``tiers`` that plugins have, by component."""
+    validators: list[tuple[str, Callable[[WalkView], int]]] = []
+    for part in composition.parts:
+        maker = part.hooks.create_match_validator
+        if maker is None:
+            continue
+        try:
+            validator = maker(tiers)
+        except Exception as error:
+            raise CompositionError(f"component {part.name!r}: create_match_validator raised {error!r}") from error
+        if validator is not None:
+            if not callable(validator):
+                raise CompositionError(
+                    f"component {part.name!r}: create_match_validator must return a function or None, got {validator!r}"
+                )
+            validators.append((part.name, validator))
+    return validators

@@ -1,7 +1,7 @@
-"""Capabilities: whether a set of components fits together, and the numbers that follow from their manifests.
+"""Capabilities: the checks whether a set of components fits together, and the numbers that follow from their manifests.
 
-Each check refuses by name, with the reason and the remedy, before anything is allocated. No component is known by name:
-all that is asked is its manifest and its reach.
+Each refusal names the component, the reason and the remedy, before anything is allocated. No kind of component is known
+here: the checks look only at manifests and reaches.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MAX_PAGE = 256
 MAX_TREE_PAGE = 4096
 
 PROBES = (0, 1, 2, 63, 64, 65, 4096)
-"""Boundaries at which a reach is asked before it is trusted."""
+"""The boundaries at which the answers of a reach are checked."""
 
 
 @attrs.frozen
 class Candidate:
-    """A component instance, before it is known to fit."""
+    """A component instance that was not checked yet."""
 
     name: str
     component: Any
@@ -50,7 +50,7 @@ class Candidate:
 
 @attrs.frozen
 class TierCandidate:
-    """A tier below the device, before it is known to fit."""
+    """A tier below the device that was not checked yet."""
 
     name: str
     component: Any
@@ -64,7 +64,7 @@ class TierCandidate:
 def gather(
     profile: Profile, plugins: Iterable[object], registry: Registry
 ) -> tuple[tuple[Candidate, ...], TierCandidate | None]:
-    """The profile's components in its order, then the caller's own in theirs; and the tier among them, if any."""
+    """Return the components, the profile's before the caller's, each in the given order; and the tier, if any."""
     if isinstance(plugins, str) or not isinstance(plugins, Iterable):
         raise CompositionError(
             f"plugins must be a list of component instances, got {plugins!r}. An installed one is named by a Profile: "
@@ -118,7 +118,7 @@ def _class_name(instance: object) -> str:
 
 
 def _candidate(instance: Any, origin: str) -> Candidate | TierCandidate:
-    """The three things that every component has, each of its type; a tier has no reach."""
+    """Check that an instance has a name, a manifest and a reach, each of its type; a tier has no reach."""
     label = f"a component ({origin})"
     check_identity(instance, label)
     wanted: list[tuple[str, Any]] = [("name", str), ("manifest", Manifest), ("reach", Reach)]
@@ -141,6 +141,7 @@ def _candidate(instance: Any, origin: str) -> Candidate | TierCandidate:
 
 
 def check_requirements(candidates: Sequence[Candidate]) -> None:
+    """Refuse components whose ``requires`` no other component provides."""
     for candidate in candidates:
         others = [other for other in candidates if other is not candidate]
         offered = {other.name for other in others}.union(*(other.manifest.provides for other in others))
@@ -153,6 +154,7 @@ def check_requirements(candidates: Sequence[Candidate]) -> None:
 
 
 def check_supported(candidate: Candidate) -> None:
+    """Refuse a component with a manifest that its reach does not allow, or a reach with impossible answers."""
     manifest, reach = candidate.manifest, candidate.reach
     if reach.unit not in ("page", "boundary"):
         raise CompositionError(f"{candidate}: reach.unit must be 'page' or 'boundary', got {reach.unit!r}")
@@ -169,10 +171,10 @@ def check_supported(candidate: Candidate) -> None:
     if manifest.stored_as is not None:
         if candidate.unit == "page":
             raise CompositionError(
-                f"{candidate}: stored_as is for states. Pages on the device are read where they rest, so they cannot "
-                f"be there in another form. Leave it out"
+                f"{candidate}: stored_as is for states. Pages on the device are read in place, so they cannot be "
+                f"stored in another form. Leave it out"
             )
-        Coder(manifest)  # refuses a form that it does not know, or that is further off than the codec tolerates
+        Coder(manifest)  # refuses a form that it does not know, or whose error is above the codec's tolerance
     if candidate.unit == "boundary" and (manifest.tokens_per_slot != 1 or manifest.page_size is not None):
         raise CompositionError(
             f"{candidate}: tokens_per_slot and page_size are for data of token positions; its reach belongs to the "
@@ -180,11 +182,11 @@ def check_supported(candidate: Candidate) -> None:
         )
     if candidate.unit == "page" and manifest.admission is not None:
         raise CompositionError(
-            f"{candidate}: admission says which states the tree takes, and it has pages. Leave it out; what to keep of "
-            f"pages is said in commit_insert"
+            f"{candidate}: admission says which states the tree takes, and it has pages. Leave it out; the hook "
+            f"commit_insert says which pages to keep"
         )
-    needy = _probed(candidate)
-    if manifest.replay and (needy or candidate.unit == "boundary"):
+    needs_data = _needs_data(candidate)
+    if manifest.replay and (needs_data or candidate.unit == "boundary"):
         raise CompositionError(
             f"{candidate}: replay={manifest.replay} rebuilds its data in place of keeping it, and its reach "
             f"{reach!r} needs data nevertheless. Give it a reach that needs nothing, or no replay"
@@ -192,17 +194,17 @@ def check_supported(candidate: Candidate) -> None:
 
 
 def certain_misses(candidates: Sequence[Candidate]) -> tuple[str, ...]:
-    """What of this set makes every match 0, in words: it is allowed, and nobody should find out by waiting."""
+    """Warnings about components with which no match can ever hit. They are allowed."""
     return tuple(
         f"{candidate} is not shareable and needs {candidate.reach!r} to resume: no prefix will ever hit with it"
         for candidate in candidates
-        if not candidate.manifest.shareable and (candidate.unit == "boundary" or _probed(candidate))
+        if not candidate.manifest.shareable and (candidate.unit == "boundary" or _needs_data(candidate))
     )
 
 
-def _probed(candidate: Candidate) -> bool:
-    """Ask a reach at a few boundaries, so that a broken one is refused here; whether it needs anything."""
-    needy = False
+def _needs_data(candidate: Candidate) -> bool:
+    """Whether a reach needs anything at a few boundaries. A reach with impossible answers is refused."""
+    needs_data = False
     for n in PROBES:
         try:
             spans = tuple(candidate.reach.needs(n))
@@ -218,16 +220,16 @@ def _probed(candidate: Candidate) -> bool:
                 f"{candidate}: its reach {candidate.reach!r} answers needs({n}) = {spans!r}, until({n}) = {last!r}. "
                 f"needs(n) must give token intervals within [0, n), until(p) a number"
             )
-        needy = needy or any(lo < hi for lo, hi in spans)
-    if needy and candidate.unit == "boundary":
+        needs_data = needs_data or any(lo < hi for lo, hi in spans)
+    if needs_data and candidate.unit == "boundary":
         raise CompositionError(
             f"{candidate}: its reach {candidate.reach!r} belongs to boundaries and yet needs token positions. Split it "
             f"into two components, one of each unit"
         )
-    return needy
+    return needs_data
 
 
-# ---------------------------------------------------------------- the numbers
+# ---------------------------------------------------------------- numbers
 
 
 def _page_size(value: object, what: str) -> int:
@@ -237,7 +239,7 @@ def _page_size(value: object, what: str) -> int:
 
 
 def page_sizes(candidates: Sequence[Candidate], asked: int | None) -> dict[str, int]:
-    """Tokens of a pool page by component; 0 for state slots."""
+    """The tokens of a pool page by component; 0 for state slots."""
     common = DEFAULT_PAGE if asked is None else _page_size(asked, "page_size")
     pages: dict[str, int] = {}
     for candidate in candidates:
@@ -257,7 +259,7 @@ def page_sizes(candidates: Sequence[Candidate], asked: int | None) -> dict[str, 
 
 
 def tree_page(candidates: Sequence[Candidate], pages: Mapping[str, int], asked: int | None) -> int:
-    """Tokens of a page of the tree: the least common multiple of all pages and grids."""
+    """The tokens of a page of the tree: the least common multiple of all pages and grids."""
     own = [page for page in pages.values() if page] or [DEFAULT_PAGE if asked is None else asked]
     page = math.lcm(*own, *(candidate.manifest.grid for candidate in candidates))
     if page > MAX_TREE_PAGE:
@@ -276,6 +278,7 @@ def tree_page(candidates: Sequence[Candidate], pages: Mapping[str, int], asked: 
 
 
 def rewind_depth(candidates: Sequence[Candidate], asked: int) -> int:
+    """Return ``asked``, the tokens that a sequence may take back, if every component allows as many."""
     if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
         raise CompositionError(f"max_rewind must be a whole number of at least 0, got {asked!r}")
     for candidate in candidates:

@@ -1,7 +1,8 @@
-"""Composition: a set of component instances, checked against each other, before anything is allocated.
+"""Composition: from the arguments of ``compose`` to a cache.
 
-``negotiate`` turns what the caller asked for into a frozen ``Composition`` or refuses it with the reason; ``compose``
-makes the cache of it. All that is decided here follows from manifests and reaches: no component is known by name.
+``negotiate`` turns the arguments into a frozen ``Composition``, or refuses them with the reason, before anything is
+allocated; ``compose`` builds the cache from it. All decisions follow from manifests and reaches: no kind of component
+is known here.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import attrs
 
+from ..cache.cache import Cache
 from ..contract.admission import ADMISSIONS, AdmissionPolicy
 from ..contract.composition import Composition, Hooks, Part
 from ..contract.manifest import LAYOUTS, Layout
-from ..contract.policy import BUILT_IN, EvictionPolicy, lacking
+from ..contract.policy import BUILT_IN, EvictionPolicy, missing_methods
 from ..contract.values import Profile
 from ..device.codecs import Coder
 from ..errors import CompositionError
 from .binding import bind, make_manager
+from .build import build
 from .capabilities import (
     Candidate,
     TierCandidate,
@@ -44,12 +47,9 @@ from .sizing import (
     from_tokens,
     from_traffic,
     parse_memory,
-    told,
+    sizing_lines,
 )
 from .tier import tier_part
-
-if TYPE_CHECKING:
-    from ..cache.cache import Cache
 
 log = logging.getLogger("prefixloom")
 
@@ -79,35 +79,34 @@ def compose(
     """Make the prefix cache for a model.
 
     ``model``       a model config (dict, object with ``to_dict``, path), a .toml profile, a Profile, or None
-    ``plugins``     component instances of your own: beside the model's, or alone where ``model`` is None
-    ``page_size``   tokens of a page, 1 to 256, where a component has none of its own (default: the profile's, or 16)
+    ``plugins``     your own component instances, added to the model's, or alone if ``model`` is None
+    ``page_size``   tokens of a page, 1 to 256, of components without their own (default: the profile's, or 16)
     ``capacity``    tokens that every page component holds (rounded up to pages), with one state slot per 2048 of
                     them, at least 16; or a mapping from each component's name to its tokens or state slots
-    ``memory``      bytes, or a text such as "20GiB", in place of ``capacity``: shared out for ``traffic``
-    ``traffic``     the requests to share memory out for, a ``Traffic`` (default: ``Traffic()``, with fewer running
-                    sequences if the memory is little); ``stats().sizing`` tells what came of it
-    ``max_running`` sequences that run at once (default: the traffic's, or 1): a state pool too small for them is
-                    refused
+    ``memory``      bytes, or a text such as "20GiB", in place of ``capacity``: divided for ``traffic``
+    ``traffic``     a ``Traffic``, the requests to divide memory for (default: ``Traffic()``, with fewer running
+                    sequences if the memory is small); ``stats().sizing`` explains the result
+    ``max_running`` sequences that run at once (default: the traffic's, or 1); a state pool that is too small for them
+                    is refused
     ``device``      cpu, cuda, cuda:N or meta
-    ``layout``      of pages on the device: "layer_first", a contiguous tensor for each buffer of a component; or
+    ``layout``      layout of pages on the device: "layer_first", a contiguous tensor for each buffer of a component; or
                     "page_first", all layers of a page together, which a tier of the same layout copies in one piece
-    ``policy``      the order of eviction: a name, built in or installed, or an EvictionPolicy
-    ``admission``   which states the tree takes, of components that do not say so themselves: the name of a policy,
+    ``policy``      the order of eviction: the name of a policy, built in or installed, or an EvictionPolicy
+    ``admission``   which states the tree takes, for components that have no policy of their own: the name of a policy,
                     built in ("all", "branch-and-last") or installed, or an AdmissionPolicy
     ``max_rewind``  committed, unpublished tokens that a sequence may take back (default: the profile's, or 0)
     ``debug``       check everything after every operation (default: PREFIXLOOM_DEBUG=1 in the environment)
     ``tracing``     call hooks through the composition's plugin manager, so that monitoring sees them
 
-    Raises CompositionError, with nothing allocated, where the set is impossible.
+    It raises a CompositionError if the components do not fit together; nothing is allocated then.
     """
+    registry = default_registry() if registry is None else registry
     composition = negotiate(
         model, page_size=page_size, capacity=capacity, memory=memory, traffic=traffic, max_running=max_running,
         device=device, layout=layout, policy=policy, admission=admission, max_rewind=max_rewind, debug=debug,
         tracing=tracing, plugins=plugins, registry=registry,
     )  # fmt: skip
-    from ..cache.cache import Cache
-
-    return Cache(composition)
+    return build(composition, registry)
 
 
 def negotiate(
@@ -128,7 +127,7 @@ def negotiate(
     plugins: Iterable[object] = (),
     registry: Registry | None = None,
 ) -> Composition:
-    """The composition that ``compose`` would make a cache of. Allocates nothing."""
+    """Return the composition from which ``compose`` would build a cache. Nothing is allocated."""
     registry = default_registry() if registry is None else registry
     profile = Profile(()) if model is None else resolve_profile(model, registry)
     candidates, below = gather(profile, plugins, registry)
@@ -168,7 +167,6 @@ def negotiate(
         sizing=sizing + (() if tier is None else tier.sizing),
         warnings=warnings,
         tier=tier,
-        registry=registry,
     )
 
 
@@ -190,15 +188,15 @@ def _part(candidate: Candidate, demand: Demand, capacity: int, hooks: Hooks, adm
 
 
 def _demand(candidate: Candidate, page_tokens: int, traffic: Traffic | None, rewind: int, layout: Layout) -> Demand:
-    """``layout``: of its pages. States lie layer by layer."""
+    """Collect what sizing must know of a component. ``layout`` is that of pages; states are always layer by layer."""
     layout = layout if page_tokens else "layer_first"
     demand = Demand(candidate.name, candidate.manifest, page_tokens, candidate.reach, layout=layout)
     if candidate.manifest.stored_as is None or not Coder(candidate.manifest).changes:
         return demand
     if traffic is None:
         raise CompositionError(
-            f"{candidate}: its cached states rest in another form (stored_as) and in a pool apart. Say how many "
-            f"sequences run at once (max_running, or traffic), so that the two can be told apart"
+            f"{candidate}: its cached states have another form (stored_as) and a pool of their own. Say how many "
+            f"sequences run at once (max_running, or traffic), so that both pools can be sized"
         )
     return attrs.evolve(demand, live=traffic.running * demand.live_of_one(rewind))
 
@@ -228,7 +226,7 @@ def _layout(layout: Layout) -> Layout:
 
 
 def _chosen(given: object, kind: type[P], built_in: Mapping[str, P], installed: Callable[[str], P], what: str) -> P:
-    """The policy that ``what`` asks for: itself, or by its name, built in or installed."""
+    """The policy that was given as ``what``: an object, or the name of one that is built in or installed."""
     if isinstance(given, kind):
         return given
     if not isinstance(given, str):
@@ -257,10 +255,10 @@ def _admissions(candidates: Sequence[Candidate], common: object, registry: Regis
 
 
 def _checked(policy: EvictionPolicy) -> EvictionPolicy:
-    """The policy, after it has made one queue: a broken one is refused here and not in service."""
+    """Check an eviction policy by making one queue, so that a broken one is refused now and not in service."""
     try:
         queue = policy.queue()
-        missing = lacking(queue)
+        missing = missing_methods(queue)
     except CompositionError:
         raise
     except Exception as error:
@@ -288,10 +286,10 @@ def _sizes(
     traffic: Traffic | None,
     rewind: int,
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Pool pages or state slots by component, and why."""
+    """Pool pages or state slots by component, and the reasons in words."""
     if capacity is not None and memory is not None:
         raise CompositionError(
-            "say how large the cache is by capacity or by memory, not by both: memory is shared out as tokens"
+            "say how large the cache is by capacity or by memory, not by both: capacity follows from memory"
         )
     if memory is not None:
         budget = parse_memory(memory)
@@ -308,4 +306,4 @@ def _sizes(
         for demand in demands:
             if traffic is not None and not demand.page_tokens:
                 sizes[demand.name] = max(sizes[demand.name], demand.states_needed(traffic.running, rewind))
-    return sizes, told(demands, sizes, "as capacity says")
+    return sizes, sizing_lines(demands, sizes, "as capacity says")

@@ -1,13 +1,10 @@
-"""Facts: a Hugging Face style model config, read into ``ModelFacts``.
+"""Model config: read a Hugging Face style config into ``ModelFacts``.
 
-This module and ``layers`` are the only ones that know how such configs name things.
-
-Layers: what each layer of a model config remembers between tokens, as a kind in the config's own words.
-
-A layer may remember in more than one way (keys of an indexer beside its latents, a state beside its attention): then it
-has facts of several kinds under one number. Where a config leaves open what a layer remembers, it is refused: a window
-taken for a path wastes memory, a path taken for a window gives wrong answers in silence. Which component serves a kind,
-if any does, is not known here.
+Only this module knows how such configs name things. The kind of a layer says, in the config's own words, what the layer
+remembers between tokens. A layer may remember in more than one way (keys of an indexer beside its latents, a state
+beside its attention): then it has facts of several kinds under one number. A config that does not say what a layer
+remembers is refused: to take a window for full attention wastes memory, and to take full attention for a window gives
+wrong answers silently. This module does not know which component serves a kind.
 """
 
 from __future__ import annotations
@@ -25,10 +22,13 @@ from ..errors import CompositionError
 __all__ = ["GLOBAL", "load_config", "read_facts"]
 
 NESTED = ("text_config", "llm_config", "language_config")
+"""Keys under which the config of a multimodal model has that of its language model."""
+
+# ---------------------------------------------------------------- reading a config
 
 
 def load_config(source: object) -> dict[str, Any]:
-    """The config as a dict, from a dict, an object with ``to_dict``, a config.json, or a folder that has one."""
+    """Load a config as a dict, from a dict, an object with ``to_dict``, a config.json, or a folder that has one."""
     if isinstance(source, Mapping):
         return dict(source)
     to_dict: Callable[[], object] | None = getattr(source, "to_dict", None)
@@ -74,7 +74,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def read_facts(source: object) -> ModelFacts:
-    """A model's facts, with the usual names normalised and every layer's kind told."""
+    """Return a model's facts, with normalised names and the kind of every layer."""
     outer = load_config(source)
     config = _text_part(outer)
     if outer.get("is_encoder_decoder"):
@@ -117,7 +117,7 @@ def _text_part(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _integer(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
-    """The first of these names that the config has; None counts as missing, as transformers has it."""
+    """The value of the first of these names that the config has. None counts as missing, as in transformers."""
     for name in names:
         value = config.get(name)
         if value is None:
@@ -137,7 +137,7 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
 
 
 def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
-    """The dtype of the weights; float32 where nothing is said, as transformers loads such a config."""
+    """The dtype of the weights; float32 if the config has none, as in transformers."""
     for holder in (config, outer):
         for key in ("dtype", "torch_dtype"):
             value = holder.get(key)
@@ -149,6 +149,8 @@ def _dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
             return name
     return "float32"
 
+
+# ---------------------------------------------------------------- kinds of layers
 
 SLIDING = "sliding_attention"
 
@@ -171,32 +173,32 @@ HYBRID = "hybrid"
 HYBRID_SLIDING = "hybrid_sliding"
 
 RENAMED = {"attention": GLOBAL, "deepseek_sparse_attention": INDEXED}
-"""Older spellings of layer kinds, as transformers itself renames them."""
+"""Older names of layer kinds, as transformers renames them."""
 
 SEVERAL = {INDEXED: (GLOBAL, INDEXER), HYBRID: (GLOBAL, LINEAR), HYBRID_SLIDING: (SLIDING, LINEAR)}
-"""Kinds of layers that remember in several ways."""
+"""Layer kinds that remember in several ways, and these ways."""
 
 STATELESS = frozenset({"moe", "mlp", "dense", "sparse"})
 """Entries of a layer list that remember nothing between tokens."""
 
 LETTERS = {"M": LINEAR, "E": "moe", "*": GLOBAL, "-": "mlp"}
-"""Layer kinds as letters of a pattern."""
+"""The letters that stand for layer kinds in a pattern."""
 
 PERIODS = {
     "gemma2": 2, "vaultgemma": 2, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "gemma3n_text": 5, "gemma3_text": 6,
     "gemma4_text": 6,
 }  # fmt: skip
-"""Model types whose older configs do not list their layers: every n-th one has no window."""
+"""Model types whose older configs do not list their layers, with n: every n-th layer has no window."""
 
 ALL_WINDOWED = frozenset({"", "mistral", "ministral", "mixtral", "phi3", "phimoe", "starcoder2"})
-"""Model types whose ``sliding_window``, if in use, holds for all layers."""
+"""Model types in which all layers use ``sliding_window``, if it is in use."""
 
 NOT_UNIFORM = (
     "attn_layer_indices", "attn_layer_period", "attn_type_list", "attention_types", "attention_chunk_size",
     "block_types", "conv_L_cache", "full_attention_interval", "full_attn_idxs", "hybrid_override_pattern",
     "layer_group_size", "linear_attn_config", "lru_width", "ssm_cfg", "state_size", "time_step_rank", "compress_ratios",
 )  # fmt: skip
-"""Keys that tell of layers of several kinds, or of recurrent ones, in configs that do not list them."""
+"""Keys that are signs of several layer kinds, or of recurrent layers, in configs that do not list their layers."""
 
 RECURRENT_PREFIXES = ("mamba_", "ssm_", "linear_attn_", "linear_num_", "linear_key_", "linear_conv_")
 
@@ -211,7 +213,7 @@ def named(config: Mapping[str, Any]) -> str:
 
 
 def layer_facts(config: Mapping[str, Any], kinds: list[str]) -> tuple[LayerFacts, ...]:
-    """The layers that remember something, in order, with what the config says of each."""
+    """The layers that remember something, in order, with their options from the config."""
     overrides = _overrides(config, kinds)
     owners = _kv_owners(config, kinds)
     indexers = config.get("indexer_types")
@@ -234,7 +236,7 @@ def layer_facts(config: Mapping[str, Any], kinds: list[str]) -> tuple[LayerFacts
 
 
 def listed_kinds(config: Mapping[str, Any]) -> list[str]:
-    """The kinds that the config lists; empty if it lists none."""
+    """The layer kinds that the config lists; empty if it lists none."""
     for key in ("layer_types", "layers_block_type"):
         listed = config.get(key)
         if listed is None:
@@ -247,12 +249,12 @@ def listed_kinds(config: Mapping[str, Any]) -> list[str]:
 
 
 def _indexed(config: Mapping[str, Any]) -> bool:
-    """Whether an indexer picks the latents that are attended to; older configs call such layers plain attention."""
+    """Whether an indexer selects the latents to attend to. Older configs call such layers plain attention."""
     return bool(config.get("index_topk") and config.get("kv_lora_rank"))
 
 
 def derived_kinds(config: Mapping[str, Any], count: int) -> list[str]:
-    """The kinds of a config that does not list its layers, as transformers derives them."""
+    """The layer kinds of a config that does not list its layers, derived as in transformers."""
     for derive in DERIVED:
         kinds = derive(config, count)
         if kinds is not None:
@@ -268,7 +270,7 @@ def derived_kinds(config: Mapping[str, Any], count: int) -> list[str]:
 
 
 def _windowed_kinds(config: Mapping[str, Any], count: int) -> list[str]:
-    """Plain attention everywhere, or the windows that a model type is known to have."""
+    """Plain attention in all layers, or the windows that a model type is known to have."""
     window = config.get("sliding_window")
     if window is None or config.get("use_sliding_window") is False:
         return [INDEXED if _indexed(config) else GLOBAL] * count
@@ -289,7 +291,7 @@ def _windowed_kinds(config: Mapping[str, Any], count: int) -> list[str]:
     )
 
 
-# ---------------------------------------------------------------- rules in place of a list
+# ---------------------------------------------------------------- rules for configs without a list of layers
 
 
 def _whole_numbers(value: object) -> bool:
@@ -297,7 +299,7 @@ def _whole_numbers(value: object) -> bool:
 
 
 def _by_indices(config: Mapping[str, Any], count: int) -> list[str] | None:
-    """Which layers have attention, by number; the others are recurrent (Bamba) or convolutions (LFM2)."""
+    """A list of the layers with attention; the others are recurrent (Bamba) or convolutions (LFM2)."""
     for key, other in (("attn_layer_indices", LINEAR), ("full_attn_idxs", CONVOLUTION)):
         attending = config.get(key, False)
         if _whole_numbers(attending) or (attending is None and other == LINEAR):
@@ -374,13 +376,13 @@ def _all_alike(config: Mapping[str, Any], count: int) -> list[str] | None:
 DERIVED: tuple[Callable[[Mapping[str, Any], int], list[str] | None], ...] = (
     _by_indices, _by_period, _by_lists_from_one, _by_flags, _by_rope, _by_pattern, _all_alike,
 )  # fmt: skip
-"""The rules by which configs say their layers without a list; None: the rule does not apply."""
+"""The rules for configs that do not list their layers. A rule that does not apply returns None."""
 
-# ---------------------------------------------------------------- what single layers have of their own
+# ---------------------------------------------------------------- options of single layers
 
 
 def _overrides(config: Mapping[str, Any], kinds: list[str]) -> dict[int, Mapping[str, Any]]:
-    """What single layers have in place of the model's common values."""
+    """The options of single layers that differ from the model's common values."""
     listed = config.get("per_layer_config")
     if listed is not None:
         if not isinstance(listed, Mapping) or not all(isinstance(value, Mapping) for value in listed.values()):
@@ -397,7 +399,9 @@ def _overrides(config: Mapping[str, Any], kinds: list[str]) -> dict[int, Mapping
 
 
 def _kv_owners(config: Mapping[str, Any], kinds: list[str]) -> dict[int, int]:
-    """Sharer -> owner: the last ``num_kv_shared_layers`` read the entries of the last layer of their kind before."""
+    """Sharer -> owner. Each of the last ``num_kv_shared_layers`` layers reads the entries of the last layer of its kind
+    before all of them.
+    """
     shared = config.get("num_kv_shared_layers") or 0
     first = len(kinds) - shared
     owners: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""Profiles: which components a model needs, from its config, from TOML, or as somebody wrote it in Python.
+"""Profiles: which components a model needs, according to its config, a TOML file, or a ``Profile`` made in Python.
 
-A layer kind is served by whatever installed component type claims it. Nothing here knows a component by name: what no
-installed component claims is refused, with the layers and with what is served.
+A layer kind is served by the installed component type that claims it. No component is known by name here. A layer kind
+that no installed component claims is refused, with its layers and a list of the kinds that are served.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .registry import Registry
 
 
 def resolve_profile(model: object, registry: Registry) -> Profile:
-    """The profile of whatever ``compose`` was given: a Profile, a .toml path, facts, or a model config.
+    """Return the profile for the model given to ``compose``: a Profile, a .toml path, facts, or a model config.
 
     For a config, installed profile plugins are asked first, in the order of their names.
     """
@@ -39,7 +39,7 @@ def resolve_profile(model: object, registry: Registry) -> Profile:
 
 
 def profile_from_facts(facts: ModelFacts, registry: Registry) -> Profile:
-    """The components that serve the model's layers, each layer kind by the one component type that claims it."""
+    """Return the components that serve the model's layers. Each layer kind must have one component type."""
     kinds: dict[str, list[LayerFacts]] = {}
     for layer in facts.layers:
         kinds.setdefault(layer.kind, []).append(layer)
@@ -69,11 +69,11 @@ def profile_from_facts(facts: ModelFacts, registry: Registry) -> Profile:
 
 
 def _specs(registry: Registry, kind: str, facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> list[ComponentSpec]:
-    """One component for these layers, or several of one kind, where the component type says so."""
+    """The component for these layers, or several of one kind if the component type asks for them."""
     from_layers = registry.component(kind).from_layers
     assert from_layers is not None, "ComponentType refuses layer_kinds without from_layers"
     what = _owner(registry, kind)
-    answer = _asked(from_layers, "read", what, facts, layers)
+    answer = _call_plugin(from_layers, "read", what, facts, layers)
     pairs = [("", answer)] if isinstance(answer, Mapping) else answer
     if not _are_pairs(pairs):
         raise CompositionError(
@@ -101,21 +101,21 @@ def _caveats(registry: Registry, kind: str, facts: ModelFacts, layers: tuple[Lay
     caveats = registry.component(kind).caveats
     if caveats is None:
         return []
-    return [str(text) for text in _asked(caveats, "judge", _owner(registry, kind), facts, layers)]
+    return [str(text) for text in _call_plugin(caveats, "judge", _owner(registry, kind), facts, layers)]
 
 
 def _owner(registry: Registry, kind: str) -> str:
     return f"component {kind!r} ({registry.source('component', kind)})"
 
 
-def _asked(
+def _call_plugin(
     function: Callable[[ModelFacts, tuple[LayerFacts, ...]], Any],
     verb: str,
     what: str,
     facts: ModelFacts,
     layers: tuple[LayerFacts, ...],
 ) -> Any:
-    """A plugin's answer about these layers; whatever it raises is told with its name."""
+    """Call a plugin's function for these layers. The error for what it raises names the plugin."""
     try:
         return function(facts, layers)
     except CompositionError as error:
@@ -128,13 +128,13 @@ def _asked(
 
 
 def _unserved(facts: ModelFacts, unserved: Mapping[str, list[LayerFacts]], registry: Registry) -> str:
-    told = "; ".join(f"{kind!r} ({_ranges(layers)})" for kind, layers in unserved.items())
+    listed = "; ".join(f"{kind!r} ({_ranges(layers)})" for kind, layers in unserved.items())
     served = ", ".join(
         f"{layer_kind} by {' and '.join(kinds)}" for layer_kind, kinds in registry.kinds_by_layer().items()
     )
     broken = [offer for offer in registry.offers() if offer.offer == "component" and offer.status == "broken"]
     text = (
-        f"model type {facts.model_type!r} has layers of a kind that no installed component serves: {told}. "
+        f"model type {facts.model_type!r} has layers of a kind that no installed component serves: {listed}. "
         f"Served: {served or 'none'}. Install a plugin for it, or pass a Profile that names one"
     )
     if broken:
@@ -158,7 +158,9 @@ def _ranges(layers: Iterable[LayerFacts]) -> str:
 
 
 def profile_from_toml(path: str | os.PathLike[str]) -> Profile:
-    """A profile from a file: ``name``, ``page_size``, ``max_rewind`` and ``[[components]]`` (kind, name, options)."""
+    """Read a profile from a file with ``name``, ``page_size``, ``max_rewind`` and ``[[components]]`` tables, each with
+    ``kind``, ``name`` and ``options``.
+    """
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     where = f"profile {os.fspath(path)!r}"
     try:

@@ -1,8 +1,8 @@
-"""Level one: what is installed in this process, found through entry points and loaded only when selected.
+"""Registry: the installed plugins of this process, found through entry points and loaded only when selected.
 
-Entry-point group ``prefixloom``. A component's entry is named by its kind alone; other offers carry a prefix:
+The entry-point group is ``prefixloom``. A component's entry is named by its kind alone; other offers have a prefix:
 ``profile:NAME``, ``policy:NAME``, ``admission:NAME``, ``storage:NAME``, ``session:NAME``. The target is a module, or an
-instance, with ``@hookimpl`` functions. The registry knows names, distributions and what they answered; it knows no
+instance, with ``@hookimpl`` functions. The registry knows names, distributions and their answers; it knows no
 component by name, no model and no cache.
 """
 
@@ -39,14 +39,14 @@ TYPES: Mapping[str, type[ComponentType | EvictionPolicy | AdmissionPolicy | Back
     "admission": AdmissionPolicy,
     "storage": BackendType,
 }
-"""What an answer must be."""
+"""The type that the answer to each kind of offer must have."""
 
 TAKEN: Mapping[str, Iterable[str]] = {"policy": BUILT_IN, "admission": ADMISSIONS}
-"""Names that are built in."""
+"""The built-in names, which no plugin may take."""
 
 
 class EntryPointLike(Protocol):
-    """What the registry asks of an entry point; ``dist``, where there is one, names the distribution."""
+    """The part of an entry point that the registry uses, with an optional ``dist``, the distribution."""
 
     @property
     def name(self) -> str: ...
@@ -59,7 +59,7 @@ class EntryPointLike(Protocol):
 
 @attrs.frozen
 class Offer:
-    """One installed offer and whether it can be used; ``reason`` says in plain words why it cannot."""
+    """One installed offer. ``reason`` says why a broken one cannot be used."""
 
     offer: str
     name: str
@@ -73,7 +73,7 @@ class Offer:
 
 @attrs.frozen
 class _Entry:
-    """An entry point with its name taken apart and its distribution looked up."""
+    """An entry point with its parsed name and its distribution."""
 
     offer: str
     name: str
@@ -90,7 +90,7 @@ class _Entry:
 
     @property
     def owner(self) -> str:
-        """What makes two entries the same one, seen twice."""
+        """The identity of the entry's owner: entries with the same name and owner are one entry, found twice."""
         return re.sub(r"[-_.]+", "-", self.distribution).lower() or f"= {self.point.value}"
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class _Entry:
 
 @attrs.frozen
 class ProfilePlugin:
-    """A distribution's reader of model configs."""
+    """A reader of model configs that a distribution offers."""
 
     name: str
     source: str
@@ -111,7 +111,7 @@ class ProfilePlugin:
             answer = self.manager.hook.prefixloom_profile(model_config=dict(config))
         except Exception as error:
             raise CompositionError(
-                f"profile plugin {self.name!r} ({self.source}) raised {_told(error)} on this model config: report it "
+                f"profile plugin {self.name!r} ({self.source}) raised {_shown(error)} on this model config: report it "
                 f"there, or pass a Profile of your own to compose()"
             ) from error
         if answer is not None and not isinstance(answer, Profile):
@@ -123,11 +123,11 @@ class ProfilePlugin:
 
 
 ASKED_LATER: Mapping[str, type[ProfilePlugin | SessionPlugin]] = {"profile": ProfilePlugin, "session": SessionPlugin}
-"""Offers whose hook is not asked what is offered, but with each config, or each model."""
+"""Offers whose hook is not called when they are loaded, but for each config or each model."""
 
 
 class Registry:
-    """The offers of the installed distributions. Nothing is imported before it is asked for; answers are kept."""
+    """The offers of the installed distributions. A plugin is imported on first use; answers are kept."""
 
     def __init__(self, entry_points: Iterable[EntryPointLike] | None = None) -> None:
         self._given = None if entry_points is None else tuple(entry_points)
@@ -135,7 +135,7 @@ class Registry:
         self._answers: dict[tuple[str, str], Any] = {}
 
     def component(self, kind: str) -> ComponentType:
-        """The component type registered as ``kind``; imports its plugin on first use."""
+        """Return the component type that is registered as ``kind``. Its plugin is imported on first use."""
         answer = self._answer("component", kind)
         assert isinstance(answer, ComponentType)
         return answer
@@ -159,25 +159,25 @@ class Registry:
         return answer
 
     def profile_plugins(self) -> tuple[ProfilePlugin, ...]:
-        """The installed readers of model configs, by name. One that cannot be loaded is an error, never a skip."""
+        """The installed readers of model configs, in the order of their names. One that fails to load is an error."""
         return tuple(self._answer("profile", name) for name in self.names("profile"))
 
     def session_plugins(self) -> tuple[SessionPlugin, ...]:
-        """The installed adapters of models, by name. One that cannot be loaded is an error, never a skip."""
+        """The installed adapters of models, in the order of their names. One that cannot be loaded is an error."""
         return tuple(self._answer("session", name) for name in self.names("session"))
 
     def names(self, offer: OfferKind) -> tuple[str, ...]:
-        """The names installed for one kind of offer, without importing any."""
+        """The installed names of one kind of offer. Nothing is imported."""
         return tuple(sorted(name for kind, name in self._entries() if kind == offer))
 
     def source(self, offer: OfferKind, name: str) -> str:
-        """The distribution that offers this, in words for an error."""
+        """The distribution that makes an offer, in words for an error."""
         return self._select(offer, name).source
 
     def kinds_by_layer(self) -> Mapping[str, tuple[str, ...]]:
-        """Layer kind -> the component kinds that serve it. Imports every component plugin.
+        """Layer kind -> the component kinds that serve it. Every component plugin is imported.
 
-        A broken plugin serves nothing here; whoever misses a layer kind looks at ``offers`` for the reason.
+        A broken plugin serves nothing here; ``offers`` gives the reason.
         """
         served: dict[str, list[str]] = {}
         for offer in self._checked("component"):
@@ -186,7 +186,7 @@ class Registry:
         return {layer_kind: tuple(served[layer_kind]) for layer_kind in sorted(served)}
 
     def offers(self) -> tuple[Offer, ...]:
-        """Everything installed, loaded and checked: what works, and what does not with its reason."""
+        """All installed offers, loaded and checked, with the reason for each one that does not work."""
         known = tuple(offer for kind in OFFER_KINDS for offer in self._checked(kind))
         unknown = sorted(kind for kind, _ in self._entries() if kind not in OFFER_KINDS)
         return known + tuple(offer for kind in dict.fromkeys(unknown) for offer in self._checked(kind))
@@ -194,13 +194,13 @@ class Registry:
     # ------------------------------------------------------------ finding
 
     def _entries(self) -> dict[tuple[str, str], tuple[_Entry, ...]]:
-        """Entries by (offer, name), one per distribution. More than one for a name is a conflict."""
+        """The entries by (offer, name), one per distribution. More than one for a name is a conflict."""
         if self._found is None:
             points = importlib.metadata.entry_points(group=GROUP) if self._given is None else self._given
             found: dict[tuple[str, str], dict[str, _Entry]] = {}
             for point in points:
                 entry = _entry(point)
-                # The first one on the path is the one that Python imports; the same distribution may be seen again.
+                # Python imports the first one on the path; the same distribution may be found again further on.
                 found.setdefault((entry.offer, entry.name), {}).setdefault(entry.owner, entry)
             self._found = {key: tuple(owners.values()) for key, owners in found.items()}
         return self._found
@@ -233,11 +233,11 @@ class Registry:
     def _answer(self, offer: str, name: str) -> Any:
         key = (offer, name)
         if key not in self._answers:
-            self._answers[key] = _asked(self._select(offer, name))
+            self._answers[key] = _load(self._select(offer, name))
         return self._answers[key]
 
     def _checked(self, offer: str) -> tuple[Offer, ...]:
-        """Every entry of one kind of offer with its status."""
+        """The entries of one kind of offer, loaded, with their status."""
         out: list[Offer] = []
         for (kind, name), entries in sorted(self._entries().items()):
             if kind != offer:
@@ -283,13 +283,14 @@ def _metadata(dist: Any, field: str) -> str:
         return ""
 
 
-def _told(error: BaseException) -> str:
+def _shown(error: BaseException) -> str:
+    """An error with its type, in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _asked(entry: _Entry) -> Any:
-    """Load an entry point's target, check it against the specifications and ask for what its name promises."""
+def _load(entry: _Entry) -> Any:
+    """Load an entry point's target, check it against the specifications, and call the hook for the offer."""
     hook_name = f"prefixloom_{entry.offer}"
     if entry.offer not in OFFER_KINDS:
         raise CompositionError(
@@ -297,8 +298,8 @@ def _asked(entry: _Entry) -> Any:
             + ", ".join(f"{kind}:NAME" for kind in OFFER_KINDS[1:])
         )
     target = _target(entry)
-    _spoken(entry, target)
-    manager = _registered(entry, target, hook_name)
+    _check_version(entry, target)
+    manager = _register(entry, target, hook_name)
     asked_later = ASKED_LATER.get(entry.offer)
     if asked_later is not None:
         return asked_later(entry.name, entry.source, manager)
@@ -306,12 +307,13 @@ def _asked(entry: _Entry) -> Any:
         answers = getattr(manager.hook, hook_name)()
     except Exception as error:
         raise CompositionError(
-            f"{entry}: {hook_name} raised {_told(error)}. Report it there, or uninstall it"
+            f"{entry}: {hook_name} raised {_shown(error)}. Report it there, or uninstall it"
         ) from error
     answer = answers[0] if answers else None
     if answer is None:
         raise CompositionError(f"{entry}: {hook_name} answered None. It must return its offer; report it there")
-    return _judged(entry, answer)
+    _check_answer(entry, answer)
+    return answer
 
 
 def _target(entry: _Entry) -> object:
@@ -319,7 +321,7 @@ def _target(entry: _Entry) -> object:
         target = entry.point.load()
     except (Exception, SystemExit) as error:
         raise CompositionError(
-            f"{entry} failed to import: {_told(error)}. Install what it needs, or uninstall it"
+            f"{entry} failed to import: {_shown(error)}. Install what it needs, or uninstall it"
         ) from error
     if inspect.isclass(target):
         raise CompositionError(
@@ -331,10 +333,10 @@ def _target(entry: _Entry) -> object:
     return target
 
 
-def _spoken(entry: _Entry, target: object) -> None:
-    """Whether the target was built for this major version of the contract. What says nothing was built for the first.
+def _check_version(entry: _Entry, target: object) -> None:
+    """Check that the target was built for this major version of the contract. Without a version, it is the first one.
 
-    This comes before its hooks are looked at, which may have other names or arguments in another version.
+    This check comes before those of its hooks, which may have other names or arguments in another version.
     """
     built = getattr(target, "prefixloom_api", FIRST_API)
     if built == API_VERSION and type(built) is int:
@@ -351,8 +353,8 @@ def _spoken(entry: _Entry, target: object) -> None:
     )
 
 
-def _registered(entry: _Entry, target: Any, hook_name: str) -> pluggy.PluginManager:
-    """The target in a manager of its own, so that plugins cannot disturb each other."""
+def _register(entry: _Entry, target: object, hook_name: str) -> pluggy.PluginManager:
+    """Register the target in a manager of its own, so that plugins cannot disturb each other."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(RegistrySpecs)
     try:
@@ -360,8 +362,8 @@ def _registered(entry: _Entry, target: Any, hook_name: str) -> pluggy.PluginMana
         manager.check_pending()
     except (pluggy.PluginValidationError, ValueError) as error:
         raise CompositionError(
-            f"{entry} does not fit the hook specifications: {_told(error)}. Its hooks must be named and take their "
-            f"arguments as in prefixloom.hookspecs.RegistrySpecs"
+            f"{entry} does not fit the hook specifications: {_shown(error)}. Its hooks must be named and take their "
+            f"arguments as in prefixloom.contract.hookspecs.RegistrySpecs"
         ) from error
     if not getattr(manager.hook, hook_name).get_hookimpls():
         undecorated = callable(getattr(target, hook_name, None))
@@ -370,8 +372,8 @@ def _registered(entry: _Entry, target: Any, hook_name: str) -> pluggy.PluginMana
     return manager
 
 
-def _judged(entry: _Entry, answer: Any) -> Any:
-    """The answer, if it is of the right type and name."""
+def _check_answer(entry: _Entry, answer: object) -> None:
+    """Refuse an answer of another type or name than the entry point promises."""
     wanted = TYPES[entry.offer]
     if not isinstance(answer, wanted):
         raise CompositionError(
@@ -385,4 +387,3 @@ def _judged(entry: _Entry, answer: Any) -> Any:
         )
     if entry.name in TAKEN.get(entry.offer, ()):
         raise CompositionError(f"{entry} takes the name of a built-in policy. Ask it to register under another name")
-    return answer

@@ -1,14 +1,12 @@
-"""Sizing: how many pages or state slots each pool gets, from tokens or from a memory budget.
+"""Sizing: how many pages or state slots each pool gets, from a number of tokens or from a memory budget.
 
-Pure arithmetic over manifests, before anything is allocated. It knows no device and no tensor. How one budget is shared
-out for a mix of traffic is ``mix``'s.
+It is pure arithmetic over manifests, before anything is allocated. It knows no device and no tensor.
 
-Mix: one memory budget shared out among the components of a cache, for a mix of traffic.
-
-Requests are taken as paths of one length that begin alike. A component whose reach is a whole path gets every token of
-every path; one whose reach ends soon, what running sequences hold at most and one end per cached path; states, those of
-running sequences and one or more per cached path. As many paths are kept as the budget allows, so that no pool is the
-only one that is too small. What each pool got, and why, is told in words.
+A memory budget is divided for a ``Traffic``. The model of the traffic is a set of paths of the same length with a
+common beginning. A component that needs the whole path gets room for every token of every path. A component that needs
+only the end of a path gets room for the most that running sequences hold, and for one end per cached path. A boundary
+component gets the states of running sequences, and one or more states per cached path. As many paths are cached as the
+budget allows, so that no single pool is too small. The result has one sentence per pool that explains its size.
 """
 
 from __future__ import annotations
@@ -24,15 +22,21 @@ from ..contract.reach import Path, Reach
 from ..device.codecs import Coder
 from ..device.layouts import slot_bytes
 from ..errors import CompositionError
-from ..tree.state_lane import TRACKS
+from ..tree.holdings import TRACKS
 
 TOKENS_PER_STATE = 2048
-"""One state slot per this many tokens of capacity, where nothing else is said."""
+"""One state slot per this many tokens of capacity, by default."""
 
 MIN_STATES = 16
-"""State slots that a pool gets at least, where nothing else is said: enough for a few running sequences."""
+"""The least number of state slots of a pool, by default: enough for a few running sequences."""
+
+SAMPLES = 512
+"""The number of boundaries at which ``reach_tokens`` asks a reach."""
 
 _SCALE = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+# ---------------------------------------------------------------- what is to be sized
 
 
 def _at_least(low: int) -> Callable[[object, attrs.Attribute[int], int], None]:
@@ -50,13 +54,13 @@ def _part_of_one(instance: object, attribute: attrs.Attribute[float], value: flo
 
 @attrs.frozen
 class Traffic:
-    """The requests that a cache is sized for: typical ones, and how many at once. Nothing is enforced by it.
+    """The typical requests for which a cache is sized. It sets no limits.
 
-    ``running``  sequences at once
+    ``running``  number of sequences that run at once
     ``prompt``   tokens of a prompt
     ``output``   tokens of an answer
-    ``shared``   the part of a prompt that other requests begin with as well
-    ``chunk``    tokens that one step prefills of one sequence
+    ``shared``   the part of a prompt, from 0 to 1, that it has in common with other prompts
+    ``chunk``    tokens of one sequence that one step prefills
     """
 
     running: int = attrs.field(default=32, validator=_at_least(1))
@@ -67,12 +71,12 @@ class Traffic:
 
     @property
     def length(self) -> int:
-        """Tokens of one path."""
+        """The tokens of one path: a prompt with its answer."""
         return self.prompt + self.output
 
     @property
     def common(self) -> int:
-        """Tokens that all paths begin with; each has at least one of its own."""
+        """The tokens that all paths have in common; each path has at least one token of its own."""
         return min(int(self.prompt * self.shared), self.length - 1)
 
 
@@ -80,7 +84,7 @@ class Traffic:
 class Demand:
     """What sizing must know of one component. ``page_tokens`` is 0 for state slots.
 
-    ``live``: how many of its slots are for running states alone, where cached ones rest in another form.
+    ``live`` is the number of slots that only running states use, where cached states are stored in another form.
     """
 
     name: str
@@ -92,24 +96,24 @@ class Demand:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of memory that one pool page takes, or one state slot."""
+        """Bytes of memory of one pool page or one state slot."""
         entries = self.page_tokens // self.manifest.tokens_per_slot if self.page_tokens else 1
         return slot_bytes(self.layout, self.manifest, entries)
 
     def size(self, slots: int) -> int:
-        """Bytes of so many."""
+        """Bytes of so many slots."""
         live = min(self.live, slots)
         rest = Coder(self.manifest).stored.slot_bytes if self.live else self.slot_bytes
         return live * self.slot_bytes + (slots - live) * rest
 
     def slots(self, tokens: int, max_rewind: int = 0) -> int:
-        """Pages that hold at least ``tokens``; state slots that go with that many."""
+        """The number of pages for ``tokens`` tokens, or the default number of state slots for as many."""
         if self.page_tokens:
             return -(-tokens // self.page_tokens)
         return max(MIN_STATES, tokens // TOKENS_PER_STATE, self.states_needed(1, max_rewind))
 
     def _states(self, max_rewind: int) -> dict[str, int]:
-        """State slots that one running sequence may hold at once, by what they are for."""
+        """The most state slots that one running sequence may hold at once, by their purpose."""
         steps = max_rewind + 1 if max_rewind else 0
         return {
             "that runs": 1,
@@ -118,24 +122,27 @@ class Demand:
         }
 
     def live_of_one(self, max_rewind: int) -> int:
-        """Of ``states_of_one``, those that are never cached as they are."""
+        """The part of ``states_of_one`` that is never cached in the same form."""
         return 1 + (max_rewind + 1 if max_rewind else 0)
 
     def states_of_one(self, max_rewind: int) -> int:
-        """State slots of one running sequence: its own, those of single steps, and those of tracked checkpoints."""
+        """The state slots of one running sequence: its own, those of single tokens, and those of checkpoints."""
         return sum(self._states(max_rewind).values())
 
     def states_needed(self, running: int, max_rewind: int) -> int:
-        """State slots with which so many sequences run, and one more can be cached, to be copied from."""
+        """The state slots with which so many sequences can run, and one more state can be cached."""
         return running * self.states_of_one(max_rewind) + self.manifest.shareable
 
-    def states_told(self, running: int, max_rewind: int) -> str:
-        """What ``states_needed`` is made of, in words."""
-        made_of = [f"{count} {what}" for what, count in self._states(max_rewind).items() if count]
-        told = " + ".join(made_of)
+    def states_in_words(self, running: int, max_rewind: int) -> str:
+        """The parts of ``states_needed``, in words."""
+        parts = [f"{count} {purpose}" for purpose, count in self._states(max_rewind).items() if count]
+        text = " + ".join(parts)
         if running > 1:
-            told = f"{self.states_of_one(max_rewind)} each" + (f" ({told})" if len(made_of) > 1 else "")
-        return f"{told}, and one to copy into" if self.manifest.shareable else told
+            text = f"{self.states_of_one(max_rewind)} each" + (f" ({text})" if len(parts) > 1 else "")
+        return f"{text}, and one to copy into" if self.manifest.shareable else text
+
+
+# ---------------------------------------------------------------- sizes from tokens
 
 
 def check_states(demands: Sequence[Demand], slots: Mapping[str, int], running: int, max_rewind: int) -> None:
@@ -149,13 +156,13 @@ def check_states(demands: Sequence[Demand], slots: Mapping[str, int], running: i
                 who, remedy = f"a single running sequence needs {needed}", ""
             raise CompositionError(
                 f"component {demand.name!r} has {has.removesuffix('s') if has[:2] == '1 ' else has}, and {who}: "
-                f"{demand.states_told(running, max_rewind)}. Give it more "
+                f"{demand.states_in_words(running, max_rewind)}. Give it more "
                 f"(capacity={{{demand.name!r}: {needed}, ...}}){remedy}"
             )
 
 
 def parse_memory(memory: int | str) -> int:
-    """Bytes, from a number or a text such as "20GiB", "512 MiB" or "20GB"."""
+    """Return a number of bytes, given as a number or as a text such as "20GiB", "512 MiB" or "20GB"."""
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.IGNORECASE)
         if match is None or (match[3] and not match[2]):
@@ -170,7 +177,7 @@ def parse_memory(memory: int | str) -> int:
 
 
 def from_tokens(demands: Sequence[Demand], page: int, tokens: int, max_rewind: int) -> dict[str, int]:
-    """The same number of tokens for every page component, and the state slots that go with it."""
+    """Slots by component for the same number of tokens in every page component, with the default number of states."""
     _whole(tokens, "capacity")
     if tokens < page:
         raise CompositionError(
@@ -180,16 +187,16 @@ def from_tokens(demands: Sequence[Demand], page: int, tokens: int, max_rewind: i
 
 
 def from_mapping(demands: Sequence[Demand], page: int, capacity: Mapping[str, int]) -> dict[str, int]:
-    """Tokens per page component and slots per boundary component, each said by name."""
+    """Slots by component, from a mapping of names to tokens (page components) or state slots (boundary components)."""
     known = {demand.name for demand in demands}
     unknown = sorted(str(name) for name in capacity if name not in known)
     missing = sorted(known - set(capacity))
     if unknown or missing:
-        told = ([f"unknown {', '.join(unknown)}"] if unknown else []) + (
+        wrong = ([f"unknown {', '.join(unknown)}"] if unknown else []) + (
             [f"missing {', '.join(missing)}"] if missing else []
         )
         raise CompositionError(
-            f"capacity must name every component ({', '.join(sorted(known))}) and no other: {'; '.join(told)}"
+            f"capacity must name every component ({', '.join(sorted(known))}) and no other: {'; '.join(wrong)}"
         )
     out: dict[str, int] = {}
     for demand in demands:
@@ -208,8 +215,8 @@ def from_mapping(demands: Sequence[Demand], page: int, capacity: Mapping[str, in
     return out
 
 
-def evenly(demands: Sequence[Demand], page: int, budget: int, max_rewind: int) -> dict[str, int]:
-    """The most tokens that fit into the budget, the same number for every page component."""
+def equal_tokens(demands: Sequence[Demand], page: int, budget: int, max_rewind: int) -> dict[str, int]:
+    """Slots by component for the most tokens that fit into the budget, the same number for every page component."""
 
     def cost(pages: int) -> int:
         return sum(demand.size(demand.slots(pages * page, max_rewind)) for demand in demands)
@@ -236,21 +243,24 @@ def _whole(value: object, what: str, unit: str = "tokens") -> None:
         raise CompositionError(f"{what} must be at least 1 of {unit}, got {value}")
 
 
+# ---------------------------------------------------------------- sizes in words
+
+
 def size_text(size: int) -> str:
-    """Bytes in words: "1.50 GiB"."""
+    """A number of bytes as text: "1.50 GiB"."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size >= 1024**power:
             return f"{size / 1024**power:.2f} {unit}"
     return f"{size} bytes"
 
 
-def told(demands: Sequence[Demand], slots: Mapping[str, int], why: str) -> tuple[str, ...]:
-    """One sentence per pool."""
+def sizing_lines(demands: Sequence[Demand], slots: Mapping[str, int], why: str) -> tuple[str, ...]:
+    """One sentence per pool: its size, and why."""
     return tuple(f"{size_of(demand, slots[demand.name])}: {why}" for demand in demands)
 
 
 def size_of(demand: Demand, slots: int) -> str:
-    """A pool's size in words: "near: 4,096 tokens in 256 pages, 1.00 MiB"."""
+    """A pool's size as text: "near: 4,096 tokens in 256 pages, 1.00 MiB"."""
     size = size_text(demand.size(slots))
     if demand.page_tokens:
         return f"{demand.name}: {slots * demand.page_tokens:,} tokens in {slots:,} pages, {size}"
@@ -259,15 +269,15 @@ def size_of(demand: Demand, slots: int) -> str:
     return f"{demand.name}: {slots:,} states, {size}"
 
 
-SAMPLES = 512
-"""Boundaries at which a reach is asked how much it needs."""
+# ---------------------------------------------------------------- a budget divided for a traffic
 
 
 @attrs.frozen
 class Share:
-    """What one component needs: ``running`` slots for each running sequence, ``cached`` for each cached path.
+    """The need of one component: ``running`` slots for each running sequence, ``cached`` slots for each cached path,
+    and ``spare`` slots.
 
-    ``whole``: it needs the paths themselves, and its slots follow from tokens instead. ``words`` says why.
+    ``whole``: it needs whole paths, and its slots follow from tokens instead. ``words`` explains the size.
     """
 
     demand: Demand
@@ -291,11 +301,11 @@ class Mix:
         return any(share.whole for share in self.shares)
 
     def tokens(self, paths: int) -> int:
-        """Tokens of so many paths, whose common part is held once."""
+        """The tokens of so many paths, with their common part counted once."""
         return self.traffic.common + paths * (self.traffic.length - self.traffic.common)
 
     def slots(self, paths: int, tokens: int) -> dict[str, int]:
-        """Slots by component if ``tokens`` tokens of paths are held, and the ends of ``paths`` paths."""
+        """Slots by component for ``tokens`` tokens of whole paths, and for the ends of ``paths`` paths."""
         running, out = self.traffic.running, {}
         for share in self.shares:
             if share.whole:
@@ -305,6 +315,7 @@ class Mix:
         return out
 
     def cost(self, paths: int, tokens: int) -> int:
+        """Bytes of the ``slots`` of all components."""
         slots = self.slots(paths, tokens)
         return sum(share.demand.size(slots[share.demand.name]) for share in self.shares)
 
@@ -312,7 +323,10 @@ class Mix:
 def from_traffic(
     demands: Sequence[Demand], page: int, budget: int, traffic: Traffic, max_rewind: int
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Slots by component and the words for it; refused where not even the running sequences fit."""
+    """Divide a budget for a traffic: slots by component, and their explanation.
+
+    It is refused if the budget is too small for the running sequences.
+    """
     mix = Mix(traffic, page, tuple(_share(demand, page, traffic, max_rewind) for demand in demands))
     running, one = traffic.running, -(-traffic.length // page) * page
     least = mix.cost(running, one)
@@ -335,19 +349,22 @@ def from_traffic(
 def by_default(
     demands: Sequence[Demand], page: int, budget: int, max_rewind: int
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """A budget without a traffic: the default one, with as many running as fit; or else the same tokens for all."""
+    """Divide a budget for the default traffic, with as many running sequences as fit.
+
+    If none fits, all page components get the same number of tokens.
+    """
     running = Traffic().running
     while running:
         try:
             return from_traffic(demands, page, budget, Traffic(running=running), max_rewind)
         except CompositionError:
             running //= 2
-    slots = evenly(demands, page, budget, max_rewind)
-    return slots, told(demands, slots, "the same tokens for all, as the budget is small")
+    slots = equal_tokens(demands, page, budget, max_rewind)
+    return slots, sizing_lines(demands, slots, "the same tokens for all, as the budget is small")
 
 
 def _most(fits: Callable[[int], bool], low: int) -> int:
-    """The largest number from ``low`` on that fits; ``low`` if that does not."""
+    """The largest number from ``low`` on that fits; ``low`` if none does."""
     if not fits(low):
         return low
     step = 1
@@ -361,7 +378,7 @@ def _most(fits: Callable[[int], bool], low: int) -> int:
     return low
 
 
-# ---------------------------------------------------------------- what one component needs
+# ---------------------------------------------------------------- the need of one component
 
 
 def _share(demand: Demand, page: int, traffic: Traffic, max_rewind: int) -> Share:
@@ -399,13 +416,14 @@ def _state_share(demand: Demand, traffic: Traffic, max_rewind: int) -> Share:
 
 
 def reach_tokens(reach: Reach, length: int) -> int:
-    """The most tokens that any boundary up to ``length`` needs, asked at boundaries that lie evenly."""
+    """The most tokens that a boundary up to ``length`` needs, of boundaries at equal distances."""
     step = max(1, length // SAMPLES)
     boundaries = [*range(step, length, step), length - 1, length]
     return max(sum(hi - lo for lo, hi in reach.needs(n)) for n in boundaries)
 
 
 def _words(mix: Mix, budget: int, slots: dict[str, int], paths: int, tokens: int) -> tuple[str, ...]:
+    """The explanation of a divided budget: a sentence about the traffic, and one per pool."""
     traffic = mix.traffic
     first = (
         f"{size_text(budget)} for {traffic.running} running sequences of {traffic.prompt:,} + {traffic.output:,} "

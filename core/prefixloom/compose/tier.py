@@ -1,4 +1,4 @@
-"""The tier of a composition: which components it holds, and how much of each. Nothing is allocated here."""
+"""Tier: which components the tier of a composition holds, and how much of each. Nothing is allocated here."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ from ..contract.composition import Hooks, TierPart
 from ..contract.manifest import Layout, Manifest, TierManifest
 from ..device.codecs import Coder
 from ..errors import CompositionError
-from .sizing import Demand, evenly, from_mapping, from_tokens, parse_memory, told
+from .sizing import Demand, equal_tokens, from_mapping, from_tokens, parse_memory, sizing_lines
 
 if TYPE_CHECKING:
     from ..tiers.consensus import Consensus
     from .capabilities import TierCandidate
 
 TIER_HOOKS = ("finalize_match_result", "build_hicache_transfers", "commit_hicache_transfer")
-"""Hooks that a tier may override; all others are a component's."""
+"""The hooks that a tier may override; the other hooks are for components."""
 
 
 def tier_part(candidate: TierCandidate, demands: Mapping[str, Demand], page: int, hooks: Hooks) -> TierPart:
-    strange = [name for name in hooks.overridden if name not in TIER_HOOKS]
-    if strange:
+    """Return the tier of a composition, with the pages or states of each component that it holds."""
+    unknown = [name for name in hooks.overridden if name not in TIER_HOOKS]
+    if unknown:
         raise CompositionError(
-            f"{candidate} overrides what no tier is asked: {', '.join(strange)}. Hooks of a tier: "
+            f"{candidate} overrides hooks that are never called on a tier: {', '.join(unknown)}. Hooks of a tier: "
             f"{', '.join(TIER_HOOKS)}"
         )
-    held = [_at_rest(demand, candidate.manifest.layout) for demand in demands.values() if _shares(demand.manifest)]
+    held = [_stored(demand, candidate.manifest.layout) for demand in demands.values() if _is_cached(demand.manifest)]
     if not held:
         raise CompositionError(f"{candidate}: no component of this composition shares anything that it could hold")
     try:
         sizes = _agreed(candidate, _sizes(held, page, candidate.manifest))
     except CompositionError as error:
         raise CompositionError(f"{candidate}: {error}") from error
-    sizing = tuple(f"{candidate.name} {line}" for line in told(held, sizes, "the tier below the device"))
+    sizing = tuple(f"{candidate.name} {line}" for line in sizing_lines(held, sizes, "the tier below the device"))
     return TierPart(candidate.name, candidate.component, candidate.manifest, sizes, hooks, candidate.origin, sizing)
 
 
 def _agreed(candidate: TierCandidate, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    """What all ranks can hold, where the tier serves several: they are to decide the same."""
+    """The sizes that all ranks can hold, if the tier serves several: their caches must make the same decisions."""
     consensus: Consensus | None = getattr(candidate.component, "consensus", None)
     if consensus is None:
         return sizes
@@ -50,19 +51,19 @@ def _agreed(candidate: TierCandidate, sizes: Mapping[str, int]) -> Mapping[str, 
     return consensus.agree_min(sizes)
 
 
-def _shares(manifest: Manifest) -> bool:
+def _is_cached(manifest: Manifest) -> bool:
     return manifest.shareable and not manifest.replay
 
 
-def _at_rest(demand: Demand, layout: Layout) -> Demand:
-    """What one cached slot of the component takes below the device: the form in which the tree keeps it."""
+def _stored(demand: Demand, layout: Layout) -> Demand:
+    """The demand of a component below the device, where all its slots have the form in which the tree keeps them."""
     manifest = demand.manifest if demand.manifest.stored_as is None else Coder(demand.manifest).stored
     return attrs.evolve(demand, manifest=manifest, live=0, layout=layout)
 
 
 def _sizes(held: Sequence[Demand], page: int, manifest: TierManifest) -> dict[str, int]:
     if manifest.memory is not None:
-        return evenly(held, page, parse_memory(manifest.memory), 0)
+        return equal_tokens(held, page, parse_memory(manifest.memory), 0)
     if isinstance(manifest.capacity, Mapping):
         return from_mapping(held, page, manifest.capacity)
     assert manifest.capacity is not None

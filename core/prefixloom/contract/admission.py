@@ -1,7 +1,7 @@
-"""Admission: which states the tree takes, and which of a path go first where it may have only so many.
+"""Admission: which states the tree takes, and which state of a path it drops when the path has too many.
 
-A policy sees frozen views of single states and knows no tree, no pool and no component. It is asked before anything
-moves, or after all has; what it does wrong is counted, and the state is taken as if nobody had been asked.
+A policy sees frozen views of single states and knows no tree, no pool and no component. The core asks it before
+anything moves, or after everything has moved. An error of a policy is counted, and the state is taken as without one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ..errors import CompositionError
 
 @attrs.frozen
 class StateView:
-    """A state as an admission policy sees it: one that could be kept, or one that is.
+    """A state as an admission policy sees it: a candidate for the tree, or a state that the tree has.
 
-    ``component``  whose state it is
-    ``namespace``  where it was, or would be, published
-    ``boundary``   the tokens that it stands for
+    ``component``  the name of the component that the state belongs to
+    ``namespace``  the namespace in which it is, or would be, published
+    ``boundary``   the number of tokens that it stands for
     ``above``      the deepest boundary above it on its path that has a state; 0: there is none
-    ``kept``       how many boundaries above it have one
-    ``at_branch``  prompts part here: the match said so, or the tree does
-    ``last``       the sequence ends, and this is the deepest state that it leaves
+    ``kept``       the number of boundaries above it that have a state
+    ``at_branch``  whether prompts diverge here, according to the match or to the tree
+    ``last``       whether the sequence ends and this is the deepest state that it leaves
     """
 
     component: str
@@ -37,11 +37,12 @@ class StateView:
 
 @attrs.frozen
 class AdmissionPolicy:
-    """Which states are worth a slot of the tree; both answers may depend on the view alone.
+    """A rule for which states are worth a slot of the tree. Both functions may depend on the view alone.
 
-    ``admit``  whether the tree takes a state that a sequence publishes; None: every one
-    ``worth``  where a path may have only so many states (``states_per_path``), the one that is worth least goes, the
-               nearest to the new one among equals; None: the nearest, and never one where prompts part
+    ``admit``  whether the tree takes a state that a sequence publishes; None: it takes every state
+    ``worth``  the value of a state on a path with too many (``states_per_path``). The state of the lowest value is
+               dropped; among equal values, the one nearest to the new state. None: the nearest state is dropped, and
+               never one where prompts diverge
     """
 
     name: str

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import attrs
 import pluggy
 
-from ..compose.registry import Registry, default_registry
 from .admission import AdmissionPolicy
 from .hookspecs import HOT_HOOKS
 from .manifest import Layout, Manifest, TierManifest, Unit
@@ -35,10 +34,10 @@ Attach = Literal["share", "copy"]
 
 @attrs.frozen
 class Part:
-    """One component of a composition, with what follows from its manifest and reach.
+    """One component of a composition, with the numbers that follow from its manifest and reach.
 
-    ``page_tokens`` is the tokens of one pool page, 0 for state slots; ``capacity`` counts pool pages or state slots.
-    ``admission`` says which of its states the tree takes; None for pages.
+    ``page_tokens`` is the number of tokens of one pool page, 0 for state slots. ``capacity`` counts pool pages or state
+    slots. ``admission`` says which of its states the tree takes; it is None for pages.
     """
 
     name: str
@@ -53,16 +52,15 @@ class Part:
     origin: str = ""
     admission: AdmissionPolicy | None = None
     running: int = 0
-    """Of the capacity, the slots that only running states use, where cached ones rest in another form."""
+    """The part of the capacity that only running states use, where cached states are stored in another form."""
 
 
 @attrs.frozen
 class Composition:
-    """What a cache is made of. ``page`` is the tokens of one page of the tree; every boundary lies on it.
+    """The plan of a cache. ``page`` is the tokens of one tree page; every boundary is a multiple of it.
 
-    ``manager`` holds the component instances; with ``tracing`` the hooks go through it, for monitoring. ``sizing`` says
-    in words why the pools are as large as they are, ``warnings`` what is known to be wrong with the model elsewhere.
-    ``registry`` is what is installed, where components and adapters of models were and are looked up.
+    ``manager`` holds the component instances; with ``tracing`` the hooks go through it, for monitoring. ``sizing``
+    explains in words why the pools have their sizes. ``warnings`` are known problems of the model.
     """
 
     name: str
@@ -79,12 +77,13 @@ class Composition:
     sizing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     tier: TierPart | None = None
-    registry: Registry = attrs.field(factory=default_registry, eq=False, repr=False)
 
 
 @attrs.frozen
 class TierPart:
-    """``capacity`` counts pages or states by component; those that share nothing are not there."""
+    """The tier of a composition. ``capacity`` counts pages or states by component; components that the tier does not
+    hold are left out.
+    """
 
     name: str
     component: Any
@@ -97,7 +96,7 @@ class TierPart:
 
 @attrs.frozen
 class Hooks:
-    """One component's overrides, in the order of ``ComponentSpecs``. None: the derived default, at no cost."""
+    """One component's hooks, in the order of ``ComponentSpecs``. None: not overridden, the derived default holds."""
 
     create_match_validator: Callable[[tuple[Tier, ...]], Callable[[WalkView], int] | None] | None = None
     finalize_match_result: Callable[[WalkView], Claim | None] | None = None

@@ -1,12 +1,12 @@
 """Hook specifications, in the order of a cache's life.
 
-Two levels. The *cold* hooks are asked once, of every selected distribution, by the process-wide registry. The *hot*
-hooks belong to one composed cache; each is optional, and ``None`` in the bound table where a component does not
-override it.
+There are two levels. The process-wide registry asks the *cold* hooks of every selected distribution once. The *hot*
+hooks belong to one composed cache. Each hot hook is optional, and ``None`` in the bound table where a component does
+not override it.
 
 No hook may change anything: it gets read-only views and returns one frozen value. The core folds answers in one
-direction only: validity narrows, protection widens. *Raises* says what an exception does: it fails the operation, or
-it is counted and the derived default holds. docs/hooks.md is the contract; a test holds the two together.
+direction only: they can narrow validity and widen protection. *Raises* says what an exception does: it fails the
+operation, or it is counted and the derived default holds. docs/hooks.md is the contract; a test compares the two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from ..cache.cache import Cache
     from ..storage import BackendType
     from .values import (
         AnchorView,
@@ -41,10 +40,10 @@ if TYPE_CHECKING:
 PROJECT = "prefixloom"
 
 API_VERSION = 1
-"""The major version of the contract: of the specifications here, and of what docs/hooks.md says."""
+"""The major version of the contract: the specifications here, and docs/hooks.md."""
 
 FIRST_API = 1
-"""What a plugin was built for that says nothing. It stays 1, whatever comes."""
+"""The version that a plugin without ``prefixloom_api`` was built for. It always stays 1."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 
@@ -52,13 +51,13 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class RegistrySpecs:
-    """Cold: what a distribution offers."""
+    """Cold hooks: the offers of a distribution."""
 
     @hookspec
     def prefixloom_component(self) -> ComponentType:  # type: ignore[empty-body]
         """Offer one kind of component.
 
-        When: once per process, when the component is first selected, or a model config asks who serves its layers.
+        When: once per process, when the component is first selected, or to find which components serve a model config.
         Entry point name: the component's kind.
         Mutates: nothing. Folded: not; one offer per entry point. Raises: composition is refused.
         Example: ``return ComponentType(kind="ring", make=RingComponent)``
@@ -66,7 +65,7 @@ class RegistrySpecs:
 
     @hookspec(firstresult=True)
     def prefixloom_profile(self, model_config: dict[str, Any]) -> Profile | None:
-        """Turn a model config into a component set, or None if this config is not known here.
+        """Return the component set for a model config, or None if this plugin does not know the config.
 
         When: once per compose() of a model config, until one answers. Entry point name: ``profile:NAME``.
         Mutates: nothing; the config is a copy. Folded: plugins are asked in the order of their names, the first answer
@@ -79,7 +78,7 @@ class RegistrySpecs:
         """Offer a kind of store for the lowest tier.
 
         When: once per process, when it is first selected. Entry point name: ``storage:NAME``.
-        Mutates: nothing. Folded: not. Raises: whoever selected it gets a CompositionError.
+        Mutates: nothing. Folded: not. Raises: the caller that selected it gets a CompositionError.
         Example: ``return BackendType("shelf", ShelfBackend)``
         """
 
@@ -103,19 +102,19 @@ class RegistrySpecs:
 
     @hookspec(firstresult=True)
     def prefixloom_session(
-        self, cache: Cache, model: Any, ids: Any, options: dict[str, Any]
+        self, cache: Any, model: Any, ids: Any, options: dict[str, Any]
     ) -> AbstractContextManager[Any] | None:
-        """Make a session of a model that its own code runs over ``cache``, or None if this model is not known here.
+        """Return a session in which a model's own code runs over ``cache``, or None if this plugin does not know it.
 
         When: once per ``cache.session(model, ids)``, until one answers. Entry point name: ``session:NAME``.
-        Mutates: nothing; the session works when it is entered. Folded: adapters are asked in the order of their names,
-        the first answer that is not None wins. Raises: no session is made.
+        Mutates: nothing; the session starts its work when it is entered. Folded: adapters are asked in the order of
+        their names, the first answer that is not None wins. Raises: no session is made.
         Example: ``return MySession(cache, model, ids, **options) if isinstance(model, MyModel) else None``
         """
 
 
 class ComponentSpecs:
-    """Hot: what is special about one component of a composed cache. All optional."""
+    """Hot hooks: what one component of a composed cache does differently. All are optional."""
 
     @hookspec
     def create_match_validator(self, tiers: tuple[Tier, ...]) -> Callable[[WalkView], int] | None:
@@ -130,12 +129,12 @@ class ComponentSpecs:
 
     @hookspec
     def finalize_match_result(self, walk: WalkView) -> Claim | None:
-        """Say what a match at ``walk.boundary`` needs, and whether it is wanted.
+        """Say what a match at ``walk.boundary`` needs, or reject it.
 
         When: once per match and candidate that every reach and validator accepts; also by ``peek``, so it must be pure.
-        Mutates: nothing. Folded: needs are added to the derived ones (room that ``open`` makes), ops run after the
-        derived ones, branch is floored to a boundary and the deepest taken; a reject moves on to the next candidate,
-        and is passed over at 0. Raises: the match fails.
+        Mutates: nothing. Folded: needs are added to the derived ones (``open`` makes room for them), ops run after the
+        derived ones, branch is floored to a boundary and the deepest is taken; a reject moves on to the next candidate,
+        and is ignored at 0. Raises: the match fails.
         Example: ``return Claim(reject=walk.boundary < 128)``
         """
 
@@ -145,9 +144,9 @@ class ComponentSpecs:
 
         When: once per publication, before anything moves.
         Mutates: nothing. Folded: the tree takes ``keep``, rounded outward to pages, and what ``walk.boundary`` needs;
-        the rest of the span is freed at once. All of it is published of a component closed upward, and of one that is
-        not convex while the sequence runs on. A boundary component publishes its state unless ``keep`` is empty.
-        Raises: counted; all is published.
+        the rest of the span is freed at once. A component that is closed upward publishes the whole span, and so does
+        one that is not convex while the sequence runs on. A boundary component publishes its state unless ``keep`` is
+        empty. Raises: counted; the whole span is published.
         Example: ``return Claim(keep=((max(walk.start, walk.boundary - 128), walk.boundary),))``
         """
 
@@ -155,7 +154,7 @@ class ComponentSpecs:
     def redistribute_on_node_split(self, parent: NodeView, child: NodeView) -> SplitRule | None:
         """Say how a boundary cell divides when its node is split; page cells are always sliced by position.
 
-        When: once per split of a node that holds the component's data; the child is the half that keeps its end.
+        When: once per split of a node that holds the component's data; the child is the half that keeps the node's end.
         Mutates: nothing. Folded: not; the child keeps the state unless the answer drops it and no lease covers it.
         Raises: counted; the child keeps it.
         Example: ``return SplitRule(keep="drop") if child.end - child.start < 16 else None``
@@ -168,7 +167,7 @@ class ComponentSpecs:
         When: once per lease, and once per publication, which moves the sequence's lease to a new anchor; before
         anything is covered or moved.
         Mutates: nothing; the core counts. Folded: united with what the reach covers; positions that hold no data are
-        passed over. Raises: the operation fails, and nothing was covered.
+        ignored. Raises: the operation fails, and nothing was covered.
         Example: ``return Receipt(positions=((0, 4),))``
         """
 
@@ -179,35 +178,36 @@ class ComponentSpecs:
         When: once per release of a lease that still covers something of the component; with the receipt of the last
         ``acquire_component_lock``, or an empty one.
         Mutates: nothing. Folded: not. None, or a touch of any positions: all that is uncovered becomes recent; a touch
-        of no positions: it is the next to go. Raises: counted; it becomes recent.
+        of no positions: it is evicted next. Raises: counted; it becomes recent.
         Example: ``return Touch(positions=())``
         """
 
     @hookspec
     def evict_component(self, node: tuple[NodeView, ...], tier: Tier) -> Claim | None:
-        """Look at the victims before the core frees them; hold some back.
+        """Look at the victims before the core frees them, and hold some back.
 
-        When: once per eviction, with all its victims; again only with those that are sought in place of kept ones.
-        Mutates: nothing. Folded: victims whose index is in ``keep``, and what they hang from, become recent instead and
-        others are sought; they go nevertheless if there are too few others. Raises: counted; all victims go.
+        When: once per eviction, with all its victims; again only with the victims that replace kept ones.
+        Mutates: nothing. Folded: victims whose index is in ``keep``, and the cells above them, become recent instead
+        and others are chosen; they are evicted nevertheless if there are too few others. Raises: counted; all victims
+        are evicted.
         Example: ``return Claim(keep=tuple(i for i, v in enumerate(node) if v.start == 0))``
         """
 
     @hookspec
     def build_hicache_transfers(self, plan: TransferPlan, phase: Phase) -> tuple[Transfer, ...] | None:
-        """Add transfers to those that reach and residency derive.
+        """Add transfers to those that follow from reach and residency.
 
         When: with a tier below the device, once per plan of copies, before anything is reserved. Phases: backup, load.
         Mutates: nothing. Folded: united with the derived ones and de-duplicated; what the source does not have is
-        passed over. Raises: counted; the derived ones are made.
+        ignored. Raises: counted; the derived ones are made.
         Example: ``return (Transfer("ring", 0, 4, "host", "device"),) if phase == "load" else None``
         """
 
     @hookspec
     def commit_hicache_transfer(self, plan: TransferPlan, phase: Phase, outcome: Outcome) -> Claim | None:
-        """Learn how a transfer ended. Residency is the core's.
+        """Learn how a transfer ended. The core has updated residency already.
 
-        When: once per plan that came to copies, when they are over.
+        When: once per plan for which copies were made, when the copies are over.
         Mutates: nothing. Folded: not. Raises: counted.
         Example: ``return None``
         """

@@ -1,7 +1,7 @@
 """Manifest: what a component stores, and the facts from which the core derives everything else.
 
-Every fact has the default that is right for plain attention. A manifest is plain data: it knows no device, no capacity
-and no page count, so that it can be compared, printed and folded into a storage fingerprint.
+The default of every fact is right for plain attention. A manifest is plain data: it knows no device, no capacity and no
+page count, so it can be compared, printed and made part of a storage fingerprint.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _whole(low: int) -> Callable[[object, attrs.Attribute[int], int], None]:
     return check
 
 
-# Converters with a type of their own: a bare ``tuple`` would leave strict checkers without one.
+# Typed converters: with a bare ``tuple``, strict type checkers would see no type for the argument.
 def _ints(values: Iterable[int]) -> tuple[int, ...]:
     if not isinstance(values, Iterable):
         raise CompositionError(f"shape and layers are sequences of whole numbers: write [{values!r}]")
@@ -61,10 +61,10 @@ def _buffers(values: Iterable[Buffer]) -> tuple[Buffer, ...]:
 
 @attrs.frozen
 class Buffer:
-    """One tensor of a slot: ``shape`` of one entry in one layer.
+    """One tensor of a slot. ``shape`` is that of one entry in one layer.
 
-    ``layers`` are the model's layer numbers that own an entry; ``shared`` maps further layers to the owner whose
-    entry they read (KV sharing), and takes no memory.
+    ``layers`` are the numbers of the model's layers that own an entry. ``shared`` maps further layers to the owner
+    whose entry they read (KV sharing); a shared layer takes no memory.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Buffer:
 
 @attrs.frozen
 class Codec:
-    """How content rests in the tree and in lower tiers: another dtype, and how far a round trip may be off."""
+    """The form in which cached content is stored: its dtype, and the largest error that a round trip may cause."""
 
     dtype: str = attrs.field(converter=_dtype_name)
     tolerance: float = 0.0
@@ -103,26 +103,25 @@ class Codec:
 
 @attrs.frozen
 class Manifest:
-    """What a component stores. ``unit`` comes from its reach; the rest is said here.
+    """What a component stores. The unit (page or boundary) follows from its reach; all other facts are here.
 
     ``tokens_per_slot``  tokens that one slot entry stands for (compressed KV); 1 for plain attention
-    ``page_size``        tokens of a page, where the component must have its own; None: the composition's
-    ``grid``             boundaries at which content is exact or can be checkpointed
-    ``lookahead``        tokens past b on which the content of [.., b) depends
+    ``page_size``        tokens of a page, if the component needs its own; None: the composition's
+    ``grid``             content is exact, or can be checkpointed, at multiples of this number of tokens
+    ``lookahead``        number of tokens past b on which the content of [.., b) depends
     ``shareable``        False: never in the tree, but pooled, rewound and handed over
-    ``attach``           "share": a match reads in place; "copy": a match copies, and pins the source until it has run
+    ``attach``           "share": a match reads in place; "copy": a match copies, and pins the source until the copy ran
     ``max_rewind``       tokens that can be taken back; None: as many as are not yet published
-    ``checkpoint_every`` boundary components: keep a checkpoint every so many tokens while running; 0: only the state
-                         at the end
-    ``states_per_path``  boundary components: at most so many cached states on a path from the root; None: any number
+    ``checkpoint_every`` boundary components: tokens between two checkpoints of a running sequence; 0: only the state
+                         at the end is kept
+    ``states_per_path``  boundary components: the most cached states on a path from the root; None: any number
     ``placement``        "sharded" or "replicated" over tensor and context parallel ranks
-    ``stored_as``        a codec for what rests in the tree or in lower tiers
-    ``replay``           resume this many tokens earlier to rebuild, instead of having a reach
+    ``stored_as``        a codec for content in the tree and in lower tiers
+    ``replay``           number of tokens to recompute before a boundary, for a component without a reach
     ``requires``         names that another component of the composition must have or provide
     ``provides``         capabilities that this component adds, beside its name
-    ``version``          of what is written into a slot: another one is not read back from a store
-    ``admission``        boundary components: which states the tree takes, by a policy's name or as one; None: as the
-                         composition says
+    ``version``          version of the content of a slot; a store's records of another version are not read
+    ``admission``        boundary components: an admission policy or its name; None: the composition's
     """
 
     buffers: tuple[Buffer, ...] = attrs.field(converter=_buffers)
@@ -170,18 +169,19 @@ class Manifest:
 
 @attrs.frozen
 class TierManifest:
-    """What a tier below the device is: a component whose ``manifest`` is one of these adds no data of its own.
+    """A tier below the device. A component with this manifest is a tier and has no data of its own.
 
     ``capacity``     tokens of every component that it holds, or a mapping by component (tokens, or states)
     ``memory``       bytes, or a text such as "200GiB", in place of ``capacity``
-    ``write``        "through": copied when it is published; "selective": after ``hits`` hits; "back": when the device
-                     is about to lose it
-    ``load_at_least`` tokens that a load must bring, or else they are computed
-    ``layout``       "layer_first", or "page_first": all layers of a slot together. Pages that lie so on the device as
-                     well (``compose(layout=...)``) are copied in one piece
-    ``gates``        groups of layers that a load is copied in: the first layers of a step may run while the last are
-                     on their way (``Step.gate``). Where copies run beside the scheduling thread
-    ``overlap``      always copy beside the scheduling thread; False: in it while nothing else is running (on a CPU)
+    ``write``        when data is copied down: "through": on publication; "selective": after ``hits`` hits; "back":
+                     before the device evicts it
+    ``load_at_least`` the least number of tokens that is worth a load; fewer are recomputed
+    ``layout``       "layer_first", or "page_first": all layers of a slot together. Pages with the same layout on the
+                     device (``compose(layout=...)``) are copied in one piece
+    ``gates``        number of layer groups of a load: a step may run its first layers while the last are still copied
+                     (``Step.gate``). It has an effect where copies run beside the scheduling thread
+    ``overlap``      True: always copy beside the scheduling thread; False: a CPU copies in the scheduling thread while
+                     nothing else is running
     """
 
     capacity: int | Mapping[str, int] | None = None

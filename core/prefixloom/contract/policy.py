@@ -1,4 +1,4 @@
-"""Eviction policies, by name or of somebody else's, by a key or with a queue; and the queues that serve components."""
+"""Eviction policies: the built-in ones by name, and how a third-party key or queue serves a component safely."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ log = logging.getLogger("prefixloom")
 
 @attrs.define(slots=True)
 class Use:
-    """What is known of a cell's use: logical times, never the clock."""
+    """The use of a cell, as the key of an eviction policy sees it.
+
+    ``born``, ``last``   logical times of the first and of the last use; never the time of a clock
+    ``uses``             number of uses
+    ``tokens``, ``depth``  tokens of the cell's edge, and tokens from the root to its end
+    ``priority``         the priority of its node
+    """
 
     born: int
     last: int
@@ -28,7 +34,7 @@ class Use:
 
 
 class KeyedQueue(Queue):
-    """Smallest key first, in a heap with lazy deletion: O(log n), for keys of somebody else's.
+    """A queue in the order of a third-party key, smallest first: a heap with lazy deletion, O(log n).
 
     A cell that leaves the queue keeps its entry in the heap, and uses it again if it comes back with the same key.
     """
@@ -104,7 +110,7 @@ class KeyedQueue(Queue):
 
 
 class Guest(Link):
-    """What a queue of somebody else's is given for a cell: it knows the ``node``, and has links of its own."""
+    """A stand-in for a cell in a third-party queue. It knows the cell's ``node`` and has links of its own."""
 
     __slots__ = ("cell", "node")
 
@@ -115,10 +121,11 @@ class Guest(Link):
 
 
 class WatchedQueue(ListQueue):
-    """Goes by a queue of somebody else's until that raises, or answers what cannot be; from then on by last use.
+    """A third-party eviction queue under supervision: once it raises or gives an impossible answer, eviction goes on
+    by last use.
 
-    The cells stand in a list of ours, and guests for them in the other queue. So whether a cell may go is never in
-    doubt, each call has its effect, and the other queue can be dismissed at any time.
+    The cells stand in a list of our own, and guests for them in the third-party queue. So it is always known which
+    cells may be evicted, each call has its effect, and the third-party queue can be dismissed at any time.
     """
 
     __slots__ = ("_guests", "_name", "_queue")
@@ -131,34 +138,34 @@ class WatchedQueue(ListQueue):
 
     def add(self, cell: Any) -> None:
         super().add(cell)
-        self._tell("add", cell)
+        self._forward("add", cell)
 
     def add_first(self, cell: Any) -> None:
         super().add_first(cell)
-        self._tell("add_first", cell)
+        self._forward("add_first", cell)
 
     def remove(self, cell: Any) -> None:
         super().remove(cell)
-        self._tell("remove", cell)
+        self._forward("remove", cell)
 
     def drop(self, cell: Any) -> None:
         self.remove(cell)
 
     def touch(self, cell: Any) -> None:
         super().touch(cell)
-        self._tell("touch", cell)
+        self._forward("touch", cell)
 
     def forget(self, cell: Any) -> None:
         guest = self._guests.get(cell)
         if guest is not None:
-            self._tell("forget", cell)
+            self._forward("forget", cell)
             self._guests.pop(cell, None)
-            guest.cell = guest.node = None  # whoever keeps a guest keeps nothing else
+            guest.cell = guest.node = None  # a queue that keeps the guest must not keep the cell alive
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
         super().inherit(upper, lower, linked)
         if lower in self._guests:
-            self._tell("inherit", upper, self._guests[lower], linked)
+            self._forward("inherit", upper, self._guests[lower], linked)
 
     def pop(self) -> Any:
         if self._queue is None:
@@ -169,34 +176,35 @@ class WatchedQueue(ListQueue):
                 return None
             cell = getattr(guest, "cell", None)
             if cell is None or self._guests.get(cell) is not guest or cell.next is None:
-                raise LookupError("what came out does not stand in the queue")
+                raise LookupError("pop() gave a cell that does not stand in the queue")
         except BaseException as error:
             self._dismiss(error)
             return super().pop()
         super().remove(cell)
         return cell
 
-    def _tell(self, what: str, cell: Any, *more: Any) -> None:
+    def _forward(self, method: str, cell: Any, *more: Any) -> None:
+        """Call ``method`` of the third-party queue with the guest for ``cell``."""
         if self._queue is None:
             return
         guest = self._guests.get(cell)
         if guest is None:
             guest = self._guests[cell] = Guest(cell)
         try:
-            getattr(self._queue, what)(guest, *more)
+            getattr(self._queue, method)(guest, *more)
         except BaseException as error:
             self._dismiss(error)
 
     def _dismiss(self, error: BaseException) -> None:
-        """An interrupt is passed on."""
+        """Go on without the third-party queue. An interrupt (not an ``Exception``) is raised again."""
         self._queue = None
-        self._let_go()
+        self._clear_guests()
         if not isinstance(error, Exception):
             raise error
         log.warning("eviction policy %r failed; going on by last use", self._name, exc_info=error)
 
-    def _let_go(self) -> None:
-        """Of all guests: they and the other queue know each other."""
+    def _clear_guests(self) -> None:
+        """Cut the links of all guests, which form cycles with the third-party queue."""
         guests = self._guests
         self._guests = {}
         for guest in guests.values():
@@ -204,12 +212,12 @@ class WatchedQueue(ListQueue):
 
     def __del__(self) -> None:
         super().__del__()
-        self._let_go()
+        self._clear_guests()
 
 
 @attrs.frozen
 class EvictionPolicy:
-    """A way to order eviction: either a ready queue, or a key over ``Use`` (the smallest goes first)."""
+    """An order of eviction: ``make`` returns a queue, or ``key`` is a function of a ``Use`` (lowest evicted first)."""
 
     name: str
     key: Callable[[Use], Any] | None = None
@@ -236,19 +244,19 @@ BUILT_IN: dict[str, EvictionPolicy] = {
 }
 
 
-def lacking(queue: object) -> list[str]:
-    """What a queue must be able to do, and this one cannot."""
+def missing_methods(queue: object) -> list[str]:
+    """The methods that a queue must have and this one has not."""
     needed = ("add", "add_first", "remove", "touch", "pop", "forget", "inherit")
     return [name for name in needed if not callable(getattr(queue, name, None))]
 
 
 def serving(policy: EvictionPolicy) -> Queue:
-    """A queue for a cache, which serves on whatever somebody else's idea of order does."""
+    """Make the queue of one component. It keeps working even if a third-party policy fails."""
     if any(policy is ours for ours in BUILT_IN.values()):
         return policy.queue()
     try:
         queue = policy.queue()
-        if missing := lacking(queue):
+        if missing := missing_methods(queue):
             raise LookupError(f"it made {queue!r}, which has no {', '.join(missing)}")
     except Exception as error:
         log.warning("eviction policy %r makes no queue; going on by last use", policy.name, exc_info=error)

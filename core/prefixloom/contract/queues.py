@@ -1,7 +1,7 @@
-"""Queues: cells that may go, in the order in which they go.
+"""Queues: the cells that may be evicted, in the order of eviction.
 
-A cell stands in a queue exactly while it may be evicted; of a cell that lives, ``cell.next is not None`` says that it
-does. A queue knows nothing of trees or pools. List queues cost the same whatever the tree's size.
+A cell stands in a queue exactly while it may be evicted; ``cell.next is not None`` says that a live cell does. A queue
+knows nothing of trees or pools. The cost of a list queue does not depend on the size of the tree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Link:
-    """Something that can stand in a queue. While it does not, ``next`` is None, and ``prev`` is nothing to go by."""
+    """Something that can stand in a queue. While it does not, ``next`` is None and ``prev`` has no meaning."""
 
     __slots__ = ("next", "prev")
 
@@ -21,8 +21,10 @@ class Link:
 
 
 class End(Link):
-    """Before the first of a list and behind the last. It looks like a cell that others hang from, which may not go:
-    who takes cells that nothing hangs from stops there without asking for it.
+    """The sentinel before the first and behind the last entry of a list.
+
+    Its ``below`` makes it look like a cell with cells below it, which may not be evicted: a loop over evictable cells
+    stops there without an extra test.
     """
 
     __slots__ = ()
@@ -30,45 +32,45 @@ class End(Link):
 
 
 class Queue:
-    """Order of eviction among the cells of one component."""
+    """The order of eviction among the cells of one component."""
 
     __slots__ = ()
 
     def add(self, cell: Any) -> None:
-        """The cell was used just now and may be evicted from now on."""
+        """Enter a cell that was used just now and may be evicted from now on."""
         raise NotImplementedError
 
     def add_first(self, cell: Any) -> None:
-        """The cell may be evicted and should be the next to go."""
+        """Enter a cell that may be evicted, and should be evicted next."""
         raise NotImplementedError
 
     def remove(self, cell: Any) -> None:
-        """The cell may not be evicted any more (it is in the queue)."""
+        """Take out a cell, which is in the queue: it may not be evicted any more."""
         raise NotImplementedError
 
     def pop(self) -> Any:
-        """The next cell to go, taken off the queue; None if none is left."""
+        """Take out the next cell to evict and return it; None if the queue is empty."""
         raise NotImplementedError
 
     def forget(self, cell: Any) -> None:
-        """The cell is gone for good."""
+        """Forget a cell that is gone for good."""
 
     def drop(self, cell: Any) -> None:
-        """``remove`` of a cell that goes for good: it may go on to look as if it stood there."""
+        """``remove`` a cell that is gone for good. Its links need not be reset."""
         self.remove(cell)
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
-        """``upper`` was split off ``lower`` and has its history; if ``linked``, it may go just after ``lower``."""
+        """Give ``upper``, which was split off ``lower``, the same history; if ``linked``, enter it behind ``lower``."""
         raise NotImplementedError
 
     def touch(self, cell: Any) -> None:
-        """The cell, which is in the queue, was used just now."""
+        """Note that a cell, which is in the queue, was used just now."""
         self.remove(cell)
         self.add(cell)
 
 
 class ListQueue(Queue):
-    """Least recently used first: an intrusive list, every operation O(1)."""
+    """A queue with the least recently used cell first: an intrusive list, every operation O(1)."""
 
     __slots__ = ("_end",)
 
@@ -145,7 +147,7 @@ class ListQueue(Queue):
 
 
 class MruQueue(ListQueue):
-    """Most recently used first."""
+    """A queue with the most recently used cell first."""
 
     __slots__ = ()
 
@@ -158,7 +160,7 @@ class MruQueue(ListQueue):
 
 
 class _Sorted(Queue):
-    """Shared by queues of several lists: which list a cell stands in, and what is known of it."""
+    """Base of queues that are made of several lists: which list a cell stands in, and how often it was used."""
 
     __slots__ = ("_first", "_known", "_place")
 
@@ -195,7 +197,7 @@ class _Sorted(Queue):
 
 
 class SlruQueue(_Sorted):
-    """Segmented LRU: what was used again is protected, up to four fifths of the cells; the rest goes first."""
+    """Segmented LRU: cells that were used again are protected, up to four fifths of all; others are evicted first."""
 
     __slots__ = ("_probation", "_protected", "_protected_count")
 
@@ -245,7 +247,10 @@ class _Bucket(ListQueue):
 
 
 class BucketQueue(_Sorted):
-    """Lowest rank first, least recently used within a rank. There is a bucket for each rank that is in use."""
+    """A queue with the lowest rank first, and the least recently used first within a rank.
+
+    There is a bucket for each rank that is in use.
+    """
 
     __slots__ = ("_buckets", "_rank", "_ranks")
 

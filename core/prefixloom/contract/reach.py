@@ -2,17 +2,17 @@
 
 ``needs(n)`` answers for the boundary ``n`` (the first new token is at position ``n``) with half-open token intervals.
 ``until(p)`` is its inverse: the last boundary that can need position ``p``. Validation, locks, retention, eviction and
-transfers are all derived from these two answers. A reach knows no page, no pool and no component: rounding outward to
-pages is the core's, and done once.
+transfers are all derived from these two answers. A reach knows no page, no pool and no component: the core rounds
+outward to pages, once.
 
-The combinators also say their answer in closed form (``shape``), which the core compiles to fast paths; a reach written
-as plain Python has no shape and is asked for ``needs`` instead: correct, and slower.
+The combinators also give their answer in closed form (``shape``), for which the core has fast lanes. A reach written as
+plain Python has no shape, and the core calls ``needs`` instead: correct, but slower.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attrs
 
@@ -25,11 +25,11 @@ NEVER: float = math.inf
 
 
 @attrs.frozen
-class Shape:
-    """The closed form ``needs(n) == [0, min(head, n)) | [tail(n), n)``.
+class ReachShape:
+    """A reach in closed form: ``needs(n) == [0, min(head, n)) | [tail(n), n)``.
 
-    ``head`` positions at the start are always needed; ``tail`` gives the first needed position of the end, and never
-    decreases as ``n`` grows. ``dense``: every boundary but 0 needs at least the position just before it.
+    The first ``head`` positions are always needed. ``tail(n)`` is the first needed position of the last interval, and
+    never decreases as ``n`` grows. ``dense``: every boundary but 0 needs at least the position just before it.
     """
 
     head: int
@@ -38,11 +38,11 @@ class Shape:
 
 
 class Reach:
-    """Base of every reach. Subclass it and write ``needs`` (and ``until``, which enables early release).
+    """Base class of every reach. A subclass defines ``needs``, and ``until`` if data can be released early.
 
     ``unit``: ``"page"`` if data belongs to token positions, ``"boundary"`` if it belongs to the boundary itself.
-    ``closed_upward``: every boundary needs all that lies above it, as a path does.
-    ``convex``: a position needed by any boundary is needed by every boundary from just behind it to ``until``.
+    ``closed_upward``: whether every boundary needs all positions above it, as full attention does.
+    ``convex``: whether a position that any boundary needs is needed by every boundary from just behind it to ``until``.
     """
 
     unit: str = "page"
@@ -50,13 +50,16 @@ class Reach:
     convex: bool = False
 
     def needs(self, n: int) -> tuple[Interval, ...]:
+        """The intervals of positions that must be present to resume at boundary ``n``."""
         raise NotImplementedError(f"{type(self).__name__} must define needs(n)")
 
     def until(self, p: int) -> float:
+        """The last boundary that can need position ``p``."""
         return NEVER
 
     @property
-    def shape(self) -> Shape | None:
+    def shape(self) -> ReachShape | None:
+        """The closed form of ``needs``; None if there is none."""
         return None
 
     def __or__(self, other: Reach) -> Reach:
@@ -75,7 +78,7 @@ def _positive(value: int, what: str) -> int:
 
 @attrs.frozen
 class Path(Reach):
-    """All positions from 0: full attention."""
+    """The reach of full attention: all positions from 0."""
 
     closed_upward = True
     convex = True
@@ -84,13 +87,16 @@ class Path(Reach):
         return ((0, n),) if n else ()
 
     @property
-    def shape(self) -> Shape:
-        return Shape(0, lambda n: 0, dense=True)
+    def shape(self) -> ReachShape:
+        return ReachShape(0, lambda n: 0, dense=True)
 
 
 @attrs.frozen
 class Window(Reach):
-    """The last ``w`` positions, the query's own included: resuming at n needs ``[n - w + 1, n)``."""
+    """The reach of a sliding window: the last ``w`` positions, the query's own included.
+
+    Resuming at n needs ``[n - w + 1, n)``.
+    """
 
     w: int = attrs.field(validator=lambda _, __, v: void(_positive(v, "a window")))
     convex = True
@@ -103,18 +109,18 @@ class Window(Reach):
         return p + self.w - 1
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ReachShape:
         back = self.w - 1
 
         def tail(n: int) -> int:
             return n - back if n > back else 0
 
-        return Shape(0, tail, dense=back > 0)
+        return ReachShape(0, tail, dense=back > 0)
 
 
 @attrs.frozen
 class Point(Reach):
-    """Nothing but the boundary itself: a recurrent state."""
+    """The reach of a recurrent state: nothing but the boundary itself."""
 
     unit = "boundary"
     convex = True
@@ -128,7 +134,7 @@ class Point(Reach):
 
 @attrs.frozen
 class Chunk(Reach):
-    """From the last multiple of ``c``: chunked attention."""
+    """The reach of chunked attention: all positions from the last multiple of ``c``."""
 
     c: int = attrs.field(validator=lambda _, __, v: void(_positive(v, "a chunk")))
     convex = True
@@ -141,14 +147,14 @@ class Chunk(Reach):
         return p // self.c * self.c + self.c - 1
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ReachShape:
         c = self.c
-        return Shape(0, lambda n: n // c * c)
+        return ReachShape(0, lambda n: n // c * c)
 
 
 @attrs.frozen
 class Tail(Reach):
-    """The last ``k`` entries of an unfinished group of ``c``: compressed KV."""
+    """The reach of compressed KV: the last ``k`` positions of an unfinished group of ``c``."""
 
     c: int = attrs.field(validator=lambda _, __, v: void(_positive(v, "a group")))
     k: int = attrs.field(validator=lambda _, __, v: void(_positive(v, "a tail")))
@@ -162,14 +168,14 @@ class Tail(Reach):
         return min(p // self.c * self.c + self.c - 1, p + self.k)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ReachShape:
         c, k = self.c, self.k
-        return Shape(0, lambda n: max(n // c * c, n - k))
+        return ReachShape(0, lambda n: max(n // c * c, n - k))
 
 
 @attrs.frozen
 class Sinks(Reach):
-    """The first ``s`` positions."""
+    """The reach of attention sinks: the first ``s`` positions."""
 
     s: int = attrs.field(validator=lambda _, __, v: void(_positive(v, "sinks")))
     convex = True
@@ -181,13 +187,13 @@ class Sinks(Reach):
         return NEVER if p < self.s else p
 
     @property
-    def shape(self) -> Shape:
-        return Shape(self.s, lambda n: n)
+    def shape(self) -> ReachShape:
+        return ReachShape(self.s, lambda n: n)
 
 
 @attrs.frozen
 class Union(Reach):
-    """What any of its parts needs."""
+    """All positions that any of several reaches needs."""
 
     parts: tuple[Reach, ...]
 
@@ -197,7 +203,7 @@ class Union(Reach):
                 raise CompositionError(f"a union of reaches got {part!r}, which is no Reach")
             if part.unit != "page":
                 raise CompositionError(
-                    f"{part!r} belongs to boundaries and cannot be united with positions: use a component of its own"
+                    f"{part!r} belongs to boundaries and cannot be united with positions: use a separate component"
                 )
 
     @property
@@ -215,18 +221,18 @@ class Union(Reach):
         return max(part.until(p) for part in self.parts)
 
     @property
-    def shape(self) -> Shape | None:
+    def shape(self) -> ReachShape | None:
         shapes = [part.shape for part in self.parts]
         known = [shape for shape in shapes if shape is not None]
         if len(known) != len(shapes):
             return None
         tails = [shape.tail for shape in known]
-        return Shape(max(shape.head for shape in known), lambda n: min(tail(n) for tail in tails))
+        return ReachShape(max(shape.head for shape in known), lambda n: min(tail(n) for tail in tails))
 
 
 @attrs.frozen
 class Shift(Reach):
-    """Another reach, ``k`` tokens late."""
+    """Another reach, shifted ``k`` tokens later."""
 
     base: Reach
     k: int
@@ -244,10 +250,10 @@ class Shift(Reach):
         return self.base.until(p) + self.k
 
 
-def merged(spans: object) -> tuple[Interval, ...]:
-    """Intervals sorted, with overlapping and touching ones joined and empty ones dropped."""
+def merged(spans: Iterable[Interval]) -> tuple[Interval, ...]:
+    """Return the intervals sorted, with overlapping and touching ones joined and empty ones dropped."""
     out: list[Interval] = []
-    for lo, hi in sorted(spans):  # type: ignore[call-overload]
+    for lo, hi in sorted(spans):
         if lo >= hi:
             continue
         if out and lo <= out[-1][1]:
@@ -258,4 +264,4 @@ def merged(spans: object) -> tuple[Interval, ...]:
 
 
 def void(_: object) -> None:
-    """An attrs validator's value, thrown away."""
+    """Drop the value of a check, so that an attrs validator returns None."""

@@ -1,7 +1,7 @@
-"""The frozen values that pass between plugins and the core.
+"""Values: the frozen objects that plugins and the core exchange.
 
-A plugin answers with these and never changes a node, a count or a shared object. Nothing here refers to a tree node or
-to a pool: a value can be kept, compared and printed after the operation that made it is over.
+A plugin answers with values and never changes a node, a count or a shared object. No value refers to a tree node or to
+a pool, so it can be kept, compared and printed after the operation that made it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tier = Literal["device", "host", "storage"]
 Phase = Literal["backup", "load", "store", "prefetch", "hand_over"]
 
 
-# Converters with a type of their own: a bare ``tuple`` would leave strict checkers without one.
+# Typed converters: with a bare ``tuple``, strict type checkers would see no type for the argument.
 def _names(values: Iterable[str]) -> frozenset[str]:
     return frozenset(values)
 
@@ -50,7 +50,7 @@ def _intervals(values: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def _kept(values: Iterable[Any] | None) -> tuple[Any, ...] | None:
-    """Victims' indices, or intervals."""
+    """Check ``Claim.keep``: indices of victims, or intervals."""
     if values is None:
         return None
     out = tuple(values)
@@ -75,7 +75,7 @@ def _one_of(*allowed: object) -> Callable[[object, attrs.Attribute[Any], object]
 
 @attrs.frozen
 class LayerFacts:
-    """One layer of a model config: its number, its kind (an open string) and what the config says of it."""
+    """One layer of a model config: its number, its kind (an open string) and its options."""
 
     index: int
     kind: str
@@ -84,7 +84,7 @@ class LayerFacts:
 
 @attrs.frozen
 class ModelFacts:
-    """A model config with its usual names normalised. ``raw`` is the config itself, for what is not normalised."""
+    """A model config under normalised names. ``raw`` is the config itself, for everything that has no field here."""
 
     model_type: str
     layers: tuple[LayerFacts, ...]
@@ -96,7 +96,7 @@ class ModelFacts:
     raw: Mapping[str, Any]
 
     def widths(self, layer: LayerFacts) -> tuple[int, int, int]:
-        """(heads, K width, V width) of an attention layer: its own where it has any, else the model's."""
+        """(heads, K width, V width) of an attention layer: the layer's own values if it has any, else the model's."""
         if not self.num_attention_heads:
             raise CompositionError(f"layer {layer.index} has attention, and the config has no num_attention_heads")
         k_dim = int(layer.options.get("head_dim") or self.head_dim)
@@ -104,7 +104,7 @@ class ModelFacts:
         return int(layer.options.get("num_key_value_heads") or self.num_key_value_heads), k_dim, v_dim
 
     def owning(self, layers: Sequence[LayerFacts]) -> dict[str, Any]:
-        """Options that an attention component over ``layers`` takes: who owns entries, who reads whose, the dtype."""
+        """Options of an attention component over ``layers``: which layers own entries, which share them, the dtype."""
         shared = {layer.index: int(layer.options["kv_owner"]) for layer in layers if "kv_owner" in layer.options}
         owners = tuple(layer.index for layer in layers if layer.index not in shared)
         return {"layers": owners, "dtype": self.dtype, "shared": shared}
@@ -112,7 +112,7 @@ class ModelFacts:
 
 @attrs.frozen
 class ComponentSpec:
-    """One component of a profile: which plugin, under which name, with which options."""
+    """One component of a profile: the kind of component, its name, and the options to make it with."""
 
     kind: str
     name: str = attrs.field(default="")
@@ -125,7 +125,7 @@ class ComponentSpec:
 
 @attrs.frozen
 class Profile:
-    """A set of components for a model, and what they share. ``warnings`` are logged when a cache is composed of it."""
+    """The components for a model, and their common settings. ``warnings`` are logged when a cache is composed of it."""
 
     components: tuple[ComponentSpec, ...] = attrs.field(converter=_specs)
     page_size: int | None = None
@@ -135,17 +135,17 @@ class Profile:
 
 
 FromLayers = Mapping[str, Any] | Sequence[tuple[str, Mapping[str, Any]]]
-"""Options of one component; or of several, each with what its name adds to the kind ("" for nothing)."""
+"""Options of one component; or of several, each with the suffix of its name ("" for none)."""
 
 
 @attrs.frozen
 class ComponentType:
-    """What ``prefixloom_component`` returns: how to make instances of one kind of component.
+    """The answer to ``prefixloom_component``: how to make instances of one kind of component.
 
-    ``make(name=..., **options)`` returns a new instance. ``layer_kinds`` are the model layers it serves;
-    ``from_layers(facts, layers)`` is asked once for all of them that a model config has, of whichever kind, and gives
-    the options of the one component that serves them; or, where they differ in what one component has in common (a
-    window, say), a list of (name suffix, options), one per component. ``caveats(facts, layers)`` gives warnings.
+    ``make(name=..., **options)`` returns a new instance. ``layer_kinds`` are the kinds of model layers that it serves.
+    ``from_layers(facts, layers)`` is called once with all layers of these kinds that a model config has. It returns the
+    options of the one component that serves them; or, if they need several components (for windows of different sizes,
+    say), a list of (name suffix, options), one per component. ``caveats(facts, layers)`` returns warnings.
     """
 
     kind: str
@@ -161,7 +161,7 @@ class ComponentType:
 
 
 class Component:
-    """A convenient base for component plugins: a name, a manifest and a reach. Any object with the three will do."""
+    """A base class for component plugins: a name, a manifest and a reach. Any object with the three will do."""
 
     def __init__(self, name: str, manifest: Manifest, reach: Reach) -> None:
         self.name = name
@@ -179,9 +179,12 @@ class Component:
 class WalkView:
     """A match or a publication as a hook sees it.
 
-    ``boundary`` is what is being asked about; ``key_tokens`` how many tokens the key could name; ``walked`` how deep
-    the keys agreed; ``start`` where the part in question begins (0 for a match, the last published boundary for an
-    insert).
+    ``boundary``    the boundary in question
+    ``key_tokens``  number of tokens that the key can name
+    ``walked``      number of tokens for which the key agrees with the tree
+    ``start``       where the part in question begins: 0 for a match, the last published boundary for an insert
+    ``at_branch``   whether prompts diverge at the boundary
+    ``last``        whether the sequence ends with this publication
     """
 
     namespace: str
@@ -195,7 +198,7 @@ class WalkView:
 
 @attrs.frozen
 class NodeView:
-    """A node as a hook sees it: the tokens [start, end) of its path, and what one component keeps there."""
+    """A node as a hook sees it: its tokens [start, end), counted from the root, and what one component keeps there."""
 
     start: int
     end: int
@@ -206,7 +209,7 @@ class NodeView:
 
 @attrs.frozen
 class AnchorView:
-    """A boundary that is about to be covered by a lease."""
+    """A boundary that a lease is about to cover."""
 
     namespace: str
     boundary: int
@@ -217,12 +220,12 @@ class AnchorView:
 
 @attrs.frozen
 class Op:
-    """Work on slots that the forward stream runs, exactly once, before the layers that read them.
+    """Work on slots that the forward stream runs exactly once in a step, before the layers or ``after`` them.
 
-    ``src`` and ``dst`` are slot numbers of the component's pool. The core runs ``copy`` and ``clear``, and ``track``, a
-    copy after the layers; any other kind goes to the component's ``run_forward_op``, before the layers or ``after``
-    them. With a ``selector``, an int tensor that may lie on the device, each of ``src`` is a tuple of slots, and the
-    selector says which of them is copied.
+    ``src`` and ``dst`` are slot numbers of the component's pool. The core runs the kinds ``copy``, ``clear``, and
+    ``track``, a copy after the layers; any other kind goes to the component's ``run_forward_op``. With a ``selector``,
+    an int tensor that may lie on the device, each of ``src`` is a tuple of slots, and the selector says which of them
+    is copied.
     """
 
     kind: str
@@ -245,10 +248,10 @@ class Op:
 class Claim:
     """What a component asserts about an operation.
 
-    ``need``    slots it will take, added to the derived need
+    ``need``    slots that it will take, added to the derived need
     ``ops``     ops to run before the layers, after the derived ones
-    ``branch``  a boundary worth a checkpoint while recomputing; floored to the composition's grid
-    ``reject``  True: not this boundary; the next candidate is tried
+    ``branch``  a boundary worth a checkpoint while recomputing; it is floored to the composition's grid
+    ``reject``  True: do not use this boundary, try the next candidate
     ``keep``    commit_insert: token intervals of the published span to keep (None: all of it);
                 evict_component: indices of the victims to hold back
     """
@@ -262,7 +265,7 @@ class Claim:
 
 @attrs.frozen
 class Receipt:
-    """What a component wants covered by a lease: united with what its reach covers. ``data`` comes back on release."""
+    """The positions that a lease covers for a component, in addition to its reach. ``data`` comes back on release."""
 
     positions: tuple[Interval, ...] = attrs.field(default=(), converter=_intervals)
     until: Literal["release", "copied"] = "release"
@@ -271,21 +274,21 @@ class Receipt:
 
 @attrs.frozen
 class Touch:
-    """Which covered positions become recent on release; None: the derived ones."""
+    """The covered positions that become recent on release; None: the derived ones."""
 
     positions: tuple[Interval, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_intervals))
 
 
 @attrs.frozen
 class SplitRule:
-    """How a boundary cell divides on a split: which half keeps the state ("child" ends where the old node ended)."""
+    """How a boundary cell divides on a split: the child, which ends where the node ended, keeps or drops the state."""
 
     keep: Literal["child", "drop"] = attrs.field(default="child", validator=_one_of("child", "drop"))
 
 
 @attrs.frozen
 class Transfer:
-    """A piece to move between tiers: token positions [start, end) of one component, or its state at ``end``."""
+    """A piece to copy between tiers: token positions [start, end) of one component, or its state at ``end``."""
 
     component: str
     start: int
@@ -297,7 +300,7 @@ class Transfer:
 
 @attrs.frozen
 class TransferPlan:
-    """What is about to move between two tiers in one go. ``boundary`` is the deepest end of it on its path."""
+    """The transfers of one operation between two tiers. ``boundary`` is the deepest end of any of them."""
 
     phase: Phase
     namespace: str
@@ -307,7 +310,7 @@ class TransferPlan:
 
 @attrs.frozen
 class Outcome:
-    """How a transfer plan ended: all of it moved, or none of it counts."""
+    """How a transfer plan ended: ``ok`` if all of it was copied; else none of it counts, and ``error`` says why."""
 
     ok: bool
     error: str = ""

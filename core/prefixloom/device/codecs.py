@@ -1,23 +1,23 @@
-"""Codecs: how the content of slots rests in another form, and how far it comes back from what it was.
+"""Codecs: storing the content of cached slots in a smaller form, with a bounded error.
 
-A ``Coder`` is made of a manifest that says ``stored_as``. Its ``stored`` is the manifest of the form at rest, from
-which a pool can be made; ``encode`` and ``decode`` go between the tensors of the two, many slots at once, in pieces of
-at most ``CHUNK`` bytes. Nothing is read back from a device. It must not know pools, trees, or who owns a slot.
+A ``Coder`` is made from a manifest with ``stored_as``. Its ``stored`` is the manifest of the stored form, from which a
+pool can be made. ``encode`` and ``decode`` convert many slots at once between the tensors of the two forms, in pieces
+of at most ``CHUNK`` bytes. Nothing is read back from a device. A codec knows no pool, no tree and no owner of a slot.
 
-A *row* is the last dimension of a buffer's shape. What becomes of it, by the codec's dtype:
+A *row* is the last dimension of a buffer's shape. The codec's dtype says how a row is stored:
 
-- ``int8``: its largest absolute value, in the buffer's own dtype, and of each value how many 127ths of that it is,
-  rounded half to even. So the largest value is exact, no value is beyond 127, and zeros are zeros (a negative zero
-  becomes one). A row with an infinity or a NaN comes back as NaNs: what is broken is not healed.
-- ``bfloat16``, ``float16``, ``float32``: each value is rounded. A finite one that is too large becomes the largest one
-  of its sign; infinities stay what they are, and a NaN becomes the plain one.
+- ``int8``: the row's largest absolute value, in the buffer's own dtype, and each value as a number of 127ths of it,
+  rounded half to even. So the largest value is exact, no code is beyond 127, and zeros are zeros (a negative zero
+  becomes a positive one). A row with an infinity or a NaN comes back as NaNs.
+- ``bfloat16``, ``float16``, ``float32``: each value is rounded. A finite value that is too large becomes the largest
+  one of its sign; infinities do not change, and every NaN becomes the same NaN.
 
-A buffer that holds no floating point numbers, or would not become smaller, is kept bit by bit.
+A buffer that holds no floating point numbers, or would not become smaller, is stored unchanged.
 
-**The law.** Of a row whose largest absolute value m is a normal number in both dtypes (or 0), every value comes back
-within m * ``bound``. A codec's ``tolerance`` must not be less than ``bound``. And from the first round trip on nothing
-changes any more: ``encode(decode(e))`` is e, bit by bit, for whatever content e was made of. So what is passed on
-through many sequences does not drift.
+**The law.** If the largest absolute value m of a row is a normal number in both dtypes (or 0), every value of the row
+comes back within m * ``bound``. A codec's ``tolerance`` must not be less than ``bound``. A second round trip changes
+nothing: ``encode(decode(e))`` is e, bit by bit, for every e that ``encode`` made. So content that is passed on through
+many sequences does not drift.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 1 << 20
-"""Bytes of live content that are in work at a time: about six times as many for all temporaries together."""
+"""Bytes of live content that are converted at a time. All temporaries together take about six times as much."""
 
 HALF_EPS: Mapping[str, float] = {
     "bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53,
 }  # fmt: skip
-"""How far rounding to a dtype is off, at most, relative to the value."""
+"""The largest error of rounding to a dtype, relative to the value."""
 
 STORED = ("int8", "bfloat16", "float16", "float32")
 
 ARITHMETIC = 2.0**-22
-"""What float32 arithmetic in between may add; a float64 that becomes 16 bits by way of float32 adds half an eps."""
+"""The error that float32 arithmetic may add; a float64 that becomes 16 bits through float32 adds half an eps."""
 
 
 @attrs.frozen
 class _Coding:
-    """How one buffer rests: as ``stored``, and ``largest`` of each row if these are 127ths."""
+    """How one buffer is stored: as ``stored``, with a buffer of the ``largest`` value of each row for int8 codes."""
 
     live: Buffer
     stored: Buffer
@@ -87,10 +87,10 @@ def _coding(buffer: Buffer, dtype: str, names: set[str]) -> _Coding:
 
 
 class Coder:
-    """Between a manifest's buffers and their form at rest.
+    """The conversion between the buffers of a manifest (``live``) and their stored form (``stored``).
 
-    ``stored`` is the manifest of the latter: its ``slot_bytes`` are what an entry takes, its buffers those of ``live``
-    under the same names, each with one for the rows' largest values beside it where it is coded as int8.
+    The buffers of ``stored`` have the names of those of ``live``; a buffer that is coded as int8 has a second one
+    beside it for the rows' largest values. ``bound`` is the largest error, relative to the largest value of a row.
     """
 
     __slots__ = ("_codings", "bound", "live", "stored")
@@ -98,7 +98,7 @@ class Coder:
     def __init__(self, manifest: Manifest) -> None:
         codec = manifest.stored_as
         if codec is None:
-            raise CompositionError("this manifest says nothing of stored_as")
+            raise CompositionError("this manifest has no stored_as")
         if codec.dtype not in STORED:
             raise CompositionError(f"stored_as: content rests as one of {', '.join(STORED)}, not as {codec.dtype!r}")
         names = {buffer.name for buffer in manifest.buffers}
@@ -116,13 +116,13 @@ class Coder:
 
     @property
     def changes(self) -> bool:
-        """Whether any buffer rests in another form."""
+        """Whether any buffer is stored in another form."""
         return not all(coding.kept for coding in self._codings)
 
     def encode(
         self, live: Mapping[str, Tensor], slots: Sequence[int], stored: Mapping[str, Tensor], into: Sequence[int]
     ) -> None:
-        """The content of live ``slots`` to the stored slots ``into``, which differ from each other."""
+        """Write the content of the live ``slots`` to the stored slots ``into``, which are distinct."""
         for coding in self._codings:
             source, target = live[coding.live.name], stored[coding.stored.name]
             largest = None if coding.largest is None else _rows(stored[coding.largest.name], False)
@@ -140,7 +140,7 @@ class Coder:
     def decode(
         self, stored: Mapping[str, Tensor], slots: Sequence[int], live: Mapping[str, Tensor], into: Sequence[int]
     ) -> None:
-        """The content of stored ``slots`` to the live slots ``into``, which differ from each other."""
+        """Write the content of the stored ``slots`` to the live slots ``into``, which are distinct."""
         for coding in self._codings:
             source, target = stored[coding.stored.name], live[coding.live.name]
             largest = None if coding.largest is None else _rows(stored[coding.largest.name], False)
@@ -160,11 +160,14 @@ def _stored_buffers(codings: Sequence[_Coding]) -> Iterator[Buffer]:
             yield coding.largest
 
 
-# ---------------------------------------------------------------- rows, and the numbers of those to be done
+# ---------------------------------------------------------------- rows and their numbers
 
 
 def _rows(tensor: Tensor, values: bool = True) -> Tensor:
-    """A matrix of all rows, or (for what there is one of in a row) a vector. What is no number to us goes as ints."""
+    """View a tensor as a matrix of its rows or, without ``values``, as a vector with one element per row.
+
+    Elements of one byte are viewed as int8, since torch cannot index every such dtype.
+    """
     import torch
 
     if tensor.element_size() == 1:
@@ -175,7 +178,7 @@ def _rows(tensor: Tensor, values: bool = True) -> Tensor:
 def _pieces(
     source: Tensor, slots: Sequence[int], target: Tensor, into: Sequence[int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Numbers of rows in the source and in the target, a piece at a time."""
+    """Yield the numbers of rows in the source and in the target, a piece at a time."""
     import torch
 
     if len(slots) != len(into) or len(set(into)) != len(into):
@@ -199,7 +202,7 @@ def _pieces(
             yield (at[:, None] * of_slot + inside).view(-1), (to[:, None] * of_slot + inside).view(-1)
 
 
-# ---------------------------------------------------------------- what becomes of rows
+# ---------------------------------------------------------------- converting rows
 
 
 def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -210,7 +213,7 @@ def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _plain(values: Tensor) -> Tensor:
-    """With one NaN only: which bits a conversion makes of one depends on where in the vector it stands."""
+    """Make all NaNs the same one: which bits a conversion gives a NaN depends on its place in the vector."""
     return values.masked_fill_(values.isnan(), math.nan)
 
 
@@ -221,7 +224,7 @@ def _arithmetic(dtype: torch.dtype) -> torch.dtype:
 
 
 def _steps(values: Tensor) -> Tensor:
-    """127, made where the values are: CUDA divides by a number of the host's as if it multiplied by the inverse."""
+    """127 as a tensor on the device of the values: CUDA would multiply by the inverse of a number of the host."""
     return values.new_ones(1).mul_(127)
 
 
@@ -246,12 +249,12 @@ def _from_codes(largest: Tensor, codes: Tensor) -> Tensor:
 
 @attrs.frozen
 class Measured:
-    """What a round trip did to some content.
+    """The result of a round trip of some content.
 
-    ``error``    the largest |decoded - live| of any row, relative to the row's largest |live|; infinite where a row of
-                 zeros, a buffer that is kept, or a number that is not finite did not come back
-    ``where``    buffer and (layer, slot, ...) of the row where that was
-    ``repeats``  whether encoding what was decoded gave the same bits again
+    ``error``    the largest |decoded - live| of any row, relative to the row's largest |live|; infinite if a row of
+                 zeros, an unchanged buffer, or a number that is not finite did not come back
+    ``where``    buffer and (layer, slot, ...) of the row with that error
+    ``repeats``  whether encoding the decoded content gave the same bits again
     """
 
     error: float
@@ -260,7 +263,7 @@ class Measured:
 
 
 def measure(coder: Coder, live: Mapping[str, Tensor]) -> Measured:
-    """The round trip of all slots of these tensors. For tests: it takes several times their memory, and reads them."""
+    """Measure the round trip of all slots of these tensors. For tests: it takes several times their memory."""
     import torch
 
     slots = range(next(iter(live.values())).shape[1])
@@ -300,7 +303,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _errors(coding: _Coding, live: Tensor, back: Tensor) -> Tensor:
-    """Of each row, as ``Measured`` says."""
+    """The error of each row, as ``Measured`` defines it."""
     import torch
 
     if coding.kept:

@@ -1,18 +1,24 @@
-"""Handles: what stands for slots or protection, once. A copy would give the same slots back twice.
+"""Handles: objects that own slots or protection, and the recovery of a handle that was dropped without being released.
 
-Where the caller's code asked for something: for reports of what was dropped without release.
+A copy of a handle would give the same slots back twice, so a handle cannot be copied. A finalizer runs at any time and
+in any thread, so it may only report the drop (``Dropped``); the thread that drives the cache takes the slots back
+before its next operation.
 """
 
 from __future__ import annotations
 
+import logging
 import traceback
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..errors import ProtocolError
 
+log = logging.getLogger("prefixloom")
+
 
 class Handle:
-    """Something that can be moved or ended, and neither copied nor pickled."""
+    """Base class of objects that can be moved or ended, but neither copied nor pickled."""
 
     __slots__ = ()
 
@@ -26,8 +32,45 @@ class Handle:
         raise ProtocolError(f"{type(self).__name__} stands for what it holds here and cannot be pickled")
 
 
-def site() -> str:
-    """The innermost frame outside of this package."""
+class Dropped:
+    """The dropped handles that were not taken back yet: for each its name, what happened, and how to take it back.
+
+    ``on_drop`` is called for every dropped handle, maybe in another thread: the next operation must call ``recover``.
+    """
+
+    __slots__ = ("_items", "_on_drop", "recovered")
+
+    def __init__(self, on_drop: Callable[[], None]) -> None:
+        self._items: list[tuple[object, str, Callable[[], object]]] = []
+        self._on_drop = on_drop
+        self.recovered = 0
+        """The number of handles that were ever taken back."""
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def add(self, name: object, what_happened: str, take_back: Callable[[], object]) -> None:
+        """Report a dropped handle. ``recover`` will log ``what_happened`` to ``name`` and call ``take_back``."""
+        self._items.append((name, what_happened, take_back))
+        self._on_drop()
+
+    def recover(self) -> None:
+        """Take back all dropped handles."""
+        while self._items:
+            name, what_happened, take_back = self._items.pop()
+            self.recovered += 1
+            log.warning("%r was %s", name, what_happened)
+            take_back()
+
+
+def dropped_without_release(made_at: str | None) -> str:
+    """The text for the log about a handle that was never released."""
+    where = made_at or "a place that is known with PREFIXLOOM_DEBUG=1"
+    return f"dropped without release (made at {where}); its slots were taken back"
+
+
+def call_site() -> str:
+    """The place in the caller's code: the innermost frame outside of this package."""
     inside = __file__.rsplit("/", 2)[0]
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith(inside):

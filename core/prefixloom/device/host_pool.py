@@ -1,8 +1,8 @@
-"""Host pool: a component's slots in the host's memory, and the bytes of each as one record.
+"""Host pool: a component's slots in the host's memory, and the bytes of each slot as one record.
 
-Its buffers have the shapes of any pool's, in either layout. The bytes of a record are the same for both, namely those
-of a page-first slot: nothing is padded, and what one layout wrote another reads. It must not know a tree, a store, or
-what moves where.
+Its buffers have the same shapes as those of any pool, in either layout. A record has the same bytes in both layouts,
+those of a page-first slot without padding, so what one layout wrote the other can read. A host pool knows no tree, no
+store, and not what is copied where.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class HostPool(Pool):
-    """A pool on the host. With ``pin``, in memory that a CUDA device copies from and to without waiting."""
+    """A pool in the host's memory. With ``pin``, a CUDA device can copy from and to it without waiting."""
 
     def __init__(
         self,
@@ -41,17 +41,17 @@ class HostPool(Pool):
             raise CompositionError(f"pool {name!r}: a layout is one of {', '.join(LAYOUTS)}; got {layout!r}")
         self.pin = pin
         self.record_bytes = manifest.slot_bytes * entries
-        self._bytes: dict[str, memoryview] = {}  # of each tensor that was allocated
+        self._bytes: dict[str, memoryview] = {}  # the memory of each allocated tensor, by its name
         super().__init__(name, manifest, unit, capacity, entries, "cpu", allocate, layout)
 
     # ------------------------------------------------------------ memory
 
     @property
     def _pitch(self) -> int:
-        """Bytes of memory that a slot takes: of a page-first one, to where the next begins."""
+        """Bytes of memory from the start of a slot to the start of the next."""
         return layouts.slot_bytes(self.layout, self.manifest, self.entries)
 
-    def _allocate(self) -> tuple[dict[str, Any], list[Any]]:
+    def _allocate(self) -> tuple[dict[str, Tensor], list[Tensor]]:
         size = self._pitch * self.capacity
         free = available()
         if free is not None and size > free:
@@ -79,7 +79,7 @@ class HostPool(Pool):
     # ------------------------------------------------------------ records
 
     def _pieces(self, slot: int) -> Iterator[tuple[memoryview, int, int]]:
-        """The memory that holds a slot, piece by piece, with where that begins in the record and how long it is."""
+        """Yield the pieces of memory that hold a slot: (memory, its offset in the record, its size)."""
         if slot.__class__ is not int or not 0 <= slot < self.capacity:
             raise InputError(f"slot {slot} does not exist: there are {self.capacity} in host pool {self.name!r}")
         if self.layout == "page_first":
@@ -93,19 +93,19 @@ class HostPool(Pool):
                 yield whole[at : at + size], start + layer * size, size
 
     def record(self, slot: int) -> memoryview:
-        """The slot's bytes where they are, to be read only. In the layout "page_first"."""
+        """A read-only view of the slot's bytes. It needs the layout "page_first"."""
         if self.layout != "page_first":
             raise ProtocolError(f"host pool {self.name!r} has no slot in one piece: its layout is {self.layout}")
         return next(self._pieces(slot))[0].toreadonly()
 
     def read_into(self, slot: int, buffer: Any) -> None:
-        """Fill ``buffer`` with the slot's bytes: as many as a record has."""
+        """Copy the slot's bytes into ``buffer``, which has the size of a record."""
         view = self._record(buffer)
         for piece, start, size in self._pieces(slot):
             view[start : start + size] = piece
 
     def write_from(self, slot: int, payload: Any) -> None:
-        """The slot's content becomes that of a record."""
+        """Overwrite the slot with the bytes of a record."""
         view = self._record(payload)
         for piece, start, size in self._pieces(slot):
             piece[:] = view[start : start + size]
@@ -134,7 +134,7 @@ class HostPool(Pool):
 
 
 def in_one_piece(source: Pool, target: Pool) -> bool:
-    """Whether a slot of either has the bytes of one of the other, in the same order and without a gap."""
+    """Whether slots of both pools have the same bytes in the same order and without gaps."""
     if source.layout != "page_first" or target.layout != "page_first":
         return False
     return (source.unit, source.entries, source.manifest.buffers) == (
@@ -143,21 +143,23 @@ def in_one_piece(source: Pool, target: Pool) -> bool:
 
 
 class DebugHostPool(HostPool, DebugPool):
-    """A host pool that knows the stage of every slot."""
+    """A host pool that knows the stage of every slot, for debug mode."""
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """A contiguous tensor's memory, which lives as long as any view of it."""
+    """The memory of a contiguous tensor, which stays alive as long as any view of it."""
     memory = (ctypes.c_ubyte * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
     memory.tensor = tensor  # type: ignore[attr-defined]
     return memoryview(memory).cast("B")
 
 
-# ---------------------------------------------------------------- how much there is
+# ---------------------------------------------------------------- how much memory the host has
 
 
 def available(root: str = "/") -> int | None:
-    """Bytes that may be had without another one's being killed for it: of the machine, and of our control group."""
+    """Bytes that can be allocated without making the system kill a process: the least that the machine and our control
+    group have left. None if neither is known.
+    """
     limits = [*_machine(root), *_control_group(root)]
     return max(0, min(limits)) if limits else None
 
@@ -169,7 +171,7 @@ def _machine(root: str) -> Iterator[int]:
 
 
 def _control_group(root: str) -> Iterator[int]:
-    """What is left below the limit, with what the kernel would give up first."""
+    """Bytes that are left below the control group's limit, counting file caches that the kernel would drop first."""
     folder = os.path.join(root, "sys/fs/cgroup")
     limit, used = (next(_numbers(os.path.join(folder, f"memory.{name}")), None) for name in ("max", "current"))
     if limit is None or used is None:

@@ -2,11 +2,12 @@
 
 Tensors have the shape (layers, capacity, ...) and are contiguous, as a pool's buffers are; all are on one device. A
 slot is an index into the second dimension. No temporary grows with the data: at most ``CHUNK`` bytes are gathered at a
-time, beside the slots' numbers. On CUDA one launch does all buffers of a shape, where Triton is there
-(``kernels_triton``), and nothing is ever read back: whoever calls these may be the scheduling thread, with a CUDA
-stream current. For a CPU they are to be called where the work shall run.
+time, beside the slots' numbers. On CUDA with Triton, one launch does all buffers of a shape (``kernels_triton``), and
+nothing is ever read back, so the scheduling thread may call these functions with a CUDA stream current. On a CPU the
+work runs in the thread that calls them.
 
-It must not know pools, components, or who owns a slot. Tensors on the meta device have no content: nothing is done.
+These functions know no pool, no component and no owner of a slot. Tensors on the meta device have no content: for them
+nothing is done.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 1 << 20
-"""The most bytes that any temporary has."""
+"""The largest size of a temporary in bytes."""
 
 DIRECT = 1 << 16
-"""Slots of so many bytes in a tensor are worth a call each. Smaller ones go by index, many in one call..."""
+"""Slots of at least so many bytes in a tensor are copied with a call each; smaller ones by index, many in one call,"""
 
 FEW = 16
-"""...unless there are fewer than this: an index costs as much as so many calls."""
+"""unless there are fewer slots than this: an index costs as much as so many calls."""
 
 
 def copy_slots(tensors: Iterable[Tensor], src: Sequence[int], dst: Sequence[int]) -> None:
-    """As if ``t[:, d] = t[:, s]`` pair by pair, in order, in each tensor. Bitwise, whatever the dtype."""
+    """Copy slots within each tensor: as ``t[:, d] = t[:, s]`` pair by pair, in order. It is bitwise for any dtype."""
     tensors = _live(tensors)
     pairs = list(zip(src, dst, strict=True))
     if not tensors or not pairs:
         return
     check_slots(tensors, src, dst)
-    triton = _triton(tensors)
+    triton = triton_for(tensors)
     many, few = _parted(tensors, len(dst), triton)
     for tensor in few:
         for s, d in pairs:
@@ -50,12 +51,12 @@ def copy_slots(tensors: Iterable[Tensor], src: Sequence[int], dst: Sequence[int]
 
 
 def clear_slots(tensors: Iterable[Tensor], dst: Sequence[int]) -> None:
-    """Zeros in these slots of each tensor."""
+    """Fill these slots of each tensor with zeros."""
     tensors = _live(tensors)
     if not tensors or not len(dst):
         return
     check_slots(tensors, dst)
-    triton = _triton(tensors)
+    triton = triton_for(tensors)
     many, few = _parted(tensors, len(dst), triton)
     for tensor in few:
         for d in dst:
@@ -75,10 +76,10 @@ def clear_slots(tensors: Iterable[Tensor], dst: Sequence[int]) -> None:
 def select_slots(
     tensors: Iterable[Tensor], choices: Sequence[Sequence[int]], selector: Tensor, dst: Sequence[int]
 ) -> None:
-    """As if ``t[:, dst[i]] = t[:, choices[i][selector[i]]]`` for each i, in order, in each tensor.
+    """Copy selected slots within each tensor: ``t[:, dst[i]] = t[:, choices[i][selector[i]]]`` for each i, in order.
 
-    ``choices`` are equally long, and ``selector`` is a vector of ints on the tensors' device. On CUDA it is never read
-    here; a CPU's is read once.
+    All ``choices`` have the same length, and ``selector`` is a vector of ints on the tensors' device. On CUDA the host
+    never reads it; on a CPU it is read once.
     """
     tensors = _live(tensors)
     if not len(choices) == len(dst) == selector.numel():
@@ -92,14 +93,14 @@ def select_slots(
     if tensors[0].device.type == "cpu":
         copy_slots(tensors, chosen.tolist(), dst)
         return
-    _select(tensors, choices, chosen, dst, _triton(tensors))
+    _select(tensors, choices, chosen, dst, triton_for(tensors))
 
 
-# ---------------------------------------------------------------- what is to be done
+# ---------------------------------------------------------------- checks
 
 
 def _live(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Those with content."""
+    """The tensors that have content; each is checked to be contiguous."""
     live = [tensor for tensor in tensors if tensor.device.type != "meta"]
     for tensor in live:
         if not tensor.is_contiguous():
@@ -110,7 +111,7 @@ def _live(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def check_slots(tensors: list[Tensor], *slots: Sequence[int]) -> None:
-    """Every slot is there: -1 would be the last one, and a number that is too large somebody else's memory."""
+    """Check that every slot exists: -1 would be the last slot, and a number that is too large foreign memory."""
     capacity = min(tensor.shape[1] for tensor in tensors)
     low, high = min(map(min, slots)), max(map(max, slots))
     if low < 0 or high >= capacity:
@@ -118,7 +119,7 @@ def check_slots(tensors: list[Tensor], *slots: Sequence[int]) -> None:
 
 
 def _waves(reads: Sequence[Sequence[int]], dst: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Runs of pairs that may go in any order: none touches what another one writes."""
+    """Yield runs of pairs that can be copied in any order: no pair of a run touches what another one of it writes."""
     if len(set(dst)) == len(dst) and set(dst).isdisjoint(chain.from_iterable(reads)):
         yield 0, len(dst)
         return
@@ -135,7 +136,7 @@ def _waves(reads: Sequence[Sequence[int]], dst: Sequence[int]) -> Iterator[tuple
     yield low, len(dst)
 
 
-# ---------------------------------------------------------------- how
+# ---------------------------------------------------------------- moving rows
 
 
 @cache
@@ -143,8 +144,8 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _triton(tensors: list[Tensor]) -> Any:
-    """The kernels for Triton, if these tensors are on CUDA and it is installed."""
+def triton_for(tensors: list[Tensor]) -> Any:
+    """The module of the Triton kernels if these tensors are on CUDA and Triton is installed, else None."""
     if tensors[0].device.type != "cuda" or not _has_triton():
         return None
     from . import kernels_triton
@@ -153,7 +154,7 @@ def _triton(tensors: list[Tensor]) -> Any:
 
 
 def _parted(tensors: list[Tensor], slots: int, triton: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Those of which many slots go in one call, and those of which each slot is worth one."""
+    """Divide tensors into those that are copied by index, many slots in one call, and those with a call per slot."""
     many: list[Tensor] = []
     few: list[Tensor] = []
     for tensor in tensors:
@@ -169,7 +170,7 @@ def _width(tensor: Tensor) -> int:
 
 
 def index_of(slots: Sequence[int], tensors: list[Tensor]) -> Tensor:
-    """These numbers where the tensors are. From pinned memory: a copy from any other would wait for the device."""
+    """The slots' numbers as a tensor on the device, copied from pinned memory: any other copy would wait."""
     import torch
 
     device = tensors[0].device
@@ -179,7 +180,7 @@ def index_of(slots: Sequence[int], tensors: list[Tensor]) -> Tensor:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """The same memory as rows of ints, one for each layer and slot: for any dtype, and bitwise."""
+    """View a tensor of any dtype as rows of ints, one row for each layer and slot."""
     import torch
 
     size = tensor.element_size()
@@ -190,6 +191,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 def row_numbers(tensor: Tensor, slots: Tensor) -> Tensor:
+    """The numbers of the slots' rows in all layers."""
     import torch
 
     layers, capacity = tensor.shape[:2]
@@ -197,25 +199,26 @@ def row_numbers(tensor: Tensor, slots: Tensor) -> Tensor:
 
 
 def parts(index: Tensor, count: int) -> Iterator[Tensor]:
+    """Yield consecutive parts of an index, of at most ``count`` numbers each."""
     for low in range(0, index.numel(), count):
         yield index[low : low + count]
 
 
 def _slots_of_a_chunk(tensor: Tensor) -> int:
-    """How many slots' rows, and their numbers, are at most a chunk."""
+    """The number of slots whose rows, and whose numbers, are at most a chunk."""
     return max(1, CHUNK // (len(tensor) * max(8, _width(tensor))))
 
 
 def _select(
     tensors: list[Tensor], choices: Sequence[Sequence[int]], chosen: Tensor, dst: Sequence[int], triton: Any
 ) -> None:
-    """``chosen`` holds one of each row of ``choices``, but only the device knows which."""
+    """Copy the ``chosen`` slots, one of each row of ``choices``; only the device knows which."""
     for low, high in _waves(choices, dst):
         _move(tensors, chosen[low:high], dst[low:high], triton)
 
 
 def _move(tensors: list[Tensor], src: Tensor, dst: Sequence[int], triton: Any) -> None:
-    """One wave: all is read as it was before it."""
+    """Copy the pairs of one wave, in which no pair touches what another one writes."""
     index = index_of(dst, tensors)
     if triton is not None:
         triton.copy(tensors, src, index)
@@ -228,7 +231,7 @@ def _move(tensors: list[Tensor], src: Tensor, dst: Sequence[int], triton: Any) -
 
 
 def _move_rows(rows: Tensor, src: Tensor, dst: Tensor) -> None:
-    """By index, in pieces of at most a chunk: some rows, or a part of one."""
+    """Copy rows by index, in pieces of at most a chunk: some rows, or a part of one."""
     columns = max(1, min(rows.shape[1], CHUNK // rows.element_size()))
     count = max(1, CHUNK // (columns * rows.element_size()))
     for s, d in zip(parts(src, count), parts(dst, count), strict=True):

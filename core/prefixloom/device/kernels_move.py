@@ -1,13 +1,15 @@
-"""Moving the content of slots from the buffers of one pool to those of another: between a device and the host.
+"""Moving slots: copy the content of many slots from the buffers of one pool to those of another, between a device and
+the host.
 
-Tensors have the shape (layers, capacity, ...), as a pool's buffers are, and only what one slot has in one layer needs
-to be contiguous: a pool may keep all layers of a slot together (page-first), its buffers are then views. One side
-is on CUDA and the other in pinned memory of the host, or both are on a CPU. Source and target share no memory, and no
-slot is written twice, so the pairs of a call go in any order. What is copied is bits, whatever the dtype.
+Tensors have the shape (layers, capacity, ...), as a pool's buffers do. Only the part of one slot in one layer needs to
+be contiguous: a pool may keep all layers of a slot together (page-first), and its buffers are then views. One side is
+on CUDA and the other in pinned memory of the host, or both are on a CPU. Source and target share no memory, and no slot
+is written twice, so the pairs of a call may be copied in any order. The copy is bitwise for any dtype.
 
-On a CPU no temporary is above ``kernels.CHUNK``, beside the slots' numbers. On CUDA all is enqueued on the current
-stream and nothing waits: the caller keeps both pools' memory until that stream has come past it. It must not know
-pools, components, or who owns a slot. Tensors on the meta device have no content: nothing is done.
+On a CPU no temporary is larger than ``kernels.CHUNK``, beside the slots' numbers. On CUDA everything is enqueued on the
+current stream and nothing waits: the caller keeps the memory of both pools until that stream has run the copies. These
+functions know no pool, no component and no owner of a slot. Tensors on the meta device have no content: for them
+nothing is done.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     Pair = tuple[Tensor, Tensor]
 
 STAGE = 1 << 25
-"""The most bytes that are gathered at a time on a CUDA device, where Triton is not there to do without."""
+"""The most bytes that are gathered at a time on a CUDA device without Triton."""
 
 
 def move_slots(
@@ -34,7 +36,8 @@ def move_slots(
     dst: Sequence[int],
     layers: slice | None = None,
 ) -> None:
-    """As if ``t[layers, d] = s[layers, p]`` for each p of ``src`` with its d of ``dst``, in each pair (s, t) of these.
+    """Copy slots from tensors to others: ``t[layers, d] = s[layers, p]`` for each pair (p, d) of slots and (s, t) of
+    tensors.
 
     ``layers`` counts the tensors' own layers; all of them by default.
     """
@@ -42,9 +45,9 @@ def move_slots(
 
 
 class Move:
-    """A move that has been checked, once for all its parts, with its slots' numbers where the copies want them.
+    """A checked move, which can be run in parts (some layers at a time).
 
-    It has numbers of its own: what becomes of those that it was made of changes nothing.
+    It copies the slots' numbers, so the caller may change its own lists afterwards.
     """
 
     __slots__ = ("_dst", "_index", "_pairs", "_runs", "_src")
@@ -70,7 +73,7 @@ class Move:
             raise InputError("a slot is to be written twice in one move: which of the two would stay is not said")
         self._pairs = [_words(*pair) for pair in pairs]
         self._runs = _runs(self._src, self._dst)
-        self._index: Pair | None = None  # of both sides' slots: made when it is first wanted
+        self._index: Pair | None = None  # the slots' numbers of both sides as tensors, made on first use
 
     def run(self, layers: slice | None = None) -> None:
         """Move these layers, on the current stream of the device if there is one."""
@@ -90,7 +93,7 @@ class Move:
         return self._index
 
     def _here(self, pairs: list[Pair]) -> None:
-        """On a CPU: a call for each run where runs are long, else by index."""
+        """Copy on a CPU: with a call for each run where runs are long, else by index."""
         slots, runs = len(self._src), len(self._runs)
         for source, target in pairs:
             if runs < kernels.FEW or _slot_bytes(source) * slots >= kernels.DIRECT * runs:
@@ -101,8 +104,10 @@ class Move:
                 _move_by_index(*part, *self._indices(source))
 
     def _across(self, pairs: list[Pair], device: Tensor) -> None:
-        """One launch for all pairs of a shape where Triton is there: it reads and writes pinned memory in place."""
-        triton: Any = kernels._triton([device])
+        """Copy between CUDA and the host. Triton needs one launch for all pairs of a shape, and uses pinned memory in
+        place.
+        """
+        triton: Any = kernels.triton_for([device])
         if triton is not None:
             triton.move(pairs, *self._indices(device))
             return
@@ -114,11 +119,11 @@ class Move:
                 _move_in_place(source, target, self._src, self._dst)
 
 
-# ---------------------------------------------------------------- what is to be done
+# ---------------------------------------------------------------- checks and runs
 
 
 def _check(source: Tensor, target: Tensor) -> None:
-    """Whether the one may be moved into the other, and how that is done is known."""
+    """Check that slots of ``source`` can be moved to slots of ``target``."""
     if source.dtype != target.dtype or source.dim() < 2 or _slot_shape(source) != _slot_shape(target):
         raise InputError(
             f"slots of {source.dtype} {_slot_shape(source)} cannot be moved into slots of {target.dtype} "
@@ -142,7 +147,7 @@ def _slot_shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _words(source: Tensor, target: Tensor) -> Pair:
-    """Both as (layers, capacity, words), of the widest ints that fit their shape and their addresses."""
+    """View both tensors as (layers, capacity, words), with the widest ints that fit their shapes and addresses."""
     import torch
 
     both = [tensor.view(*tensor.shape[:2], -1) for tensor in (source, target)]
@@ -158,9 +163,9 @@ def _divides(word: int, tensor: Tensor) -> bool:
 
 
 def _runs(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(first of ``src``, first of ``dst``, how many): where both go on by one, in whatever order they were given.
+    """Runs in which both slots go up by one: (first of ``src``, first of ``dst``, how many), whatever the given order.
 
-    By where they go: what is written in order is copied faster than what is read in order.
+    They are in the order of ``dst``: writing in order is faster than reading in order.
     """
     found: list[tuple[int, int, int]] = []
     s = d = count = 0
@@ -179,12 +184,12 @@ def _runs(src: Sequence[int], dst: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def _slot_bytes(tensor: Tensor) -> int:
-    """Of all layers together."""
+    """Bytes of one slot in all layers together."""
     return tensor.shape[0] * tensor.shape[2] * tensor.element_size()
 
 
 def _pieces(source: Tensor, target: Tensor) -> Iterator[Pair]:
-    """Parts of the two of which one slot is no more than a chunk: some layers, or some words of one."""
+    """Yield parts of both tensors in which one slot is at most a chunk: some layers, or some words of one layer."""
     size = source.element_size()
     words = max(1, min(source.shape[2], kernels.CHUNK // size))
     layers = max(1, kernels.CHUNK // (words * size))
@@ -206,7 +211,7 @@ def _move_by_index(source: Tensor, target: Tensor, src: Tensor, dst: Tensor) -> 
 
 
 def _move_in_place(source: Tensor, target: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
-    """A call for each layer and run. Both sides of each are contiguous: torch would stage any other and wait."""
+    """Copy with a call for each layer and run. Both sides of a call are contiguous: otherwise torch would wait."""
     packed = source.stride(1) == target.stride(1) == source.shape[2]
     for s, d, count in _runs(src, dst) if packed else ((s, d, 1) for s, d in zip(src, dst, strict=True)):
         for to, of in zip(target.narrow(1, d, count), source.narrow(1, s, count), strict=True):
@@ -214,7 +219,9 @@ def _move_in_place(source: Tensor, target: Tensor, src: Sequence[int], dst: Sequ
 
 
 def _move_staged(source: Tensor, target: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
-    """The host has all layers of a slot together: a call for each slot, to or from one that is so on the device."""
+    """Copy with a call for each slot, if the host keeps all layers of a slot together, through a staging tensor of the
+    same layout on the device.
+    """
     count = max(1, STAGE // _slot_bytes(source))
     for low in range(0, len(src), count):
         s, d = src[low : low + count], dst[low : low + count]

@@ -1,7 +1,7 @@
-"""The batch kernels for Triton: one launch for all buffers of a shape. ``kernels`` says when they are used.
+"""The batch kernels for Triton: one launch for all buffers of a shape. ``kernels`` decides when they are used.
 
-A kernel gets the addresses of its buffers in a table on the device, and copies words of as many bytes as divide all of
-its addresses and strides. The pairs of a launch go in any order; who launches makes sure that none touches what
+A kernel gets the addresses of its buffers in a table on the device, and copies the widest words that divide all of its
+addresses and strides. The pairs of a launch are copied in any order; the caller makes sure that no pair touches what
 another one writes.
 """
 
@@ -23,12 +23,12 @@ WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
 def copy(tensors: list[Tensor], src: Tensor, dst: Tensor) -> None:
-    """``t[:, d] = t[:, s]`` for all pairs at once; both are int64 on the tensors' device."""
+    """Copy slots: ``t[:, d] = t[:, s]`` for all pairs at once. ``src`` and ``dst`` are int64 on the tensors' device."""
     _launch(_copy, tensors, (src.contiguous(), dst.contiguous()))
 
 
 def clear(tensors: list[Tensor], dst: Tensor) -> None:
-    """Zeros in ``t[:, d]`` for all d."""
+    """Fill ``t[:, d]`` with zeros for all d of ``dst``."""
     _launch(_clear, tensors, (dst.contiguous(),))
 
 
@@ -51,14 +51,14 @@ def _launch(kernel: Any, tensors: list[Tensor], slots: tuple[Tensor, ...]) -> No
 
 
 def _geometry(tensor: Tensor) -> tuple[int, int, int, int]:
-    """Layers, bytes of a layer, bytes of a slot in a layer, and of the widest word that fits. It is contiguous."""
+    """(layers, bytes of a layer, bytes of a slot in a layer, bytes of the widest word) of a contiguous tensor."""
     layers, capacity = tensor.shape[:2]
     slot_bytes = tensor[0, 0].numel() * tensor.element_size()
     word = next(size for size in WORDS if slot_bytes % size == 0 and tensor.data_ptr() % size == 0)
     return layers, capacity * slot_bytes, slot_bytes, word
 
 
-# What Triton compiles has no annotations but for constants: it would look for their names on the device.
+# The kernels annotate constants only: Triton would look for the names of other annotations on the device.
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -108,9 +108,10 @@ def _clear(  # type: ignore[no-untyped-def]
 
 
 def move(pairs: list[tuple[Tensor, Tensor]], src: Tensor, dst: Tensor) -> None:
-    """``t[:, d] = s[:, p]`` for all at once, in pairs (s, t) of which one is in pinned memory of the host.
+    """Copy between a device and the host: ``t[:, d] = s[:, p]`` for all slots at once, in all pairs (s, t) of tensors.
 
-    Tensors have the shape (layers, capacity, words); a launch serves all pairs of the same shape and strides.
+    One tensor of a pair is in pinned memory of the host. Tensors have the shape (layers, capacity, words); a launch
+    serves all pairs of the same shape and strides.
     """
     groups: dict[tuple[Any, ...], list[tuple[Tensor, Tensor]]] = {}
     for source, target in pairs:

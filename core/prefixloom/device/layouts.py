@@ -1,9 +1,9 @@
-"""Layouts: how what a pool's slots hold lies in memory. The shapes of buffers are the same in each.
+"""Layouts: how the content of a pool's slots lies in memory. The shapes of the buffers are the same in each layout.
 
-"layer_first": a tensor of its own for each buffer, (layers, capacity, ...), and contiguous. "page_first": all that a
-slot has lies together, buffer after buffer, those of wider elements first, each (layers, entries, *shape); buffers are
-views of that. Then a slot is one piece to be copied, but what is contiguous in a layer is a slot, not its neighbours.
-It must not know what a slot is for, or where its memory comes from.
+"layer_first": each buffer is a contiguous tensor (layers, capacity, ...). "page_first": the content of a slot lies
+together, buffer after buffer, those with wider elements first, each (layers, entries, *shape); the buffers are views of
+that. Then a slot can be copied in one piece, but in one layer only a single slot is contiguous. A layout knows neither
+what a slot is for nor where its memory comes from.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     Zeros = Callable[[str, tuple[int, ...], str], Tensor]
 
 ALIGNMENT = 8
-"""Where a page-first slot may begin: any element of any dtype is then where it must be."""
+"""A page-first slot begins at a multiple of so many bytes, so that elements of any dtype are aligned."""
 
 WHOLE = ""
-"""The name under which the memory of all buffers together is asked for."""
+"""The name under which ``allocate`` asks for the memory of all buffers together."""
 
 
 def shape(buffer: Buffer, unit: str, capacity: int, entries: int) -> tuple[int, ...]:
+    """The shape of a buffer's tensor."""
     middle = () if unit == "boundary" else (entries,)
     return (len(buffer.layers), capacity, *middle, *buffer.shape)
 
 
 def parts(manifest: Manifest, entries: int) -> Iterator[tuple[Buffer, int, int]]:
-    """Each buffer with where it begins in what one slot holds, and its bytes there."""
+    """Yield each buffer with its offset and its size in the bytes of one slot."""
     start = 0
     for buffer in sorted(manifest.buffers, key=lambda b: -DTYPE_BYTES[b.dtype]):
         size = buffer.entry_bytes * entries
@@ -40,7 +41,7 @@ def parts(manifest: Manifest, entries: int) -> Iterator[tuple[Buffer, int, int]]
 
 
 def slot_bytes(layout: Layout, manifest: Manifest, entries: int) -> int:
-    """Bytes that a slot takes of a pool's memory: page-first, to where the next one may begin."""
+    """Bytes of a pool's memory that a slot takes, with the padding of a page-first slot."""
     size = manifest.slot_bytes * entries
     return size if layout == "layer_first" else -(-size // ALIGNMENT) * ALIGNMENT
 
@@ -48,7 +49,9 @@ def slot_bytes(layout: Layout, manifest: Manifest, entries: int) -> int:
 def allocate(
     layout: Layout, manifest: Manifest, unit: str, capacity: int, entries: int, zeros: Zeros
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Buffers by name; and blocks: contiguous tensors (n, capacity, ...) of all that slots hold, to be copied whole."""
+    """Allocate a pool's memory: its buffers by name, and blocks, contiguous tensors (n, capacity, ...) that together
+    hold all content, for copies of whole slots.
+    """
     if layout == "layer_first":
         found = {b.name: zeros(b.name, shape(b, unit, capacity, entries), b.dtype) for b in manifest.buffers}
         return found, list(found.values())

@@ -1,15 +1,15 @@
-"""Stages of a slot, which debug mode follows: the tree takes only what all of its writers have been enqueued for.
-
-Fences: up to which step something comes after. What runs, and what is in flight, is ``flight``'s to know.
-
-Pool: the slots of one component on one device, and who owns them.
+"""Pool: the slots of one component on one device, and who owns them.
 
 A pool hands out page numbers (state slots for boundary components) and knows the tensors behind them. It knows no tree
-and no sequence. A slot has one owner at a time: the free list, a sequence's holding, a node's cell, or a ``Span``.
+and no sequence, and not what is in flight (``flight``). A slot has one owner at a time: the free list, a sequence's
+holding, a node's cell, or a ``PageSpan``.
 
-A slot that is given back while steps run may still be read or written by one of them. It *retires*: it is nobody's and
-keeps the number of the newest step of that moment, its fence. When the steps up to its fence are over it is free.
-Whoever takes it sooner gets the fence with it, and is ordered after those steps.
+A slot that is given back while steps run may still be read or written by one of them. It *retires*: it has no owner,
+and keeps the number of the newest step of that moment, its fence. When the steps up to its fence are over, it is free.
+An owner that takes it sooner gets the fence with it, and is ordered after those steps.
+
+In debug mode a pool also follows the *stage* of each slot: the tree takes a slot only when all work that writes it has
+been enqueued.
 """
 
 from __future__ import annotations
@@ -19,23 +19,29 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..contract.manifest import Layout, Manifest
 from ..errors import CompositionError, InvariantError, ProtocolError
 from . import layouts
-from .handles import Handle, site
+from .handles import Dropped, Handle, call_site, dropped_without_release
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# ---------------------------------------------------------------- stages
 
 
 class Stage(IntEnum):
-    """A slot's way. A failed step takes it from Writing back to Reserved; a handed-over one is Published for good."""
+    """The stages of a slot's life. A failed step takes a slot from WRITING back to RESERVED."""
 
     FREE = 0
-    RESERVED = 1  # somebody's, without content
-    WRITING = 2  # a step that is open writes it
-    SEALED = 3  # all that writes it has been enqueued: the content is what its owner's tokens say
-    PUBLISHED = 4  # the tree's
-    RETIRED = 5  # nobody's, and a step in flight may still touch it
+    RESERVED = 1  # it has an owner, but no content
+    WRITING = 2  # an open step writes it
+    SEALED = 3  # all work that writes it has been enqueued: its content belongs to its owner's tokens
+    PUBLISHED = 4  # the tree owns it
+    RETIRED = 5  # it has no owner, and a step in flight may still touch it
 
 
 BEFORE: dict[Stage, tuple[Stage, ...]] = {
@@ -44,13 +50,18 @@ BEFORE: dict[Stage, tuple[Stage, ...]] = {
     Stage.SEALED: (Stage.RESERVED, Stage.WRITING, Stage.SEALED),
     Stage.PUBLISHED: (Stage.SEALED, Stage.PUBLISHED),
 }
-"""From which stages a slot may come to each."""
+"""The stages from which a slot may enter each stage."""
+
+# ---------------------------------------------------------------- fences
 
 
 class Fence:
-    """``stamp``: the number of the newest step that runs, 0 while none does. ``retiring``: whether slots wait.
+    """The order between a pool's slots and the steps that run.
 
-    ``claimed``: slots were taken that waited, and their new owner has yet to be told up to which step.
+    ``stamp``     the number of the newest step that runs; 0: none runs
+    ``retiring``  whether slots wait for steps to be over
+    ``claimed``   the newest step that may still touch slots which were taken before it was over; their new owner has to
+                  be ordered after it. 0: there are no such slots
     """
 
     __slots__ = ("claimed", "retiring", "stamp")
@@ -60,8 +71,10 @@ class Fence:
         self.retiring = False
 
     def reused(self, pool: Pool, data: bytes) -> None:
-        """Slots go to another owner before the steps that they retired from are over."""
+        """Note that slots go to a new owner before the steps that may touch them are over."""
 
+
+# ---------------------------------------------------------------- page numbers
 
 ABSENT = NO_SLOT = -1
 
@@ -73,20 +86,24 @@ MOST_PAGES = 2**31 - 1
 
 
 def present(data: bytes) -> int:
-    """How many page numbers of ``data`` are not *absent*; their top bit is clear, so no match is unaligned."""
+    """The number of page numbers in ``data`` that are not *absent*."""
+    # The top bit of a page number is clear, so the bytes of an absent one are found at aligned places only.
     return len(data) // ID_BYTES - data.count(ABSENT_BYTES)
 
 
+# ---------------------------------------------------------------- pools
+
 WINDOW = 1024
-"""So many of the free pages at most are brought in order at a time."""
+"""The most free pages that are sorted at a time."""
 
 
 class Pool:
-    """Page-granular slots. ``take`` and ``give`` are the core's; engines read ``buffers``, others use ``mint``.
+    """The page or state slots of one component. ``take`` and ``give`` are for the core; engines read ``buffers``; all
+    others get slots with ``mint``.
 
     ``buffers[name]`` has the shape (layers, capacity, entries of a page, *shape), without the entries for state slots.
-    In the layout "page_first" it is a view, contiguous within a slot of a layer only. ``blocks`` are all that slots
-    hold, in contiguous tensors (n, capacity, ...): what is done to whole slots is done to those.
+    In the layout "page_first" it is a view, in which only one slot of one layer is contiguous. ``blocks`` are
+    contiguous tensors (n, capacity, ...) with the content of all slots, for work on whole slots.
     """
 
     __slots__ = (
@@ -108,21 +125,21 @@ class Pool:
         if capacity > MOST_PAGES:
             raise CompositionError(f"pool {name!r} would have {capacity} pages, and {MOST_PAGES} are the most")
         self._free = array("i", range(capacity))  # the first ``at_hand`` are free at once; its length never changes
-        self._view = memoryview(self._free).cast("B")  # to give back into: of bytes an array would be made first
+        self._view = memoryview(self._free).cast("B")  # writes given bytes without making an array first
         self.at_hand = capacity
-        self._ordered = 0  # how many were free when ``take`` last saw to their order
-        self.orderly = False  # whether pages that lie side by side are to be handed out together
+        self._ordered = 0  # how many were free when they were last sorted
+        self.orderly = False  # whether neighbouring pages are handed out together
         self.fence = Fence()
         self.retired: deque[tuple[int, bytes]] = deque()  # (fence, slots), the oldest first
         self.retiring = 0
         self.resets = 0
         self.minted = 0  # pages in live spans
-        self.dropped: list[Any] | None = None  # where a span that is dropped without being freed goes to be recovered
+        self.dropped: Dropped | None = None  # takes back spans that are dropped without being freed
         self.buffers, self.blocks = self._allocate() if allocate else ({}, [])
 
-    def _allocate(self) -> tuple[dict[str, Any], list[Any]]:
+    def _allocate(self) -> tuple[dict[str, Tensor], list[Tensor]]:
         with warnings.catch_warnings():
-            # torch says so once, wherever it is asked first; nothing here needs numpy.
+            # torch warns once about missing numpy, at its first use; nothing here needs numpy.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
             try:
                 return layouts.allocate(self.layout, self.manifest, self.unit, self.capacity, self.entries, self._zeros)
@@ -133,14 +150,14 @@ class Pool:
                     f"less memory or capacity"
                 ) from error
 
-    def _zeros(self, name: str, shape: tuple[int, ...], dtype: str) -> Any:
+    def _zeros(self, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
         import torch
 
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
 
     @property
     def free(self) -> int:
-        """Slots that are nobody's, those included that wait for a step to end."""
+        """The number of slots without an owner, including those that wait for a step to end."""
         return self.at_hand + self.retiring
 
     @property
@@ -149,16 +166,16 @@ class Pool:
         return self.manifest.slot_bytes * self.entries
 
     def take(self, count: int) -> array[int]:
-        """``count`` pages of those that are nobody's; the caller has made sure of them and becomes their owner.
+        """Take ``count`` free pages. The caller has checked that there are enough, and becomes their owner.
 
-        If ``fence.claimed`` says so afterwards, steps in flight may still touch some of them.
+        If ``fence.claimed`` is set afterwards, steps in flight may still touch some of them.
         """
         if count > self.at_hand:
             self._claim(count)
         return self.take_at_hand(count)
 
     def take_at_hand(self, count: int) -> array[int]:
-        """``take`` of pages that are free at once."""
+        """``take`` pages, when there are enough that do not wait for a step."""
         if self.orderly:
             self._order(count)
         last = self.at_hand
@@ -167,7 +184,7 @@ class Pool:
         return self._free[first:last]
 
     def _order(self, count: int) -> None:
-        """Without this, what was freed in pieces is handed out in smaller ones, in the end page by page."""
+        """Sort the free pages that come next. Otherwise runs of pages would break into ever smaller ones."""
         last = self.at_hand
         if last > self._ordered:
             first = max(0, last - WINDOW)
@@ -175,7 +192,7 @@ class Pool:
         self._ordered = last - count
 
     def take_one(self) -> int:
-        """``take`` of a single slot."""
+        """``take`` a single slot."""
         if not self.at_hand:
             self._claim(1)
         last = self.at_hand - 1
@@ -183,7 +200,7 @@ class Pool:
         return self._free[last]
 
     def give(self, data: bytes) -> None:
-        """No longer the caller's. ``data`` holds page numbers, none of them absent; the caller owned them."""
+        """Give back pages that the caller owns. ``data`` holds their numbers, none of them absent."""
         if self.fence.stamp:
             self._retire(data)
         else:
@@ -193,11 +210,11 @@ class Pool:
             self.at_hand = last // ID_BYTES
 
     def give_slots(self, slots: list[int]) -> None:
-        """``give`` of state slots."""
+        """``give`` back state slots."""
         ids = array("i", slots)
         if self.fence.stamp:
             self._retire(ids.tobytes())
-        elif slots:  # what others see into takes no empty slice
+        elif slots:  # an array with an exported view refuses the assignment of an empty slice
             first = self.at_hand
             self.at_hand = last = first + len(slots)
             self._free[first:last] = ids
@@ -208,13 +225,13 @@ class Pool:
         self.fence.retiring = True
 
     def settle(self, over: int) -> None:
-        """The steps up to number ``over`` have ended: what waited for them is free."""
+        """Free the slots that waited for steps up to number ``over``, which have ended."""
         retired = self.retired
         while retired and retired[0][0] <= over:
             self._free_again(retired.popleft()[1])
 
     def _free_again(self, data: bytes) -> None:
-        """It does not retire any more."""
+        """Move retired slots to the free list."""
         first = self.at_hand * ID_BYTES
         last = first + len(data)
         self._view[first:last] = data
@@ -222,7 +239,7 @@ class Pool:
         self.retiring -= len(data) // ID_BYTES
 
     def _claim(self, count: int) -> None:
-        """Make ``count`` slots free at once, as many of those that retire as it takes. Their fence is ``claimed``."""
+        """Free as many retired slots early as are missing to ``count``, and note their fence in ``fence.claimed``."""
         while self.at_hand < count and self.retired:
             fence, data = self.retired.popleft()
             size = (count - self.at_hand) * ID_BYTES
@@ -234,7 +251,7 @@ class Pool:
             self.fence.reused(self, data)
 
     def reset(self) -> None:
-        """Nothing is owned any more, whoever held it."""
+        """Take all slots from their owners, whoever they are."""
         self._free[:] = array("i", range(self.capacity))
         self.at_hand = self.capacity
         self.retired.clear()
@@ -246,47 +263,47 @@ class Pool:
         self.resets += 1
 
     def enter(self, slots: Iterable[int], stage: Stage) -> None:
-        """These slots come to ``stage``. Kept in debug mode only."""
+        """Move slots to ``stage``. It has an effect in debug mode only."""
 
     def stage_of(self, slot: int) -> Stage:
-        """In debug mode."""
+        """The stage of a slot, which is known in debug mode only."""
         raise NotImplementedError
 
     def free_ids(self) -> Sequence[int]:
-        """The slots that are nobody's."""
+        """The slots without an owner."""
         ids = self._free[: self.at_hand]
         for _, data in self.retired:
             ids.frombytes(data)
         return ids
 
-    def mint(self, count: int) -> Span:
-        """An owned span of ``count`` pages, for whoever is neither a sequence nor the tree."""
+    def mint(self, count: int) -> PageSpan:
+        """Take ``count`` pages as a span, for owners other than sequences and the tree."""
         if count.__class__ is not int or not 0 <= count <= self.at_hand:
-            waiting = f", and {self.retiring} that wait for steps to be over (cache.poll() sees to that)"
+            waiting = f", and {self.retiring} that wait for steps to be over (call cache.poll())"
             raise ProtocolError(
                 f"pool {self.name!r} has {self.at_hand} free pages{waiting if self.retiring else ''}; {count} were "
                 f"asked for"
             )
         self.minted += count
-        return Span(self, self.take(count).tobytes() if count else b"")
+        return PageSpan(self, self.take(count).tobytes() if count else b"")
 
-    # What follows touches content: it belongs on a stream.
+    # These touch the content of slots, so they are to be run on a stream. On the meta device there is no content.
     def copy(self, src: Sequence[int], dst: Sequence[int]) -> None:
-        """Content of ``src`` slots to ``dst`` slots, in every buffer and layer. On the meta device there is none."""
+        """Copy the content of ``src`` slots to ``dst`` slots, in every buffer and layer."""
         if self.device != "meta":
             from .kernels import copy_slots
 
             copy_slots(self.blocks, src, dst)
 
-    def select(self, choices: Sequence[Sequence[int]], selector: Any, dst: Sequence[int]) -> None:
-        """Content of slot ``choices[i][selector[i]]`` to slot ``dst[i]``; ``selector`` is a tensor on the device."""
+    def select(self, choices: Sequence[Sequence[int]], selector: Tensor, dst: Sequence[int]) -> None:
+        """Copy the content of slot ``choices[i][selector[i]]`` to slot ``dst[i]``; ``selector`` is on the device."""
         if self.device != "meta":
             from .kernels import select_slots
 
             select_slots(self.blocks, choices, selector, dst)
 
     def clear(self, dst: Sequence[int]) -> None:
-        """Zeros in ``dst`` slots, in every buffer and layer."""
+        """Fill ``dst`` slots with zeros, in every buffer and layer."""
         if self.device != "meta":
             from .kernels import clear_slots
 
@@ -294,7 +311,7 @@ class Pool:
 
 
 class DebugPool(Pool):
-    """A pool that knows the stage of every slot, and how often it was recycled."""
+    """A pool that knows the stage of every slot and how often it was recycled, for debug mode."""
 
     __slots__ = ("generation", "stage")
 
@@ -304,7 +321,7 @@ class DebugPool(Pool):
         self.generation = array("q", bytes(8 * self.capacity))
 
     def enter(self, slots: Iterable[int], stage: Stage) -> None:
-        """InvariantError if ``stage`` is not their next."""
+        """Move slots to ``stage``; raise ``InvariantError`` if one may not enter it from its stage."""
         for slot in slots:
             now = Stage(self.stage[slot])
             if now not in BEFORE[stage]:
@@ -332,7 +349,7 @@ class DebugPool(Pool):
     def take_one(self) -> int:
         return self.take(1)[0]
 
-    def _returned(self, slot: int) -> None:
+    def _note_given(self, slot: int) -> None:
         if not 0 <= slot < self.capacity or self.stage[slot] in (Stage.FREE, Stage.RETIRED):
             raise InvariantError(f"pool {self.name!r}: slot {slot} given back twice, or never handed out")
         self.stage[slot] = Stage.RETIRED if self.fence.stamp else Stage.FREE
@@ -340,12 +357,12 @@ class DebugPool(Pool):
 
     def give(self, data: bytes) -> None:
         for slot in array("i", data):
-            self._returned(slot)
+            self._note_given(slot)
         super().give(data)
 
     def give_slots(self, slots: list[int]) -> None:
         for slot in slots:
-            self._returned(slot)
+            self._note_given(slot)
         super().give_slots(slots)
 
     def settle(self, over: int) -> None:
@@ -356,12 +373,15 @@ class DebugPool(Pool):
     def reset(self) -> None:
         for slot in range(self.capacity):
             if self.stage[slot] not in (Stage.FREE, Stage.RETIRED):
-                self._returned(slot)
+                self._note_given(slot)
         super().reset()
 
 
-class Span(Handle):
-    """An owned run of pages that moves: after ``move``, ``split`` or ``free`` the old handle is poisoned."""
+# ---------------------------------------------------------------- spans
+
+
+class PageSpan(Handle):
+    """A handle that owns pages. After ``move``, ``split`` or ``free`` the old handle cannot be used any more."""
 
     __slots__ = ("_data", "_generations", "_resets", "_where", "pool")
 
@@ -370,14 +390,16 @@ class Span(Handle):
         self._data: bytes | None = data
         self._resets = pool.resets
         self._generations = self._now()
-        self._where = site() if isinstance(pool, DebugPool) else None
+        self._where = call_site() if isinstance(pool, DebugPool) else None
 
     def _now(self) -> tuple[int, ...]:
+        """The present generations of its slots, in debug mode."""
         if not isinstance(self.pool, DebugPool):
             return ()
         return tuple(self.pool.generation[slot] for slot in array("i", self._data or b""))
 
     def _own(self) -> bytes:
+        """Its page numbers, after a check that it still owns them."""
         data = self._data
         if data is None:
             raise ProtocolError(f"a span of pool {self.pool.name!r} was used after it moved or was freed")
@@ -398,22 +420,22 @@ class Span(Handle):
     def alive(self) -> bool:
         return self._data is not None
 
-    def move(self) -> Span:
-        """The same pages under a new handle; this one is poisoned."""
-        moved = Span(self.pool, self._own())
+    def move(self) -> PageSpan:
+        """Return a new handle for the same pages. This one cannot be used any more."""
+        moved = PageSpan(self.pool, self._own())
         self._data = None
         return moved
 
-    def split(self, count: int) -> tuple[Span, Span]:
-        """The first ``count`` pages and the rest, each under its own handle; this one is poisoned."""
+    def split(self, count: int) -> tuple[PageSpan, PageSpan]:
+        """Return handles for the first ``count`` pages and for the rest. This one cannot be used any more."""
         data = self._own()
         if count.__class__ is not int or not 0 <= count <= len(data) // ID_BYTES:
             raise ProtocolError(f"a span of {len(data) // ID_BYTES} pages cannot be split at {count}")
         self._data = None
-        return Span(self.pool, data[: count * ID_BYTES]), Span(self.pool, data[count * ID_BYTES :])
+        return PageSpan(self.pool, data[: count * ID_BYTES]), PageSpan(self.pool, data[count * ID_BYTES :])
 
     def free(self) -> None:
-        """Back to the pool that minted it; this handle is poisoned."""
+        """Give the pages back to the pool. This handle cannot be used any more."""
         data = self._own()
         self._data = None
         self.pool.minted -= len(data) // ID_BYTES
@@ -421,7 +443,7 @@ class Span(Handle):
 
     def __del__(self) -> None:
         if self._data and self._resets == self.pool.resets and self.pool.dropped is not None:
-            self.pool.dropped.append(self)
+            self.pool.dropped.add(self, dropped_without_release(self._where), self.free)
 
     def __repr__(self) -> str:
-        return f"<Span of {self.pool.name}: {len(self._data or b'') // ID_BYTES} pages>"
+        return f"<PageSpan of {self.pool.name}: {len(self._data or b'') // ID_BYTES} pages>"

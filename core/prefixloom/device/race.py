@@ -1,15 +1,15 @@
 """Race: the race detector of a cache in debug mode.
 
-Of every slot, and of every buffer of it that some access names, it keeps the last writer and the readers since. An
-access that is not ordered after the last writer, or a write that is not ordered after every reader, is a
-``RaceError``. Who owns a slot plays no part: a recycled slot keeps its history, and so a late write is found.
+For every slot, and for every buffer of it that an access names, the detector keeps the last writer and the readers
+since. An access that is not ordered after the last writer, or a write that is not ordered after every reader, is a
+``RaceError``. The owner of a slot plays no part: a recycled slot keeps its history, and so a late write is found.
 
-Order is what the streams' vector clocks say (``streams``): order within a stream, an event that is waited for, an
-event that the scheduling thread saw done, and chains of these. Edges that are made behind the streams' back do not
-count; so every stream that passes such an edge on has to be known (``follow``) before it does.
+The streams' vector clocks define the order (``streams``): order within a stream, an event that is waited for, an event
+that the scheduling thread saw done, and chains of these. Edges that are made outside of these streams do not count; a
+stream that passes on an edge has to be known (``follow``) before it does.
 
-It knows clocks, names of pools and numbers of slots. It must not know tensors, trees, or what an op does. A pool of
-another tier is just another name. All calls come from the scheduling thread.
+The detector knows clocks, names of pools and numbers of slots. It knows no tensor, no tree, and not what an op does. A
+pool of another tier is just another name. All calls come from the scheduling thread.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from collections import deque
 from collections.abc import Iterable
 
 from ..errors import InvariantError, RaceError
-from .handles import site
+from .handles import call_site
 from .streams import Clock, InlineStream, Stream, host_clock
 
 _HOST = InlineStream("the scheduling thread")
 
 _gone: deque[int] = deque()
-"""Numbers of streams that are no more: no access is theirs, so the clock of the scheduling thread may forget them."""
+"""Numbers of streams that do not exist any more and have no access: the scheduling thread's clock may forget them."""
 
 
 class _Access:
-    """One piece of work that touched a slot. It keeps its stream alive, whose number must stay known until then."""
+    """One piece of work that touched a slot. It keeps its stream alive, whose number must stay known as long."""
 
     __slots__ = ("stream", "tick", "what", "where")
 
@@ -44,10 +44,10 @@ class _Access:
 
 
 class _State:
-    """The last writer and the readers since, without those that all later work is ordered after. Never changed.
+    """The last writer and the readers since, without those that all later work is ordered after. It never changes.
 
-    Slots with one history share one state, so an access is checked once for each state, not for each slot. A slot of
-    which nothing is left to keep has None.
+    Slots with the same history share one state, so an access is checked once for each state, not for each slot. A slot
+    without any access to remember has None.
     """
 
     __slots__ = ("readers", "writer")
@@ -68,11 +68,11 @@ class Race:
     __slots__ = ("_books",)
 
     def __init__(self) -> None:
-        # By pool; in it by buffer, where None stands for all those that no access has named on its own so far.
+        # By pool, then by buffer; None stands for all buffers that no access has named so far.
         self._books: dict[str, dict[str | None, _Column]] = {}
 
     def follow(self, *streams: Stream) -> None:
-        """Know these streams: from now on they keep a clock, and edges through them count.
+        """Make these streams keep a clock from now on, so that edges through them count.
 
         An access follows its stream by itself. A stream that only passes edges on between others must be followed
         before the first of these edges is made.
@@ -93,16 +93,17 @@ class Race:
         buffers: tuple[str, ...] | None = None,
         where: str | None = None,
     ) -> None:
-        """Work that reads and writes these slots was enqueued on ``stream`` just now; raises ``RaceError``.
+        """Record work that reads and writes these slots and was enqueued on ``stream`` just now; raise ``RaceError`` if
+        it races with earlier work.
 
-        To be called right *after* ``stream.run``, before anything else is done with the stream: the work's tick is
-        the stream's newest. (Work that reaches a stream in another way, as the launches of a model's layers do, is
-        told by ``stream.run(lambda: None)`` behind it.) Work on an inline stream, and that of the scheduling thread
-        itself (None), is over by then, so all that comes later is ordered after it.
+        It is to be called right *after* ``stream.run``, before anything else is done with the stream: the work's tick
+        is the stream's newest. (Work that reaches a stream in another way, as the launches of a model's layers do, gets
+        a tick by ``stream.run(lambda: None)`` behind it.) Work on an inline stream, and that of the scheduling thread
+        itself (None), is over by then, so all later work is ordered after it.
 
-        ``reads`` and ``writes`` may hold a slot several times, both hold it, and -1 for an absent page. ``buffers``
-        None means all. ``where`` is where the work was recorded, by default the caller's line. What raises is not
-        recorded.
+        ``reads`` and ``writes`` may hold a slot several times, may overlap, and may hold -1 for an absent page.
+        ``buffers`` None means all. ``where`` is where the work was recorded, by default the caller's line. An access
+        that raises is not recorded.
         """
         while _gone:
             host_clock.pop(_gone.popleft(), None)
@@ -112,8 +113,8 @@ class Race:
             self.follow(stream)
             clock = stream.entering()
             if not stream.tick:
-                raise InvariantError(f"{what!r} is told as work of {stream!r}, which was never given any")
-        new = _Access(_HOST if stream is None else stream, what, site() if where is None else where)
+                raise InvariantError(f"{what!r} is recorded as work of {stream!r}, on which nothing was ever enqueued")
+        new = _Access(_HOST if stream is None else stream, what, call_site() if where is None else where)
         reads, writes = _many(reads), _many(writes)
         columns = self._columns(pool, buffers)
         found = [list(map(column.get, reads)) for _, column in columns]
@@ -164,12 +165,12 @@ class Race:
 
 
 def _many(slots: Iterable[int]) -> tuple[int, ...] | list[int]:
-    """Something to go through more than once."""
+    """The slots as a sequence that can be iterated more than once."""
     return slots if isinstance(slots, (tuple, list)) else list(slots)
 
 
 def _after_read(states: set[_State | None], clock: Clock, new: _Access | None) -> dict[_State | None, _State | None]:
-    """What each state becomes when a slot is read. What all later work is ordered after anyway is dropped."""
+    """Map each state to the one after a read. Accesses that all later work is ordered after anyway are dropped."""
     made: dict[object, _State | None] = {}
     after: dict[_State | None, _State | None] = {}
     for state in states:
@@ -190,6 +191,7 @@ def _after_read(states: set[_State | None], clock: Clock, new: _Access | None) -
 
 
 def _having(column: _Column, slots: Iterable[int], state: _State) -> list[int]:
+    """The slots that have this state."""
     return [slot for slot in dict.fromkeys(slots) if column.get(slot) is state]
 
 

@@ -1,12 +1,12 @@
 """Streams: queues of work that run in order, beside the thread that schedules.
 
-One interface over a CUDA stream, a worker thread, and the calling thread itself. The scheduler only ever enqueues: it
-asks whether an event is ``done`` and never waits for one. ``prefixloom.testing.simulated`` has a stream whose work runs
-when a test says so.
+A stream is one interface to a CUDA stream, a worker thread, or the calling thread itself. The scheduler only enqueues:
+it asks whether an event is ``done`` and never waits for one. ``prefixloom.testing.schedules.simulated`` has a stream
+whose work runs when a test says so.
 
-For the race detector a stream can carry a vector clock: of every stream, up to which of its ticks all work enqueued
-here from now on is ordered after. Recording, waiting and seeing an event done pass these clocks on. Without a detector
-there are none.
+For the race detector a stream can carry a vector clock: for every other stream, the tick up to which all its work is
+ordered before what is enqueued here next. Recording an event, waiting for it and seeing it done pass the clocks on.
+Without a detector there are no clocks.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from typing import Any
 from ..errors import InputError
 
 Clock = dict[int, int]
-"""Of each stream, by its number, the tick up to which all is known to be over."""
+"""The number of each stream, with the tick up to which all its work is known to be over."""
 
 _numbers = itertools.count()
 
 KEPT_FAILURES = 64
-"""Of each stream: they hold whole frames. Work that began before one that was forgotten counts as failed."""
+"""The most failures that a stream keeps. Work that began before a forgotten failure counts as failed."""
 
 host_clock: Clock = {}
-"""What the scheduling thread has seen to be over: whatever it enqueues from now on comes after that."""
+"""The clock of the scheduling thread: the work that it has seen to be over. What it enqueues next comes after that."""
 
 
 def join(into: Clock, other: Clock) -> None:
+    """Raise every tick of ``into`` to at least that of ``other``."""
     for number, tick in other.items():
         if into.get(number, 0) < tick:
             into[number] = tick
 
 
 class Event:
-    """A point in a stream: everything enqueued before it."""
+    """A point in a stream. It is done when everything that was enqueued before it is over."""
 
     __slots__ = ("clock", "raw", "stream", "tick")
 
@@ -52,7 +53,7 @@ class Event:
 
     @property
     def done(self) -> bool:
-        """Whether all of it is over. Never waits."""
+        """Whether everything before it is over. It never waits."""
         if not self.stream.reached(self):
             return False
         if self.clock is not None:
@@ -60,7 +61,7 @@ class Event:
         return True
 
     def synchronize(self, timeout: float | None = None) -> bool:
-        """Wait until it is over: for tests and for shutting down, never for scheduling. False: not in time."""
+        """Wait until it is done; return False after ``timeout`` seconds. It is for tests and shutdown only."""
         if not self.stream.until(self, timeout):
             return False
         return self.done
@@ -70,27 +71,30 @@ class Event:
 
 
 class Stream:
-    """Work in order. ``tick`` counts what was enqueued; ``clock`` is None unless a race detector wants it."""
+    """A queue of work that runs in order.
 
-    __slots__ = ("__weakref__", "_failures", "_forgotten", "clock", "name", "number", "tick")
+    ``tick`` counts what was enqueued. ``clock`` is None unless a race detector follows the stream.
+    """
+
+    __slots__ = ("__weakref__", "_forgotten", "clock", "failures", "name", "number", "tick")
 
     inline = False
-    """Whether ``run`` has run the work when it returns."""
+    """Whether the work has run when ``run`` returns."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.number = next(_numbers)
         self.tick = 0
         self.clock: Clock | None = None
-        self._failures: deque[tuple[int, BaseException]] = deque()
-        self._forgotten: tuple[int, BaseException | None] = (0, None)  # the last that is not among them any more
+        self.failures: deque[tuple[int, BaseException]] = deque()
+        self._forgotten: tuple[int, BaseException | None] = (0, None)  # the newest failure that was dropped from them
 
     def run(self, work: Callable[[], object]) -> None:
-        """Enqueue: runs after all that was enqueued before. What it raises is kept and told by ``failure``."""
+        """Enqueue ``work``, which runs after all earlier work. ``failure`` returns what it raises."""
         raise NotImplementedError
 
     def record(self) -> Event:
-        """An event after all that was enqueued so far."""
+        """Return an event after all that was enqueued so far."""
         event = self._record()
         if self.clock is not None:
             join(self.clock, host_clock)
@@ -98,7 +102,7 @@ class Stream:
         return event
 
     def wait(self, event: Event) -> None:
-        """What is enqueued from now on runs after ``event``; the caller does not wait."""
+        """Make what is enqueued from now on run after ``event``; the caller does not wait."""
         if event.stream is self:
             return
         self._wait(event)
@@ -106,26 +110,29 @@ class Stream:
             join(self.clock, event.clock)
 
     def current(self) -> AbstractContextManager[object]:
-        """In its block the caller makes what this stream's work fills: what had that memory before is over then."""
+        """A block in which the caller allocates tensors for this stream's work.
+
+        Work that used the same memory before is ordered before the stream's work then.
+        """
         return nullcontext()
 
     def failure(self, since: int, upto: int) -> BaseException | None:
-        """The first exception of the work of the ticks in (since, upto], if that is over and any of it raised.
+        """The first exception of the work with ticks in (since, upto], if it is over and any of it raised; else None.
 
-        Or one that came after ``since``, where it is not known any more which of the work that then ran raised.
+        If failures after ``since`` were forgotten, one of these is returned.
         """
-        for tick, error in tuple(self._failures):  # the worker may add to it
+        for tick, error in tuple(self.failures):  # the worker may add to it
             if since < tick <= upto:
                 return error
         tick, forgotten = self._forgotten
         return forgotten if since < tick else None
 
     def _failed(self, tick: int, error: BaseException) -> None:
-        """The work of this tick raised."""
-        if len(self._failures) == KEPT_FAILURES:
-            self._forgotten = self._failures[0]  # before it goes: somebody may be asking
-            self._failures.popleft()
-        self._failures.append((tick, error))
+        """Keep the exception of the work of this tick."""
+        if len(self.failures) == KEPT_FAILURES:
+            self._forgotten = self.failures[0]  # set it first: another thread may call ``failure`` now
+            self.failures.popleft()
+        self.failures.append((tick, error))
 
     def follow(self) -> None:
         """Keep a clock from now on."""
@@ -133,14 +140,14 @@ class Stream:
             self.clock = {}
 
     def entering(self) -> Clock:
-        """The clock of work that is enqueued now; for a stream that is followed."""
+        """The clock of work that is enqueued now, on a stream that the race detector follows."""
         clock = self.clock
         assert clock is not None
         join(clock, host_clock)
         clock[self.number] = self.tick
         return clock
 
-    # what each kind of stream does in its own way
+    # ------------------------------------------------------------ what each kind of stream defines
     def _record(self) -> Event:
         return Event(self, self.tick)
 
@@ -154,14 +161,14 @@ class Stream:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Finish what is enqueued and let the stream's resources go."""
+        """Finish what is enqueued and release the stream's resources."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
 
 class InlineStream(Stream):
-    """The calling thread: work runs at once, and raises to the caller."""
+    """A stream in the calling thread: work runs at once, and raises to the caller."""
 
     __slots__ = ()
     inline = True
@@ -171,7 +178,7 @@ class InlineStream(Stream):
         work()
 
     def _wait(self, event: Event) -> None:
-        event.synchronize()  # the caller is the stream: nothing it does later may come before the event
+        event.synchronize()  # the caller is the stream, so the caller must wait
 
     def reached(self, event: Event) -> bool:
         return True
@@ -181,9 +188,9 @@ class InlineStream(Stream):
 
 
 class ThreadStream(Stream):
-    """A worker thread with a queue of its own, so that a CPU has real overlap.
+    """A stream in a worker thread, so that work on a CPU overlaps with scheduling.
 
-    ``before`` is called by the worker ahead of every piece of work: tests inject delays there.
+    The worker calls ``before`` ahead of every piece of work; tests inject delays there.
     """
 
     __slots__ = ("_before", "_changed", "_over", "_queue", "_thread")
@@ -229,15 +236,15 @@ class ThreadStream(Stream):
                 if self._before is not None:
                     self._before()
                 work()
-            except BaseException as error:  # told by ``failure``: the step that it belongs to did not happen
+            except BaseException as error:  # ``failure`` returns it, and its step fails
                 self._failed(self._over + 1, error)
-            work = None  # nor is what it holds to live until more comes
+            work = None  # do not keep alive what it holds until more work comes
             with self._changed:
                 self._over += 1
                 self._changed.notify_all()
 
     def dismiss(self) -> None:
-        """End when all that is enqueued is over. Nobody waits for that: any thread may say so, at any time."""
+        """Make the worker end after what is enqueued, without waiting. Any thread may call it at any time."""
         with self._changed:
             self._queue.append(None)
             self._changed.notify_all()
@@ -249,7 +256,7 @@ class ThreadStream(Stream):
 
 
 class CudaStream(Stream):
-    """A CUDA stream of torch's. Its work is what is launched while it is current."""
+    """A stream that wraps a CUDA stream of torch. Its work is what is launched while it is current."""
 
     __slots__ = ("raw",)
 
@@ -278,7 +285,7 @@ class CudaStream(Stream):
         if event.raw is not None:
             self.raw.wait_event(event.raw)
         else:
-            event.synchronize()  # an event of another kind of stream: there is no edge between the two
+            event.synchronize()  # CUDA cannot wait for an event of another kind of stream
 
     def reached(self, event: Event) -> bool:
         return bool(event.raw.query())
@@ -296,9 +303,9 @@ class CudaStream(Stream):
 
 
 def stream_for(given: Any, device: str, known: dict[Any, Stream]) -> Stream:
-    """The stream that a caller means: one of ours, a CUDA stream of torch's, or None for the current one.
+    """Return the stream that a caller means: a ``Stream``, a CUDA stream of torch, or None for the current one.
 
-    ``known`` keeps what stands for a CUDA stream, so that the same one is the same stream to us.
+    ``known`` remembers the ``Stream`` of each CUDA stream, so that the same one always gives the same ``Stream``.
     """
     on_cuda = device.startswith("cuda")
     if isinstance(given, Stream):

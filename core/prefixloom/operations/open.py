@@ -1,134 +1,98 @@
-"""Opening: a sequence begins where its prompt's match ended.
+"""Opening: a running request begins where its prompt's match ended.
 
-The lease is taken and the holdings are made in one move, component by component. What one keeps is its lane's business.
+The lease is taken and the holdings are made in one move, component by component: first those of pages, which read what
+the lease covers and own nothing yet, then those of states, which get slots if so many are at hand. If a reach or a hook
+raises, or a slot cannot be had, nothing is kept.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ..cache.sequence import Sequence
 from ..device.pool import NO_SLOT
-from .lease import Hold, acquire, release, uncover
+from ..tree.radix import Node
+from .lease import ask_receipts, cover, release, uncover
 from .match import wanted_at
+from .publish import split
 from .room import make_room
-from .step_ops import CLEAR, Fill
-
-if TYPE_CHECKING:
-    from ..cache.cache import Cache
-    from ..contract.values import Claim
-    from ..tree.keys import Tokens
-    from ..tree.radix import Node
-    from .match import MatchPlan
-
-    Claims = tuple[Claim | None, ...]
+from .state import CLEAR, Core, Fill, Match, Running
 
 
-def open_at(
-    cache: Cache, node: Node, ready: int, reached: Node, branch: int | None, tokens: Tokens, key: bytes,
-    single: bytes | None, namespace: str, label: str, priority: int, claims: Claims, plan: MatchPlan | None,
-) -> Sequence:  # fmt: skip
-    """A sequence that resumes at ``ready``, in ``node``. If a reach or a hook raises, or a slot is short, nothing is
-    kept. ``plan``, if that was made, says the same.
-
-    First the components of pages, which read what the lease covers and own nothing yet; then the states, which have
-    slots only where there are some at hand.
-    """
-    if cache._flight.works:
-        cache._flight.poll(between_operations=False)
-    if node.end != ready or not ready:
-        node = cache._anchor(node, ready, namespace)
-    if cache._opens_apart or (cache._several_states and _lacks_states(cache)):
-        lease, fills = _begin_apart(cache, node, namespace, label)
-        short = True
-    else:
-        short = False
-        records = [*cache._nothing]
-        held = [*cache._nothing]
-        fills = []
-        try:
-            for lane in cache._page_lanes:
-                record, holding = lane.begin(node)
-                records[lane.index] = record
-                held[lane.index] = holding
-        except BaseException:  # a reach that is plain Python may raise
-            uncover(cache, records)
-            raise
-        for point in cache._point_lanes:
-            cell, state = point.begin(node)
-            records[point.index] = cell
-            held[point.index] = state
-            fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
-            if state.slot == NO_SLOT:
-                short = True
-        lease = Hold(cache, node, records, None, held, label)
-        node.leases += 1
-        if cache._flight.nodes:
-            cache._flight.read(lease, node)
-    sequence = Sequence(cache, lease, tokens, key, single, namespace, ready, reached, branch, fills, priority)
-    if short:
-        _have_slots(cache, sequence, claims)
-    cache._opened += 1
-    cache._asked += sequence.named
-    cache._hit += ready
-    cache._live[lease] = None
-    if cache._asks_more:
-        _look_on(cache, sequence, plan)
-    return sequence
-
-
-def _look_on(cache: Cache, sequence: Sequence, plan: MatchPlan | None) -> None:
-    """A tier below may have more of what was opened, and debug mode keeps books of it."""
-    if cache._debug is not None:
-        cache._debug.leased(sequence._lease)  # first: a copy down may be interrupted
-    if cache._tier is not None:
-        sequence._plan = plan  # type: ignore[assignment]
-        cache._tier.used(sequence._lease._node)
-    if cache._debug is not None:
-        cache._leave("open")
-
-
-def _lacks_states(cache: Cache) -> bool:
-    """Whether a slot is short: then no state is to have one before there is room for all."""
-    return any(lane.per_sequence > lane.live.at_hand for lane in cache._point_lanes)
-
-
-def _begin_apart(cache: Cache, node: Node, namespace: str, label: str) -> tuple[Hold, list[Fill]]:
-    """What ``open_at`` begins with where hooks may widen what the lease covers, or more than one state takes slots and
-    they are not at hand, or more than states does. Nothing has a slot yet.
-    """
-    lease = acquire(cache, node, namespace, Hold)
-    held = [*cache._nothing]
-    fills = []
+def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
+    """A running request that resumes at ``match``, which is current. CapacityError: a slot cannot be had."""
+    shape, flight = core.shape, core.flight
+    if flight.works:
+        flight.poll(between_operations=False)
+    node = anchor(core, match)
+    receipts = ask_receipts(core, match.namespace, node.end) if shape.has_lock_hooks else None
+    with_slots = not shape.open_takes_more  # all running states have their slots at once, or none before there is room
+    for point in shape.state_lanes:
+        if point.per_sequence > point.live.at_hand:
+            with_slots = False
+    covers = [*shape.no_records]
+    held: list[Any] = [*shape.no_records]
+    fills: list[Fill] = []
     try:
-        for lane in cache._in_order:
-            held[lane.index] = lane.open(node)
-    except BaseException:
-        release(cache, lease)
+        for lane in shape.page_lanes:
+            i = lane.index
+            if receipts is None:
+                covers[i], held[i] = lane.begin(node)
+            else:
+                held[i] = lane.open(node)
+                covers[i] = cover(lane, node, receipts[i])
+    except BaseException:  # a reach that is plain Python may raise
+        uncover(core, covers)
         raise
-    for point in cache._point_lanes:
-        cell, state = lease._records[point.index], held[point.index]
+    for point in shape.state_lanes:
+        i = point.index
+        cell, state = point.begin(node)
+        covers[i], held[i] = cell, state
+        if with_slots:
+            point.start(state)
         fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
-    lease.label = label
-    lease.held = held
-    return lease, fills
+    running = Running(core, match, node, covers, receipts, held, fills, label, priority)
+    node.leases += 1
+    if core.unwritten.nodes:
+        core.unwritten.read(running, node)
+    if core.watcher is not None:
+        core.watcher.leased(running)
+    if not with_slots:
+        _make_room(core, running)
+    counts = core.counts
+    counts.opened += 1
+    counts.asked_tokens += running.names.count
+    counts.hit_tokens += running.ready
+    core.live[running] = None
+    if core.below is not None:
+        core.below.used(node)
+    return running
 
 
-def _have_slots(cache: Cache, sequence: Sequence, claims: Claims) -> None:
-    """Make room for what the sequence lacks to begin with: running states, what is rebuilt, and what plugins claim."""
-    lease = sequence._lease
-    lacking = [(lane, state) for lane, state in sequence._states if state.slot == NO_SLOT]
+def anchor(core: Core, match: Match) -> Node:
+    """The node that ends where ``match`` resumes. The one change that a match makes to the tree is this split."""
+    node, boundary = match.node, match.ready
+    if not boundary:
+        return core.index.root(match.namespace)
+    while node.parent.end >= boundary:
+        node = node.parent
+    return node if node.end == boundary else split(core, node, boundary)
+
+
+def _make_room(core: Core, running: Running) -> None:
+    """Make room for what a new sequence takes: running states, what is rebuilt by replay, and what plugins claim."""
+    match = running.match
     try:
-        make_room(cache, wanted_at(cache, sequence.ready, claims, [lane for lane, _ in lacking]), "open a sequence")
+        lacking = [(lane, state) for lane, state in running.states if state.slot == NO_SLOT]
+        make_room(core, wanted_at(core, match, [lane for lane, _ in lacking]), "open a sequence")
         for lane, state in lacking:
             lane.start(state)
-        for lane, holding in sequence._paged:
+        for lane, holding in running.paged:
             if lane.replay:
                 lane.make_replayed(holding)
     except BaseException:
-        for lane, holding in sequence._pairs:
+        for lane, holding in running.pairs:
             lane.close(holding)
-        release(cache, lease)
+        release(core, running)
         raise
-    sequence._claimed_ops = [op for claim in claims if claim is not None for op in claim.ops]
-    lease.claim(cache._flight)
+    running.claimed_ops = [op for claim in match.claims if claim is not None for op in claim.ops]
+    running.claim(core.flight)

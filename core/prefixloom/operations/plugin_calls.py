@@ -1,4 +1,4 @@
-"""Asking plugins: every call of a hook goes through here, so that whatever a plugin does has one kind of consequence.
+"""Plugin calls: every call of a hook goes through here, so that an error of a plugin always has the same consequence.
 
 A hook that an operation depends on fails it with a ``PluginError`` that names the component, and the operation is
 undone. A hook that serving must not depend on is counted and logged, and the default holds.
@@ -26,7 +26,7 @@ def _are_slots(slots: Any, capacity: int) -> bool:
 
 
 def _are_sources(op: Op, capacity: int) -> bool:
-    """With a selector, of each a tuple to choose from."""
+    """Whether the sources of an op are slots or, with a selector, tuples of slots to choose from."""
     if op.selector is None:
         return _are_slots(op.src, capacity)
     return isinstance(op.src, tuple) and all(choices and _are_slots(choices, capacity) for choices in op.src)
@@ -40,49 +40,52 @@ def _shown(error: object) -> str:
         return f"a {type(error).__name__} whose repr raises"
 
 
-class Named(Protocol):
-    """Who is asked: a component's lane, or a tier."""
+class Asked(Protocol):
+    """The owner of a hook: a component's lane, or a tier."""
 
     @property
     def name(self) -> str: ...
 
 
-class Asking:
-    """The cache's way of calling plugins."""
+class PluginCalls:
+    """The plugin calls of one cache. ``errors`` counts the failed calls after which serving went on."""
 
-    _plugin_errors: int
-    _lanes: tuple[Lane, ...]
+    __slots__ = ("_lanes", "errors")
 
-    def _call(self, name: str, hook: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a plugin; whatever it raises becomes a PluginError that names it."""
+    def __init__(self, lanes: Iterable[Lane]) -> None:
+        self._lanes = {lane.name: lane for lane in lanes}
+        self.errors = 0
+
+    def call(self, name: str, hook: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a plugin. What it raises becomes a ``PluginError`` that names it."""
         try:
             return function(*args)
         except Exception as error:
             raise PluginError(f"component {name!r}: {hook} raised {_shown(error)}; the operation was undone") from error
 
-    def _ask(self, lane: Named, hook: str, kind: type[T], function: Callable[..., Any], *args: Any) -> T | None:
-        """A hook's answer, checked: one of ``kind``, or None."""
-        answer = self._call(lane.name, hook, function, *args)
+    def ask(self, asked: Asked, hook: str, kind: type[T], function: Callable[..., Any], *args: Any) -> T | None:
+        """Call a hook, and check that the answer is of ``kind`` or None."""
+        answer = self.call(asked.name, hook, function, *args)
         if answer is not None and not isinstance(answer, kind):
-            raise self._bad_answer(lane.name, hook, f"{kind.__name__} or None", answer)
+            raise self.bad_answer(asked.name, hook, f"{kind.__name__} or None", answer)
         return answer
 
-    def _ask_softly(
-        self, lane: Named, hook: str, kind: type[T], function: Callable[..., Any] | None, *args: Any
+    def ask_softly(
+        self, asked: Asked, hook: str, kind: type[T], function: Callable[..., Any] | None, *args: Any
     ) -> T | None:
-        """A hook that serving must not depend on: if it fails, it is counted and logged, and the default holds."""
+        """Call a hook on which serving must not depend: an error is counted and logged, and the default holds."""
         if function is None:
             return None
         try:
-            return self._ask(lane, hook, kind, function, *args)
+            return self.ask(asked, hook, kind, function, *args)
         except PrefixloomError as error:
-            self._without_answer(error)
+            self.go_on_without(error)
             return None
 
-    def _ask_policy(
+    def ask_policy(
         self, policy: str, what: str, wanted: str, kind: Any, function: Callable[..., Any], view: Any
     ) -> Any:
-        """A policy's answer, checked; None if there is none, which is counted and logged."""
+        """Call a policy, and check its answer. An error is counted and logged, and the answer is None."""
         name = f"policy {policy!r} of component {view.component!r}"
         try:
             try:
@@ -92,36 +95,36 @@ class Asking:
             if not isinstance(answer, kind) or answer != answer:
                 raise PluginError(f"admission {name}: {what} must answer {wanted}, got {_shown(answer)}")
         except PluginError as error:
-            self._without_answer(error)
+            self.go_on_without(error)
             return None
         return answer
 
-    def _without_answer(self, error: PrefixloomError) -> None:
-        self._plugin_errors += 1
+    def go_on_without(self, error: PrefixloomError) -> None:
+        self.errors += 1
         log.warning("%s; going on without its answer", error)
 
     @staticmethod
-    def _bad_answer(name: str, hook: str, wanted: str, got: object) -> PluginError:
+    def bad_answer(name: str, hook: str, wanted: str, got: object) -> PluginError:
         return PluginError(f"component {name!r}: {hook} must answer {wanted}, got {_shown(got)}")
 
-    def _check_ops(self, lane: Lane, hook: str, ops: Iterable[Op]) -> tuple[Op, ...]:
-        """Ops that a plugin wants run: each must be one that can be."""
+    def check_ops(self, lane: Lane, hook: str, ops: Iterable[Op]) -> tuple[Op, ...]:
+        """Check that the ops of a plugin can be run, and return them."""
         checked = tuple(ops)
-        lanes = {other.name: other for other in self._lanes}
+        lanes = self._lanes
         for op in checked:
             if not isinstance(op, Op) or op.component not in lanes:
-                raise self._bad_answer(lane.name, hook, f"ops of {', '.join(lanes)}", op)
+                raise self.bad_answer(lane.name, hook, f"ops of {', '.join(lanes)}", op)
             target = lanes[op.component]
             if op.kind not in ("copy", "clear", "track"):
                 if target.hooks.run_forward_op is None:
-                    raise self._bad_answer(lane.name, hook, f"ops that {op.component!r} has a run_forward_op for", op)
+                    raise self.bad_answer(lane.name, hook, f"ops that {op.component!r} has a run_forward_op for", op)
             elif not _are_slots(op.dst, target.live.capacity) or not _are_sources(op, target.live.capacity):
-                raise self._bad_answer(lane.name, hook, f"slots from 0 to {target.live.capacity - 1}", op)
+                raise self.bad_answer(lane.name, hook, f"slots from 0 to {target.live.capacity - 1}", op)
             elif op.kind != "clear" and len(op.src) != len(op.dst):
-                raise self._bad_answer(lane.name, hook, "copies with as many sources as destinations", op)
+                raise self.bad_answer(lane.name, hook, "copies with as many sources as destinations", op)
             elif op.selector is not None and (
                 len({len(choices) for choices in op.src}) > 1
                 or tuple(getattr(op.selector, "shape", ())) != (len(op.dst),)
             ):
-                raise self._bad_answer(lane.name, hook, "equally many choices, and a selector for each destination", op)
+                raise self.bad_answer(lane.name, hook, "equally many choices, and a selector for each destination", op)
         return checked

@@ -1,260 +1,84 @@
 """Publication: a running sequence hands what it computed to the tree.
 
 It walks from the sequence's lease, so a chunk costs the chunk. Where the tree has a node already, duplicates are freed
-and tombstones refilled; where it ends, a leaf is attached. Then the lease moves down to the new boundary.
+and tombstones refilled; where it ends, a leaf is attached. Then each component covers the new boundary instead of the
+old one; or, where the sequence ends, it covers nothing any more and gives the rest back.
+
+There is one way, ``_publish_stop``. Plugins and policies may keep something back before it, and what follows from a
+publication (``_followed``) comes after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..contract.admission import StateView
-from ..contract.values import Claim, NodeView, SplitRule, WalkView
-from ..device.flight import abandon, own_slots
-from ..device.pool import Stage
+from ..contract.values import Claim, NodeView, Receipt, SplitRule, WalkView
+from ..device.pool import NO_SLOT, Stage
 from ..errors import CapacityError
+from ..tree.lane import Cell, Lane
 from ..tree.radix import Node
-from ..tree.state_lane import CodedLane, PointLane
-from .lease import advance, ask_receipts, conclude, conclude_some, step_down
+from ..tree.state_lane import CodedLane, StateLane
+from .lease import ask_receipts, move_anchor, sweep
+from .retain import retain_published
 from .room import make_room
-from .step_ops import run_apart
+from .state import Core, Running
+from .step import run_apart
+from .teardown import end_half_way, end_running, give_back
 
-if TYPE_CHECKING:
-    from ..cache.cache import Cache
-    from ..cache.sequence import Sequence
-    from ..tree.holdings import StateHolding
-    from ..tree.lane import Cell, Lane
-    from ..tree.radix import Node
-
-    Pairs = Many[tuple[Any, Any]]
-    Owned = Many[tuple[Lane, set[int]]]
-
-NOTHING: list[Any] = []
-"""What a sequence holds when all has been handed over."""
+Slots = Many[tuple[Lane, set[int]]]
 
 
-def split(cache: Cache, node: Node, boundary: int) -> Node:
+# ---------------------------------------------------------------- nodes
+
+
+def split(core: Core, node: Node, boundary: int) -> Node:
     """Cut ``node`` at ``boundary`` and divide every component's cell; the upper half is returned."""
-    dropping = [lane for lane in cache._lanes if _drops_on_split(cache, lane, node, boundary)]
-    upper = cache._tree.split(node, boundary)
-    if cache._flight.nodes:
-        cache._flight.divided(upper, node)
-    if cache._tier is not None:
-        cache._tier.divided(upper, node)
+    index = core.index
+    dropping = [lane for lane in core.shape.lanes if _drops_on_split(core, lane, node, boundary)]
+    upper = index.tree.split(node, boundary)
+    if core.unwritten.nodes:
+        core.unwritten.divided(upper, node)
+    if core.below is not None:
+        core.below.divided(upper, node)
     upper.leases += 1  # the caller goes on from here
-    for lane in cache._all_lanes:
+    for lane in core.shape.all_lanes:
         lane.divide(upper, node)
     for lane in dropping:
-        cell = node.cells[lane.index]
-        lane.queue.remove(cell)
-        lane.free_cell(cell)
-        cache._epoch += 1
-    if node.kids is None and not node.leases and cache._tree.prune(node):  # all that it held lies above the cut
-        cache._epoch += 1
+        lane.drop_cell(node.cells[lane.index])
+        index.lose()
+    index.prune(node)  # all that it held may lie above the cut
     upper.leases -= 1
     return upper
 
 
-def _drops_on_split(cache: Cache, lane: Lane, node: Node, boundary: int) -> bool:
+def _drops_on_split(core: Core, lane: Lane, node: Node, boundary: int) -> bool:
     """Whether a boundary component drops its state on a split; asked first. What a lease covers is not dropped."""
     hook = lane.hooks.redistribute_on_node_split
     cell = node.cells[lane.index]
     if hook is None or cell is None:
         return False
-    start, end, boundary_cell = node.start, node.end, lane.unit == "boundary"
-    pages = 0 if boundary_cell else lane.size(cell) * (boundary - start) // (end - start)
+    start, end, is_state = node.start, node.end, lane.unit == "boundary"
+    pages = 0 if is_state else lane.size(cell) * (boundary - start) // (end - start)
     views = (
         NodeView(start, boundary, pages, cell.locks),
         NodeView(boundary, end, lane.size(cell) - pages, cell.locks),
     )
-    rule = cache._ask_softly(lane, "redistribute_on_node_split", SplitRule, hook, *views)
-    return rule is not None and rule.keep == "drop" and boundary_cell and not cell.locks
+    rule = core.plugins.ask_softly(lane, "redistribute_on_node_split", SplitRule, hook, *views)
+    return rule is not None and rule.keep == "drop" and is_state and not cell.locks
 
 
-def stops(sequence: Sequence, upto: int) -> Iterable[int]:
-    """Where a publication up to ``upto`` must end a node: at each state's deepest checkpoint, and at ``upto``."""
-    for _, holding in sequence._states:
-        if holding.tracks:
-            break
-    else:
-        return (upto,)
-    found = {upto}
-    for lane, holding in sequence._states:
-        at = lane.checkpoint(holding, upto)
-        if at > sequence.published and not at % sequence._cache._page and lane.shared:
-            found.add(at)
-    return sorted(found)
+def nodes_for(core: Core, running: Running, upto: int) -> list[Node]:
+    """The nodes below the sequence's lease that its key leads to, each below the last, to ``upto``.
 
-
-def publish_end(cache: Cache, sequence: Sequence) -> None:
-    """A sequence ends: publish what is complete, and a state that was not admitted while it ran on, if it is now."""
-    upto = sequence.named - cache._lookahead
-    if upto > sequence.committed:
-        upto = sequence.committed
-    upto -= upto % cache._page
-    if upto <= sequence.published:
-        if cache._admitting:
-            _admit_at_end(cache, sequence)
-    elif cache._attended or cache._flight.works:
-        for stop in stops(sequence, upto) if cache._tracking else (upto,):
-            publish(cache, sequence, stop, last=stop == upto, end=upto)
-    else:
-        run = nodes_for(cache, sequence, upto)
-        conclude(cache, sequence._lease, run)
-        sequence._lease.held = NOTHING
-        sequence.published = upto
-        if cache._debug is not None:
-            cache._debug.published(run)
-        if cache._tier is not None:
-            cache._tier.published(run)
-
-
-def _admit_at_end(cache: Cache, sequence: Sequence) -> None:
-    node = sequence._lease._node
-    upto = sequence.published
-    lacking: Pairs = tuple(
-        (lane, holding)
-        for lane, holding in sequence._states
-        if lane.admit is not None and lane.shared and node.end and node.cells[lane.index] is None
-    )
-    pairs = _admitted(cache, sequence, lacking, upto, upto)
-    work = sequence._lease.work
-    own = own_slots(pairs) if work is not None and not work.over else None
-    for lane, holding in pairs:
-        lane.adopt([node], holding)
-    _published(cache, sequence, [node], own, pairs)
-
-
-def publish_on(cache: Cache, sequence: Sequence, upto: int) -> None:
-    """``publish`` while the sequence runs on, where this is no more than each component's handing over what it has."""
-    lease = sequence._lease
-    held = lease.held
-    work = lease.work
-    own = None
-    if work is not None and not work.over:
-        own = own_slots(sequence._pairs)
-    staying: tuple[PointLane, ...] = ()
-    for point in cache._point_lanes:
-        if not point.live.at_hand and not _has_slot(cache, point, held[point.index], upto):
-            staying = (*staying, point)
-    run = nodes_for(cache, sequence, upto)
-    node = run[-1]
-    records = lease._records
-    try:
-        for lane in cache._in_order:
-            record = records[lane.index]
-            if lane.unit == "page" or not staying or lane not in staying:
-                moved = lane.carry(run, held[lane.index], record)
-            else:
-                moved = lane.advance(record, node)
-            records[lane.index] = moved
-        step_down(cache, lease, node)
-        for point in cache._point_lanes:
-            holding = held[point.index]
-            if holding.slot < 0:
-                _renew(cache, sequence, point, holding, node)
-    except BaseException as error:  # a reach that is plain Python, or an interrupt
-        _end_half_way(cache, sequence, run, error)
-        raise
-    sequence.published = upto
-    if own is not None or cache._flight.nodes or cache._follows:
-        _published(cache, sequence, run, own, sequence._pairs)
-
-
-def _has_slot(cache: Cache, lane: PointLane, holding: StateHolding, upto: int) -> bool:
-    """Whether a state that is donated at ``upto`` has a slot to go on with. It stays with the sequence else: a
-    checkpoint is optional, serving is not.
+    The last may be a new leaf. Down to where the match has compared keys already, they are found from below.
     """
-    if lane.donates(holding, upto):
-        try:
-            make_room(cache, [(lane, 1, holding)], "checkpoint")
-        except CapacityError:
-            cache._skipped_checkpoints += 1
-            return False
-    return True
-
-
-def publish(cache: Cache, sequence: Sequence, upto: int, last: bool, end: int = -1) -> None:
-    """Move the sequence's data of [published, upto) into the tree.
-
-    ``last``: it does not run on afterwards. ``end``: where it ends, if it does; this may be a stop on the way there.
-    """
-    lease = sequence._lease
-    pairs = sequence._shared
-    work = lease.work
-    own = own_slots(pairs) if work is not None and not work.over else None
-    receipts = ask_receipts(cache, sequence.namespace, upto) if cache._lock_hooks else None
-    if cache._insert_hooks:
-        pairs = _ask_keep(cache, sequence, lease._node.end, upto, last)
-    if cache._admitting:
-        pairs = _admitted(cache, sequence, pairs, upto, end)
-    donors: Pairs = ()
-    if not last and cache._point_lanes:
-        donors, pairs = _donors(cache, sequence, pairs, upto)
-    run = nodes_for(cache, sequence, upto)
-    node = run[-1]
-    if last and receipts is None and not cache._coded_lanes:
-        conclude_some(cache, lease, run, pairs, [pair for pair in sequence._pairs if pair not in pairs])
-        sequence._lease.held = NOTHING
-    else:
-        try:
-            for lane, holding in pairs:
-                lane.adopt(run, holding)
-            advance(cache, lease, node, receipts)
-            for lane, holding in donors:
-                if holding.slot < 0:  # else the tree had that state already
-                    _renew(cache, sequence, lane, holding, node)
-        except BaseException as error:  # a reach that is plain Python, or an interrupt
-            _end_half_way(cache, sequence, run, error)
-            raise
-    sequence.published = upto
-    if own is not None or cache._flight.nodes or cache._follows:
-        _published(cache, sequence, run, own, pairs)
-
-
-def _end_half_way(cache: Cache, sequence: Sequence, run: list[Node], error: BaseException) -> None:
-    """Some of what the sequence owned is the tree's by now, and its lease does not cover that: so it cannot go on."""
-    abandon(cache, sequence._lease, error)
-    sequence._lease.held = NOTHING
-    for lane in cache._lanes:
-        lane.line_up(run)  # what it took over and no lease came to cover
-    cache._tree.prune(run[-1])
-
-
-def _published(cache: Cache, sequence: Sequence, run: list[Node], own: Owned | None, pairs: Pairs) -> None:
-    """The nodes of ``run`` have what the sequence handed over: what follows from that.
-
-    ``own``: what it owned before, if its last step is not over.
-    """
-    flight, lease = cache._flight, sequence._lease
-    if own is not None:
-        flight.publishing(lease, run, own)
-    if flight.nodes:
-        flight.read(lease, run[-1])
-    if cache._coded_lanes:
-        flying = encode_states(cache, sequence, run[-1], pairs)
-        if flying:
-            flight.publishing(lease, run, flying)
-    if cache._debug is not None:
-        cache._debug.published(run)
-    if cache._tier is not None:
-        cache._tier.published(run)
-    if cache._thins:
-        _thin(cache, sequence, pairs, run[-1])
-
-
-def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
-    """The nodes below the sequence's lease that its key spells, each below the last, to ``upto``: a leaf, if need be.
-
-    Down to where the match has compared keys already they are found from below.
-    """
-    node = sequence._lease._node
-    run = []
-    reached = sequence._reached
+    node = running.node
+    run: list[Node] = []
+    reached = running.reached
     if reached is not None and reached.end <= upto:
-        sequence._reached = None  # from now on the lease is as deep
+        running.reached = None  # from now on the lease is as deep
         if node.end < reached.end and reached.first is not None:
             run.append(reached)
             above = reached.parent
@@ -262,9 +86,8 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
                 run.insert(0, above)
                 above = above.parent
             node = reached
-    key = sequence._key_between(node.end, upto)
-    spell(cache, node, key, upto, run)
-    priority = sequence.priority
+    add_nodes(core, node, running.names.key_between(node.end, upto), upto, run)
+    priority = running.priority
     if priority:
         for node in run:
             if priority > node.priority:
@@ -272,9 +95,9 @@ def nodes_for(cache: Cache, sequence: Sequence, upto: int) -> list[Node]:
     return run
 
 
-def spell(cache: Cache, node: Node, key: bytes, upto: int, run: list[Node]) -> None:
-    """Add to ``run`` the nodes below ``node`` that ``key`` spells, down to ``upto``: the last may be a new leaf."""
-    tree = cache._tree
+def add_nodes(core: Core, node: Node, key: bytes, upto: int, run: list[Node]) -> None:
+    """Add to ``run`` the nodes below ``node`` that ``key`` leads to, down to ``upto``: the last may be a new leaf."""
+    tree = core.index.tree
     start = node.end
     at = 0
     kids = node.kids
@@ -291,46 +114,314 @@ def spell(cache: Cache, node: Node, key: bytes, upto: int, run: list[Node]) -> N
             if second == at:
                 break
             at = second
-            node = split(cache, child, start + at // tree.element_bytes)
+            node = split(core, child, start + at // tree.element_bytes)
         run.append(node)
         kids = node.kids
     if at < len(key):
-        leaf = tree.attach(node, key, upto, at)
-        run.append(leaf)
+        run.append(tree.attach(node, key, upto, at))
 
 
-def _admitted(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int, end: int) -> Pairs:
-    """Without the boundary components whose state at ``upto`` is not wanted; asked before anything moves."""
-    out: list[tuple[Lane, Any]] = []
-    for lane, holding in pairs:
-        if isinstance(lane, PointLane) and lane.admit is not None and lane.checkpoint(holding, upto) == upto:
-            above = lane.above(sequence._lease._node)
-            deepest = above[0].node.end if above else 0
-            last = end >= 0 and lane.checkpoint(holding, end) == upto
-            view = StateView(lane.name, sequence.namespace, upto, deepest, len(above), upto == sequence.branch, last)
-            if cache._ask_policy(lane.policy, "admit", "True or False", bool, lane.admit, view) is False:
-                continue
-        out.append((lane, holding))
-    return tuple(out)
+# ---------------------------------------------------------------- publishing
 
 
-def _thin(cache: Cache, sequence: Sequence, pairs: Pairs, node: Node) -> None:
+def publish(core: Core, running: Running, upto: int) -> None:
+    """Hand over the data of [published, upto), which is committed and named. The sequence runs on."""
+    shape = core.shape
+    if running.open_steps:
+        running.hold_states_back()
+    for stop in _stops(core, running, upto) if shape.tracks_checkpoints else (upto,):
+        _publish_stop(core, running, stop, upto, ends=False)
+    if shape.tracks_checkpoints:
+        for lane, state in running.states:
+            lane.forget_tracks(state, upto, running.reserved)
+    if shape.partial_lanes:
+        retain_published(core, running)
+
+
+def close(core: Core, running: Running) -> None:
+    """The sequence ends: publish what is complete, and give everything back."""
+    if running.open_steps:
+        running.hold_states_back()
+    if core.flight.alone:
+        core.flight.end_alone(running)
+    try:
+        upto = running.publishable
+        if upto > running.published:
+            for stop in _stops(core, running, upto) if core.shape.tracks_checkpoints else (upto,):
+                _publish_stop(core, running, stop, upto, ends=True)
+        elif core.shape.has_admission:
+            _admit_at_end(core, running)
+    finally:
+        if running.held:
+            give_back(core, running)
+
+
+def _stops(core: Core, running: Running, upto: int) -> list[int]:
+    """Where a publication up to ``upto`` must end a node: at each state's deepest checkpoint, and at ``upto``."""
+    found = {upto}
+    for lane, holding in running.states:
+        at = holding.checkpoint(upto)
+        if at > running.published and not at % core.shape.page and lane.shared:
+            found.add(at)
+    return sorted(found)
+
+
+def _publish_stop(core: Core, running: Running, upto: int, end: int, ends: bool) -> None:
+    """Hand over the data of [published, upto). ``ends``: the sequence ends at ``end``, and here if this is the same."""
+    shape, covers, held = core.shape, running.covers, running.held
+    work = running.work
+    owned = owned_slots(running) if work is not None and not work.over else None
+    at_once = ends and upto == end and not shape.publication_ends_later
+    giving: Many[Lane] = shape.in_order
+    receipts = None
+    if shape.publication_asks:
+        receipts, giving = _ask(core, running, upto, end if ends else -1)
+    if not at_once:
+        for lane in shape.state_lanes:
+            if not lane.live.at_hand:
+                giving = _with_slots_to_go_on(core, running, giving, upto)
+                break
+    run = nodes_for(core, running, upto)
+    try:
+        if giving is shape.in_order:
+            for each in giving:
+                i = each.index
+                covers[i] = each.hand_over(run, held[i], covers[i], at_once)
+        else:
+            for each in shape.in_order:
+                i = each.index
+                receipt = None if receipts is None else receipts[i]
+                covers[i] = _hand_over_some(each, run, held[i], covers[i], at_once, each in giving, receipt)
+            running.receipts = receipts
+        if at_once:
+            _end(core, running, run[-1])
+        else:
+            move_anchor(core, running, run[-1])
+            for state in shape.state_lanes:
+                if held[state.index].slot == NO_SLOT:
+                    _renew(core, running, state, held[state.index])
+    except BaseException as error:  # a reach that is plain Python, or an interrupt
+        end_half_way(core, running, run, error)
+        raise
+    running.published = upto
+    if owned is not None or shape.publication_has_consequences or core.unwritten.nodes:
+        _followed(core, running, run, owned, giving)
+
+
+def _hand_over_some(
+    lane: Lane, run: list[Node], holding: Any, cover: Any, ends: bool, gives: bool, receipt: Receipt | None
+) -> Any:
+    """``hand_over`` of a lane that may keep what it has (``gives``), or whose plugin wants more covered."""
+    if gives:
+        lane.adopt(run, holding)
+    if receipt is not None and lane.unit == "page":
+        wider = lane.acquire_wider(run[-1], receipt.positions)
+        if cover is not None:
+            lane.release(cover)
+        lane.line_up(run)
+        return wider
+    if ends:
+        lane.finish(run, cover)
+        lane.close(holding)
+        return None
+    return lane.follow(run, holding, cover)
+
+
+def _end(core: Core, running: Running, node: Node) -> None:
+    """The sequence, of which nothing is covered any more, ends at ``node``."""
+    end_running(core, running)
+    running.core = None
+    running.held = []
+    if core.watcher is not None:
+        core.watcher.released(running)
+    running.node.leases -= 1  # it is not bare: ``node`` lies below it
+    running.node = node
+    index = core.index
+    if node.cells[0] is None:
+        index.prune(node)
+    if index.dropped_roots:
+        sweep(core)
+
+
+def _admit_at_end(core: Core, running: Running) -> None:
+    """A state that was not admitted while the sequence ran on may be admitted now that the sequence ends."""
+    node, upto = running.node, running.published
+    if not node.end:
+        return
+    lacking = [
+        lane
+        for lane in core.shape.state_lanes
+        if lane.admit is not None and lane.shared and node.cells[lane.index] is None
+    ]
+    giving = _admitted(core, running, lacking, upto, upto)
+    work = running.work
+    owned = owned_slots(running) if work is not None and not work.over else None
+    for lane in giving:
+        lane.adopt([node], running.held[lane.index])
+        lane.line_up([node])
+    _followed(core, running, [node], owned, giving)
+
+
+def owned_slots(running: Running) -> Slots:
+    """What a running sequence owns, by lane."""
+    return [(lane, set(lane.own_slots(holding))) for lane, holding in running.pairs]
+
+
+# ---------------------------------------------------------------- what is kept back
+
+
+def _ask(core: Core, running: Running, upto: int, end: int) -> tuple[list[Receipt | None] | None, Many[Lane]]:
+    """What plugins want covered at ``upto``, and the lanes that hand over what they have: those that share it, unless a
+    plugin or a policy keeps it back.
+    """
+    shape = core.shape
+    receipts = ask_receipts(core, running.namespace, upto) if shape.has_lock_hooks else None
+    giving: Many[Lane] = [lane for lane in shape.in_order if lane.shared]
+    if shape.has_insert_hooks:
+        giving = _kept_by_plugins(core, running, giving, upto, last=upto == end)
+    if shape.has_admission:
+        giving = _admitted(core, running, giving, upto, end)
+    return receipts, giving
+
+
+def _kept_by_plugins(core: Core, running: Running, giving: Many[Lane], upto: int, last: bool) -> Many[Lane]:
+    """What the plugins want kept of the span: the rest is given back, a state stays with the sequence."""
+    start = running.node.end
+    view = WalkView(running.namespace, upto, running.names.count, upto, start, upto == running.branch, last)
+    left = []
+    for lane in giving:
+        hook = lane.hooks.commit_insert
+        claim = core.plugins.ask_softly(lane, "commit_insert", Claim, hook, view)
+        if claim is not None and claim.keep is not None:
+            if lane.unit == "boundary":
+                if not claim.keep:
+                    continue
+            elif any(isinstance(span, int) for span in claim.keep):
+                core.plugins.go_on_without(
+                    core.plugins.bad_answer(lane.name, "commit_insert", "intervals to keep", claim.keep)
+                )
+            elif last or lane.part.reach.convex:  # or else a later boundary may need what this one does not
+                lane.hold_back(running.held[lane.index], start, upto, claim.keep)
+        left.append(lane)
+    return left
+
+
+def _admitted(core: Core, running: Running, giving: Many[Lane], upto: int, end: int) -> list[Lane]:
+    """Without the lanes whose state at ``upto`` the policy does not want; asked before anything moves."""
+    left: list[Lane] = []
+    for lane in giving:
+        if isinstance(lane, StateLane) and lane.admit is not None:
+            holding = running.held[lane.index]
+            if holding.checkpoint(upto) == upto:
+                above = lane.above(running.node)
+                deepest = above[0].node.end if above else 0
+                last = end >= 0 and holding.checkpoint(end) == upto
+                at_branch = upto == running.branch
+                view = StateView(lane.name, running.namespace, upto, deepest, len(above), at_branch, last)
+                if core.plugins.ask_policy(lane.policy, "admit", "True or False", bool, lane.admit, view) is False:
+                    continue
+        left.append(lane)
+    return left
+
+
+def _with_slots_to_go_on(core: Core, running: Running, giving: Many[Lane], upto: int) -> Many[Lane]:
+    """Without the lanes whose running state would be donated and could not be replaced: a checkpoint is optional,
+    serving is not.
+    """
+    unable = []
+    for lane in core.shape.state_lanes:
+        if not lane.live.at_hand and lane in giving and lane.donates(running.held[lane.index], upto):
+            try:
+                make_room(core, [(lane, 1, None)], "checkpoint")
+            except CapacityError:
+                core.counts.skipped_checkpoints += 1
+                unable.append(lane)
+    return [lane for lane in giving if lane not in unable] if unable else giving
+
+
+def _renew(core: Core, running: Running, lane: StateLane, holding: Any) -> None:
+    """After a donation the sequence goes on with a copy of what the tree has now, which is covered until then."""
+    holding.slot = lane.live.take_one()
+    running.claim(core.flight)
+    running.fills.append((lane, holding, "copy", running.covers[lane.index].data))
+
+
+# ---------------------------------------------------------------- what follows
+
+
+def _followed(core: Core, running: Running, run: list[Node], owned: Slots | None, giving: Many[Lane]) -> None:
+    """The nodes of ``run`` have what the sequence handed over: what follows from that.
+
+    ``owned``: what it owned before, if its last step is not over.
+    """
+    unwritten = core.unwritten
+    if owned is not None:
+        unwritten.add_owned(running, run, owned)
+    if unwritten.nodes:
+        unwritten.read(running, run[-1])
+    if core.shape.coded_lanes:
+        flying = _encode_states(core, running, run[-1], giving)
+        if flying:
+            unwritten.add_owned(running, run, flying)
+    if core.watcher is not None:
+        core.watcher.published(run)
+    if core.below is not None:
+        core.below.published(run)
+    if core.shape.limits_states_per_path:
+        _thin(core, running, giving, run[-1])
+
+
+def _encode_states(core: Core, running: Running, node: Node, giving: Many[Lane]) -> list[tuple[CodedLane, set[int]]]:
+    """Encode the running states that a publication down to ``node`` hands over, behind the sequence's last step.
+
+    The slots that the tree took, where the stream has yet to write them. A checkpoint without room is left out, and so
+    is one in a slot that a step may still write that is open: nothing can come after that yet.
+    """
+    flying = []
+    for lane in core.shape.coded_lanes:
+        holding = running.held[lane.index]
+        if lane not in giving or not lane.to_encode(node, holding):
+            continue
+        try:
+            make_room(core, [(lane, 1, None)], "checkpoint")
+        except CapacityError:
+            core.counts.skipped_checkpoints += 1
+            continue
+        slot = lane.pool.take_one()
+        running.claim(core.flight)
+        if core.flight.blocked(running.fence):
+            lane.pool.give_slots([slot])
+            core.counts.skipped_checkpoints += 1
+            continue
+        try:
+            over = run_apart(core, running, lane, "encode", [holding.slot], [slot])
+        except BaseException:
+            lane.pool.give_slots([slot])
+            raise
+        lane.pool.enter((slot,), Stage.SEALED)
+        lane.keep(node, slot)
+        if not over:
+            flying.append((lane, {slot}))
+    return flying
+
+
+def _thin(core: Core, running: Running, giving: Many[Lane], node: Node) -> None:
     """Where a path may have only so many states, a new one at ``node`` may cost an older one. All has moved by now."""
-    for lane, _ in pairs:
-        if isinstance(lane, PointLane) and lane.per_path is not None and node.cells[lane.index] is not None:
+    for lane in giving:
+        if isinstance(lane, StateLane) and lane.per_path is not None and node.cells[lane.index] is not None:
             above = lane.above(node.parent)
             if len(above) < lane.per_path:
                 continue
-            victim = _worth_least(cache, sequence, lane, above)
+            victim = _worth_least(core, running, lane, above)
             if victim is not None:
-                if cache._tier is not None:
-                    cache._tier.losing(lane, [victim])
+                if core.below is not None:
+                    core.below.losing(lane, [victim])
                 lane.drop_cell(victim)
                 lane.evicted += 1
-                cache._epoch += 1
+                core.index.lose()
 
 
-def _worth_least(cache: Cache, sequence: Sequence, lane: PointLane, above: list[Cell]) -> Cell | None:
+def _worth_least(core: Core, running: Running, lane: StateLane, above: list[Cell]) -> Cell | None:
     """Of the states above a new one, the nearest first, which one goes: none that somebody is copying.
 
     Without a policy the nearest, but for those where paths part: they serve several continuations.
@@ -341,88 +432,13 @@ def _worth_least(cache: Cache, sequence: Sequence, lane: PointLane, above: list[
         for number, cell in free:
             below, node = above[number + 1 :], cell.node
             view = StateView(
-                lane.name, sequence.namespace, node.end, below[0].node.end if below else 0, len(below),
+                lane.name, running.namespace, node.end, below[0].node.end if below else 0, len(below),
                 node.forks,
             )  # fmt: skip
-            worth = cache._ask_policy(lane.policy, "worth", "a number", int | float, lane.worth, view)
+            worth = core.plugins.ask_policy(lane.policy, "worth", "a number", int | float, lane.worth, view)
             if worth is None:
                 break
             worths.append(worth)
         else:
             return free[worths.index(min(worths))][1] if free else None
     return next((cell for _, cell in free if not cell.node.forks), None)
-
-
-def _ask_keep(cache: Cache, sequence: Sequence, start: int, upto: int, last: bool) -> Pairs:
-    """What the plugins want kept of the span: the rest is given back, a state stays with the sequence."""
-    view = WalkView(sequence.namespace, upto, sequence.named, upto, start, upto == sequence.branch, last)
-    pairs = []
-    for lane, holding in sequence._shared:
-        hook = lane.hooks.commit_insert
-        claim = cache._ask_softly(lane, "commit_insert", Claim, hook, view)
-        if claim is not None and claim.keep is not None:
-            if lane.unit == "boundary":
-                if not claim.keep:
-                    continue
-            elif any(isinstance(span, int) for span in claim.keep):
-                cache._without_answer(cache._bad_answer(lane.name, "commit_insert", "intervals to keep", claim.keep))
-            elif last or lane.part.reach.convex:  # or else a later boundary may need what this one does not
-                lane.hold_back(holding, start, upto, claim.keep)
-        pairs.append((lane, holding))
-    return tuple(pairs)
-
-
-def _donors(cache: Cache, sequence: Sequence, pairs: Pairs, upto: int) -> tuple[list[tuple[Lane, Any]], Pairs]:
-    """Boundary components whose running state stands for ``upto`` and that have a slot to go on with."""
-    states = [pair for pair in pairs if isinstance(pair[0], PointLane)]
-    unable = [pair for pair in states if not _has_slot(cache, *pair, upto)]
-    donors = [pair for pair in states if pair not in unable and pair[0].donates(pair[1], upto)]
-    return donors, tuple([pair for pair in pairs if pair not in unable]) if unable else pairs
-
-
-def _renew(cache: Cache, sequence: Sequence, lane: Lane, holding: Any, node: Node) -> None:
-    """After a donation the sequence goes on with a copy."""
-    lane.renew(holding)
-    lease = sequence._lease
-    lease.claim(cache._flight)
-    record = lease._records[lane.index]
-    if record is None:
-        record = lane.acquire(node)
-        lease._records[lane.index] = record
-    sequence._fills.append((lane, holding, "copy", record.data))
-
-
-def encode_states(
-    cache: Cache, sequence: Sequence, node: Node, pairs: Iterable[tuple[Any, Any]]
-) -> list[tuple[CodedLane, set[int]]]:
-    """Encode the running states that a publication down to ``node`` hands over, behind the sequence's last step.
-
-    The slots that the tree took, where the stream has yet to write them. A checkpoint without room is left out, and so
-    is one in a slot that a step may still write that is open: nothing can come after that yet.
-    """
-    lease, flight = sequence._lease, cache._flight
-    flying = []
-    for lane, holding in pairs:
-        if not isinstance(lane, CodedLane) or not lane.to_encode(node, holding):
-            continue
-        try:
-            make_room(cache, [(lane, 1, None)], "checkpoint")
-        except CapacityError:
-            cache._skipped_checkpoints += 1
-            continue
-        slot = lane.pool.take_one()
-        lease.claim(flight)
-        if any(work.event is None for work in flight.unfinished(lease.fence)):
-            lane.pool.give_slots([slot])
-            cache._skipped_checkpoints += 1
-            continue
-        try:
-            over = run_apart(cache, sequence, lane, "encode", [holding.slot], [slot])
-        except BaseException:
-            lane.pool.give_slots([slot])
-            raise
-        lane.pool.enter((slot,), Stage.SEALED)
-        lane.keep(node, slot)
-        if not over:
-            flying.append((lane, {slot}))
-    return flying

@@ -2,169 +2,169 @@
 
 What any boundary that it may still publish or rewind to can need is kept. The rest is kept while there is room, since
 it serves boundaries inside of a long prompt once it is published.
-
-Rewinding: a sequence takes its last tokens back, in every component. It must not know what a component keeps.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..device.pool import NO_SLOT
 from ..errors import InputError, ProtocolError
+from ..tree.lane import Lane
+from ..tree.partial_lane import PartialLane
 from .lease import release_part
-
-if TYPE_CHECKING:
-    from ..cache.cache import Cache
-    from ..cache.sequence import Sequence
-    from ..tree.lane import Lane
-    from .lease import Hold
+from .state import Core, Running
 
 
-def commit(cache: Cache, sequence: Sequence, upto: int) -> None:
+def commit(core: Core, running: Running, upto: int) -> None:
     """What is computed reaches to ``upto``, and the running states stand for that."""
-    sequence.committed = upto
-    held = sequence._lease.held
-    for lane in cache._point_lanes:
-        holding = held[lane.index]
-        if holding.steps:
-            lane.stepped(holding, upto)
-        holding.as_of = upto
-        holding.ready = True
-    if cache._sparing:
-        retain(cache, sequence)
+    running.committed = upto
+    shape = core.shape
+    if not shape.holdings_follow_commits:
+        return
+    held = running.held
+    for lane in shape.state_lanes:
+        held[lane.index].reach(upto)
+    if shape.partial_lanes:
+        floor = floor_of(core, running)
+        for partial in shape.partial_lanes:
+            _give_up_below(core, running, partial, floor)
 
 
-def retain_published(sequence: Sequence) -> None:
-    """After a publication: what the tree owns now is read no further than the lease covers it. And ``retain``: tokens
-    may have been named since the last commit, and states have come and gone.
+def retain_published(core: Core, running: Running) -> None:
+    """After a publication: what the tree owns now is read no further than the lease covers it.
+
+    The floor is asked again: tokens may have been named since the last commit, and states have come and gone.
     """
-    cache = sequence._cache
-    floor = floor_of(cache, sequence)
-    lease = sequence._lease
-    published = sequence.published
-    for lane in cache._sparing:
-        holding = lease.held[lane.index]
-        record = lease._records[lane.index]
-        lane.read_covered(holding, record, published)
-        if record is not None and lane.passed(holding, published):
-            release_part(cache, lease, lane)
-        spare(cache, lease, lane, holding, floor)
+    floor = floor_of(core, running)
+    published = running.published
+    for lane in core.shape.partial_lanes:
+        holding = running.held[lane.index]
+        covered = running.covers[lane.index]
+        lane.read_covered(holding, covered, published)
+        if covered is not None and lane.reads_past(holding, published):
+            release_part(running, lane)
+        _give_up_below(core, running, lane, floor)
 
 
-def retain(cache: Cache, sequence: Sequence) -> None:
-    """After a commit: which boundary is the lowest that still matters, and what may go."""
-    floor = floor_of(cache, sequence)
-    lease = sequence._lease
-    for lane in cache._sparing:
-        holding = lease.held[lane.index]
-        spare(cache, lease, lane, holding, floor)
-
-
-def spare(cache: Cache, hold: Hold, lane: Lane, holding: Any, floor: int) -> None:
+def _give_up_below(core: Core, running: Running, lane: PartialLane, floor: int) -> None:
     """No boundary below ``floor`` matters any more. What they needed goes at once when less than an eighth of the pool
     is free, and else whenever somebody needs it.
     """
+    holding = running.held[lane.index]
     holding.floor = floor
     pool = lane.pool
     if pool.at_hand << 3 < pool.capacity:
-        let_go(cache, hold, lane, holding)
+        _let_go(core, running, lane, holding)
     else:
-        lane.sparing[hold] = holding
+        lane.surplus[running] = holding
 
 
-def retain_again(cache: Cache, sequence: Sequence) -> None:
-    """After a rewind: boundaries matter again that did not."""
-    floor = floor_of(cache, sequence)
-    for lane in cache._sparing:
-        holding = sequence._lease.held[lane.index]
-        holding.floor = min(holding.floor, floor)
-
-
-def floor_of(cache: Cache, sequence: Sequence) -> int:
+def floor_of(core: Core, running: Running) -> int:
     """The lowest boundary that still matters: the deepest that may be published, less what may be rewound."""
-    floor = sequence.named - cache._lookahead
-    if floor > sequence.committed:
-        floor = sequence.committed
-    floor -= cache._max_rewind
-    if floor < sequence.published:
-        floor = sequence.published
-    if cache._tracking:
-        for point in cache._point_lanes:
-            floor = point.floor(sequence._lease.held[point.index], floor)
+    shape = core.shape
+    floor = running.names.count - shape.lookahead
+    if floor > running.committed:
+        floor = running.committed
+    floor -= shape.max_rewind
+    if floor < running.published:
+        floor = running.published
+    if shape.tracks_checkpoints:
+        for lane in shape.state_lanes:
+            floor = running.held[lane.index].lowest_track(floor)
     return floor
 
 
-def let_go(cache: Cache, hold: Hold, lane: Lane, holding: Any) -> None:
+def _let_go(core: Core, running: Running, lane: Lane, holding: Any) -> None:
     """A running sequence gives back, and uncovers, what no boundary that it may still come to can need."""
-    lane.retain(holding, holding.floor // cache._page * cache._page)
-    if hold._records[lane.index] is not None and lane.passed(holding, hold._node.end):
-        release_part(cache, hold, lane)
+    page = core.shape.page
+    lane.retain(holding, holding.floor // page * page)
+    if running.covers[lane.index] is not None and lane.reads_past(holding, running.node.end):
+        release_part(running, lane)
 
 
-def reclaim(cache: Cache, lane: Lane, pages: int) -> None:
-    """Running sequences give back what they keep beyond what they may still need, until ``pages`` are nobody's."""
-    pool, sparing = lane.pool, lane.sparing
-    while sparing and pool.free < pages:
-        hold, holding = sparing.popitem()
-        let_go(cache, hold, lane, holding)
+def reclaim(core: Core, lane: Lane, pages: int) -> None:
+    """Running sequences give back what they keep beyond what they may still need, until ``pages`` are free."""
+    pool, surplus = lane.pool, lane.surplus
+    while surplus and pool.free < pages:
+        running, holding = surplus.popitem()
+        _let_go(core, running, lane, holding)
 
 
-def rewind(cache: Cache, sequence: Sequence, count: int) -> None:
+def forget_surplus(core: Core, running: Running) -> None:
+    """What a running sequence held so far is not its own any more: none of it can be asked back."""
+    for lane in core.shape.partial_lanes:
+        lane.surplus.pop(running, None)
+
+
+# ---------------------------------------------------------------- rewinding
+
+
+def rewind(core: Core, running: Running, count: int) -> None:
     """Take the last ``count`` reserved tokens back, names included, or refuse to with nothing changed."""
-    if count.__class__ is not int or count < 0:
-        raise InputError(f"rewind takes a number of tokens from 0 up, got {count!r}")
-    length = sequence.reserved - count
-    if length < sequence.published:
-        raise ProtocolError(f"{sequence!r} cannot rewind to {length}: {sequence.published} are published")
-    if count and sequence.published and length < min(sequence.named, sequence.published + cache._lookahead):
-        raise ProtocolError(
-            f"{sequence!r} cannot rewind to {length}: {sequence.published} are published, and their keys and content "
-            f"depend on {cache._lookahead} tokens more"
-        )
-    high = max(sequence.committed, sequence._high)  # what is too far below the highest commit was given back
-    back = high - length
-    limit = cache._rewind_limit
-    if limit is not None and back > limit[1]:
-        raise ProtocolError(
-            f"{sequence!r} cannot rewind {back} committed tokens: component {limit[0]!r} allows {limit[1]}"
-        )
-    for lane, holding in sequence._states:
-        if sequence._steps and length < sequence._planned:
-            raise ProtocolError(
-                f"{sequence!r} cannot rewind to {length}: an open step computes up to {sequence._planned}, and so "
-                f"does the state of component {lane.name!r}. End the step first"
-            )
-        if count and not (holding.ready or sequence._steps or sequence._lost) and not _due(sequence, holding):
-            raise ProtocolError(
-                f"{sequence!r} cannot rewind to {length}: since fill, layers may have written the state of component "
-                f"{lane.name!r}. Commit first"
-            )
-        if not lane.can_rewind(holding, length):
-            raise ProtocolError(
-                f"{sequence!r} cannot rewind to {length}: component {lane.name!r} has the states of single tokens "
-                f"only for the last step, and only if that had at most {len(holding.steps)} tokens"
-            )
-    cache._flight.end_alone(sequence._lease)
-    if cache._retaining:
-        sequence._high = high
-    sequence.reserved = length
-    sequence.committed = min(sequence.committed, length)
-    sequence._planned = min(sequence._planned, length)
-    for lane, holding in sequence._paged:
+    shape = core.shape
+    length = _checked_length(core, running, count)
+    core.flight.end_alone(running)
+    if shape.holdings_follow_commits:
+        running.high = max(running.committed, running.high)
+    running.reserved = length
+    running.committed = min(running.committed, length)
+    running.planned = min(running.planned, length)
+    for lane, holding in running.paged:
         lane.rewind(holding, length)
-    for lane, holding in sequence._states:
+    for lane, holding in running.states:
         source = lane.rewind_state(holding, length)
         if source != NO_SLOT:  # instead of what an earlier rewind wanted copied
-            sequence._fills = [fill for fill in sequence._fills if fill[1] is not holding]
-            sequence._fills.append((lane, holding, "copy", source))
-    if count and sequence.named > length:
-        sequence._cut(length)
-        sequence._reached = None
-    if cache._sparing:
-        retain_again(cache, sequence)
+            running.fills = [fill for fill in running.fills if fill[1] is not holding]
+            running.fills.append((lane, holding, "copy", source))
+    if count and running.names.count > length:
+        running.names.cut(length)
+        running.reached = None
+    if shape.partial_lanes:  # boundaries matter again that did not
+        floor = floor_of(core, running)
+        for lane in shape.partial_lanes:
+            holding = running.held[lane.index]
+            holding.floor = min(holding.floor, floor)
 
 
-def _due(sequence: Sequence, holding: Any) -> bool:
+def _checked_length(core: Core, running: Running, count: int) -> int:
+    """The reserved length after ``count`` tokens have been taken back, if they can be."""
+    shape = core.shape
+    if count.__class__ is not int or count < 0:
+        raise InputError(f"rewind takes a number of tokens from 0 up, got {count!r}")
+    length = running.reserved - count
+    if length < running.published:
+        raise ProtocolError(f"{running!r} cannot rewind to {length}: {running.published} are published")
+    if count and running.published and length < min(running.names.count, running.published + shape.lookahead):
+        raise ProtocolError(
+            f"{running!r} cannot rewind to {length}: {running.published} are published, and their keys and content "
+            f"depend on {shape.lookahead} tokens more"
+        )
+    back = max(running.committed, running.high) - length  # what is too far below the highest commit was given back
+    limit = shape.rewind_limit
+    if limit is not None and back > limit[1]:
+        raise ProtocolError(
+            f"{running!r} cannot rewind {back} committed tokens: component {limit[0]!r} allows {limit[1]}"
+        )
+    for lane, holding in running.states:
+        if running.open_steps and length < running.planned:
+            raise ProtocolError(
+                f"{running!r} cannot rewind to {length}: an open step computes up to {running.planned}, and so "
+                f"does the state of component {lane.name!r}. End the step first"
+            )
+        if count and not (holding.ready or running.open_steps or running.lost) and not _has_fill(running, holding):
+            raise ProtocolError(
+                f"{running!r} cannot rewind to {length}: since fill, layers may have written the state of component "
+                f"{lane.name!r}. Commit first"
+            )
+        if not holding.can_rewind(length):
+            raise ProtocolError(
+                f"{running!r} cannot rewind to {length}: component {lane.name!r} has the states of single tokens "
+                f"only for the last step, and only if that had at most {len(holding.steps)} tokens"
+            )
+    return length
+
+
+def _has_fill(running: Running, holding: Any) -> bool:
     """Whether a running state has yet to be filled, so that no layer has written it."""
-    return any(of is holding for _, of, _, _ in sequence._fills)
+    return any(of is holding for _, of, _, _ in running.fills)

@@ -1,110 +1,114 @@
-"""Page tables as kernels read them: one persistent tensor per component, one row per running sequence.
+"""Page tables for kernels: one persistent tensor per component, with one row per running sequence.
 
-A sequence gets its row at the first step that asks for a table, and keeps it. A step writes into the rows of its
-sequences what changed since they were last written, on its own stream: a decode step costs its new pages, not the
-tables. The truth is the holdings' tables on the host; a row is derived, and never used to free anything.
+A sequence gets its row at the first step that asks for a table, and keeps it. On its own stream, a step writes into the
+rows of its sequences what changed since they were last written: a decode step writes its new pages, not whole rows. The
+holdings' tables on the host are the truth; a row is derived from them, and nothing is ever freed because of a row.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Many
+from typing import Any, Protocol
 
+from ..device.flight import Flight
 from ..device.kernels import index_of
 from ..device.pool import ABSENT, ID_BYTES
-
-if TYPE_CHECKING:
-    from ..cache.cache import Cache
-    from ..cache.step import Step
-    from ..device.streams import Event, Stream
-    from ..tree.lane import Lane
-    from .lease import Hold
+from ..device.streams import Event, Stream
+from ..tree.lane import Lane
 
 LONG = 64
-"""Entries from which on a change is written as a run of its own, and not with the many small ones."""
+"""A change of at least so many entries is written as a run of its own, and not together with the small ones."""
+
+
+class Rowed(Protocol):
+    """A running sequence, as far as tables know it. ``core`` is None once it has ended; ``row`` is -1 without a row."""
+
+    core: Any
+    held: list[Any]
+    row: int
 
 
 class Tables:
-    """The tables of one cache, and who has which row."""
+    """The tables of one cache, and the rows of its sequences."""
 
-    def __init__(self, cache: Cache, flushed: Tables | None = None) -> None:
-        self._cache = cache
+    def __init__(self, flight: Flight[Any], device: str, flushed: Tables | None = None) -> None:
+        self._flight = flight
+        self._device = device
         self._flushed = flushed  # steps in flight may still read its tensors
-        self._until = cache._flight.stamp
-        self._free: deque[tuple[int, int]] = deque()  # (fence, row): a row is written anew when nobody reads it
+        self._until = flight.stamp
+        self._free: deque[tuple[int, int]] = deque()  # (fence, row): a row is used again when no step reads it
         self._rows = 0
-        self._tables: dict[str, Table] = {}
+        self.by_component: dict[str, Table] = {}
 
-    def leave(self, hold: Hold) -> None:
-        """The sequence of ``hold`` has ended."""
-        self._free.append((self._cache._flight.stamp, hold.row))
-        for table in self._tables.values():
-            if hold.row < len(table.written):
-                table.written[hold.row] = 0
-        hold.row = -1
+    def leave(self, running: Rowed) -> None:
+        """Free the row of ``running``, which has ended."""
+        self._free.append((self._flight.stamp, running.row))
+        for table in self.by_component.values():
+            if running.row < len(table.written):
+                table.written[running.row] = 0
+        running.row = -1
 
-    def row_of(self, hold: Hold) -> int:
-        if hold._cache is None:  # it has ended, be it by a flush, which makes new tables
+    def row_of(self, running: Rowed) -> int:
+        if running.core is None:  # it has ended, maybe by a flush, which makes new tables
             return -1
-        if hold.row < 0:
-            flight = self._cache._flight
+        if running.row < 0:
+            flight = self._flight
             if self._free and (not flight.stamp or self._free[0][0] <= flight.over):
-                hold.row = self._free.popleft()[1]
+                running.row = self._free.popleft()[1]
             else:
-                hold.row = self._rows
+                running.row = self._rows
                 self._rows += 1
-        return hold.row
+        return running.row
 
-    def of(self, step: Step, component: str) -> Any:
-        """The rows of the step's sequences of one component's table, as wide as the longest.
+    def of(self, lane: Lane, sequences: Many[Rowed], stream: Stream) -> Any:
+        """The rows of ``sequences`` of one component's table, as wide as the longest, written on ``stream``.
 
         A boundary component's row is its running slot, and behind it those of the states after single tokens.
         """
-        if self._flushed is not None and self._until <= self._cache._flight.over:
+        if self._flushed is not None and self._until <= self._flight.over:
             self._flushed = None
-        lane = self._cache._lane(component)
-        table = self._tables.get(component)
+        table = self.by_component.get(lane.name)
         if table is None:
-            table = self._tables[component] = Table(lane)
-        holds = [sequence._lease for sequence in step._sequences]
-        rows = [self.row_of(hold) for hold in holds]
-        stream = step._stream or self._cache._stream(None)
-        width = table.write(self._cache, stream, holds, rows)
-        device = self._cache.composition.device
+            table = self.by_component[lane.name] = Table(lane, self._flight, self._device)
+        rows = [self.row_of(running) for running in sequences]
+        width = table.write(stream, sequences, rows)
         if not rows:
-            return empty(stream, (0, 0), device)
+            return empty(stream, (0, 0), self._device)
         whole = table.tensor
         first = rows[0]
         if first >= 0 and rows == list(range(first, first + len(rows))):
             chosen = whole[first : first + len(rows), :width]
         else:
-            chosen = empty(stream, (len(rows), width), device)
+            chosen = empty(stream, (len(rows), width), self._device)
             if width:
                 stream.run(lambda: gather(whole[:, :width], rows, chosen))
         return chosen
 
 
 class Table:
-    """One component's table. ``written[row]``: how many entries of the row are as they should be."""
+    """One component's table. ``written[row]`` is the number of entries of a row that are up to date."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, flight: Flight[Any], device: str) -> None:
         self.lane = lane
+        self._flight = flight
+        self._device = device
         self.states = lane.unit == "boundary"
         self.tensor: Any = None
         self.written = array("q")
         self.filled = array("q")  # entries of the row that are not absent, or were not when last written
         self._made: Event | None = None
         self._known: set[Stream] = set()
-        self._old: deque[tuple[int, Any]] = deque()  # outgrown tensors that steps in flight may read
+        self.outgrown: deque[tuple[int, Any]] = deque()  # outgrown tensors that steps in flight may read
 
-    def write(self, cache: Cache, stream: Stream, holds: list[Hold], rows: list[int]) -> int:
-        """Bring ``rows`` up to date on ``stream``; the width of the longest."""
-        contents = [self._content(hold) for hold in holds]
+    def write(self, stream: Stream, sequences: Many[Rowed], rows: list[int]) -> int:
+        """Bring ``rows`` up to date on ``stream``. Return the width of the longest."""
+        contents = [self._content(running) for running in sequences]
         width = max((base + len(content) for content, base, _ in contents), default=0)
         if self.states:
             width = getattr(self.lane, "per_sequence", 1)  # also where all have ended
-        self._make_room(cache, stream, max(rows, default=0) + 1, width)
+        self._make_room(stream, max(rows, default=0) + 1, width)
         small_at, small = array("q"), array("i")
         runs: list[tuple[int, int, bytes]] = []
         columns = self.tensor.shape[1] if self.tensor is not None else 0
@@ -126,23 +130,23 @@ class Table:
             else:
                 runs.append((row, first, data.tobytes()))
         try:
-            if stream not in self._known and self._made is not None:  # its rows are written after it was made
+            if stream not in self._known and self._made is not None:  # write rows after the tensor was filled
                 stream.wait(self._made)
                 self._known.add(stream)
             if small or runs:
                 tensor = self.tensor
                 stream.run(lambda: put(tensor, small_at, small, runs))
-        except BaseException:  # no memory, or a closed stream: what the rows hold is not known
+        except BaseException:  # no memory, or a closed stream: the content of the rows is unknown
             for row in rows:
                 if row >= 0:
                     self.written[row], self.filled[row] = 0, columns
             raise
         return width
 
-    def _content(self, hold: Hold) -> tuple[array[int], int, int]:
-        """What the sequence's row should be: (entries, absent ones before them, from where on it may have changed)."""
-        if hold._cache is not None and hold.held:
-            holding = hold.held[self.lane.index]
+    def _content(self, running: Rowed) -> tuple[array[int], int, int]:
+        """The content of a sequence's row: (entries, absent entries before them, first entry that may have changed)."""
+        if running.core is not None and running.held:
+            holding = running.held[self.lane.index]
             if self.states:
                 return array("i", [holding.slot, *holding.steps]), 0, 0
             changed = holding.changed
@@ -150,11 +154,11 @@ class Table:
             return holding.table, holding.base, changed
         return array("i"), 0, 0
 
-    def _make_room(self, cache: Cache, stream: Stream, rows: int, columns: int) -> None:
+    def _make_room(self, stream: Stream, rows: int, columns: int) -> None:
         tensor = self.tensor
         have = (0, 0) if tensor is None else tuple(tensor.shape)
-        while self._old and self._old[0][0] <= cache._flight.over:
-            self._old.popleft()
+        while self.outgrown and self.outgrown[0][0] <= self._flight.over:
+            self.outgrown.popleft()
         if len(self.written) < rows:
             missing = rows - len(self.written)
             self.written.extend([0] * missing)
@@ -162,12 +166,12 @@ class Table:
         if have[0] >= rows and have[1] >= columns and tensor is not None:
             return
         if tensor is not None:
-            self._old.append((cache._flight.stamp, tensor))
+            self.outgrown.append((self._flight.stamp, tensor))
         shape = (
             have[0] if have[0] >= rows else max(rows, 2 * have[0], 8),
             have[1] if have[1] >= columns else columns if self.states else max(columns, 2 * have[1], 8),
         )
-        new = empty(stream, shape, cache.composition.device)
+        new = empty(stream, shape, self._device)
         stream.run(lambda: new.fill_(ABSENT))
         self.tensor = new
         self._made = stream.record()
@@ -177,7 +181,7 @@ class Table:
 
 
 def empty(stream: Stream, shape: tuple[int, int], device: str) -> Any:
-    """To be filled on ``stream``."""
+    """Make an int32 tensor, which is to be filled on ``stream``."""
     import torch
 
     with stream.current():
@@ -185,7 +189,7 @@ def empty(stream: Stream, shape: tuple[int, int], device: str) -> Any:
 
 
 def put(tensor: Any, at: array[int], values: array[int], runs: list[tuple[int, int, bytes]]) -> None:
-    """Small changes all at once, long runs one by one."""
+    """Write changes into a table: the small ones all at once, long runs one by one."""
     import torch
 
     def sent(data: bytes, dtype: torch.dtype) -> torch.Tensor:
@@ -201,7 +205,7 @@ def put(tensor: Any, at: array[int], values: array[int], runs: list[tuple[int, i
 
 
 def gather(tensor: Any, rows: list[int], out: Any) -> None:
-    """The rows that are wanted, *absent* throughout for a sequence that has ended."""
+    """Copy rows of a table to ``out``. The row of a sequence that has ended (-1) is all *absent*."""
     import torch
 
     if tensor.numel():

@@ -1,89 +1,112 @@
-"""Flushing: everything cached is invalid at once, and so is every handle that was made before.
-
-Dropped handles: sequences, leases, spans and entered steps that went out of use without being ended.
-
-A finalizer runs at any time and in any thread, so it may only say that it happened; the thread that drives the cache
-takes the slots back before its next operation.
-"""
+"""Teardown: how running sequences, failed work and a whole cache come to an end, with every slot given back."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..cache.sequence import Sequence
-from ..cache.step import Step
 from ..contract.policy import serving
-from ..device.pool import Span
-from ..tree.radix import unlink
+from ..device.flight import Work
+from ..tree.radix import Node
 from .lease import release
+from .retain import forget_surplus
+from .state import Core, Hold, Running
 from .tables import Tables
-
-if TYPE_CHECKING:
-    from ..cache.cache import Cache
-
-
-def forget_everything(cache: Cache) -> None:
-    """Free all slots of all tiers, whoever held them, and begin with an empty tree."""
-    queues = [serving(cache.composition.policy) for _ in cache._all_lanes]
-    cache._flushes += 1
-    cache._epoch += 1
-    cache._flushed_at = cache._epoch
-    for hold in cache._live:
-        cache._flight.end_alone(hold)
-        hold._cache = None
-    cache._live.clear()
-    for lane, queue in zip(cache._all_lanes, queues, strict=True):
-        for pool in lane.pools:
-            pool.reset()
-        lane.queue = queue
-        lane.reset()
-    if cache._tier is not None:
-        cache._tier.flushed()
-    for root in (*cache._tree.roots.values(), *cache._graves, cache._empty_root):
-        unlink(root)
-    cache._flight.flushed()
-    cache._tables = Tables(cache, cache._tables if cache._flight.works else None)
-    cache._keys.forget()
-    cache._fresh_tree()
-    if cache._debug is not None:
-        cache._debug.flushed()
-
 
 log = logging.getLogger("prefixloom")
 
 
-class Abandoned(Exception):
-    """How a step ends that was entered and then lost."""
+def end_running(core: Core, running: Running) -> None:
+    """``running`` is no running sequence any more."""
+    core.live.pop(running, None)
+    if core.shape.partial_lanes:
+        forget_surplus(core, running)
+    if running.row >= 0 and running.active:
+        core.tables.leave(running)
 
 
-class Dropped(list[Any]):
-    """What was dropped and not yet taken back."""
+def give_back(core: Core, running: Running) -> None:
+    """Publish nothing, and give back all that ``running`` holds and covers."""
+    if core.flight.alone:
+        core.flight.end_alone(running)
+    end_running(core, running)
+    for lane, holding in running.pairs:
+        lane.close(holding)
+    if running.core is not None:
+        release(core, running)
 
-    def __init__(self, cache: Cache) -> None:
-        super().__init__()
-        self._cache = cache
 
-    def append(self, item: Any) -> None:
-        super().append(item)
-        self._cache._guarded = True
+def abandon(core: Core, hold: Hold, error: BaseException) -> None:
+    """End a lease, or a running sequence with all that it holds, because of ``error``."""
+    hold.failed = error
+    if hold.active:
+        if isinstance(hold, Running):
+            give_back(core, hold)
+        else:
+            release(core, hold)
 
-    def recover(self) -> None:
-        cache = self._cache
-        cache._guarded = cache._debug is not None  # first: what is dropped meanwhile sets it again
-        while self:
-            item = self.pop()
-            cache._recovered += 1
-            if isinstance(item, Step):
-                log.warning("%r was entered and dropped before its end; it counts as failed", item)
-                item.__exit__(Abandoned, None, None)
-                continue
-            made = item._lease if isinstance(item, Sequence) else item
-            where = getattr(made, "_where", None) or "a place that PREFIXLOOM_DEBUG=1 tells"
-            log.warning("%r was dropped without release (made at %s); its slots were taken back", item, where)
-            if isinstance(item, Sequence):
-                item._give_back(cache)
-            elif isinstance(item, Span):
-                item.free()
-            else:
-                release(cache, item)
+
+def fail_work(core: Core, work: Work[Hold], error: BaseException) -> None:
+    """Work did not do what was committed: its sequences end, what they published goes, and so does who read that."""
+    lost: dict[Hold, None] = dict.fromkeys(work.followers)
+    everything = core.unwritten.publications
+    doomed: list[Any] = []
+    grown = True
+    while grown:
+        grown = False
+        for publication in everything:
+            if publication.hold in lost and publication not in doomed:
+                doomed.append(publication)
+                lost.update(dict.fromkeys(publication.readers))
+                grown = True
+    log.warning(
+        "%s failed with %r: %d sequences and leases end with it, and what they published since is taken back",
+        work.name, error, sum(hold.active for hold in lost),
+    )  # fmt: skip
+    for hold in lost:
+        abandon(core, hold, error)
+    nodes = {node for publication in doomed for node in publication.nodes}
+    below = list(nodes)
+    for node in below:  # what hangs there goes with it, also if it was written long ago
+        below += node.children
+    for node in sorted(nodes, key=lambda node: -node.end):
+        for publication in doomed:
+            if node in publication.nodes:
+                for lane, slots in publication.slots:
+                    lane.retract(node, slots)
+    core.index.prune_all(below)
+    core.unwritten.forget(doomed)
+
+
+def end_half_way(core: Core, running: Running, run: list[Node], error: BaseException) -> None:
+    """A publication was interrupted: some of what ``running`` owned is the tree's by now, and not all of that is
+    covered. So the sequence cannot go on.
+    """
+    abandon(core, running, error)
+    running.held = []
+    for lane in core.shape.lanes:
+        lane.line_up(run)  # what the tree took over and no lease came to cover
+    core.index.prune(run[-1])
+
+
+def forget_everything(core: Core) -> None:
+    """Free all slots of all tiers, whoever held them, and begin with an empty tree."""
+    shape = core.shape
+    queues = [serving(shape.composition.policy) for _ in shape.all_lanes]  # first: a policy of a third party may raise
+    for running in core.live:
+        core.flight.end_alone(running)
+        running.core = None
+    core.live.clear()
+    for lane, queue in zip(shape.all_lanes, queues, strict=True):
+        for pool in lane.pools:
+            pool.reset()
+        lane.queue = queue
+        lane.reset()
+    if core.below is not None:
+        core.below.flushed()
+    core.index.forget_everything()
+    core.unwritten.flushed()
+    core.tables = Tables(core.flight, shape.composition.device, core.tables if core.flight.works else None)
+    core.keys.forget()
+    if core.watcher is not None:
+        core.watcher.flushed()

@@ -1,7 +1,15 @@
-"""The contract of storage backends: records, how they are addressed and known again, what a store is asked and answers.
+"""The contract of storage backends: what a record is, how it is addressed, and what a store is asked and answers.
 
-A store of one's own, the storage tier and the conformance suite meet here; nothing in it knows a tree, a pool or a
-backend. It is public: plugins import it as they import ``prefixloom``.
+A third-party store, the storage tier and the conformance suite share this package. It knows no tree, no pool and no
+particular store. It is public: plugins import it as they import ``prefixloom``.
+
+Read ``contract`` first. Below it, each module imports only those that come later in this list:
+
+``contract``     the protocol of a store, and its answers
+``record``       a record: one piece of one component
+``keys``         how a record is addressed
+``fingerprint``  everything beside the tokens that decides what a record's bytes mean
+``checksum``     how damage is found
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Checksums of records: xxh3 where xxhash is installed, else crc32. Each record says which one it has.
 
-They find damage; they do not resist an attacker: who may write into a store may write anything.
+A checksum finds damage. It does not stop an attacker, because whoever can write into a store can write a new checksum.
+This module knows no record and no store.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ import attrs
 
 Algorithm = Literal["crc32", "xxh3"]
 NUMBERS: dict[Algorithm, int] = {"crc32": 1, "xxh3": 2}
-"""How an algorithm is written in a record."""
+"""The number that stands for an algorithm in a record."""
 ALGORITHMS: dict[int, Algorithm] = {number: name for name, number in NUMBERS.items()}
 
 
 @functools.cache
 def function(algorithm: Algorithm) -> Callable[[Any], int] | None:
-    """The checksum of a buffer; None where it cannot be computed here."""
+    """Return the function that computes a checksum of a buffer, or None if it is not installed here."""
     if algorithm == "crc32":
         return zlib.crc32
     try:
@@ -33,13 +34,13 @@ def function(algorithm: Algorithm) -> Callable[[Any], int] | None:
 
 @functools.cache
 def preferred() -> Algorithm:
-    """The fastest one that there is."""
+    """Return the fastest algorithm that is installed."""
     return "xxh3" if function("xxh3") is not None else "crc32"
 
 
 @attrs.frozen
 class Checksum:
-    """What a content came to under one algorithm."""
+    """The checksum of a content under one algorithm."""
 
     algorithm: Algorithm
     value: int
@@ -54,10 +55,10 @@ class Checksum:
 
     @property
     def known(self) -> bool:
-        """Whether it can be computed here."""
+        """Whether this checksum can be computed here."""
         return function(self.algorithm) is not None
 
     def fits(self, content: Any) -> bool:
-        """Whether the content is what it was. False where that cannot be told."""
+        """Whether the content has this checksum. It is False where the checksum cannot be computed."""
         compute = function(self.algorithm)
         return compute is not None and compute(content) == self.value

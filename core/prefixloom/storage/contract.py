@@ -1,7 +1,7 @@
-"""The contract of a storage backend: what it is asked and what it answers.
+"""The contract of a storage backend: the calls to a store and its answers.
 
-A backend moves records and knows nothing else: no tree, no tensor, no policy, no deadline. What can go wrong with a
-store is an answer, never an exception: a read misses, a write is refused, and both are counted with their reason.
+A backend moves records. It knows no tree, no tensor, no policy and no deadline. A failure of a store is an answer and
+never an exception: a read is a miss, a write is refused, and the store counts both by reason.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from .keys import Key
 from .record import Record
 
 Reason = Literal[
-    "absent",  # nothing under this key
-    "fingerprint",  # something, of a cache with another fingerprint
-    "format",  # something, in a format that this version does not read
-    "corrupt",  # something that is not what was written
-    "size",  # larger than the buffer for it, or than the store
-    "capacity",  # the store has no room, and nothing that may go
-    "io",  # the store failed
-    "read_only",  # opened for reading
-    "closed",
-    # Said by the guards around a store, never by a store:
-    "deadline",  # no answer in time
-    "breaker",  # not asked, since it failed again and again
-    "backlog",  # not asked, since too much waits for it
-    "rate",  # not asked, since too much was asked in a short time
-    "error",  # it raised, or answered something that is no answer
+    "absent",  # the store has no record under this key
+    "fingerprint",  # the store has records, but of a cache with another fingerprint
+    "format",  # the record has a format that this version does not read
+    "corrupt",  # the bytes are not those that were written
+    "size",  # the record is larger than the buffer for it, or than the store allows
+    "capacity",  # the store has no room, and nothing to evict
+    "io",  # reading or writing failed
+    "read_only",  # the store was opened for reading
+    "closed",  # the store was closed
+    # These are given by the guards around a store, never by a store:
+    "deadline",  # the store did not answer in time
+    "breaker",  # the store was not called, because it failed several times in a row
+    "backlog",  # the store was not called, because too many calls wait for it
+    "rate",  # the store was not called, because too much was written in a short time
+    "error",  # the store raised, or its answer breaks the contract
 ]
 REASONS: tuple[Reason, ...] = Reason.__args__  # type: ignore[attr-defined]
 FAULTS: frozenset[str] = frozenset({"io"})
-"""What says something of the store's health; the other reasons are its everyday life."""
+"""The reasons that mean that the store itself fails. The other reasons occur in a healthy store too."""
 
 
 @attrs.frozen
 class Miss:
-    """Why a read gave nothing."""
+    """The answer to a read that found no valid record, and why."""
 
     key: Key
     reason: Reason
@@ -48,7 +48,7 @@ class Miss:
 
 @attrs.frozen
 class Stored:
-    """A write that succeeded. ``fresh`` is False if the key was there already, and nothing was written."""
+    """The answer to a write that succeeded. ``fresh`` is False if the store had the key already and wrote nothing."""
 
     key: Key
     fresh: bool = True
@@ -56,7 +56,7 @@ class Stored:
 
 @attrs.frozen
 class Refused:
-    """Why a write did nothing."""
+    """The answer to a write that wrote nothing, and why."""
 
     key: Key
     reason: Reason
@@ -65,10 +65,12 @@ class Refused:
 
 @attrs.frozen
 class Status:
-    """A store at one moment. ``used`` counts what takes room, overhead included, and never exceeds ``capacity``.
+    """The state of a store at one moment.
 
-    ``misses`` and ``refused`` count by reason since it was opened. ``foreign`` says, per other fingerprint that has
-    records here, how many and what is different from the one last asked for.
+    ``used``     bytes that take room, overhead included; never more than ``capacity``
+    ``misses``, ``refused``  counts by reason since the store was opened
+    ``foreign``  per fingerprint other than the one last asked for: how many records it has, and what is different
+    ``notes``    what is unusual, in words
     """
 
     records: int
@@ -84,38 +86,40 @@ class Status:
 
 
 class Backend(Protocol):
-    """A store of records. Calls may come from several threads at once.
+    """A store of records. Several threads may call it at the same time.
 
-    Keys are written once: the content of a key cannot change, so a put of what is there already writes nothing. What
-    was put is found until it is deleted or evicted; a store may evict whenever it wants.
+    A key is written once: its content cannot change, so a put of a key that is there writes nothing. A record is found
+    until it is deleted or evicted. A store may evict at any time.
     """
 
     def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
-        """One answer per key, in their order. A record's payload is checked against its checksum before it is given.
+        """Return one answer per key, in the order of the keys. Every payload is checked against its checksum.
 
-        With ``into``, one writable buffer per key, the payload is read there and is a view of its beginning; after a
-        miss the buffer's content is undefined. Without, the payload belongs to whoever asked.
+        ``into`` has one writable buffer per key. Then a payload is read into its buffer, and is a view of the buffer's
+        beginning. After a miss the content of the buffer is undefined. Without ``into``, a payload is memory of its
+        own, which belongs to the caller.
         """
 
     def put(self, records: Sequence[Record]) -> tuple[Stored | Refused, ...]:
-        """One answer per record, in their order. Payloads are not looked at after the return.
+        """Return one answer per record, in the order of the records. The store reads no payload after the return.
 
-        ``Stored`` survives the death of this process, in a store that outlives it.
+        In a store that outlives its process, a record that was answered by ``Stored`` survives a crash of the process.
         """
 
     def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
-        """Whether a get would probably succeed. Reads no payload, counts nothing."""
+        """Return, per key, whether a get would probably succeed. It reads no payload and counts nothing."""
 
     def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
-        """Remove them; True for those that were there."""
+        """Remove records. Return, per key, whether its record was there."""
 
     def flush(self) -> bool:
-        """Wait until what was stored also survives the death of the machine; False if that cannot be said."""
+        """Wait until all stored records survive a crash of the machine. Return False if the store cannot promise it."""
 
-    def status(self) -> Status: ...
+    def status(self) -> Status:
+        """Return the counts and the sizes of the store."""
 
     def close(self) -> None:
-        """Give up what it holds. Afterwards reads miss and writes are refused as ``closed``; closing again is fine."""
+        """Release everything. Later reads miss and later writes are refused, as ``closed``. It may be called twice."""
 
 
 CALLS = ("get", "put", "exists", "delete", "flush", "status", "close")
@@ -123,9 +127,9 @@ CALLS = ("get", "put", "exists", "delete", "flush", "status", "close")
 
 @attrs.frozen
 class BackendType:
-    """What ``prefixloom_storage`` returns: how to open stores of one kind.
+    """What the hook ``prefixloom_storage`` returns: a kind of store, and how to open one.
 
-    ``open(**options)`` gives a ``Backend``, or raises a ``StorageError`` that says what to do.
+    ``open(**options)`` returns a ``Backend``, or raises a ``StorageError`` that says what to do.
     """
 
     name: str
@@ -134,7 +138,7 @@ class BackendType:
 
 
 def opened(kind: BackendType, **options: Any) -> Backend:
-    """A store of this kind, checked to be one."""
+    """Open a store of this kind, and check that it has every method of the contract."""
     backend = kind.open(**options)
     lacking = [name for name in CALLS if not callable(getattr(backend, name, None))]
     if lacking:

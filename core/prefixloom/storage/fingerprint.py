@@ -1,7 +1,7 @@
 """Fingerprint: everything beside the tokens that decides what a record's bytes mean.
 
-Two caches may read each other's records only if their fingerprints are equal. It is told in full to a store, so that a
-cache which finds nothing can say why.
+Two caches may read each other's records only if their fingerprints are equal. A store gets the fingerprint in full, so
+that a cache which finds nothing can say what is different. This module knows no record and no store.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ def _layers(values: Iterable[int]) -> tuple[int, ...]:
 
 @attrs.frozen
 class Fingerprint:
-    """Who wrote a record, and how.
+    """Which cache wrote a record, and in what form.
 
     ``shapes``  buffer name -> shape of an entry, from the manifest
-    ``layers``  the model's layers that a payload holds
-    ``shards``  axis ("tensor", "pipeline", "context") -> (rank, of how many). Leave an axis out over which the
-                component is replicated: its ranks then share records
+    ``layers``  the numbers of the model's layers that a payload holds
+    ``shards``  axis ("tensor", "pipeline", "context") -> (rank, number of ranks). Leave out an axis over which the
+                component is replicated: then its ranks share records
     ``format``  version of what the plugin itself writes into a payload
+    ``text``    all of these facts as canonical JSON; ``digest``: the hash of the text
     """
 
     model: str
@@ -50,19 +51,18 @@ class Fingerprint:
     shards: tuple[tuple[str, tuple[int, ...]], ...] = attrs.field(default=(), converter=_shapes)
     format: int = 1
     text: str = attrs.field(init=False, eq=False, repr=False)
-    """The facts as canonical JSON."""
     digest: bytes = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         facts = {field.name: getattr(self, field.name) for field in _facts()}
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         object.__setattr__(self, "text", text)
-        told = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES, person=b"loom.fingerprint")
-        object.__setattr__(self, "digest", told.digest())
+        hashed = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES, person=b"loom.fingerprint")
+        object.__setattr__(self, "digest", hashed.digest())
 
     @classmethod
     def read(cls, text: str | bytes) -> Fingerprint | None:
-        """The fingerprint that a store told of; None if it is none that this version knows."""
+        """Return the fingerprint of a text that a store kept, or None if this version does not know its facts."""
         try:
             facts = json.loads(text)
             found = cls(**facts)
@@ -71,13 +71,13 @@ class Fingerprint:
             return None
 
     def difference(self, there: Fingerprint) -> str:
-        """What is different in the other one, in words."""
-        told = []
+        """Say what is different in another fingerprint, in words."""
+        differences = []
         for field in _facts():
             mine, other = getattr(self, field.name), getattr(there, field.name)
             if mine != other:
-                told.append(f"{field.name} is {_plain(other)} there and {_plain(mine)} here")
-        return "; ".join(told)
+                differences.append(f"{field.name} is {_plain(other)} there and {_plain(mine)} here")
+        return "; ".join(differences)
 
 
 def _plain(value: object) -> str:

@@ -1,7 +1,8 @@
-"""Keys: where a record lies, told by what it holds and by nothing else.
+"""Keys: the address of a record, which follows from what the record holds and from nothing else.
 
-A content digest is a strong hash over namespace, tokens up to the boundary, component and span. The address adds the
-fingerprint, so that two caches of different models never meet, in any store. Nothing here knows a store.
+The content digest is a strong hash over the namespace, the tokens up to the boundary, the component and the span. The
+address adds the fingerprint, so that caches of different models never read each other's records. This module knows no
+store.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ADDRESS_BYTES = DIGEST_BYTES + CONTENT_BYTES
 
 @attrs.frozen
 class Key:
-    """A content digest under a fingerprint. ``address`` is what a store files it under; keys compare by it."""
+    """A content digest under a fingerprint. A store keeps a record under its ``address``. Keys compare by it."""
 
     content: bytes = attrs.field(eq=False)
     fingerprint: Fingerprint = attrs.field(eq=False, repr=False)
@@ -33,22 +34,22 @@ class Key:
 
 
 def root_link(namespace: str) -> bytes:
-    """The link before the first page of a namespace."""
+    """Return the link before the first page of a namespace. A link is the hash of a prefix."""
     name = namespace.encode("utf-8", "surrogatepass")  # any text
     return hashlib.blake2b(name, digest_size=CONTENT_BYTES, person=b"loom.namespace").digest()
 
 
 def next_link(link: bytes, page: bytes, extra: bytes = b"") -> bytes:
-    """The link after one more page of encoded tokens; ``extra`` is what else its content depends on (an image)."""
-    told = hashlib.blake2b(link, digest_size=CONTENT_BYTES, person=b"loom.page")
-    told.update(struct.pack("<QQ", len(page), len(extra)))
-    told.update(page)
-    told.update(extra)
-    return told.digest()
+    """Return the link after one more page of encoded tokens. ``extra`` is what else the page depends on (an image)."""
+    hashed = hashlib.blake2b(link, digest_size=CONTENT_BYTES, person=b"loom.page")
+    hashed.update(struct.pack("<QQ", len(page), len(extra)))
+    hashed.update(page)
+    hashed.update(extra)
+    return hashed.digest()
 
 
 def links(namespace: str, tokens: bytes, page_bytes: int) -> Iterator[bytes]:
-    """A link for every whole page of ``tokens``, as the core's ``encode`` gives them."""
+    """Yield the link after every whole page of ``tokens``, which ``prefixloom.encode`` made."""
     link = root_link(namespace)
     for at in range(0, len(tokens) // page_bytes * page_bytes, page_bytes):
         link = next_link(link, tokens[at : at + page_bytes])
@@ -56,8 +57,11 @@ def links(namespace: str, tokens: bytes, page_bytes: int) -> Iterator[bytes]:
 
 
 def key(link: bytes, component: str, start: int, end: int, fingerprint: Fingerprint) -> Key:
-    """The key of what ``component`` has for [start, end) under the link of ``end`` (its state, if equal)."""
-    told = hashlib.blake2b(link, digest_size=CONTENT_BYTES, person=b"loom.record")
-    told.update(struct.pack("<QQ", start, end))
-    told.update(component.encode())
-    return Key(told.digest(), fingerprint)
+    """Return the key of what ``component`` has for [start, end), or of its state at ``end`` if both are equal.
+
+    ``link`` is the link of the boundary ``end``.
+    """
+    hashed = hashlib.blake2b(link, digest_size=CONTENT_BYTES, person=b"loom.record")
+    hashed.update(struct.pack("<QQ", start, end))
+    hashed.update(component.encode())
+    return Key(hashed.digest(), fingerprint)

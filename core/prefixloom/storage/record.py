@@ -1,4 +1,7 @@
-"""Record: one piece of one component, with what is needed to know it again and to see that it is whole."""
+"""Record: one piece of one component, with what is needed to identify it and to check that it is complete.
+
+It knows keys and checksums. It knows no store, and not what the bytes of a payload mean.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from .keys import Key
 
 MAX_PAYLOAD = 1 << 31
 MAX_COMPONENT, MAX_LAYOUT = 63, 31
-"""Bytes of a name in UTF-8."""
+"""The largest number of bytes of each name in UTF-8."""
 MAX_POSITION = 1 << 62
 
 
 def flat(content: Any) -> memoryview:
-    """The bytes of a contiguous buffer."""
+    """Return the bytes of a contiguous buffer, without a copy."""
     view = memoryview(content)
     if not view.c_contiguous:
         raise ValueError("a payload must be a contiguous buffer")
@@ -30,7 +33,7 @@ def _payload(content: Any) -> memoryview:
 
 @functools.lru_cache(maxsize=1024)
 def check_names(component: str, layout: str) -> None:
-    """Whether they can be written; ``ValueError`` if not."""
+    """Raise ``ValueError`` if a name is empty, too long or contains a zero byte."""
     for name, text, limit in (("component", component, MAX_COMPONENT), ("layout", layout, MAX_LAYOUT)):
         if not isinstance(text, str) or not 0 < len(text.encode()) <= limit or "\0" in text:
             raise ValueError(f"{name} must be a name of 1 to {limit} bytes, got {text!r}")
@@ -40,8 +43,8 @@ def check_names(component: str, layout: str) -> None:
 class Record:
     """What ``component`` has for the tokens [start, end), or its state at ``end`` where the two are equal.
 
-    ``payload`` is read in place: it must not change until whoever got the record is done with it. ``checksum`` goes
-    with the record from here to the next reader, so that damage is seen wherever it was done.
+    ``payload`` is not copied: it must not change as long as the record is used. ``checksum`` is computed here and goes
+    with the record to its next reader, so that damage is found wherever it happened.
     """
 
     key: Key

@@ -1,7 +1,20 @@
 """What plugin authors test with: the laws of the conformance kit, a toy model that runs through a cache, and a witness.
 
-Only this package of the core may import pytest, and its modules import torch when they are themselves imported. The
-names of the kit are found here, every law by its own among them, and imported when they are asked for.
+The public names are found here, and every law by its own name. Each is imported when it is asked for, because most
+modules of this package import torch. Only this package of the core may import pytest.
+
+The rooms, each of which imports only those above it:
+
+    inside      the private fields of the core, and the bytes of pools
+    toy         a small model that runs through a cache
+    schedules   streams, schedules and ranks under a test's control
+    kit         cases, the bench, and scripts
+    oracle      a prefix cache as plain sets, compared with the real one
+    laws        what must hold of components, stores and policies
+
+The modules beside the rooms run the laws: ``conformance`` on a component, ``suites`` on anything that is installed,
+``pytest_plugin`` from pytest, with ``pytest_suite`` as the file that pytest collects. Read ``conformance`` first, then
+``laws``.
 """
 
 from __future__ import annotations
@@ -10,14 +23,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .case import ComponentCase, LawBroken, NotApplicable, Truth
     from .conformance import LAWS, Report, Verdict, check_component, check_law, report_on
+    from .kit.case import ComponentCase, LawBroken, NotApplicable, Truth
+    from .kit.scripts import Setting, play
+    from .laws.admission import AdmissionCase
+    from .laws.policies import PolicyCase
+    from .laws.storage import BackendCase, check_backend, parametrize_with_checks
     from .oracle.machine import Pit, replay
     from .oracle.stateful import state_machine
-    from .policies import AdmissionCase, PolicyCase
     from .pytest_plugin import parametrize_with_laws
-    from .scripts import Setting, play
-    from .storage import BackendCase, check_backend, parametrize_with_checks
 
 __all__ = [
     "LAWS",
@@ -43,14 +57,15 @@ __all__ = [
     "state_machine",
 ]
 HOMES = {
-    "case": ("ComponentCase", "LawBroken", "NotApplicable", "Truth"),
     "conformance": ("LAWS", "Report", "Verdict", "check_component", "check_law", "report_on"),
+    "kit.case": ("ComponentCase", "LawBroken", "NotApplicable", "Truth"),
+    "kit.scripts": ("Setting", "play"),
+    "laws.admission": ("AdmissionCase",),
+    "laws.policies": ("PolicyCase",),
+    "laws.storage": ("BackendCase", "check_backend", "parametrize_with_checks"),
     "oracle.machine": ("Pit", "replay"),
     "oracle.stateful": ("state_machine",),
     "pytest_plugin": ("parametrize_with_laws",),
-    "policies": ("AdmissionCase", "PolicyCase"),
-    "storage": ("BackendCase", "check_backend", "parametrize_with_checks"),
-    "scripts": ("Setting", "play"),
 }
 
 

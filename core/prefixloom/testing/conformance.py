@@ -1,6 +1,6 @@
-"""The conformance kit: all laws, and what checks a component against them.
+"""The conformance kit: all laws of components, and the functions that check a component against them.
 
-A law is a function of a case; its docstring says it in words and names the clauses of docs/hooks.md that it proves.
+A law is a function of a case. Its docstring states the law and names the clauses of docs/hooks.md that it proves.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Literal
 import attrs
 
 from ..errors import PrefixloomError
-from . import laws_of_facts, laws_of_hooks, laws_of_machine, laws_of_schedules, laws_of_service
-from .bench import Failure
-from .case import ComponentCase, LawBroken, NotApplicable, Truth
+from .kit.bench import Failure
+from .kit.case import ComponentCase, LawBroken, NotApplicable, Truth
+from .laws import facts, hooks, machine, schedules, service
 
 Law = Callable[[ComponentCase], None]
 
@@ -24,19 +24,19 @@ def _laws(module: ModuleType) -> list[Law]:
     return [value for name, value in vars(module).items() if name.startswith("law_")]
 
 
-MODULES = (laws_of_facts, laws_of_hooks, laws_of_service, laws_of_machine, laws_of_schedules)
+MODULES = (facts, hooks, service, machine, schedules)
 LAWS: tuple[Law, ...] = tuple(law for module in MODULES for law in _laws(module))
-"""Every law, those first that are proved without traffic."""
+"""Every law; the laws that need no traffic come first."""
 
 
 def clauses(law: Law) -> tuple[str, ...]:
-    """The clauses of docs/hooks.md that a law proves, as its docstring names them."""
+    """Return the clauses of docs/hooks.md that a law proves, as named in its docstring."""
     found = re.search(r"Clauses: ([A-Z0-9, ]+)\.", law.__doc__ or "")
     return tuple(found[1].split(", ")) if found else ()
 
 
 def statement(law: Law) -> str:
-    """What a law says, in words."""
+    """Return a law's statement in words."""
     return " ".join((law.__doc__ or "").partition("Clauses:")[0].split())
 
 
@@ -45,7 +45,10 @@ def name_of(law: Law) -> str:
 
 
 def check_law(law: Law, case: ComponentCase) -> None:
-    """Hold a component against one law. LawBroken names it, its clauses, and a script; NotApplicable says why not."""
+    """Check a component against one law.
+
+    LawBroken: it breaks the law; the error has the law's clauses and a script. NotApplicable: the law does not apply.
+    """
     name, script = name_of(law), ""
     try:
         law(case)
@@ -64,7 +67,7 @@ def check_law(law: Law, case: ComponentCase) -> None:
 
 @attrs.frozen
 class Verdict:
-    """What came of one law. ``told``: how it is broken, or why it has nothing to say."""
+    """The result of one law. ``told``: how the law is broken, or why it does not apply."""
 
     law: str
     clauses: tuple[str, ...]
@@ -76,7 +79,7 @@ class Verdict:
 
 @attrs.frozen
 class Report:
-    """What came of all laws, and what was not tested."""
+    """The results of all laws, and what was not tested."""
 
     component: str
     verdicts: tuple[Verdict, ...]
@@ -88,7 +91,7 @@ class Report:
 
 
 def verdict(law: Law, case: ComponentCase) -> Verdict:
-    """What comes of one law."""
+    """Check one law and return its result."""
     name, cited, said = name_of(law), clauses(law), statement(law)
     try:
         check_law(law, case)
@@ -100,14 +103,14 @@ def verdict(law: Law, case: ComponentCase) -> Verdict:
 
 
 def report_on(case: ComponentCase, laws: Iterable[Law] = LAWS) -> Report:
-    """Hold a component against all laws, and tell all."""
-    case.component()  # what cannot be made is refused before any law is asked
+    """Check a component against all laws and report every result."""
+    case.component()  # a component that cannot be made is refused before any law runs
     verdicts = tuple(verdict(law, case) for law in laws)
     return Report(str(case), verdicts, tuple(untested(case)))
 
 
 def untested(case: ComponentCase) -> list[str]:
-    """What no law looked at, and why."""
+    """Return what no law tested, and why."""
     out = []
     believed = [name for name in case.truth.untold() if name != "reads" or not case.has_states]
     if believed:
@@ -123,12 +126,12 @@ def untested(case: ComponentCase) -> list[str]:
 def check_component(
     make: Callable[[], Any] | ComponentCase, truth: Truth | None = None, *, laws: Iterable[Law] = LAWS, **options: Any
 ) -> Report:
-    """Hold a component against the laws. ``make()`` gives a new instance each time; ``truth`` says what its layers do.
+    """Check a component against the laws. ``make()`` returns a new instance; ``truth`` says what its layers do.
 
-    Raises LawBroken for the first law that it breaks. Further options are those of ``ComponentCase``.
+    Raises LawBroken for the first law that is broken. Further options are those of ``ComponentCase``.
     """
     case = make if isinstance(make, ComponentCase) else ComponentCase(make, truth or Truth(), **options)
-    case.component()  # what cannot be made is refused before any law is asked
+    case.component()  # a component that cannot be made is refused before any law runs
     verdicts = []
     for law in laws:
         found = verdict(law, case)

@@ -1,6 +1,6 @@
-"""The pytest plugin: ``pytest --component NAME`` holds an installed component against every law, one test for each.
+"""The pytest plugin: ``pytest --component NAME`` checks an installed component against every law, one test for each.
 
-It is loaded wherever prefixloom is installed, so it imports nothing heavy before it is asked to.
+Pytest loads this plugin wherever prefixloom is installed, so it imports nothing heavy until the option is given.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .case import ComponentCase
+    from .kit.case import ComponentCase
 
-SUITE = Path(__file__).with_name("suite.py")
+SUITE = Path(__file__).with_name("pytest_suite.py")
 CASES = pytest.StashKey["list[ComponentCase]"]()
 
 
 def parametrize_with_laws(*cases: ComponentCase) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test of ``(case, law)`` that runs once for every law; it calls ``law(case)``.
+    """Return a decorator for a test that takes ``(case, law)`` and calls ``law(case)``; it runs once for every law.
 
-    A law that has nothing to say of a component is skipped, with the reason.
+    A law that does not apply to a component is skipped, with the reason.
     """
     names, pairs, ids = _pairs(cases)
     return pytest.mark.parametrize(names, pairs, ids=ids)
@@ -35,15 +35,15 @@ def _pairs(cases: Iterable[ComponentCase]) -> tuple[tuple[str, str], list[tuple[
 
 
 class _Judged:
-    """A law as a test calls it."""
+    """A law for a pytest test: it skips where the law does not apply, and fails where the law is broken."""
 
     def __init__(self, law: Any) -> None:
         self._law = law
 
     def __call__(self, case: ComponentCase) -> None:
         __tracebackhide__ = True
-        from .case import LawBroken, NotApplicable
         from .conformance import check_law
+        from .kit.case import LawBroken, NotApplicable
 
         try:
             check_law(self._law, case)
@@ -65,12 +65,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where a component is named and no test is, the kit's own suite is what runs."""
+    """If a component is named but no test file is, run the kit's own suite."""
     names = config.getoption("component")
     if not names:
         return
     from ..errors import PrefixloomError
-    from .case import ComponentCase
+    from .kit.case import ComponentCase
 
     try:
         cases = [ComponentCase.installed(name) for name in names]

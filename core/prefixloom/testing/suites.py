@@ -1,6 +1,7 @@
-"""Every suite of the kit behind one name: of components, stores, eviction and admission policies.
+"""Reports on anything that is installed: components, stores, eviction policies and admission policies.
 
-A bare name is a component's; the others are named as their entry points are, ``storage:NAME`` and so on.
+A name without a prefix is a component's. The others are named like their entry points, for example ``storage:NAME``.
+Torch is imported only once it is known that the thing can be made.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import CompositionError
-from .case import LawBroken, NotApplicable
+from .kit.case import LawBroken, NotApplicable
 
 KINDS = ("storage", "policy", "admission")
-"""What can be tested beside components."""
+"""The prefixes of what can be tested besides components."""
 
 
 def report_on_installed(name: str, options: dict[str, Any], seed: int = 0) -> Any:
-    """A ``Report`` on something that is installed, by the name of its entry point."""
+    """Report on something that is installed, found by the name of its entry point."""
     kind, colon, rest = name.partition(":")
     if not colon:
         return component_report(name, options, seed)
@@ -27,40 +28,41 @@ def report_on_installed(name: str, options: dict[str, Any], seed: int = 0) -> An
         return storage_report(rest, options)
     if options:
         raise CompositionError(f"{name!r} takes no options, got {', '.join(options)}")
-    from .policies import AdmissionCase, PolicyCase
+    from .laws.admission import AdmissionCase
+    from .laws.policies import PolicyCase
 
     case: Any = (PolicyCase if kind == "policy" else AdmissionCase).installed(rest)
     case.seed = seed
-    case.policy()  # what cannot be had is refused before any law
+    case.policy()  # a policy that cannot be made is refused before any law runs
     untested = "whether its order is a good one" if kind == "policy" else "whether what it keeps is worth keeping"
-    return judged(case, case.laws, (f"{untested}: how many tokens hit with it",))
+    return report_on_laws(case, case.laws, (f"{untested}: how many tokens hit with it",))
 
 
 def component_report(name: str, options: dict[str, Any], seed: int) -> Any:
-    from .case import ComponentCase
+    from .kit.case import ComponentCase
 
     case = ComponentCase.installed(name, **options)
     case.seed = seed
-    case.component()  # what cannot be made is refused before torch is imported
+    case.component()  # a component that cannot be made is refused before torch is imported
     from .conformance import report_on
 
     return report_on(case)
 
 
 def storage_report(name: str, options: dict[str, Any]) -> Any:
-    """A store that takes a folder gets one of its own each time, and is reopened there."""
+    """Report on a store. A store that takes a folder gets its own each time, and is reopened there."""
     from ..compose.registry import default_registry
-    from .storage import CHECKS, installed_case
+    from .laws.storage import CHECKS, installed_case
 
     with installed_case(default_registry().storage(name), options) as case:
         lacking = sorted({case.lacks(check) for check in CHECKS} - {""})
-        return judged(case, CHECKS, tuple(f"{what}: say how in a BackendCase" for what in lacking), case.lacks)
+        return report_on_laws(case, CHECKS, tuple(f"{what}: say how in a BackendCase" for what in lacking), case.lacks)
 
 
-def judged(
+def report_on_laws(
     case: Any, laws: tuple[Any, ...], untested: tuple[str, ...], lacks: Callable[[Any], str] | None = None
 ) -> Any:
-    """What comes of every law."""
+    """Check every law and report the results. ``lacks`` says why a law does not apply."""
     from .conformance import Report, Verdict, clauses, name_of, statement
 
     verdicts = []
@@ -73,7 +75,7 @@ def judged(
 
 
 def outcome(law: Any, case: Any) -> tuple[str, str]:
-    """(status, what there is to say). Whatever a law runs into is the fault of what is tested."""
+    """Check one law; return (status, explanation). Every error counts as a mistake of what is tested."""
     try:
         law(case)
     except NotApplicable as reason:

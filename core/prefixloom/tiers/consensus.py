@@ -1,19 +1,12 @@
-"""Consensus: what the ranks of one model know together. A rank applies nothing that another one may not know yet.
+"""Consensus: what all ranks of one model know. A rank applies nothing that another rank may not know yet.
 
-Every rank drives a cache of its own with the same calls, so their decisions are the same, as long as these depend on
-nothing but the calls. What depends on time (a read that is over, a timeout, a rate, a breaker) differs between ranks.
-It enters as the completion of a *ticket*, with how much arrived, and a completion counts when all ranks have it: at the
-same poll everywhere, with the least amount of any. Sizes and settings are agreed on when a cache is composed.
+Every rank drives a cache of its own with the same calls. So the caches make the same decisions, as long as these depend
+only on the calls. What depends on time (a read that is over, a timeout, a rate, a breaker) differs between ranks. It
+enters as the completion of a *ticket*, with the amount that arrived. A completion counts when all ranks have it: at the
+same poll on every rank, with the least amount of any rank. Sizes and settings are agreed on when a cache is composed.
 
-It must not know what a ticket stands for. Calls of a consensus are collective: every rank makes the same ones, in the
+A consensus does not know what a ticket stands for. Its calls are collective: every rank makes the same calls in the
 same order.
-
-Consensus over a group of ``torch.distributed``: gloo, since what is agreed on is on the CPU.
-
-Every call is one ``all_gather`` of a small tensor of fixed size; who has more to say than fits makes all ranks do a
-second one. The first says which call it is, so ranks that have come apart are seen, not misread. A rank that died or
-does not answer is an error after ``timeout`` seconds, and from then on every call is refused: the others may have heard
-what this one did not.
 """
 
 from __future__ import annotations
@@ -32,20 +25,23 @@ if TYPE_CHECKING:
 
 
 class Consensus(Protocol):
-    """What ranks agree on."""
+    """The collective calls by which ranks agree."""
 
     def agree(self, done: Mapping[int, int]) -> dict[int, int]:
-        """Of the tickets that are done here, with how much arrived, those done everywhere, with the least amount."""
+        """Return the tickets that are done on all ranks, with the least amount that arrived on any rank.
+
+        ``done`` has the tickets that are done on this rank, with the amount that arrived.
+        """
 
     def agree_min(self, values: Mapping[str, int]) -> dict[str, int]:
-        """The least of every value. ``RankError`` if the ranks name different ones."""
+        """Return the least of each value over all ranks. It raises ``RankError`` if the names differ."""
 
     def agree_same(self, values: Mapping[str, str]) -> None:
-        """``RankError`` names what is not the same on all ranks."""
+        """Raise ``RankError`` if a value is not the same on all ranks."""
 
 
 class LocalConsensus:
-    """One rank, which agrees with itself."""
+    """The consensus of a single rank."""
 
     def agree(self, done: Mapping[int, int]) -> dict[int, int]:
         return done_everywhere([done])
@@ -57,29 +53,32 @@ class LocalConsensus:
         check_same([values])
 
 
-# ---------------------------------------------------------------- what follows from what all said, by rank
+# ---------------------------------------------------------------- results, from the values of all ranks
 
 
-def done_everywhere(told: Sequence[Mapping[int, int]]) -> dict[int, int]:
-    """In the tickets' order."""
-    common = set(told[0]).intersection(*told[1:])
-    return {ticket: min(each[ticket] for each in told) for ticket in sorted(common)}
+def done_everywhere(by_rank: Sequence[Mapping[int, int]]) -> dict[int, int]:
+    """The tickets that are done on all ranks, in their order, with the least amount."""
+    common = set(by_rank[0]).intersection(*by_rank[1:])
+    return {ticket: min(done[ticket] for done in by_rank) for ticket in sorted(common)}
 
 
-def least(told: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    for rank, values in enumerate(told):
-        strange = sorted(values.keys() ^ told[0].keys())
-        if strange:
-            raise RankError(f"ranks 0 and {rank} do not have the same: only one of them has {', '.join(strange)}")
-    return {name: min(values[name] for values in told) for name in told[0]}
+def least(by_rank: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The least of each value."""
+    for rank, values in enumerate(by_rank):
+        different = sorted(values.keys() ^ by_rank[0].keys())
+        if different:
+            raise RankError(f"ranks 0 and {rank} do not have the same: only one of them has {', '.join(different)}")
+    return {name: min(values[name] for values in by_rank) for name in by_rank[0]}
 
 
-def check_same(told: Sequence[Mapping[str, str]]) -> None:
-    for rank, values in enumerate(told):
-        for name in sorted(values.keys() | told[0].keys()):
-            if values.get(name) != told[0].get(name):
+def check_same(by_rank: Sequence[Mapping[str, str]]) -> None:
+    """Raise ``RankError`` if the ranks' values differ."""
+    first = by_rank[0]
+    for rank, values in enumerate(by_rank):
+        for name in sorted(values.keys() | first.keys()):
+            if values.get(name) != first.get(name):
                 raise RankError(
-                    f"{name} is {told[0].get(name)!r} on rank 0 and {values.get(name)!r} on rank {rank}: start all "
+                    f"{name} is {first.get(name)!r} on rank 0 and {values.get(name)!r} on rank {rank}: start all "
                     f"ranks with the same"
                 )
 
@@ -88,10 +87,11 @@ def check_same(told: Sequence[Mapping[str, str]]) -> None:
 
 
 class Completions:
-    """Tickets for work whose end is not ours to decide. ``done`` may be called from any thread, the rest from one.
+    """Tickets for work that may end at different times on different ranks.
 
-    Every ticket must be done some time, on every rank, even if nothing came of it: then its amount is 0. Otherwise the
-    others wait for it for ever (they go on serving, but what it holds stays held).
+    Any thread may call ``done``; the other methods belong to one thread. Every ticket must be done at some time on
+    every rank, with the amount 0 if nothing arrived. Otherwise the other ranks wait for it for ever: they go on
+    serving, but what the ticket holds stays held.
     """
 
     def __init__(self, consensus: Consensus) -> None:
@@ -102,14 +102,14 @@ class Completions:
         self._done: dict[int, int] = {}
 
     def open(self) -> int:
-        """A ticket. Since decisions are the same everywhere, it has the same number on every rank."""
+        """Return a new ticket. It has the same number on every rank, since all ranks make the same decisions."""
         ticket = next(self._numbers)
         with self._lock:
             self._open.add(ticket)
         return ticket
 
     def done(self, ticket: int, amount: int) -> None:
-        """Here it is over, and so much arrived. It is said once."""
+        """Note that a ticket is done on this rank, and how much arrived. It is called once per ticket."""
         with self._lock:
             if ticket not in self._open or ticket in self._done:
                 raise ProtocolError(f"ticket {ticket} is not open, or was said to be done before")
@@ -118,7 +118,10 @@ class Completions:
             self._done[ticket] = amount
 
     def poll(self) -> dict[int, int]:
-        """What is done on all ranks since the last poll, in the tickets' order. Nothing is asked if none is open."""
+        """The tickets that became done on all ranks since the last poll, in their order, with their amounts.
+
+        Without an open ticket no collective call is made.
+        """
         with self._lock:
             if not self._open:
                 return {}
@@ -132,28 +135,36 @@ class Completions:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Tickets that are open."""
+        """The open tickets."""
         with self._lock:
             return tuple(sorted(self._open))
 
 
 def pairs_of(numbers: Iterable[int]) -> dict[int, int]:
-    """From ticket, amount, ticket, amount..."""
+    """Return {ticket: amount} from a flat list of tickets, each followed by its amount."""
     flat = list(numbers)
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
+# ---------------------------------------------------------------- a group of torch.distributed
+
 ROOM = 125
-"""Numbers that the first exchange carries: with its head it is 1 KiB a rank."""
+"""The most numbers in the first exchange of a call: with its head it is 1 KiB per rank."""
 
 MOST = 1 << 18
-"""More are not sent at once: the oldest tickets go first."""
+"""The most numbers in one call. If there are more, the oldest tickets go first."""
 
 CALLS = ("agree", "agree_min", "agree_same")
 
 
 class GroupConsensus:
-    """``group`` is a gloo group; None: the default one."""
+    """The consensus of a gloo ``group`` of ``torch.distributed``; None: the default group.
+
+    Every call is one ``all_gather`` of a small tensor of fixed size; if the values of a rank do not fit, all ranks make
+    a second one. The first says which call it is, so different calls on different ranks are detected. If a rank dies or
+    does not answer within ``timeout`` seconds, the call raises ``RankError``, and so does every later call: other ranks
+    may have got values that this one did not.
+    """
 
     def __init__(self, group: Any = None, timeout: float = 30.0) -> None:
         import torch.distributed as dist
@@ -174,8 +185,8 @@ class GroupConsensus:
 
     def agree(self, done: Mapping[int, int]) -> dict[int, int]:
         oldest = sorted(done)[: MOST // 2]
-        told = self._exchange("agree", [number for ticket in oldest for number in (ticket, done[ticket])])
-        return done_everywhere([pairs_of(numbers) for numbers in told])
+        by_rank = self._exchange("agree", [number for ticket in oldest for number in (ticket, done[ticket])])
+        return done_everywhere([pairs_of(numbers) for numbers in by_rank])
 
     def agree_min(self, values: Mapping[str, int]) -> dict[str, int]:
         return least(self._exchange_values("agree_min", values))
@@ -189,18 +200,18 @@ class GroupConsensus:
             raise InputError(f"{len(text)} bytes are too much to agree on")
         padded = text.ljust(-(-len(text) // 8) * 8)
         words = [int.from_bytes(padded[at : at + 8], "little", signed=True) for at in range(0, len(padded), 8)]
-        told = self._exchange(call, words)
-        return [json.loads(b"".join(word.to_bytes(8, "little", signed=True) for word in each)) for each in told]
+        by_rank = self._exchange(call, words)
+        return [json.loads(b"".join(word.to_bytes(8, "little", signed=True) for word in each)) for each in by_rank]
 
     # ------------------------------------------------------------ exchange
 
     def _exchange(self, call: str, numbers: Sequence[int]) -> list[list[int]]:
-        """What every rank said, by rank."""
+        """Exchange numbers with all ranks, and return those of each rank."""
         if self._broken is not None:
             raise RankError("the ranks have come apart before, and nothing can be agreed on: restart") from self._broken
         self._calls += 1
         try:
-            return self._exchanged(call, numbers)
+            return self._exchange_checked(call, numbers)
         except RankError as error:
             self._broken = error
             raise
@@ -212,9 +223,10 @@ class GroupConsensus:
             )
             raise self._broken from error
 
-    def _exchanged(self, call: str, numbers: Sequence[int]) -> list[list[int]]:
+    def _exchange_checked(self, call: str, numbers: Sequence[int]) -> list[list[int]]:
+        """Exchange numbers, and check that all ranks make the same call."""
         head = [self._calls, CALLS.index(call), len(numbers)]
-        first = self._gathered([*head, *numbers[:ROOM]], len(head) + ROOM)
+        first = self._gather([*head, *numbers[:ROOM]], len(head) + ROOM)
         for rank, (calls, kind, _, *_) in enumerate(first):
             if [calls, kind] != head[:2]:
                 raise RankError(
@@ -222,12 +234,12 @@ class GroupConsensus:
                     f"{self._calls}, {call!r}. Every rank must make the same calls in the same order"
                 )
         counts = [each[2] for each in first]
-        told = [each[3:] for each in first]
+        by_rank = [each[3:] for each in first]
         if max(counts) > ROOM:
-            told = self._gathered(numbers, max(counts))
-        return [each[:count] for each, count in zip(told, counts, strict=True)]
+            by_rank = self._gather(numbers, max(counts))
+        return [each[:count] for each, count in zip(by_rank, counts, strict=True)]
 
-    def _gathered(self, numbers: Sequence[int], size: int) -> list[list[int]]:
+    def _gather(self, numbers: Sequence[int], size: int) -> list[list[int]]:
         import torch
         import torch.distributed as dist
 

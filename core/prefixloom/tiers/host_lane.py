@@ -1,9 +1,9 @@
-"""Lanes of the host tier: what the tree keeps of one component in the memory below the device.
+"""Host lanes: what the tree keeps of one component in the host's memory.
 
-A host lane stands beside the device's lane of the same component, with a pool and a queue of its own and cells of its
-own at the same nodes; so a node may be on the device, on the host, on both. Its cells do not know what a boundary
-needs: that is asked of the device's lane, over both tiers (``over_tiers``). Of a reach that is closed upward a cell
-goes before those above it, since without it they still serve and without them it does not.
+A host lane stands beside the device's lane of the same component. It has a pool and a queue of its own, and its own
+cells at the same nodes; so a node may have data on the device, on the host, or on both. A host lane does not know what
+a boundary needs: the device's lane answers that, over both tiers (``match_below``). If the reach is closed upward, a
+cell is evicted before the cells above it: they are of use without it, but it is of no use without them.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..contract.composition import Composition, Part, TierPart
+from ..contract.policy import serving
 from ..contract.queues import Queue
-from ..device.host_pool import in_one_piece
+from ..device.host_pool import DebugHostPool, HostPool, in_one_piece
 from ..device.kernels_move import move_slots
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from ..tree.lane import Cell, Lane, PageLane
 from ..tree.radix import Node
 
-if TYPE_CHECKING:
-    from ..contract.composition import Part
-
 
 class HostCell(Cell):
-    """``pages``: how many are present. ``below``: children with a cell, counted where the reach is closed upward.
+    """A cell of a host lane.
 
-    ``data`` of pages stands for the whole edge, *absent* where nothing is held; a state's is its slot. ``stored``: of
-    how many places, from the first, what is there was handed to the store of that number, ``store``.
+    ``data``    the page numbers of the whole edge, *absent* where nothing is held; for a state, its slot
+    ``pages``   the number of pages that are present
+    ``below``   the number of children with a cell, counted where the reach is closed upward
+    ``stored``  the number of places, from the first on, whose content was handed to the store with the number ``store``
     """
 
     __slots__ = ("below", "pages", "store", "stored")
@@ -45,11 +46,11 @@ class HostCell(Cell):
 
 
 class HostLane(Lane):
-    """What host lanes of pages and of states share. ``leased`` counts what is pinned while it is copied from."""
+    """Base of the host lanes of pages and of states. ``leased`` counts pages that are pinned during a copy."""
 
     __slots__ = ("device", "going")
     going: Callable[[HostLane, HostCell], None] | None
-    """Told of a cell that is about to be evicted."""
+    """A function that is called with each cell that is about to be evicted."""
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int, device: Lane) -> None:
         super().__init__(index, part, pool, queue, tree_page)
@@ -57,7 +58,7 @@ class HostLane(Lane):
         self.going = None
 
     def missing(self, node: Node) -> tuple[list[int], list[int]]:
-        """What the device has at ``node`` and the host does not: (places in the edge, the device's slots)."""
+        """The data at ``node`` that the device has and the host has not: (places in the edge, the device's slots)."""
         raise NotImplementedError
 
     def lacks(self, node: Node) -> bool:
@@ -69,16 +70,16 @@ class HostLane(Lane):
         return cell is None or not self.whole(cell)
 
     def whole(self, cell: HostCell) -> bool:
-        """Whether nothing can be added to it."""
+        """Whether nothing is missing in ``cell``."""
         return True
 
     def add(self, node: Node, places: list[int], slots: array[int]) -> None:
-        """The host has these places of the edge of ``node`` now."""
+        """Enter host slots for these places of the edge of ``node``."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ cells come and go
     def place(self, node: Node, data: Any, pages: int) -> HostCell:
-        """A new cell at ``node``, which has none."""
+        """Make a new cell at ``node``, which has none."""
         cell = HostCell(node, data, pages)
         i = self.index
         node.cells[i] = cell
@@ -92,7 +93,7 @@ class HostLane(Lane):
         return cell
 
     def pin(self, cell: HostCell) -> None:
-        """Nobody may evict ``cell`` until it is unpinned as often."""
+        """Protect ``cell`` from eviction until it is unpinned as often as it was pinned."""
         if not cell.locks:
             self.leased += cell.pages
             if cell.next is not None:
@@ -106,55 +107,55 @@ class HostLane(Lane):
         if cell.pages:
             self.leased -= cell.pages
             self.queue.add(cell)
-        elif cell.node.cells[self.index] is cell:  # what it was to hold never came
-            self.free_cell(cell)
+        elif cell.node.cells[self.index] is cell:  # its content never arrived
+            self.drop_cell(cell)
 
     def uncovered(self, cell: HostCell) -> bool:
         return not cell.locks
 
     # ------------------------------------------------------------ eviction
-    def pop_victim(self) -> HostCell | None:
+    def _pop_victim(self) -> HostCell | None:
         while True:
             cell: HostCell | None = self.queue.pop()
-            if cell is None or not cell.below:  # one with others below returns when the last of them has gone
+            if cell is None or not cell.below:  # a cell with others below enters again when the last of them is gone
                 return cell
 
     def evict(self, count: int, freed: list[Node]) -> int:
         got = 0
         while got < count:
-            cell = self.pop_victim()
+            cell = self._pop_victim()
             if cell is None:
                 break
             if self.going is not None:
                 self.going(self, cell)
             freed.append(cell.node)
-            got += self.free_cell(cell)
+            got += self.drop_cell(cell)
         return got
 
-    def leave(self, cell: HostCell) -> None:
+    def _leave(self, cell: HostCell) -> None:
         if self.closed_upward:
             self.lose_below(cell.node)
 
     def lose_below(self, node: Node) -> None:
-        """``node`` has no cell any more: the one above, left without any below, is the next victim."""
+        """Note that ``node`` has no cell any more. If the cell above has no others below, it is evicted next."""
         above = node.parent.cells[self.index]
         if above is not None:
             above.below -= 1
             if not above.below and not above.locks and above.next is None:
                 self.queue.add_first(above)
 
-    def come_back(self, cell: HostCell) -> None:
+    def put_back(self, cell: HostCell) -> None:
         if self.closed_upward and (above := cell.node.parent.cells[self.index]) is not None:
             above.below += 1
         self.queue.add(cell)
 
-    def detach(self, cell: HostCell, node: Node, gone: list[int]) -> None:
+    def _detach(self, cell: HostCell, node: Node, gone: list[int]) -> None:
         slots = self.slots_of(cell)
         node.cells[self.index] = None
         gone += slots
         self.queue.forget(cell)
 
-    def give_all(self, gone: list[int]) -> int:
+    def _give_all(self, gone: list[int]) -> int:
         self.pool.give_slots(gone)
         self.in_tree -= len(gone)
         return len(gone)
@@ -162,13 +163,10 @@ class HostLane(Lane):
     def size(self, cell: HostCell) -> int:
         return cell.pages
 
-    def free_cell(self, cell: HostCell) -> int:
-        """Free a cell that is off the queue. Those below it stay: the device may have what it had."""
-        self.leave(cell)
-        return self.free_left(cell)
-
 
 class HostPages(HostLane):
+    """The host lane of a page component."""
+
     __slots__ = ("page",)
     device: PageLane
 
@@ -238,7 +236,7 @@ class HostPages(HostLane):
         return [] if cell is None else [slot for slot in array("i", cell.data) if slot != ABSENT]
 
     def retract(self, node: Node, slots: set[int]) -> None:
-        """What was to be written to these slots never came."""
+        """Take out slots of ``node`` whose content was never written."""
         cell: HostCell | None = node.cells[self.index]
         gone = slots.intersection(self.slots_of(cell))
         if cell is None or not gone:
@@ -254,6 +252,8 @@ class HostPages(HostLane):
 
 
 class HostStates(HostLane):
+    """The host lane of a boundary component."""
+
     __slots__ = ()
     unit = "boundary"
 
@@ -265,26 +265,26 @@ class HostStates(HostLane):
         self.place(node, slots[0], 1)
 
     def divide(self, upper: Node, lower: Node) -> None:
-        """The state stays at the end, which is the lower half's."""
+        """Do nothing: the state stays at the node's end, which is that of the lower half."""
 
     def slots_of(self, cell: HostCell | None) -> list[int]:
         return [] if cell is None else [cell.data]
 
     def retract(self, node: Node, slots: set[int]) -> None:
-        """What was to be written to these slots never came. Whoever has pinned it is left with what holds nothing."""
+        """Take out the slot of ``node`` if its content was never written. A pinned cell stays, without content."""
         cell: HostCell | None = node.cells[self.index]
         if cell is None or cell.data not in slots:
             return
         if cell.locks:
             self.leased -= cell.pages
-            self.free_cell(cell)
+            self.drop_cell(cell)
             cell.pages = 0
         else:
             self.drop_cell(cell)
 
 
 class Moves:
-    """Copies of one component between its two pools."""
+    """The copies of one component between its two pools."""
 
     __slots__ = ("dst", "lane", "raised", "src")
 
@@ -295,12 +295,12 @@ class Moves:
         self.raised = False
 
     def ends(self, way: str) -> tuple[Pool, Pool]:
-        """Where copies ``way`` read, and where they write."""
+        """The pools that copies "down" or "up" read and write."""
         host, device = self.lane.pool, self.lane.device.pool
         return (device, host) if way == "down" else (host, device)
 
     def take_back(self, nodes: Iterable[Node]) -> None:
-        """The copies down never came: give the slots back, whether ``nodes`` have them already or not."""
+        """Give back host slots that were never written, whether ``nodes`` have them already or not."""
         left = set(self.dst)
         for node in nodes:
             held = left.intersection(self.lane.slots_of(node.cells[self.lane.index]))
@@ -311,7 +311,10 @@ class Moves:
 
 
 def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:
-    """The model's layers in so many groups, as nearly equal as they come: (first, one past the last). One is ()."""
+    """Divide the model's layers into ``count`` groups of nearly equal size: (first, one past the last).
+
+    A single group is ().
+    """
     layers = sorted({layer for lane in lanes for buffer in lane.pool.manifest.buffers for layer in buffer.layers})
     count = min(count, len(layers))
     if count < 2:
@@ -323,7 +326,7 @@ def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...]
 def copy_between(
     source: Pool, src: Sequence[int], target: Pool, dst: Sequence[int], low: int = 0, high: int = 1 << 62
 ) -> None:
-    """Copy the content of slots from one tier to another, of the model's layers from ``low`` to before ``high``."""
+    """Copy the content of slots between tiers, for the model's layers from ``low`` to before ``high``."""
     if "meta" in (source.device, target.device):
         return
     whole = all(low <= layer < high for buffer in source.manifest.buffers for layer in buffer.layers)
@@ -339,3 +342,20 @@ def copy_between(
         for at, there in enumerate(inside):
             if there:
                 move_slots(*ends, layers=slice(at, at + 1))
+
+
+def make_host_lanes(composition: Composition, tier: TierPart, lanes: Sequence[Lane]) -> tuple[HostLane, ...]:
+    """A host lane for each component that the tier holds, numbered after ``lanes``."""
+    kept = [lane for lane in lanes if lane.name in tier.capacity]
+    return tuple(_make_host_lane(composition, tier, number, lane) for number, lane in enumerate(kept, len(lanes)))
+
+
+def _make_host_lane(composition: Composition, tier: TierPart, index: int, lane: Lane) -> HostLane:
+    source = lane.pool
+    pool = (DebugHostPool if composition.debug else HostPool)(
+        f"{tier.name} {lane.name}", source.manifest, source.unit, tier.capacity[lane.name],
+        source.entries, layout=tier.manifest.layout, pin=composition.device.startswith("cuda"),
+        allocate=composition.device != "meta",
+    )  # fmt: skip
+    kind = HostStates if lane.unit == "boundary" else HostPages
+    return kind(index, lane.part, pool, serving(composition.policy), composition.page, lane)

@@ -1,26 +1,21 @@
-"""Over tiers: from where a component could resume if what lies below the device were loaded.
+"""Matching below the device: the boundaries at which a component could resume after a load from the host.
 
-The question that a lane answers for the device, asked of the device and the host together: a position that a boundary
-needs must be present on either. Nothing here changes anything.
+A lane answers this for the device alone; here a position that a boundary needs must be present on the device or on the
+host. Nothing here changes any state.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
 
 from ..device.pool import ABSENT, ABSENT_BYTES
-from ..tree.lane import PageLane
-from ..tree.radix import climb
-
-if TYPE_CHECKING:
-    from ..tree.lane import Lane
-    from ..tree.radix import Node
-    from .host_lane import HostLane
+from ..tree.lane import Lane, PageLane
+from ..tree.radix import Node, climb
+from .host_lane import HostLane
 
 
 def usable(lane: Lane, host: HostLane | None, node: Node, boundary: int, page: int) -> tuple[Node, int]:
-    """The deepest boundary, not below ``boundary`` in ``node``, that one component has on either tier."""
+    """The deepest boundary up to ``boundary``, which lies in ``node``, that one component has on the two tiers."""
     if host is None:
         return lane.deepest(node, boundary) if boundary else (node, boundary)
     if not isinstance(lane, PageLane):
@@ -42,7 +37,7 @@ def usable(lane: Lane, host: HostLane | None, node: Node, boundary: int, page: i
 def hole_of(lane: PageLane, host: HostLane, node: Node, boundary: int) -> int:
     """A position that ``boundary`` needs and that neither tier has; -1 if there is none.
 
-    Of a convex reach no boundary between the two serves either.
+    If the reach is convex, no boundary between that position and ``boundary`` can be resumed at either.
     """
     for low, high in reversed(lane.needs(boundary)):
         hole = lowest_hole(lane, host, node, low, high)
@@ -52,6 +47,7 @@ def hole_of(lane: PageLane, host: HostLane, node: Node, boundary: int) -> int:
 
 
 def lowest_hole(lane: PageLane, host: HostLane, node: Node, low: int, high: int) -> int:
+    """The lowest page in positions [low, high) that neither tier has; -1 if there is none."""
     lowest = -1
     page = lane.page
     closed = lane.part.reach.closed_upward
@@ -61,7 +57,7 @@ def lowest_hole(lane: PageLane, host: HostLane, node: Node, low: int, high: int)
             cells = node.cells
             ours, theirs = cells[host.index], cells[lane.index]
             if closed and theirs is not None:
-                break  # and so is all above it
+                break  # the device has everything above it, too
             count = (node.end - start) // page
             if ours is None or ours.pages < count:
                 device = lane.edge(node)

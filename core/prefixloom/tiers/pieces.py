@@ -1,16 +1,12 @@
-"""Addresses: under which keys the pieces of a cache lie in a store, the same in every process.
+"""Pieces: the units that a store keeps, each a page of one component or a state.
 
-A piece is a page of one component, or a state. Its key follows from all that the tree's key says up to the end of its
-page of the tree (a chain of links, one per page) and from the fingerprint of its component. What hangs on an extra key
-that has no lasting name has no address, and nor has what lies below it.
+This module says under which key a piece lies in a store, which pieces a boundary needs and in which order, and whether
+the answer of a store is the piece that was asked for. It keeps spare buffers for their content. It does not know how or
+when pieces are read.
 
-Spares: the memory between a store and the host's slots, used again and again.
-
-New memory is mapped and cleared by the system page by page, which takes several times as long as filling it. A buffer
-that nobody needs any more is kept instead, up to so many bytes in all. It must not know records, stores or slots.
-
-Pieces: what a store keeps one by one, a page of a component or a state; which of them a boundary needs, in which
-order, and whether what a store answers is the piece that it was asked for. It must not know how or when they are read.
+The key of a piece is the same in every process. It follows from the tree's key up to the end of its tree page (a chain
+of links, one per page) and from the fingerprint of its component. A page with an extra key that means nothing to other
+processes has no link; so it has no address, and nor have the pieces below it.
 """
 
 from __future__ import annotations
@@ -18,28 +14,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from ..storage import Fingerprint, Key, Miss, Record, Refused, key, next_link
 from ..storage.keys import root_link
 from ..tree.keys import KeyMaker
-from ..tree.lane import PageLane
-from ..tree.radix import Root
+from ..tree.lane import Lane, PageLane
+from ..tree.radix import Node, Root
+from .host_lane import HostLane
 
-if TYPE_CHECKING:
-    from ..tree.lane import Lane
-    from ..tree.radix import Node
-    from .host_lane import HostLane
-
-Links = list[bytes]
+# ---------------------------------------------------------------- addresses
 
 
 def fingerprint(lane: Lane, page: int, identity: Mapping[str, Any]) -> Fingerprint:
-    """Everything beside the tokens that decides what a record of this component means.
+    """The fingerprint of a component: everything beside the tokens that decides what its records mean.
 
-    ``identity`` is the caller's: ``model``, and where they apply ``weights`` and ``shards``, by axis.
+    ``identity`` comes from the tier: ``model``, and if they apply ``weights`` and ``shards``, by axis.
     """
     part, manifest = lane.part, lane.pool.manifest
     component = type(part.component)
@@ -62,7 +54,7 @@ def fingerprint(lane: Lane, page: int, identity: Mapping[str, Any]) -> Fingerpri
 
 
 def chain(keys: KeyMaker, link: bytes | None, key_bytes: bytes, page_bytes: int) -> list[bytes | None]:
-    """The links of the pages of ``key_bytes``, which follow after ``link``; None from where there is none."""
+    """The links of the pages of ``key_bytes``, which follow ``link``; None from the first page without a link on."""
     found: list[bytes | None] = []
     for at in range(0, len(key_bytes), page_bytes):
         meaning = keys.meaning(key_bytes[at : at + page_bytes]) if link is not None else None
@@ -72,7 +64,7 @@ def chain(keys: KeyMaker, link: bytes | None, key_bytes: bytes, page_bytes: int)
 
 
 def links_at(keys: KeyMaker, node: Node, page_bytes: int, count: int) -> list[bytes | None]:
-    """The links of ``count`` or more pages of a node's edge, from its first, remembered there."""
+    """The links of the first ``count`` or more pages of a node's edge. They are remembered at the node."""
     lacking: list[tuple[Any, int]] = [(node, count)]
     above: Any = node.parent
     while above.parent is not None and len(above.links or ()) * page_bytes < len(above.first) + len(above.rest):
@@ -91,29 +83,36 @@ def links_at(keys: KeyMaker, node: Node, page_bytes: int, count: int) -> list[by
     return node.links  # type: ignore[attr-defined, no-any-return]
 
 
-def piece_key(host: HostLane, told: Fingerprint, link: bytes, start: int, end: int) -> Key:
-    return key(link, host.device.name, start, end, told)
+def piece_key(host: HostLane, fingerprint: Fingerprint, link: bytes, start: int, end: int) -> Key:
+    """The key of a piece of one component. ``link`` is that of its last tree page."""
+    return key(link, host.device.name, start, end, fingerprint)
 
 
 def spans_of(lane: Lane, boundary: int) -> Sequence[tuple[int, int]]:
-    """The pieces that a resume at ``boundary`` needs of one component: (start, end), for its state both the same."""
+    """The pieces of one component that a resume at ``boundary`` needs: (start, end), which are equal for a state."""
     if not isinstance(lane, PageLane):
         return [(boundary, boundary)]
     page = lane.page
     return [(at, at + page) for low, high in lane.needs(boundary) for at in range(low, high, page)]
 
 
+# ---------------------------------------------------------------- spare buffers
+
 MOST = 64 << 20
+"""The most bytes of spare buffers that are kept."""
 
 
 class Spare(bytearray):
-    """A buffer of ours: whatever else a view may be of belongs to somebody."""
+    """A buffer of ``Spares``. Its class tells it from memory that belongs to others."""
 
     __slots__ = ()
 
 
 class Spares:
-    """Buffers that may be had again, by size. Any thread takes and gives."""
+    """Buffers between a store and the host's slots, kept by size and used again. Any thread may take and give.
+
+    The system maps and clears new memory page by page, which takes several times as long as filling it.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
@@ -122,7 +121,7 @@ class Spares:
         self._by_size: dict[int, list[Spare]] = {}
 
     def take(self, size: int) -> Spare:
-        """``size`` bytes of any content, the caller's alone."""
+        """Return a buffer of ``size`` bytes with undefined content, for the caller alone."""
         with self._lock:
             buffers = self._by_size.get(size)
             if buffers:
@@ -131,7 +130,7 @@ class Spares:
         return Spare(size)
 
     def give(self, view: Any) -> None:
-        """Nobody looks at the buffer behind ``view`` any more. If it is none of ours, nothing is done."""
+        """Take back the buffer behind ``view``, which nobody uses any more. A buffer of another kind is ignored."""
         buffer = memoryview(view).obj
         if buffer.__class__ is not Spare:
             return
@@ -142,16 +141,18 @@ class Spares:
                 self._by_size.setdefault(size, []).append(buffer)
 
 
+# ---------------------------------------------------------------- what is read
+
 READ = 32
-"""Pieces of one read."""
+"""The number of pieces in one read."""
 
 SLICE = 64 << 20
-"""Bytes that are asked for at a time."""
+"""The most bytes that are asked for at a time."""
 
 
 @attrs.frozen
 class Piece:
-    """``start`` and ``end`` in tokens; of a state both are its boundary."""
+    """A piece of the component of ``lane``: the tokens [start, end), or the state at ``end`` if both are equal."""
 
     lane: HostLane
     start: int
@@ -163,20 +164,21 @@ class Piece:
 
 
 def total(pieces: Many[Piece]) -> int:
-    """Their bytes."""
+    """The bytes of all pieces."""
     return sum(piece.size for piece in pieces)
 
 
 def pages_of(lane: HostLane, low: int, high: int) -> list[tuple[int, int]]:
+    """The component's pages in the tokens [low, high): (start, end) of each."""
     page = lane.part.page_tokens
     return [(at, at + page) for at in range(low, high, page)]
 
 
 def slices(lanes: Many[HostLane], held: int, boundary: int, page: int) -> list[list[Piece]]:
-    """What is lacking for ``boundary`` where the path is held up to ``held``, in parts of at most ``SLICE`` bytes.
+    """The missing pieces for ``boundary``, in parts of at most ``SLICE`` bytes. The path is held up to ``held``.
 
-    The path from the top, in whole pages of the tree. Then, however large, what belongs to the boundary alone: it is
-    of no use but whole.
+    First come the pieces of the path from the top, in whole tree pages. Then come those that belong to the boundary
+    alone, in one part of any size: they are of use only if all of them arrive.
     """
     closed = [lane for lane in lanes if lane.closed_upward]
     found: list[list[Piece]] = []
@@ -198,20 +200,20 @@ def slices(lanes: Many[HostLane], held: int, boundary: int, page: int) -> list[l
 
 
 def calls_of(pieces: Many[Piece]) -> list[list[Piece]]:
-    """In this order, for one call each."""
+    """Divide pieces into those of single calls, in the same order."""
     return [list(pieces[first : first + READ]) for first in range(0, len(pieces), READ)]
 
 
-def judged(piece: Piece, key: Key, answer: Any, into: Any) -> Record | str:
-    """The piece, or why an answer is not that. ``into`` is the memory that the store was given for it."""
+def checked(piece: Piece, key: Key, answer: object, into: object) -> Record | str:
+    """Return a store's answer if it is the piece, else the reason why not. ``into`` is the buffer for its payload."""
     if isinstance(answer, Miss | Refused):
         return f"{answer.reason} {answer.detail}".strip()
     if not isinstance(answer, Record):
         return f"error {answer!r:.100} is no answer"
-    told = (answer.component, answer.start, answer.end, answer.layout, len(answer.payload))
+    given = (answer.component, answer.start, answer.end, answer.layout, len(answer.payload))
     wanted = (piece.lane.device.name, piece.start, piece.end, "record", piece.size)
-    if told != wanted:
-        return f"the store gave {told} for {wanted}"
+    if given != wanted:
+        return f"the store gave {given} for {wanted}"
     memory = answer.payload.obj
     if isinstance(memory, Spare) and memory is not into:
         return "the store gave another piece's memory"

@@ -1,68 +1,47 @@
-"""Restoring: what lies on the host comes back to the device, for a sequence that was just opened.
+"""Restore: data on the host comes back to the device, for a sequence that was just opened.
 
 A boundary is restorable if every component has what its reach needs there, on either tier: the same question as for a
-match, asked of both. One boundary is the anchor of all components. Sources are pinned, every slot is reserved or none,
-the copies are recorded as one piece of work, and the tree has them at once: whoever reads them comes after that work.
-If a slot cannot be had or a copy fails, the next lower boundary is tried that is restorable; they are a set, and what
-lies between two of them need not be.
+match, asked of both tiers. One boundary is the anchor of all components. The sources are pinned, either all slots are
+reserved or none, the copies are recorded as one piece of work, and the tree has the new slots at once: their readers
+are ordered after that work. If slots are missing or a copy fails, the next lower restorable boundary is tried. The
+restorable boundaries are a set: a boundary between two of them need not be restorable.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..contract.composition import TierPart
 from ..contract.reach import Interval, merged
-from ..contract.values import Claim, TransferPlan
+from ..contract.values import Claim, TransferPlan, WalkView
+from ..device.flight import Work
 from ..device.pool import ABSENT, ABSENT_BYTES
 from ..errors import CapacityError, InvariantError
-from ..operations.lease import Hold, acquire, inert, release_part, replaced, swap
-from ..operations.match import MatchPlan, again, claims_at, restorable
+from ..operations.lease import Lease, acquire, release_part, standing_for_copies, swap
+from ..operations.match import claims_at, find_again, validated
 from ..operations.publish import split
+from ..operations.retain import forget_surplus
 from ..operations.room import make_room
-from ..operations.step_ops import CLEAR
+from ..operations.state import CLEAR, Core, Fill, Hold, Match, Running
+from ..operations.tier_answers import Restored
 from ..tree.holdings import RetainedHolding
-from ..tree.lane import PageLane
-from ..tree.radix import climb
-from ..tree.state_lane import CodedLane, PointLane
-from .host_lane import Moves
+from ..tree.lane import Lane, PageLane
+from ..tree.radix import Node, climb
+from ..tree.state_lane import CodedLane, StateLane
+from .host_copies import HostCopies
+from .host_lane import HostLane, Moves
+from .match_below import usable
 from .transfer_hooks import plan_of, proposed
 
-if TYPE_CHECKING:
-    from ..cache.cache import Cache
-    from ..cache.sequence import Sequence
-    from ..device.flight import Work
-    from ..tree.lane import Lane
-    from ..tree.radix import Node
-    from .host_lane import HostLane
 
+class Lacking:
+    """The data of one component that a boundary needs and that only the host has.
 
-class Restored:
-    """What came of a restore: the sequence goes on from ``ready``; ``wanted`` was the deepest that any tier had.
-
-    ``why``: what kept it from getting there, in words; empty if nothing did. ``over``: whether a scheduler should go on
-    without waiting. Until then ``poll`` may bring more, which counts if nothing else was done with the sequence.
+    ``run`` are its nodes, ``places`` its page numbers from the root, ``src`` the slots of the host, and ``slots`` those
+    that were reserved on the device.
     """
-
-    __slots__ = ("over", "ready", "wanted", "why")
-
-    def __init__(self, wanted: int, ready: int, why: str = "") -> None:
-        self.wanted = wanted
-        self.ready = ready
-        self.why = why
-        self.over = True
-
-    def note(self, why: str) -> None:
-        if why and why not in self.why:
-            self.why = f"{self.why}; {why}" if self.why else why
-
-    def __repr__(self) -> str:
-        return f"Restored(wanted={self.wanted}, ready={self.ready}, why={self.why!r}, over={self.over})"
-
-
-class Part:
-    """What one component lacks on the device for a boundary: ``places`` are pages by number, ``src`` the host's."""
 
     __slots__ = ("host", "lane", "places", "run", "slots", "src")
 
@@ -76,7 +55,7 @@ class Part:
 
 
 class Pins:
-    """What the operation may not lose meanwhile."""
+    """The cells that must not be evicted during an operation. Leaving the block unpins them."""
 
     __slots__ = ("_held",)
 
@@ -95,9 +74,12 @@ class Pins:
             lane.unpin(cell)
 
 
-def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins, more: Many[Interval] = ()) -> Part:
-    """What a resume at the end of ``node`` needs, and ``more``, that the device has not; what is there is pinned."""
-    part = Part(lane, host)
+def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins, more: Many[Interval] = ()) -> Lacking:
+    """Find what a resume at the end of ``node`` needs, with the positions ``more``, and the device has not.
+
+    All cells that it needs are pinned, on both tiers.
+    """
+    part = Lacking(lane, host)
     if not isinstance(lane, PageLane):
         theirs, ours = node.cells[lane.index], node.cells[host.index]
         if theirs is not None:
@@ -121,7 +103,7 @@ def lacking(lane: Lane, host: HostLane, node: Node, pins: Pins, more: Many[Inter
     return part
 
 
-def _lacking_at(part: Part, node: Node, spans: Any, pins: Pins) -> None:
+def _lacking_at(part: Lacking, node: Node, spans: Any, pins: Pins) -> None:
     lane, host = part.lane, part.host
     assert isinstance(lane, PageLane)
     page, start = lane.page, node.parent.end
@@ -141,177 +123,201 @@ def _lacking_at(part: Part, node: Node, spans: Any, pins: Pins) -> None:
             part.src.append(slot)
 
 
-def restore_and_fetch(cache: Cache, sequence: Sequence) -> Restored:
-    """What the host has comes back; what only a store may have is looked for."""
-    told = restore(cache, sequence)
-    shelf = cache._tier.shelf if cache._tier is not None else None
-    if shelf is not None:
-        shelf.fetch(sequence, told)
-    return told
+def restorable_at(copies: HostCopies, match: Match, node: Node, boundary: int) -> tuple[Node, int]:
+    """The deepest boundary up to ``boundary``, in ``node`` or above, that every component has on any tier and accepts.
+
+    If none is worth a load, it is the boundary that ``match`` found on the device. After a failed load, this function
+    finds the next one with a lower ``boundary``.
+    """
+    core, part = copies.core, copies.part
+    if not any(lane.in_tree for lane in copies.lanes):  # the host has nothing
+        return match.node, match.ready
+    page = core.shape.page
+    worth = copies.manifest.load_at_least
+    while boundary - match.ready >= worth:
+        before = boundary
+        for lane in core.shape.lanes:
+            node, boundary = usable(lane, copies.by_component[lane.index], node, boundary, page)
+        for name, validator in core.shape.tier_validators:
+            boundary = validated(core, name, validator, _view(match, boundary))
+            node = climb(node, boundary)
+        if boundary == before:
+            if boundary <= match.ready or not _rejected(core, part, match, boundary):
+                break
+            boundary -= page
+            node = climb(node, boundary)
+    return (node, boundary) if boundary - match.ready >= worth else (match.node, match.ready)
 
 
-def restore(cache: Cache, sequence: Sequence) -> Restored:
-    """Bring back the deepest boundary that can be had; ``sequence`` has just been opened."""
-    tier = cache._tier
-    assert tier is not None
-    wanted = limit = planned_again(cache, sequence).restorable
+def _view(match: Match, boundary: int) -> WalkView:
+    return WalkView(match.namespace, boundary, match.count, match.walked, match.ready)
+
+
+def _rejected(core: Core, part: TierPart, match: Match, boundary: int) -> bool:
+    """Whether the tier's plugin or a component's does not want ``boundary`` restored."""
+    hook = part.hooks.finalize_match_result
+    if hook is not None:
+        claim = core.plugins.ask(part, "finalize_match_result", Claim, hook, _view(match, boundary))
+        if claim is not None and claim.reject:
+            return True
+    return core.shape.has_match_hooks and claims_at(core, match, boundary)[1] is not None
+
+
+def restore(copies: HostCopies, running: Running) -> Restored:
+    """Restore the deepest possible boundary for ``running``, which has just been opened."""
+    core = copies.core
+    match = find_again(core, running.match)
+    wanted = limit = match.restorable
     why = ""
     while True:
-        plan = planned_again(cache, sequence)  # what was evicted meanwhile, or cannot be copied, is gone
-        node, boundary = plan._below, plan.restorable
+        node, boundary = match.below, match.restorable
         if boundary > limit:
-            node, boundary = restorable(cache, plan, climb(node, limit), limit)
-        if not sequence.ready < boundary <= limit:
-            return Restored(wanted, sequence.ready, why)
-        anchor = node if node.end == boundary else split(cache, node, boundary)
+            node, boundary = restorable_at(copies, match, climb(node, limit), limit)
+        if not running.ready < boundary <= limit:
+            return Restored(wanted, running.ready, why)
+        end = node if node.end == boundary else split(core, node, boundary)
+        claims = claims_at(core, match, boundary)[0] if core.shape.has_match_hooks else ()
         try:
-            _load(cache, sequence, anchor, claims_at(cache, plan, boundary)[0] if cache._match_hooks else ())
+            _load(copies, running, end, claims)
         except CapacityError as error:
             why = why or f"{boundary} tokens did not fit: {error}"
-            limit = boundary - too_much(cache, error)
+            limit = boundary - _too_much(core, error)
         except LoadFailed as error:
             why = why or f"the copy of {boundary} tokens failed: {error}"
-            limit = boundary - cache._page
-            tier.forsake(error.parts)
+            limit = boundary - core.shape.page
+            copies.forsake((part.host, node) for part in error.parts for node in reversed(part.run))
         else:
-            tier.restores += 1
-            tier.restored_tokens += boundary - plan.ready
-            return Restored(wanted, sequence.ready, why)
-        tier.fallbacks += 1
+            copies.restores += 1
+            copies.restored_tokens += boundary - match.ready
+            return Restored(wanted, running.ready, why)
+        copies.fallbacks += 1
+        match = find_again(core, running.match)  # without what was evicted meanwhile, or could not be copied
 
 
-def too_much(cache: Cache, error: CapacityError) -> int:
-    """By how many tokens a boundary must be lower at least: what needs all that lies before it needs so many less."""
-    closed = [lane for lane in cache._page_lanes if lane.part.reach.closed_upward]
-    tokens = max((error.lacking.get(lane.name, 0) * lane.page for lane in closed), default=0)
-    return max(1, -(-tokens // cache._page)) * cache._page
+def _too_much(core: Core, error: CapacityError) -> int:
+    """The least number of tokens by which the boundary must be lower, for path components that lack pages."""
+    lanes = core.shape.path_lanes
+    tokens = max((error.lacking.get(lane.name, 0) * lane.page for lane in lanes), default=0)
+    return max(1, -(-tokens // core.shape.page)) * core.shape.page
 
 
-def restore_more(cache: Cache, sequence: Sequence, told: Restored) -> None:
-    """A store brought more to the host: if the sequence waits for it, and was left alone, it goes on from there.
+def restore_more(copies: HostCopies, running: Running, restored: Restored) -> None:
+    """Restore more of a sequence, after a store brought more to the host, if the sequence waits and was not used.
 
-    Whoever was told to go on counts on where the sequence was, though nothing may have been done with it so far.
+    If it does not wait any more, its owner relies on its length, even if the sequence was not used yet.
     """
-    used = sequence.reserved != sequence.ready or sequence._steps
-    if told.over or used or sequence._lease._cache is None:
-        told.note("the sequence was used before the store had answered")
+    used = running.reserved != running.ready or running.open_steps
+    if restored.over or used or running.core is None:
+        restored.note("the sequence was used before the store had answered")
         return
-    more = restore(cache, sequence)
-    told.wanted, told.ready = max(told.wanted, more.wanted), more.ready
-    told.note(more.why)
-
-
-def planned_again(cache: Cache, sequence: Sequence) -> MatchPlan:
-    plan = sequence._plan
-    return again(plan, plan._key, plan._most)
+    more = restore(copies, running)
+    restored.wanted, restored.ready = max(restored.wanted, more.wanted), more.ready
+    restored.note(more.why)
 
 
 class LoadFailed(Exception):
-    """A copy to the device could not be made: nothing was published. The sources of ``parts`` are to be forgotten."""
+    """A copy to the device failed. Nothing was published. The sources of ``parts`` must be dropped."""
 
-    def __init__(self, why: str, parts: Many[Part]) -> None:
+    def __init__(self, why: str, parts: Many[Lacking]) -> None:
         super().__init__(why)
         self.parts = parts
 
 
-def _load(cache: Cache, sequence: Sequence, anchor: Node, claims: tuple[Claim | None, ...]) -> None:
-    """All of it or nothing: reserve, copy, publish, and have the sequence go on from there."""
-    tier = cache._tier
-    assert tier is not None
-    anchor.leases += 1  # it may hold nothing on the device yet
+def _load(copies: HostCopies, running: Running, end: Node, claims: Many[Claim | None]) -> None:
+    """Reserve, copy and publish, and resume the sequence at the end of ``end``: all of it, or nothing on an error."""
+    core = copies.core
+    end.leases += 1  # so that it is not unlinked: it may hold nothing on the device yet
     try:
         with Pins() as pins:
-            parts, plan = _parts(cache, anchor, pins)
+            parts, plan = _parts(copies, end, pins)
             wanted: list[tuple[Any, int, object]] = [(part.lane, len(part.src), None) for part in parts]
-            wanted += [(lane, lane.replayed_pages(anchor.end), None) for lane in cache._page_lanes if lane.replay]
-            make_room(cache, wanted, "restore", anchor.end, sequence)
-            work, filled = _copy_up(cache, sequence, parts)
-            hold = acquire(cache, anchor, sequence.namespace, Hold)
+            wanted += [(lane, lane.replayed_pages(end.end), None) for lane in core.shape.page_lanes if lane.replay]
+            make_room(core, wanted, "restore", end.end, running)
+            work, filled = _copy_up(copies, running, parts)
+            lease = acquire(core, end, running.namespace)
     finally:
-        anchor.leases -= 1
-        if not anchor.leases and cache._tree.prune(anchor):
-            cache._epoch += 1
-    _resume_at(cache, sequence, anchor, hold, filled)
-    sequence._claimed_ops = [op for claim in claims if claim is not None for op in claim.ops]
+        end.leases -= 1
+        core.index.prune(end)
+    _resume_at(core, running, end, lease, filled)
+    running.claimed_ops = [op for claim in claims if claim is not None for op in claim.ops]
     if plan is not None:
-        tier.watch(work, plan)
+        copies.watch(work, plan)
 
 
-def _parts(cache: Cache, anchor: Node, pins: Pins) -> tuple[list[Part], TransferPlan | None]:
-    """What is to be loaded, with what plugins want besides, pinned; and the plan of it, if anybody wants to see it."""
-    tier = cache._tier
-    assert tier is not None
-    both = [(lane, tier.by_component[lane.index]) for lane in cache._lanes]
-    parts = [lacking(lane, host, anchor, pins) for lane, host in both if host is not None]
+def _parts(copies: HostCopies, end: Node, pins: Pins) -> tuple[list[Lacking], TransferPlan | None]:
+    """What is to be loaded, with the additions of plugins, pinned; and the plan, if a plugin has transfer hooks."""
+    core = copies.core
+    both = [(lane, copies.by_component[lane.index]) for lane in core.shape.lanes]
+    parts = [lacking(lane, host, end, pins) for lane, host in both if host is not None]
     plan = None
-    if cache._transfer_hooks:
-        plan = plan_of("load", anchor, [(part.host, node) for part in parts for node in part.run])
-        more = proposed(cache, plan)
+    if core.shape.has_transfer_hooks:
+        plan = plan_of("load", end, [(part.host, node) for part in parts for node in part.run])
+        more = proposed(core, copies.part, plan)
         if more:
-            parts = [lacking(part.lane, part.host, anchor, pins, more.get(part.lane.name, ())) for part in parts]
+            parts = [lacking(part.lane, part.host, end, pins, more.get(part.lane.name, ())) for part in parts]
     return [part for part in parts if part.src], plan
 
 
-def _copy_up(cache: Cache, sequence: Sequence, parts: list[Part]) -> tuple[Work, set[Lane]]:
-    """Record the copies, and let the tree have what they bring.
+def _copy_up(copies: HostCopies, running: Running, parts: list[Lacking]) -> tuple[Work[Hold], set[Lane]]:
+    """Record the copies, and enter their slots into the tree.
 
-    A state is copied into the sequence's slot as well, if nothing has filled that yet: nothing has to be copied from
-    the tree after that. Those lanes are returned.
+    A state is copied into the sequence's slot as well, if nothing has filled that yet, so that no copy from the tree is
+    needed later. The lanes of these states are returned.
     """
-    tier, flight, lease = cache._tier, cache._flight, sequence._lease
-    assert tier is not None
-    hold, before = inert(cache), flight._launched
-    running = {}
-    if not tier.blocked(lease.fence):
-        running = {s[0]: s[1].slot for s in sequence._states if not (isinstance(s[0], CodedLane) or s[1].ready)}
+    core = copies.core
+    flight = core.flight
+    hold, before = standing_for_copies(core), flight.launched
+    slots: dict[Lane, int] = {}
+    if not flight.blocked(running.fence):
+        slots = {lane: state.slot for lane, state in running.states if not (isinstance(lane, CodedLane) or state.ready)}
     moves: list[Moves] = []
     try:
         for part in parts:
             part.slots = part.lane.pool.take(len(part.src))
             mine = Moves(part.host)
             mine.src, mine.dst = list(part.src), part.slots.tolist()
-            if part.lane in running:
+            if part.lane in slots:
                 mine.src += part.src
-                mine.dst.append(running[part.lane])
-                hold.fence = max(hold.fence, lease.fence)
+                mine.dst.append(slots[part.lane])
+                hold.fence = max(hold.fence, running.fence)
             moves.append(mine)
             for node in part.run:
-                flight.copies(hold, node, below=True)
+                core.unwritten.read_node(hold, node, below=True)
         hold.claim(flight)
-        if tier.blocked(hold.fence):
-            raise LoadFailed("a step is open that it would have to come after", ())
+        if flight.blocked(hold.fence):
+            raise LoadFailed("it would have to wait for a step that is still open", ())
         nodes = list(dict.fromkeys(node for part in parts for node in part.run))
-        work = tier.run(moves, nodes, hold, "up")
+        work = copies.run(moves, nodes, hold, "up")
     except BaseException as error:
-        tier.end(before, "up")
+        copies.end(before, "up")
         for part in parts:
             part.lane.pool.give(part.slots.tobytes())
         if any(work.number > before and not work.over for work in flight.works):  # some of the copies still run
-            lease.fence = max(lease.fence, before + 1)
+            running.fence = max(running.fence, before + 1)
         if isinstance(error, LoadFailed | InvariantError) or not isinstance(error, Exception):
             raise
-        tier.failed += 1
+        copies.failed += 1
         broken = [part for part, mine in zip(parts, moves, strict=False) if mine.raised]
         raise LoadFailed(repr(error), broken) from error
     if not work.over:  # the running states are written until then, whatever comes next
-        lease.fence = max(lease.fence, work.number)
-    tier.follow(work, parts)
+        running.fence = max(running.fence, work.number)
+    copies.follow(work, [(part.host, node) for part in parts for node in reversed(part.run)])
     for part in parts:
         _place(part)
-    if cache._debug is not None:
-        cache._debug.published(nodes)
-    return work, {part.lane for part in parts if part.lane in running}
+    if core.watcher is not None:
+        core.watcher.published(nodes)
+    return work, {part.lane for part in parts if part.lane in slots}
 
 
-def _place(part: Part) -> None:
-    """The device's cells take what was copied for them."""
+def _place(part: Lacking) -> None:
+    """Enter the slots of a load into the device's cells."""
     lane = part.lane
-    if isinstance(lane, PointLane):
+    if isinstance(lane, StateLane):
         lane.keep(part.run[0], part.slots[0])
         return
     assert isinstance(lane, PageLane)
     first = part.run[0].parent.end // lane.page
-    base = 0 if lane.part.reach.closed_upward else first
+    base = 0 if lane.closed_upward else first
     holding = RetainedHolding(b"", base, base)
     holding.whole = False
     holding.table = array("i", ABSENT_BYTES * (part.run[-1].end // lane.page - base))
@@ -319,36 +325,33 @@ def _place(part: Part) -> None:
     for place, slot in zip(part.places, part.slots, strict=True):
         holding.table[place - base] = slot
     lane.adopt(part.run, holding)
+    lane.line_up(part.run)
 
 
-def _resume_at(cache: Cache, sequence: Sequence, anchor: Node, hold: Hold, filled: set[Lane]) -> None:
-    """The sequence goes on from ``anchor`` as if it had been opened there; ``hold`` covers that.
+def _resume_at(core: Core, running: Running, end: Node, lease: Lease, filled: set[Lane]) -> None:
+    """Resume the sequence at the end of ``end``, as if it had been opened there; ``lease`` covers that boundary.
 
-    ``filled``: lanes whose running state the load itself brings.
+    ``filled`` are the lanes whose running state the load itself writes.
     """
-    lease = sequence._lease
-    swap(cache, lease, hold)
-    replaced(cache, lease)
-    cache._flight.read(lease, anchor)
-    for lane, holding in sequence._paged:
+    swap(core, running, lease)
+    forget_surplus(core, running)
+    core.unwritten.read(running, end)
+    for lane, holding in running.paged:
         lane.close(holding)
-    opened = [(lane, lane.open(anchor)) for lane in cache._page_lanes]
+    opened = [(lane, lane.open(end)) for lane in core.shape.page_lanes]
     for lane, holding in opened:
-        lease.held[lane.index] = holding
-    for lane, holding in sequence._paged:
+        running.held[lane.index] = holding
+    for lane, holding in running.paged:
         if lane.replay:
             lane.make_replayed(holding)
-    sequence._fills = []
-    for lane, state in sequence._states:
-        state.as_of = anchor.end
+    fills: list[Fill] = []
+    for lane, state in running.states:
+        state.as_of = end.end
         state.ready = lane in filled
         if state.ready:
-            release_part(cache, lease, lane)
+            release_part(running, lane)
         else:
-            cell = anchor.cells[lane.index]
-            fill = (lane, state, "clear", CLEAR) if cell is None else (lane, state, lane.taken, cell.data)
-            sequence._fills.append(fill)
-    sequence.ready = sequence.reserved = sequence.committed = sequence.published = sequence._high = anchor.end
-    if sequence.branch is not None and sequence.branch <= anchor.end:
-        sequence.branch = None
-    lease.claim(cache._flight)
+            cell = end.cells[lane.index]
+            fills.append((lane, state, "clear", CLEAR) if cell is None else (lane, state, lane.taken, cell.data))
+    running.resume_at(end.end, fills)
+    running.claim(core.flight)

@@ -1,12 +1,10 @@
-"""Fetching: what a store has of one prompt comes to the host, to be restored from there.
+"""Store reads: fetch what a store has of a prompt to the host, from where it can be restored.
 
-First it is looked for, on the store's thread: the path of the components that need all of it, as deep as it goes, then
-the deepest boundary on it where all the others have what they need. Then it is read, in order, a slice at a time: what
-arrived becomes the tree's at a poll before more is asked for, so that no fetch is larger than what may wait. In the end
-the sequence, if nothing was done with it meanwhile, goes on from there. A fetch that would read what another one is
-reading comes after that.
-
-What a store brought becomes the tree's: nodes for its tokens, slots of the host, and the bytes in them.
+A fetch first searches, on the store's thread: how deep the store has the whole path of the components that need all of
+it, and then the deepest boundary on that path for which it has the pieces of all other components. Then the fetch reads
+the pieces in order, a slice at a time: a poll enters a slice into the tree (nodes, host slots and their content) before
+the next one is asked for, so that the memory of a fetch is bounded. At the end the sequence is restored, if it was not
+used meanwhile. A fetch waits for another one that is reading the same pieces.
 """
 
 from __future__ import annotations
@@ -16,125 +14,159 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from ..device.pool import ABSENT
 from ..errors import InvariantError
-from ..operations.lease import inert
-from ..operations.publish import spell
+from ..operations.lease import standing_for_copies
+from ..operations.match import find_again, limit_of, walked_boundary
+from ..operations.publish import add_nodes
+from ..operations.state import Match, Running
+from ..operations.tier_answers import Restored
 from ..storage import Backend, Key, Record
 from ..storage.keys import root_link
 from ..tree.lane import PageLane
+from ..tree.radix import Node
 from .consensus import LocalConsensus
-from .host_lane import Moves
-from .pieces import SLICE, Piece, calls_of, chain, judged, pages_of, piece_key, slices, spans_of, total
-
-if TYPE_CHECKING:
-    from ..cache.sequence import Sequence
-    from ..operations.match import MatchPlan
-    from ..tree.radix import Node
-    from .host_lane import HostLane
-    from .host_tier import Job
-    from .pieces import Piece, Spares
-    from .restore import Restored
-    from .store import Shelf
+from .host_copies import Job
+from .host_lane import HostLane, Moves
+from .match_below import usable
+from .pieces import SLICE, Piece, Spares, calls_of, chain, checked, pages_of, piece_key, slices, spans_of, total
+from .restore import restore_more
+from .store_link import StoreLink
 
 log = logging.getLogger("prefixloom")
 
 LOOK = 64
-"""Pages or boundaries that are looked for at a time."""
+"""The number of pages or boundaries in one call of a search."""
 
 TOO_SLOW = "the store was too slow"
 
 
 @attrs.frozen
-class Found:
-    """The deepest boundary that the store can bring, or the one that is there without it; ``note``: why no more."""
+class FoundInStore:
+    """The result of a search: the deepest boundary that the store can bring, or the one that the cache has.
+
+    ``note`` says why it is not deeper.
+    """
 
     boundary: int
     note: str = ""
 
 
+class StoreReads:
+    """The fetches of one cache from its store."""
+
+    def __init__(self, link: StoreLink) -> None:
+        self.link = link
+        self.fetches: dict[int, Fetch] = {}
+        """The fetches by the ticket for which each waits."""
+        self.reading: list[Fetch] = []
+        """The fetches that read pieces now."""
+
+    def begin(self, running: Running, restored: Restored) -> None:
+        """Look for more of a prompt than the cache has, if that is worth a fetch; the result goes to ``restored``."""
+        fetch = Fetch(self, running, restored)
+        if fetch.promises(fetch.limit):
+            restored.over = self.link.component.fetch == "best_effort"
+            fetch.start()
+
+    def poll(self) -> None:
+        for fetch in list(self.fetches.values()):
+            fetch.poll()
+
+    def advance(self, ticket: int, amount: int) -> None:
+        """Go on with the fetch that waits for ``ticket``, after all ranks have agreed on its amount."""
+        self.fetches.pop(ticket).advance(amount)
+
+    def forget(self, namespace: str | None) -> None:
+        """Give up the fetches of one namespace or of all."""
+        for fetch in self.fetches.values():
+            if namespace is None or fetch.match.namespace == namespace:
+                fetch.forget()
+
+
 class Fetch:
-    """One prompt's. ``limit``: no boundary above it is looked for (any more)."""
+    """The fetch of one prompt. ``limit`` is the deepest boundary for which it searches."""
 
-    def __init__(self, shelf: Shelf, sequence: Sequence, plan: MatchPlan, told: Restored) -> None:
-        self.shelf = shelf
-        self.store = shelf.store
-        self.sequence: Sequence | None = sequence
-        self.plan = plan
-        self.told = told
-        self.key = plan._key
-        self.base = plan.restorable
-        self.limit = plan._limit
-        self.held = _held_path(shelf, plan)
+    def __init__(self, reads: StoreReads, running: Running, restored: Restored) -> None:
+        self.reads = reads
+        self.link = reads.link
+        self.store = reads.link.store
+        self.running: Running | None = running
+        self.match = running.match
+        self.restored = restored
+        self.key = running.match.key
+        self.base = running.match.restorable
+        self.limit = limit_of(reads.link.core, running.match)
+        self.held = _held_path(reads.link, running.match)
         self.boundary = self.base
-        self.looks = 0
-        self.call: Any = None
-        self.slices: list[list[Piece]] = []  # to be read after the one that is being read, whose calls are ``batches``
-        self.batches: list[list[Piece]] = []
+        self._searches = 0
+        self._call: Any = None  # of the search
+        self._slices: list[list[Piece]] = []  # to be read after the present one
+        self._batches: list[list[Piece]] = []  # of the present slice, one for each call
         self.calls: list[tuple[Any, Many[Piece]]] = []
-        self.behind: list[Fetch] = []  # those that go on when this one is over
-        self.begun = shelf.component.now()
-        self.until: float | None = None
-        self.ticket = -1
-        self.told_arrived = False
-        self.links: list[bytes | None] = []
+        self.waiting: list[Fetch] = []  # the fetches that go on when this one is over
+        self._begun = reads.link.component.now()
+        self._until: float | None = None
+        self._ticket = -1
+        self._ticket_done = False
+        self._links: list[bytes | None] = []
 
-    @classmethod
-    def begin(cls, shelf: Shelf, sequence: Sequence, told: Restored) -> None:
-        plan = sequence._plan
-        fetch = cls(shelf, sequence, plan, told)
-        if not fetch.promises(plan._limit):
-            return
-        told.over = shelf.component.fetch == "best_effort"
-        fetch._hurry(0)
-        fetch.look()
+    def start(self) -> None:
+        """Begin to search."""
+        self._set_deadline(0)
+        self._search()
 
     def promises(self, boundary: int) -> bool:
-        """Whether it is worth a fetch to get there."""
-        return boundary - self.base >= max(self.shelf.component.fetch_at_least, self.shelf.cache._page)
+        """Whether ``boundary`` is worth a fetch."""
+        return boundary - self.base >= max(self.link.component.fetch_at_least, self.link.core.shape.page)
 
-    def _hurry(self, pages: int) -> None:
-        """So much has to be there in time, if anybody waits only so long."""
-        if self.shelf.component.fetch == "timeout":
-            self.until = self.begun + self.shelf.component.patience(pages)
+    def _set_deadline(self, pages: int) -> None:
+        """Set the time by which so many pages must have arrived, if the tier has a timeout."""
+        if self.link.component.fetch == "timeout":
+            self._until = self._begun + self.link.component.patience(pages)
 
     def forget(self) -> None:
-        """The cache was flushed, or the namespace dropped: what is still read is nobody's."""
-        self.sequence = None
-        self.told.over = True
-        if self in self.shelf.reading:
-            self.shelf.reading.remove(self)
-        for other in self.behind:
+        """Give up, because the cache was flushed or the namespace dropped."""
+        self.running = None
+        self.restored.over = True
+        if self in self.reads.reading:
+            self.reads.reading.remove(self)
+        for other in self.waiting:
             other.forget()
 
-    # ------------------------------------------------------------ looking
-    def look(self) -> None:
-        self.looks += 1
-        self._expect()
+    # ------------------------------------------------------------ searching
+    def _search(self) -> None:
+        """Ask the store how deep it has the prompt."""
+        self._searches += 1
+        self._open_ticket()
         assert self.store is not None
-        self.call = self.store.ask(self._look, lambda reason, detail: (Found(self.base, f"{reason} {detail}".strip()),))
 
-    def _expect(self) -> None:
-        self.ticket = self.shelf.completions.open()
-        self.shelf.fetches[self.ticket] = self
+        def instead(reason: Any, detail: str) -> tuple[FoundInStore]:
+            return (FoundInStore(self.base, f"{reason} {detail}".strip()),)
 
-    def _look(self, backend: Backend) -> tuple[Found]:
-        """On the store's thread. It reads nothing that may change meanwhile."""
-        cache = self.shelf.cache
-        page, size = cache._page, cache._tree.page_bytes
-        if not self.links:
+        self._call = self.store.ask(self._find, instead)
+
+    def _open_ticket(self) -> None:
+        self._ticket = self.link.completions.open()
+        self.reads.fetches[self._ticket] = self
+
+    def _find(self, backend: Backend) -> tuple[FoundInStore]:
+        """Find the deepest boundary. It runs on the store's thread, and reads nothing that may change meanwhile."""
+        core = self.link.core
+        page, size = core.shape.page, core.index.tree.page_bytes
+        if not self._links:
             key = self.key[: self.limit // page * size]
-            self.links = chain(cache._keys, root_link(self.plan.namespace), key, size)
-        whole = next((n for n, link in enumerate(self.links) if link is None), len(self.links))
+            self._links = chain(core.keys, root_link(self.match.namespace), key, size)
+        whole = next((n for n, link in enumerate(self._links) if link is None), len(self._links))
         depth = min(self.limit, whole * page)
-        closed = [lane for lane in self.shelf.tier.lanes if lane.closed_upward]
+        closed = [lane for lane in self.link.copies.lanes if lane.closed_upward]
         if closed:
             depth = self._path_depth(backend, closed, depth)
-        others = [lane for lane in self.shelf.tier.lanes if not lane.closed_upward]
+        others = [lane for lane in self.link.copies.lanes if not lane.closed_upward]
         for high in range(depth, self.base, -page * LOOK):
             bounds = range(high, max(self.base, high - page * LOOK), -page)
             wanted = {
@@ -144,23 +176,23 @@ class Fetch:
             there = dict(zip(keys, backend.exists(keys), strict=True)) if keys else {}
             for b, some in wanted.items():
                 if all(there[key] for key in some):
-                    return (Found(b),)
-        return (Found(self.base, self._why_not(backend)),)
+                    return (FoundInStore(b),)
+        return (FoundInStore(self.base, self._why_not(backend)),)
 
     def _why_not(self, backend: Backend) -> str:
-        """What the store says of the first piece that is not there, if it is more than that."""
+        """The store's reason for the first missing piece, if it is another one than its absence."""
         at = min(self.held, self.base)
-        if at // self.shelf.cache._page >= len(self.links) or self.links[at // self.shelf.cache._page] is None:
+        if at // self.link.core.shape.page >= len(self._links) or self._links[at // self.link.core.shape.page] is None:
             return ""
-        lane = self.shelf.tier.lanes[0]
-        end = at + self.shelf.cache._page
+        lane = self.link.copies.lanes[0]
+        end = at + self.link.core.shape.page
         start = end if lane.unit == "boundary" else end - lane.part.page_tokens
         (answer,) = backend.get([self._key(lane, start, end)])
         return "" if isinstance(answer, Record) or answer.reason == "absent" else f"{answer.reason}: {answer.detail}"
 
     def _path_depth(self, backend: Backend, closed: Many[HostLane], depth: int) -> int:
-        """How deep the store has everything of the components that need all, from where the cache has it."""
-        page = self.shelf.cache._page
+        """The depth to which the store has the path of the components that need all of it, below that of the cache."""
+        page = self.link.core.shape.page
         for low in range(self.held, depth, page * LOOK):
             bounds = range(low, min(depth, low + page * LOOK), page)
             keys = [
@@ -173,58 +205,58 @@ class Fetch:
         return depth
 
     def _key(self, lane: HostLane, start: int, end: int) -> Key:
-        link = self.links[(end - 1) // self.shelf.cache._page]
+        link = self._links[(end - 1) // self.link.core.shape.page]
         assert link is not None
-        return piece_key(lane, self.shelf.fingerprints[lane.index], link, start, end)
+        return piece_key(lane, self.link.fingerprints[lane.index], link, start, end)
 
     # ------------------------------------------------------------ reading
     def _read(self) -> None:
-        """Ask for the pieces of ``boundary``, or wait for a fetch that asks for most of them already."""
-        shelf = self.shelf
-        ahead = next((other for other in shelf.reading if self._comes_after(other)), None)
+        """Ask for the pieces of ``boundary``, or wait for another fetch that reads most of them already."""
+        ahead = next((other for other in self.reads.reading if self._comes_after(other)), None)
         if ahead is not None:
-            ahead.behind.append(self)
+            ahead.waiting.append(self)
             return
-        self.slices = slices(shelf.tier.lanes, self.held, self.boundary, shelf.cache._page)
-        if not self.slices:  # the cache has all of it, and does not think it worth a load
+        self._slices = slices(self.link.copies.lanes, self.held, self.boundary, self.link.core.shape.page)
+        if not self._slices:  # the cache has all pieces already
             self._end()
             return
-        shelf.reading.append(self)
-        self._hurry(sum(map(len, self.slices)))
+        self.reads.reading.append(self)
+        self._set_deadline(sum(map(len, self._slices)))
         self._read_slice()
 
     def _comes_after(self, other: Fetch) -> bool:
-        """Whether the other one brings all that is lacking here, or half of the path at least."""
-        page, size = self.shelf.cache._page, self.shelf.cache._tree.page_bytes
+        """Whether the other fetch brings all that is missing here, or at least half of the path."""
+        page, size = self.link.core.shape.page, self.link.core.index.tree.page_bytes
         shared = self.boundary
-        if other.boundary != shared and any(lane.closed_upward for lane in self.shelf.tier.lanes):
+        if other.boundary != shared and any(lane.closed_upward for lane in self.link.copies.lanes):
             shared = -(-(self.held + self.boundary) // 2 // page) * page
         upto = shared // page * size
         return (
             (self.held < shared <= other.boundary or other.boundary == self.boundary)
-            and other.plan.namespace == self.plan.namespace
+            and other.match.namespace == self.match.namespace
             and other.key[:upto] == self.key[:upto]
         )
 
     def _read_slice(self) -> None:
-        """One ticket for all of it, in calls of which no more wait at a time than fit a slice."""
-        self._expect()
-        self.told_arrived = False
-        self.batches = calls_of(self.slices.pop(0))
+        """Begin to read the next slice, with one ticket for all of its calls."""
+        self._open_ticket()
+        self._ticket_done = False
+        self._batches = calls_of(self._slices.pop(0))
         self.calls = []
         self._ask_more()
 
     def _ask_more(self) -> None:
+        """Make further calls, as long as those that are not over yet ask for no more bytes than a slice has."""
         waiting = sum(total(batch) for call, batch in self.calls if not call.over)
-        for batch in self.batches[len(self.calls) :]:
+        for batch in self._batches[len(self.calls) :]:
             waiting += total(batch)
             if waiting > max(SLICE, total(batch)):
                 return
             self._ask(batch)
 
     def _ask(self, batch: Many[Piece]) -> None:
-        """Where they lie is worked out on the store's thread."""
-        spares = self.shelf.spares
+        """Ask for some pieces in one call. Their keys are computed on the store's thread."""
+        spares = self.link.spares
 
         def read(backend: Backend) -> tuple[Any, ...]:
             keys = [self._key(piece.lane, piece.start, piece.end) for piece in batch]
@@ -232,7 +264,7 @@ class Fetch:
             answers = backend.get(keys, into)
             if not isinstance(answers, tuple) or len(answers) != len(keys):
                 raise TypeError(f"{type(backend).__name__}.get answered {answers!r:.200} for {len(keys)} keys")
-            return tuple(map(judged, batch, keys, answers, into))
+            return tuple(map(checked, batch, keys, answers, into))
 
         def instead(reason: Any, detail: str) -> tuple[Any, ...]:
             return (f"{reason} {detail}".strip(),) * len(batch)
@@ -241,69 +273,69 @@ class Fetch:
         self.calls.append((self.store.ask(read, instead, size=total(batch)), batch))
 
     def poll(self) -> None:
-        """See whether what was asked is done, or has taken too long."""
-        late = self.until is not None and self.shelf.component.now() > self.until
-        if self.call is not None:
-            if self.call.over or late:
-                found = self.call.answers[0] if self.call.over else Found(self.base, TOO_SLOW)
-                self.shelf.completions.done(self.ticket, found.boundary)
-                self.told.note(found.note)
-                self.call = None
-        elif self.calls and not self.told_arrived:
+        """Find out whether the calls are over, or have taken too long."""
+        late = self._until is not None and self.link.component.now() > self._until
+        if self._call is not None:
+            if self._call.over or late:
+                found = self._call.answers[0] if self._call.over else FoundInStore(self.base, TOO_SLOW)
+                self.link.completions.done(self._ticket, found.boundary)
+                self.restored.note(found.note)
+                self._call = None
+        elif self.calls and not self._ticket_done:
             if not late and not self._failed():
                 self._ask_more()
             if late or all(call.over for call, _ in self.calls):
-                self.shelf.completions.done(self.ticket, self._arrived())
-                self.told_arrived = True
+                self.link.completions.done(self._ticket, self._arrived())
+                self._ticket_done = True
 
     def _failed(self) -> bool:
-        """Whether something is known not to come, so that what lies behind it is of no use."""
+        """Whether a piece is known to be missing, so that the pieces after it are of no use."""
         return any(isinstance(answer, str) for call, _ in self.calls if call.over for answer in call.answers)
 
     def _arrived(self) -> int:
-        """How many of the reads are whole, from the first on."""
+        """The number of complete calls, from the first on."""
         for number, (call, batch) in enumerate(self.calls):
             if not call.over:
-                self.told.note(TOO_SLOW)
+                self.restored.note(TOO_SLOW)
                 return number
             for piece, answer in zip(batch, call.answers, strict=True):
                 if isinstance(answer, str):
-                    self.told.note(f"{piece.lane.device.name} at {piece.end}: {answer}")
+                    self.restored.note(f"{piece.lane.device.name} at {piece.end}: {answer}")
                     return number
         return len(self.calls)
 
-    # ------------------------------------------------------------ what all ranks know
+    # ------------------------------------------------------------ after all ranks have agreed
     def advance(self, amount: int) -> None:
-        """The ranks have agreed how far it comes. Whatever goes wrong then, this fetch is over, and serving goes on."""
+        """Go on, after all ranks have agreed on the amount. An error ends this fetch, and serving goes on."""
         self._guarded(partial(self._advance, amount))
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        if self.sequence is None:
+        if self.running is None:
             return
         try:
             step()
         except BaseException as error:
-            self.sequence = None
-            self.told.over = True
-            self._let_others()
+            self.running = None
+            self.restored.over = True
+            self._wake_waiting()
             if not isinstance(error, Exception) or isinstance(error, InvariantError):
                 raise
             log.warning("what a store brought is left out: %r", error)
-            self.told.note(str(error))
+            self.restored.note(str(error))
 
     def _advance(self, amount: int) -> None:
         if not self.calls:
-            settled = isinstance(self.shelf.consensus, LocalConsensus) or (self.looks > 1 and amount == self.limit)
+            agreed = isinstance(self.link.consensus, LocalConsensus) or (self._searches > 1 and amount == self.limit)
             if not self.promises(amount):
                 self._end()
-            elif not settled:
+            elif not agreed:  # another rank found less: search again up to there
                 self.limit = amount
-                self.look()
+                self._search()
             else:
-                self.boundary = self.told.wanted = amount
+                self.boundary = self.restored.wanted = amount
                 self._read()
             return
-        whole = amount == len(self.batches)
+        whole = amount == len(self._batches)
         brought = [
             (piece, answer)
             for call, batch in self.calls[:amount]
@@ -311,88 +343,85 @@ class Fetch:
         ]
         if brought:
             place(self, brought, whole)
-        if whole and self.slices:
-            behind, self.behind = self.behind, []
-            for other in behind:  # who has all by now does not wait for the rest
+        if whole and self._slices:
+            waiting, self.waiting = self.waiting, []
+            for other in waiting:  # some may have all pieces by now
                 other.go_on()
             self._read_slice()
         else:
             self._end()
 
     def _end(self) -> None:
-        """Nothing more comes. Those behind it look at what is lacking now."""
-        sequence, told = self.sequence, self.told
-        self.sequence = None
+        """End the fetch: restore the sequence, and let the fetches that wait go on."""
+        running = self.running
+        self.running = None
         self.calls = []
         try:
-            if sequence is not None:
-                from .restore import restore_more  # which knows tiers, as tiers know this
-
-                restore_more(self.shelf.cache, sequence, told)
+            if running is not None:
+                restore_more(self.link.copies, running, self.restored)
         finally:
-            told.over = True
-            self._let_others()
+            self.restored.over = True
+            self._wake_waiting()
 
-    def _let_others(self) -> None:
-        if self in self.shelf.reading:
-            self.shelf.reading.remove(self)
-        behind, self.behind = self.behind, []
-        for other in behind:
+    def _wake_waiting(self) -> None:
+        """Let the fetches that wait for this one go on."""
+        if self in self.reads.reading:
+            self.reads.reading.remove(self)
+        waiting, self.waiting = self.waiting, []
+        for other in waiting:
             other.go_on()
 
     def go_on(self) -> None:
-        """What this one waited for is over: read what is still lacking."""
+        """Read what is still missing, after the fetch that this one waited for."""
         self._guarded(self._read_rest)
 
     def _read_rest(self) -> None:
-        from .restore import planned_again
-
-        assert self.sequence is not None
-        plan = planned_again(self.shelf.cache, self.sequence)
-        if plan.restorable >= self.boundary:
+        assert self.running is not None
+        match = find_again(self.link.core, self.running.match)
+        if match.restorable >= self.boundary:
             self._end()
             return
-        self.held = min(self.boundary, _held_path(self.shelf, plan))
+        self.held = min(self.boundary, _held_path(self.link, match))
         self._read()
 
 
-def _held_path(shelf: Shelf, plan: MatchPlan) -> int:
-    """Up to where the cache has all of the components that need everything above."""
-    from .match_below import usable
-
-    cache = shelf.cache
-    node, boundary = plan._walked_to
-    for lane in cache._lanes:
-        host = shelf.tier.by_component[lane.index]
+def _held_path(link: StoreLink, match: Match) -> int:
+    """The boundary up to which the cache has the path of the components that need all of it."""
+    core = link.core
+    node, boundary = match.walked_to, walked_boundary(core, match)
+    for lane in core.shape.lanes:
+        host = link.copies.by_component[lane.index]
         if host is not None and isinstance(lane, PageLane) and host.closed_upward:
-            node, boundary = usable(lane, host, node, boundary, cache._page)
+            node, boundary = usable(lane, host, node, boundary, core.shape.page)
     return boundary
 
 
-__all__ = ["Fetch", "Found"]
+# ---------------------------------------------------------------- entering what arrived
 
-Brought = Many[tuple["Piece", Any]]
+
+Brought = Many[tuple[Piece, Any]]
 
 
 def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
-    """As deep as all components that need everything above have arrived; what has no room below is left out.
+    """Enter what arrived into the tree and the host, as deep as the whole path arrived. Pieces without room are left
+    out.
 
-    ``whole``: nothing of what was asked for is lacking.
+    ``whole``: all that was asked for has arrived.
     """
-    cache = fetch.shelf.cache
+    core, lanes = fetch.link.core, fetch.link.copies.lanes
     upto = fetch.boundary if whole else _path_end(fetch, brought)
     if upto <= 0:
         return
-    width = cache._tree.element_bytes
-    root = cache._root(fetch.plan.namespace)
+    width = core.index.tree.element_bytes
+    root = core.index.root(fetch.match.namespace)
     root.leases += 1
     run: list[Node] = []
-    spell(cache, root, fetch.key[: upto * width], upto, run)
+    add_nodes(core, root, fetch.key[: upto * width], upto, run)
     for node in run:
-        node.leases += 1  # it may hold nothing yet, or lose what it holds to make room
+        node.leases += 1  # it may hold nothing yet, or lose what it holds when room is made
     pinned: list[tuple[HostLane, Any]] = []
     try:
-        for lane in fetch.shelf.tier.lanes:  # what leads there is not to go for the sake of what is there
+        for lane in lanes:  # making room must not evict the path itself
             for node in run:
                 cell = node.cells[lane.index]
                 if cell is not None and lane.closed_upward:
@@ -404,38 +433,40 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
             lane.unpin(cell)
         for node in (*reversed(run), root):
             node.leases -= 1
-            cache._tree.prune(node)
+            core.index.prune(node)
 
 
 def _path_end(fetch: Fetch, brought: Brought) -> int:
-    """The boundary up to which all of the path came."""
+    """The boundary up to which the whole path arrived."""
     ends = [
         max((piece.end for piece, _ in brought if piece.lane is lane), default=fetch.held)
-        for lane in fetch.shelf.tier.lanes
+        for lane in fetch.link.copies.lanes
         if lane.closed_upward
     ]
-    return min(ends, default=0) // fetch.shelf.cache._page * fetch.shelf.cache._page
+    page = fetch.link.core.shape.page
+    return min(ends, default=0) // page * page
 
 
 def _fill(fetch: Fetch, run: list[Node], brought: Brought, pinned: list[tuple[HostLane, Any]]) -> None:
-    tier = fetch.shelf.tier
-    hold = inert(fetch.shelf.cache)
+    """Take host slots for what arrived, enter them at the nodes of ``run``, and enqueue the writes of their content."""
+    link, copies = fetch.link, fetch.link.copies
+    hold = standing_for_copies(link.core)
     jobs: list[Job] = []
     taken: list[Moves] = []
     try:
-        for lane in tier.lanes:
+        for lane in copies.lanes:
             mine = {piece.start: answer.payload for piece, answer in brought if piece.lane is lane}
             for node in run:
-                places, payloads = _lacking(lane, node, mine)
+                places, payloads = _missing(lane, node, mine)
                 if not places:
                     continue
                 cell = node.cells[lane.index]
-                if cell is not None:  # it is not to go for the sake of what is to be added to it
+                if cell is not None:  # making room must not evict the cell itself
                     lane.pin(cell)
                     pinned.append((lane, cell))
-                slots = tier.take(lane, len(places))
+                slots = copies.take(lane, len(places))
                 if slots is None:
-                    tier.dropped += 1
+                    copies.dropped += 1
                     continue
                 taken.append(Moves(lane))
                 taken[-1].dst = slots.tolist()
@@ -444,22 +475,22 @@ def _fill(fetch: Fetch, run: list[Node], brought: Brought, pinned: list[tuple[Ho
                     cell = node.cells[lane.index]
                     lane.pin(cell)
                     pinned.append((lane, cell))
-                    if fetch.store is fetch.shelf.store:
-                        cell.store, cell.stored = fetch.shelf.attached, cell.places
-                write = partial(_write, fetch.shelf.spares, lane.pool, taken[-1].dst, payloads)
+                    if fetch.store is link.store:
+                        cell.store, cell.stored = link.attached, cell.places
+                write = partial(_write, link.spares, lane.pool, taken[-1].dst, payloads)
                 jobs.append((lane, taken[-1].dst, write))
-        hold.claim(fetch.shelf.cache._flight)
+        hold.claim(link.core.flight)
         if jobs:
-            tier.bring(jobs, run, hold)
+            copies.bring(jobs, run, hold)
     except BaseException:
         for each in taken:
             each.take_back(run)
         raise
-    tier.fetched += sum(len(filled) for _, filled, _ in jobs)
+    copies.fetched += sum(len(filled) for _, filled, _ in jobs)
 
 
-def _lacking(lane: HostLane, node: Node, mine: dict[int, Any]) -> tuple[list[int], list[Any]]:
-    """The places of ``node``'s edge that were brought and that the host has not, with what is to be there."""
+def _missing(lane: HostLane, node: Node, mine: dict[int, Any]) -> tuple[list[int], list[Any]]:
+    """The places of ``node``'s edge that arrived and that the host has not, with their content."""
     cell = node.cells[lane.index]
     if lane.unit == "boundary":
         return ([0], [mine[node.end]]) if cell is None and node.end in mine else ([], [])

@@ -1,8 +1,7 @@
-"""Storing: what the host has goes to a store, a bounded piece of work at a time, and nobody waits for it.
+"""Store writes: data of the host goes to a store, a bounded number of pieces at a poll, and nothing waits for it.
 
-A cell is offered once its content is there or about to come. At a poll so many pieces are handed over; the thread of
-the store reads them out of the host's slots, which are pinned until it has. What the store refuses is
-counted and left out.
+A cell is offered when its content is on the host or about to arrive. A poll hands over some pieces; a thread of the
+store reads them from the host's slots, which stay pinned until then. What the store refuses is counted and left out.
 """
 
 from __future__ import annotations
@@ -11,34 +10,34 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..device.flight import Work
 from ..device.host_pool import HostPool
 from ..device.pool import ABSENT
 from ..operations.lease import sweep
+from ..operations.state import Core
 from ..storage import Backend, Fingerprint, Record, Stored
+from ..tree.radix import Node
+from .host_lane import HostCell, HostLane
 from .pieces import Spares, links_at, piece_key
-
-if TYPE_CHECKING:
-    from ..cache.cache import Cache
-    from ..device.flight import Work
-    from ..tree.radix import Node
-    from .host_lane import HostCell, HostLane
-    from .store import Shelf
+from .store_link import StoreLink
 
 PER_POLL = 256
-"""Places of edges that are handed over at one poll: about a millisecond of the scheduling thread."""
+"""The most places of edges that are handed over at one poll: about a millisecond of the scheduling thread."""
 
 PER_CALL = 64
-"""Pieces of one call to a store."""
+"""The most pieces in one call to a store."""
 
-Piece = tuple[bytes, int, int, int]
-"""(link, start, end, slot); the key is made of the link on the store's thread."""
+PieceToStore = tuple[bytes, int, int, int]
+"""(link, start, end, slot); the store's thread makes the key from the link."""
 
 
-class Storing:
-    def __init__(self, shelf: Shelf) -> None:
-        self.shelf = shelf
+class StoreWrites:
+    """The writes of one cache to its store: the cells that were offered, and the calls that are not over yet."""
+
+    def __init__(self, link: StoreLink) -> None:
+        self.link = link
         self.queue: deque[tuple[HostLane, Node]] = deque()
         self.calls: list[tuple[Any, int]] = []
         self.let_go: dict[int, Callable[[], None]] = {}
@@ -51,13 +50,13 @@ class Storing:
         self.queue.clear()
 
     def handed_of(self, cell: HostCell) -> int:
-        """How many of its places the store that is there now was given: none of what another one had."""
-        if cell.store != self.shelf.attached:
-            cell.store, cell.stored = self.shelf.attached, 0
+        """The number of places of ``cell`` that the present store was given."""
+        if cell.store != self.link.attached:
+            cell.store, cell.stored = self.link.attached, 0
         return cell.stored
 
     def advance(self, ticket: int) -> bool:
-        """All ranks know that the store has let go of what this ticket pinned."""
+        """Unpin what this ticket pinned, if it is one of a write: all ranks know that the store is done with it."""
         let_go = self.let_go.pop(ticket, None)
         if let_go is not None:
             let_go()
@@ -65,7 +64,7 @@ class Storing:
 
     # ------------------------------------------------------------ scheduling
     def poll(self) -> None:
-        """See what became of calls, and hand over more."""
+        """Count the results of calls that are over, and hand over more."""
         going = []
         for call, count in self.calls:
             if not call.over:
@@ -77,11 +76,11 @@ class Storing:
         self.calls = going
         left = PER_POLL
         for _ in range(len(self.queue)):
-            if left <= 0 or self.shelf.store is None:
+            if left <= 0 or self.link.store is None:
                 break
             lane, node = self.queue.popleft()
             above = node.parent
-            if above.parent is not None:  # split off since it was offered, perhaps with all that was there
+            if above.parent is not None:  # it may have been split off since the offer, with part of what was offered
                 cell: HostCell | None = above.cells[lane.index]
                 if cell is not None and self.handed_of(cell) < cell.places:
                     self.queue.append((lane, above))
@@ -90,7 +89,7 @@ class Storing:
                 left -= self._hand_over(lane, node, cell, left)
 
     def _hand_over(self, lane: HostLane, node: Node, cell: HostCell, most: int) -> int:
-        """So many of its places; the rest at the next poll."""
+        """Hand over at most ``most`` places of a cell, and return how many; the others follow at the next poll."""
         before = cell.stored
         pieces = self.pieces(lane, node, cell, most)
         cell.stored = min(cell.places, before + most)
@@ -101,32 +100,32 @@ class Storing:
         return cell.stored - before
 
     def rescue(self, lane: HostLane, cell: HostCell) -> None:
-        """``cell`` is about to go from the host: what it holds is copied out at once, and handed over."""
-        store, pool = self.shelf.store, lane.pool
+        """Copy the content of ``cell``, which is about to be evicted from the host, and hand it over."""
+        store, pool = self.link.store, lane.pool
         assert isinstance(pool, HostPool)
         if store is None or self.handed_of(cell) >= cell.places:
             return
         pieces = self.pieces(lane, cell.node, cell, cell.places)
-        if self.shelf.copies_to(lane, cell.node):
+        if self.link.copies_to(lane, cell.node):
             self.refused += len(pieces)
             return
         for first in range(0, len(pieces), PER_CALL):
             batch = pieces[first : first + PER_CALL]
-            spares = self.shelf.spares
+            spares = self.link.spares
             payloads = [content(spares, pool, slot) for *_, slot in batch]
-            told = self.shelf.fingerprints[lane.index]
-            write = partial(put, spares=spares, told=told, lane=lane, pieces=batch, payloads=payloads)
+            fingerprint = self.link.fingerprints[lane.index]
+            write = partial(put, spares=spares, fingerprint=fingerprint, lane=lane, pieces=batch, payloads=payloads)
             call = store.ask(write, nothing(len(batch)), writes=True, size=len(batch) * pool.record_bytes)
             self.handed += len(batch)
             self.calls.append((call, len(batch)))
-            if call.over:  # it was not taken: nor will the rest be
+            if call.over:  # the store did not take it, and would not take the others either
                 self.refused += len(pieces) - first - len(batch)
                 return
 
-    def pieces(self, lane: HostLane, node: Node, cell: HostCell, most: int) -> list[Piece]:
-        """What is to be stored of the next ``most`` places of a cell: as far as it has addresses."""
-        cache = self.shelf.cache
-        found: list[Piece] = []
+    def pieces(self, lane: HostLane, node: Node, cell: HostCell, most: int) -> list[PieceToStore]:
+        """The pieces of the next ``most`` places of a cell that have an address in the store."""
+        core = self.link.core
+        found: list[PieceToStore] = []
         start, end = node.parent.end, node.end
         if lane.unit == "boundary":
             spans = [(end, end, cell.data)]
@@ -139,45 +138,45 @@ class Storing:
             ]
         if not spans:
             return found
-        links = links_at(cache._keys, node, cache._tree.page_bytes, (spans[-1][1] - 1 - start) // cache._page + 1)
+        links = links_at(core.keys, node, core.index.tree.page_bytes, (spans[-1][1] - 1 - start) // core.shape.page + 1)
         for low, high, slot in spans:
-            link = links[(high - 1 - start) // cache._page]
+            link = links[(high - 1 - start) // core.shape.page]
             if link is None:
                 self.unnamed += 1
             else:
                 found.append((link, low, high, slot))
         return found
 
-    def _put(self, lane: HostLane, node: Node, cell: HostCell, pieces: Sequence[Piece]) -> None:
-        cache, store = self.shelf.cache, self.shelf.store
+    def _put(self, lane: HostLane, node: Node, cell: HostCell, pieces: Sequence[PieceToStore]) -> None:
+        core, store = self.link.core, self.link.store
         assert store is not None
         lane.pin(cell)
-        span, flushes = node.parent.end, cache._flushes
+        span, flushes = node.parent.end, core.index.flushes
         pool: Any = lane.pool
-        resets, spares = pool.resets, self.shelf.spares
-        copies, told = self.shelf.copies_to(lane, node), self.shelf.fingerprints[lane.index]
-        before = [work for work in cache._flight.works if copies and work.number <= copies[-1].number and work.event]
-        completions = self.shelf.completions
+        resets, spares = pool.resets, self.link.spares
+        copies, fingerprint = self.link.copies_to(lane, node), self.link.fingerprints[lane.index]
+        before = [work for work in core.flight.works if copies and work.number <= copies[-1].number and work.event]
+        completions = self.link.completions
         ticket = completions.open()
         pinned = [partial(completions.done, ticket, 1)]
 
         def let_go() -> None:
-            if flushes == cache._flushes:
-                unpin_span(cache, lane, node, cell, span)
-                if cache._graves:
-                    sweep(cache)
+            if flushes == core.index.flushes:
+                unpin_span(core, lane, node, cell, span)
+                if core.index.dropped_roots:
+                    sweep(core)
 
-        def released() -> None:  # by ``write``, or when it is known that it will not
+        def released() -> None:  # called by ``write``, or when ``write`` will never run
             while pinned:
                 pinned.pop()()
 
         def write(backend: Backend) -> tuple[Any, ...]:
-            if not copied(copies, before):  # the copy to the host failed, or what wrote what was copied
+            if not copied(copies, before):  # the copy to the host failed, or the work that wrote its source
                 return (None,) * len(pieces)
             payloads = [content(spares, pool, slot) for *_, slot in pieces]
-            stale = pool.resets != resets  # a flush: the slots may have been somebody else's by then
+            stale = pool.resets != resets  # after a flush the slots may have another owner
             released()
-            return (None,) * len(pieces) if stale else put(backend, spares, told, lane, pieces, payloads)
+            return (None,) * len(pieces) if stale else put(backend, spares, fingerprint, lane, pieces, payloads)
 
         size = len(pieces) * pool.record_bytes
         self.handed += len(pieces)
@@ -187,6 +186,7 @@ class Storing:
 
 
 def content(spares: Spares, pool: Any, slot: int) -> memoryview:
+    """Copy the content of a host slot into a spare buffer."""
     payload = spares.take(pool.record_bytes)
     pool.read_into(slot, payload)
     return memoryview(payload)
@@ -195,37 +195,38 @@ def content(spares: Spares, pool: Any, slot: int) -> memoryview:
 def put(
     backend: Backend,
     spares: Spares,
-    told: Fingerprint,
+    fingerprint: Fingerprint,
     lane: HostLane,
-    pieces: Sequence[Piece],
+    pieces: Sequence[PieceToStore],
     payloads: Sequence[memoryview],
 ) -> tuple[Any, ...]:
-    """On the store's thread: keys and checksums cost more than anything else of it."""
+    """Put pieces into a store. It runs on the store's thread, since keys and checksums are its largest cost."""
     name = lane.device.name
     answers = backend.put(
         [
-            Record(piece_key(lane, told, link, low, high), name, low, high, "record", payload)
+            Record(piece_key(lane, fingerprint, link, low, high), name, low, high, "record", payload)
             for (link, low, high, _), payload in zip(pieces, payloads, strict=True)
         ]
     )
-    for payload in payloads:  # where it raises, nobody knows who still reads them
+    for payload in payloads:  # not if it raised: the store may still read them then
         spares.give(payload)
     return answers
 
 
 def nothing(count: int) -> Callable[[Any, str], tuple[Any, ...]]:
-    """What is answered for so many pieces where the store is not asked, or fails: none of them is stored."""
+    """Return the function that answers for so many pieces if the store fails: none of them is stored."""
     return lambda reason, detail: (None,) * count
 
 
 def copied(copies: Sequence[Work], before: Sequence[Work]) -> bool:
-    """On the store's thread: wait for copies, which are soon over; whether they went well, and all that came before.
+    """Wait for copies, which are over soon, and return whether they and all work ``before`` them succeeded.
 
-    A copy of what a failed step wrote is no failure of its own. Whatever it came after is over when it is.
+    It runs on the store's thread. A copy of what a failed step wrote does not fail itself; the work before a copy is
+    over when the copy is.
     """
     for work in copies:
         assert work.event is not None and work.stream is not None
-        while not work.stream.until(work.event, 1.0):  # and nothing is told to the scheduling thread's clock
+        while not work.stream.until(work.event, 1.0):  # it does not change the scheduling thread's clock
             pass
     return not any(
         work.failed or work.stream.failure(work.since, work.event.tick) is not None
@@ -234,11 +235,11 @@ def copied(copies: Sequence[Work], before: Sequence[Work]) -> bool:
     )
 
 
-def unpin_span(cache: Cache, lane: HostLane, node: Node, cell: HostCell, start: int) -> None:
-    """``cell``, of ``node``, was pinned when that began at ``start``: so are, after splits, those of pages above it."""
+def unpin_span(core: Core, lane: HostLane, node: Node, cell: HostCell, start: int) -> None:
+    """Unpin ``cell``, pinned when its node began at ``start``, and the cells that were split off it since then."""
     if lane.unit == "boundary":
         lane.unpin(cell)
-        cache._tree.prune(node)
+        core.index.prune(node)
         return
     run: list[Node] = []
     while node.end > start:
@@ -246,4 +247,4 @@ def unpin_span(cache: Cache, lane: HostLane, node: Node, cell: HostCell, start: 
         lane.unpin(node.cells[lane.index])
         node = node.parent
     for node in run:
-        cache._tree.prune(node)
+        core.index.prune(node)

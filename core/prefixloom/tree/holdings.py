@@ -1,20 +1,23 @@
-"""Holdings of page components: what a running sequence has of one, as a table of slots that begins where its data does.
+"""Holdings: what a running sequence has of one component. Nothing here knows a reach, a pool or a tree.
 
-Nothing here knows a reach, a pool or a tree.
-
-What a running sequence has of a boundary component: its state, and states beside it. Nothing here knows a tree.
+For a page component, a holding is a table of slots. For a boundary component, it is a running state and further states.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
 
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, NO_SLOT
 
+TRACKS = 2
+"""The most tracked states of a sequence: one that is complete, and one that may not be complete yet."""
 
-class Holding:
+
+# ---------------------------------------------------------------- pages
+
+
+class PageHolding:
     """A running sequence's pages of one component.
 
     ``table`` begins at page ``base``; nothing before that is present. ``table[p - base]`` is the slot of page p or
@@ -26,14 +29,14 @@ class Holding:
     __slots__ = ("base", "changed", "owned", "table")
 
     def __init__(self, data: bytes, base: int, end: int) -> None:
-        """It reads ``data``, the slots of the pages [``base``, ``end``), and owns nothing yet."""
+        """Make a holding that reads ``data``, the slots of the pages [``base``, ``end``), and owns nothing yet."""
         self.changed = 0
         self.base = base
         self.table: array[int] = array("i", data)
         self.owned = end
 
     def change(self, page: int) -> None:
-        """What is told of pages from ``page`` on changes."""
+        """Mark the kernel's page table stale from ``page`` on."""
         if page < self.changed:
             self.changed = page
 
@@ -47,10 +50,11 @@ class Holding:
         return [ABSENT] * self.base + self.table.tolist()
 
 
-class RetainedHolding(Holding):
-    """Of which a part may be given back early: the sequence may still publish or rewind to boundaries from ``floor``
-    on, rounded down to one, and what none of them needs may go. ``whole``: none of its own pages is *absent*. (To look
-    through a thousand of them takes two microseconds.)
+class RetainedHolding(PageHolding):
+    """A holding of pages of which some may be given back early.
+
+    The sequence may still publish or rewind to boundaries from ``floor`` on, rounded down to a boundary. Pages that
+    none of these needs may be given back. ``whole``: none of its own pages is *absent*.
     """
 
     __slots__ = ("floor", "whole")
@@ -62,6 +66,7 @@ class RetainedHolding(Holding):
 
 
 def without_absent(data: bytes) -> bytes:
+    """The page numbers of ``data`` that are present."""
     return array("i", [slot for slot in array("i", data) if slot != ABSENT]).tobytes()
 
 
@@ -69,14 +74,18 @@ def strip(data: bytes) -> bytes:
     """``data`` without the absent pages in front."""
     if not data.startswith(ABSENT_BYTES):
         return data
-    gone = len(data) - len(data.lstrip(b"\xff"))  # it may take up to three bytes of the first page number too many
+    gone = len(data) - len(data.lstrip(b"\xff"))  # it may count up to three bytes of the first present page number
     return data[gone // ID_BYTES * ID_BYTES :]
 
 
-class Track:
-    """A state kept at ``as_of``, not yet published; ``complete`` once the copy that makes it has been enqueued.
+# ---------------------------------------------------------------- states
 
-    Until then the slot still has the state of ``before``, if it was kept for that (-1: it was not).
+
+class Track:
+    """A tracked state: a checkpoint at ``as_of`` that is not published yet.
+
+    It is ``complete`` once the copy that makes it has been enqueued. Until then the slot still has the state of
+    ``before``, if it was kept for that (-1: it was not).
     """
 
     __slots__ = ("as_of", "before", "complete", "slot")
@@ -89,52 +98,182 @@ class Track:
 
 
 class StateHolding:
-    """``slot`` is the running state's, ``as_of`` the boundary that its content stands for.
+    """A running state: its ``slot``, and the boundary ``as_of`` that its content stands for.
 
-    ``ready`` says whether it does, to who publishes: until the op that fills the slot has run, the content is not the
-    sequence's, and while steps are open, their layers write it. It is False for good after a step that failed, whose
-    layers may have written half a state.
-    What a sequence has besides where it tracks or rewinds is said below; elsewhere there is nothing of that.
+    ``ready`` says whether the content is valid and may be published: it is not before the op that fills the slot has
+    run, nor while the layers of open steps write it. It stays False after a step that failed, whose layers may have
+    written half a state.
+
+    A sequence that tracks checkpoints or rewinds has a ``SteppedHolding`` instead.
     """
 
     __slots__ = ("as_of", "ready", "slot")
-    accepted: bool = False
-    tracks: Any = ()
-    steps: tuple[int, ...] = ()
-    steps_from: int = -1
 
     def __init__(self, as_of: int) -> None:
         self.slot = NO_SLOT
         self.as_of = as_of
         self.ready = False
 
+    @property
+    def accepted(self) -> bool:
+        return False
+
+    @accepted.setter
+    def accepted(self, accepted: bool) -> None:
+        pass
+
+    @property
+    def tracks(self) -> Sequence[Track]:
+        return ()
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def steps_from(self) -> int:
+        return -1
+
+    # ------------------------------------------------------------ the running state
+    @property
+    def complete(self) -> bool:
+        """Whether the running slot holds the state of ``as_of``."""
+        return self.ready and self.slot != NO_SLOT
+
+    def reach(self, upto: int) -> None:
+        """Note that the layers bring the running state to ``upto``."""
+        self.as_of = upto
+        self.ready = True
+
+    def arrive(self, length: int) -> None:
+        """Note that data up to ``length`` arrived from elsewhere, with the state of its end only."""
+
+    def lose(self) -> None:
+        """Note that the running state is not valid any more: layers may have written half a state."""
+        self.ready = False
+
+    def can_rewind(self, length: int) -> bool:
+        """Whether the state at ``length`` is available: the running one, or one after a token of the last step."""
+        return length >= self.as_of
+
+    def rewind(self, length: int) -> int:
+        """Take the state back to ``length``. Return the slot that must be copied into the running one, or NO_SLOT."""
+        return NO_SLOT
+
+    # ------------------------------------------------------------ checkpoints
+    def checkpoint(self, upto: int) -> int:
+        """The deepest boundary up to ``upto`` that has a complete state; -1 if there is none."""
+        return self.as_of if self.complete and self.as_of <= upto else -1
+
+    def due(self, every: int, start: int, end: int) -> tuple[int, int] | None:
+        """The checkpoint of a step over [start, end): (boundary, slot with its state after the step), or None."""
+        return None
+
+    def replaceable(self) -> Track | None:
+        """The track whose slot a new track may take over; None if a new slot is needed."""
+        return None
+
+    def lowest_track(self, floor: int) -> int:
+        """The lowest boundary of a tracked state, at which it may still be published, or ``floor`` if that is lower."""
+        return floor
+
     def slots(self) -> list[int]:
         """All slots that the sequence owns."""
-        running = [] if self.slot == NO_SLOT else [self.slot]
-        return [*running, *(track.slot for track in self.tracks), *self.steps]
+        return [] if self.slot == NO_SLOT else [self.slot]
 
 
 class SteppedHolding(StateHolding):
-    """With states beside the running one: ``tracks``, and ``steps``.
+    """A running state with further states: tracked checkpoints, and the states after single tokens of a step.
 
-    ``steps[i]`` is the state after i + 1 tokens of the last small step, which began at ``steps_from`` (-1: none).
-    ``accepted``: the device has put the state after the kept tokens of that step into ``slot``, and how many these are
-    is not known here yet. Of what arrived, which ends at ``arrived``, there is no state but that of its end.
+    ``tracks``      the tracked states
+    ``steps``       ``steps[i]`` is the slot of the state after i + 1 tokens of the last small step
+    ``steps_from``  where that step began; -1: there was none
+    ``accepted``    the device has put the state after the accepted tokens of that step into ``slot``, and the host does
+                    not know yet how many they are
+    ``arrived``     the end of data that arrived from elsewhere, which has the state of its end only
     """
 
     __slots__ = ("accepted", "arrived", "steps", "steps_from", "tracks")
 
+    accepted: bool
+    tracks: list[Track]
+    steps: tuple[int, ...]
+    steps_from: int
+
     def __init__(self, as_of: int) -> None:
-        super().__init__(as_of)
+        self.slot = NO_SLOT
+        self.as_of = as_of
+        self.ready = False
         self.accepted = False
         self.arrived = 0
-        self.tracks: list[Track] = []
+        self.tracks = []
         self.steps = ()
         self.steps_from = -1
 
+    @property
+    def complete(self) -> bool:
+        return self.ready and not self.accepted and self.slot != NO_SLOT
 
-def go_on(states: Iterable[tuple[Any, StateHolding]]) -> None:
-    """More was computed of a sequence: what a device chose in an earlier step of it is past."""
-    for _, holding in states:
-        if isinstance(holding, SteppedHolding):
-            holding.accepted = False
+    def reach(self, upto: int) -> None:
+        """Note that the layers bring the running state to ``upto``. After a small step, ``steps`` are valid too."""
+        if self.steps:
+            before = self.as_of
+            known = self.slot != NO_SLOT and self.arrived <= before < upto <= before + len(self.steps)
+            self.steps_from = before if known else -1
+        self.as_of = upto
+        self.ready = True
+
+    def arrive(self, length: int) -> None:
+        self.arrived = length
+
+    def lose(self) -> None:
+        """Note that the running state and the states of single tokens are not valid any more."""
+        self.ready = False
+        self.steps_from = -1
+
+    def can_rewind(self, length: int) -> bool:
+        return length >= self.as_of or -1 < self.steps_from < length
+
+    def rewind(self, length: int) -> int:
+        self.arrived = min(self.arrived, length)
+        if self.accepted:  # the device took it back already
+            self.accepted = False
+            self.as_of = min(length, self.as_of)
+            return NO_SLOT
+        if length >= self.as_of:
+            return NO_SLOT
+        source = self.steps[length - self.steps_from - 1]
+        self.as_of = length
+        self.ready = False
+        return source
+
+    def checkpoint(self, upto: int) -> int:
+        best = self.as_of if self.complete and self.as_of <= upto else -1
+        for track in self.tracks:
+            if track.complete and best < track.as_of <= upto:
+                best = track.as_of
+        return best
+
+    def due(self, every: int, start: int, end: int) -> tuple[int, int] | None:
+        at = end // every * every
+        if at <= start:
+            return None
+        if at == end:
+            return at, self.slot
+        single = end - start <= len(self.steps) and start >= self.arrived
+        return (at, self.steps[at - start - 1]) if single else None
+
+    def replaceable(self) -> Track | None:
+        if len(self.tracks) < TRACKS:
+            return None
+        return next((track for track in self.tracks if track.complete), None)
+
+    def lowest_track(self, floor: int) -> int:
+        for track in self.tracks:
+            if track.as_of < floor:
+                floor = track.as_of
+        return floor
+
+    def slots(self) -> list[int]:
+        running = [] if self.slot == NO_SLOT else [self.slot]
+        return [*running, *(track.slot for track in self.tracks), *self.steps]

@@ -1,8 +1,8 @@
 """Keys: tokens as bytes, and what a tree compares.
 
-A token is a little-endian int32 from 0 to 2**31 - 1; the upper half of the range is kept for interned extra keys (an
-image's hash standing at its placeholder). Comparing bytes is what makes matching fast in CPython, so tokens are encoded
-once, at the edge. Nothing here knows a tree, a pool or a component.
+A token is a little-endian int32 from 0 to 2**31 - 1; negative numbers stand for interned extra keys (the hash of an
+image at its placeholder, for example). Comparing bytes makes matching fast in CPython, so tokens are encoded once, when
+they enter the cache. Nothing here knows a tree, a pool or a component.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOKEN_LIMIT = 1 << 31
 
 
 class Tokens(bytes):
-    """Encoded and checked tokens. A bytes object, so it is compared and sliced at the speed of memory."""
+    """Encoded and checked tokens, as a bytes object that is fast to compare and to slice."""
 
     __slots__ = ()
 
@@ -33,16 +33,16 @@ class Tokens(bytes):
         return list(struct.unpack(f"<{len(self) // TOKEN_BYTES}I", self))
 
     def part(self, start: int, stop: int | None = None) -> Tokens:
-        """Tokens [start, stop)."""
+        """The tokens [start, stop)."""
         return Tokens(self[start * TOKEN_BYTES : None if stop is None else stop * TOKEN_BYTES])
 
     def extended(self, more: Any) -> Tokens:
-        """These tokens followed by ``more``: what a conversation's next turn is opened with."""
+        """These tokens followed by ``more``, for example the prompt of a conversation's next turn."""
         return Tokens(self + encode(more))
 
 
 def encode(tokens: Any) -> Tokens:
-    """Tokens from a list, tuple, range, array, numpy or CPU torch array, or from little-endian int32 bytes."""
+    """Encode tokens from a list, tuple, range, array, numpy or CPU torch array, or from little-endian int32 bytes."""
     kind = type(tokens)
     if kind is Tokens:
         return tokens  # type: ignore[no-any-return]
@@ -75,7 +75,7 @@ def _pack(tokens: Sequence[Any]) -> bytes:
 
 
 def _in_range(packed: bytes, tokens: Iterable[Any] | None = None) -> bytes:
-    # The sign bit of every token, seen at the speed of memory: its top byte is ASCII.
+    # A fast check of the sign bit of every token: the top bytes must be ASCII.
     if not packed[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
         raise _bad_token(struct.unpack(f"<{len(packed) // TOKEN_BYTES}i", packed) if tokens is None else tokens)
     return packed
@@ -113,24 +113,24 @@ def _from_buffer(view: memoryview) -> bytes:
 
 
 class KeyMaker:
-    """Turns a sequence's tokens into what the tree compares.
+    """Makes the key elements, which the tree compares, from a sequence's tokens.
 
-    With a lookahead of k, an element is the token together with the k that follow it, so that two prefixes share a page
-    only if everything its content depends on is equal; the last k tokens have no element yet. Extra keys replace the
-    element at their positions by an interned number, exact within this cache.
+    With a lookahead of k, an element is the token together with the k tokens that follow it, so that two prefixes share
+    a page only if everything that its content depends on is equal; the last k tokens have no element yet. Extra keys
+    replace the tokens at their positions by interned numbers, which are exact within this cache.
     """
 
-    __slots__ = ("_interned", "_meant", "_next", "element_bytes", "lookahead")
+    __slots__ = ("_meant", "_next", "element_bytes", "interned", "lookahead")
 
     def __init__(self, lookahead: int) -> None:
         self.lookahead = lookahead
         self.element_bytes = TOKEN_BYTES * (lookahead + 1)
-        self._interned: dict[Hashable, int] = {}
+        self.interned: dict[Hashable, int] = {}
         self._meant: dict[int, tuple[Hashable, int, bool]] = {}
         self._next = -TOKEN_LIMIT
 
     def widen(self, tokens: bytes | bytearray) -> bytes:
-        """The elements that ``tokens`` can name: ``len - lookahead`` of them."""
+        """The elements of ``tokens``: one for each but the last ``lookahead`` of them."""
         k = self.lookahead
         if not k:
             return bytes(tokens)
@@ -162,23 +162,23 @@ class KeyMaker:
         return out.tobytes()
 
     def _intern(self, what: tuple[Hashable, int, bool]) -> int:
-        known = self._interned
+        known = self.interned
         number = known.get(what)
         if number is None:
             number = known[what] = self._next
             self._meant[number] = what
-            self._next += 1  # never used twice: a key made before a flush must not find what came after it
+            self._next += 1  # never used twice: a key from before a flush must not match data from after it
         return number
 
     def forget(self) -> None:
-        """Drop the interned extra keys; only right when no tree refers to them any more."""
-        self._interned.clear()
+        """Drop the interned extra keys. No tree may refer to them any more."""
+        self.interned.clear()
         self._meant.clear()
 
     def meaning(self, page: bytes) -> tuple[bytes, bytes] | None:
-        """A page of elements as any process would know it: without interned numbers, and what these stand for.
+        """A page of elements in a form that is the same in every process: (without interned numbers, their meaning).
 
-        None if that cannot be said: an extra key may be any hashable object.
+        None if an extra key has no such form: it may be any hashable object.
         """
         if page[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
             return page, b""
@@ -194,7 +194,7 @@ class KeyMaker:
         return numbers.tobytes(), "\n".join(said).encode()
 
     def _lasting_name(self, number: int) -> str | None:
-        """What an interned number stands for: a key over a token, or over another such number."""
+        """The meaning of an interned number, as text: an extra key over a token, or over another interned number."""
         meant = self._meant.get(number)
         if meant is None:
             return None
@@ -204,19 +204,19 @@ class KeyMaker:
 
 
 def _lasting(what: object) -> str | None:
-    """A key in words that mean the same in every process; None if it has none."""
+    """A key as text that means the same in every process; None if there is none."""
     if isinstance(what, tuple):
         parts = [_lasting(part) for part in what]
         return None if None in parts else f"({','.join(map(str, parts))})"
     if type(what) is int:
-        return hex(what)  # there are numbers that are too long for decimal digits
+        return hex(what)  # Python refuses decimal digits of very large numbers
     return repr(what) if type(what) in (str, bytes, bool, float) else None
 
 
 class Elements:
-    """The key elements that a growing sequence's tokens name, where they are not simply the tokens.
+    """The key elements of a growing sequence, where they differ from its tokens.
 
-    ``single`` are the tokens with extra keys in place, where there are any.
+    ``single`` are the tokens with extra keys in their places, if there are any.
     """
 
     __slots__ = ("maker", "single", "wide")
@@ -227,27 +227,48 @@ class Elements:
         self.single = None if single is None else bytearray(single)
 
 
-class Named:
-    """The tokens that a growing sequence has been told, and the key elements that they name.
+class NamedTokens:
+    """The known tokens of a growing sequence, and their key elements.
 
-    The prompt is never copied: what is appended is kept apart. ``_wide`` are the elements, where they are not simply
-    the tokens.
+    The prompt is never copied: appended tokens are kept separately. ``count`` is the number of tokens. ``_wide`` are
+    the elements, where they differ from the tokens.
     """
 
-    __slots__ = ("_head", "_more", "_wide", "named")
+    __slots__ = ("_head", "_more", "_wide", "count")
 
     _head: bytes
     _more: bytes | bytearray
     _wide: Elements | None
-    named: int
 
-    def _widen(self, more: Tokens) -> None:
-        """``more`` was named."""
-        known = self._wide
-        assert known is not None
+    def __init__(self, maker: KeyMaker, tokens: Tokens, key: bytes, single: bytes | None) -> None:
+        """``tokens`` are a prompt whose elements are ``key``; ``single`` as ``Elements`` takes it."""
+        self._head = tokens
+        self._more = b""
+        self._wide = None if key is tokens else Elements(maker, key, single)
+        self.count = len(tokens) // TOKEN_BYTES
+
+    @property
+    def tokens(self) -> Tokens:
+        """All tokens."""
+        return Tokens(self._head + self._more)
+
+    def append(self, tokens: Tokens) -> None:
+        """Append ``tokens``."""
+        known = self._more
+        if not known:
+            self._more = tokens
+        elif known.__class__ is bytearray:
+            known += tokens
+        else:
+            self._more = bytearray(known) + tokens
+        self.count += len(tokens) // TOKEN_BYTES
+        if self._wide is not None:
+            self._widen(self._wide, tokens)
+
+    def _widen(self, known: Elements, more: Tokens) -> None:
         at = len(known.wide) // known.maker.element_bytes * TOKEN_BYTES
         if known.single is None:
-            known.wide += known.maker.widen(self._tokens_between(at, self.named * TOKEN_BYTES))
+            known.wide += known.maker.widen(self._tokens_between(at, self.count * TOKEN_BYTES))
         else:
             known.single += more
             known.wide += known.maker.widen(known.single[at:])
@@ -260,7 +281,7 @@ class Named:
             return bytes(self._more[start - split : end - split])
         return self._head[start:] + self._more[: end - split]
 
-    def _key_between(self, first: int, last: int) -> bytes:
+    def key_between(self, first: int, last: int) -> bytes:
         """The bytes of the key's elements [first, last)."""
         if self._wide is not None:
             width = self._wide.maker.element_bytes
@@ -274,13 +295,13 @@ class Named:
             return head[start:] + self._more[: end - split]
         return self._tokens_between(start, end)
 
-    def _cut(self, count: int) -> None:
+    def cut(self, count: int) -> None:
         """Forget all but the first ``count`` tokens."""
         size = count * TOKEN_BYTES
         split = len(self._head)
         self._more = bytearray(self._more[: max(0, size - split)])
         self._head = self._head[:size]
-        self.named = count
+        self.count = count
         known = self._wide
         if known is not None:
             if known.single is not None:
@@ -289,7 +310,7 @@ class Named:
 
 
 def namespace_of(given: object) -> str:
-    """A namespace as it was given, if it is a string of some kind."""
+    """Return a namespace as a plain string, or raise ``InputError``."""
     if not isinstance(given, str):
         raise InputError(f"a namespace must be a string, got {given!r}")
     return str(given)

@@ -1,34 +1,36 @@
-"""Cells of page lanes that may hold only a part of their edge, and the part of them that is only worth keeping.
+"""Partial lane: page cells that may hold only a part of their edge, and their slack.
 
-``data`` of such a cell stands for the last pages of the edge, with *absent* where nothing is held. What no boundary at
-the node's end or below it can need (the part of a long edge that is older than a window) is *slack*: kept while there
-is room, since a boundary inside of the edge may be resumed at, and freed before anything else, even when a lease covers
-the rest of the cell.
+``data`` of such a cell are the last pages of the edge, with *absent* where nothing is held. Pages that no boundary at
+the node's end or below can need (the part of a long edge that is older than a window) are *slack*. They are kept while
+there is room, since a boundary inside of the edge may be resumed at, and freed before anything else, even when a lease
+covers the rest of the cell.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from typing_extensions import TypeVar
+
+from ..contract.composition import Part
 from ..contract.queues import Link, ListQueue, Queue
 from ..contract.reach import Interval, merged
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from .holdings import RetainedHolding, strip, without_absent
-from .lane import Cell, PageLane
+from .lane import C, Cell, PageLane
 from .radix import Node
 
-if TYPE_CHECKING:
-    from ..contract.composition import Part
+R = TypeVar("R", bound=RetainedHolding, default=Any)
 
 
-class SpanCell(Cell):
-    """``pages``: how many of ``data`` are present. ``slack``: its place in the queue of slack, if it has any."""
+class PartialCell(Cell):
+    """A cell of which ``pages`` pages are present. ``slack`` is its place in the queue of slack, if it has any."""
 
     __slots__ = ("pages", "slack")
 
-    slack: Slack | None
+    slack: SlackLink | None
 
     def __init__(self, node: Node, data: bytes, pages: int, locks: int = 0) -> None:
         self.node = node
@@ -39,42 +41,46 @@ class SpanCell(Cell):
         self.next = None
 
 
-class Slack(Link):
+class SlackLink(Link):
+    """The place of a cell in the queue of slack."""
+
     __slots__ = ("cell",)
 
-    def __init__(self, cell: SpanCell) -> None:
+    def __init__(self, cell: PartialCell) -> None:
         self.cell = cell
         self.next = None
 
 
-class SlackLane(PageLane):
-    """What the lanes of such cells share: which pages are slack, and the queue of those."""
+class PartialLane(PageLane[C, R]):
+    """Base of the lanes with partial cells: which pages are slack, and the queue of cells that have some."""
 
-    __slots__ = ("gapped", "slack", "tail")
+    __slots__ = ("_gapped", "dense", "slack", "tail", "tree_page")
     retains = True
     headless = True
-    """Whether a boundary needs nothing but its tail."""
+    """Whether a boundary needs only its tail."""
     tail: Callable[[int], int]
-    gapped: bool
-    """Whether there has been a cell with pages absent behind one that is there."""
+    _gapped: bool
+    """Whether any cell ever had an absent page behind a present one."""
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
-        self.gapped = False
+        self._gapped = False
         self.slack = ListQueue()
         shape = part.reach.shape
         self.tail = shape.tail if shape is not None else lambda n: 0
+        self.dense = shape is not None and shape.dense
+        self.tree_page = tree_page
 
     def reset(self) -> None:
         super().reset()
-        self.gapped = False
+        self._gapped = False
         while (slack := self.slack.pop()) is not None:
-            slack.cell.slack = None  # they know each other
+            slack.cell.slack = None  # cut the cycle
 
-    def first_needed(self, boundary: int) -> int:
+    def _first_needed(self, boundary: int) -> int:
         return self.tail(boundary) // self.page * self.page
 
-    def slack_pages(self, cell: SpanCell) -> Interval:
+    def _slack_pages(self, cell: PartialCell) -> Interval:
         """Indices [first, last) into ``cell.data`` of the pages that are slack."""
         page = self.page
         end = cell.node.end
@@ -82,36 +88,37 @@ class SlackLane(PageLane):
         count = len(cell.data) // ID_BYTES - needed
         return 0, count if count > 0 else 0
 
-    def find_slack(self, cell: SpanCell) -> None:
+    def _find_slack(self, cell: PartialCell) -> None:
         node = cell.node
         if self.tail(node.end) > node.parent.end:
-            self.note_slack(cell)
+            self._note_slack(cell)
 
-    def note_slack(self, cell: SpanCell) -> None:
-        """Slack, if any of the pages is there that may be."""
-        first, last = self.slack_pages(cell)
+    def _note_slack(self, cell: PartialCell) -> None:
+        """Enter ``cell`` into the queue of slack, if any of its slack pages is present."""
+        first, last = self._slack_pages(cell)
         if last > first and present(cell.data[first * ID_BYTES : last * ID_BYTES]):
-            slack = cell.slack = Slack(cell)
+            slack = cell.slack = SlackLink(cell)
             self.slack.add(slack)
 
-    def drop_slack(self, cell: SpanCell) -> None:
+    def _drop_slack(self, cell: PartialCell) -> None:
         if cell.slack is not None:
             self.slack.drop(cell.slack)
             cell.slack = None
 
-    def read_covered(self, holding: Any, record: Any, boundary: int) -> None:
-        """Nothing is read any more that ``boundary`` does not need, and nothing that the lease there does not cover."""
+    def read_covered(self, holding: R, cover: C | None, boundary: int) -> None:
+        """Stop reading pages that ``boundary`` does not need, or that the lease there does not cover."""
         raise NotImplementedError
 
-    def loose(self) -> int:
-        """Slack of covered cells. It walks the queue of slack, and is asked when a shortage seems certain."""
+    @property
+    def evictable(self) -> int:
+        """The pages that may be evicted, including slack of covered cells. It walks the queue of slack."""
         count = 0
         for slack in self.slack:
             cell = slack.cell
             if cell.locks:
-                first, last = self.slack_pages(cell)
+                first, last = self._slack_pages(cell)
                 count += present(cell.data[first * ID_BYTES : last * ID_BYTES])
-        return count
+        return self.in_tree - self.leased + count
 
     def trim(self, count: int, emptied: list[Node]) -> int:
         got = 0
@@ -119,51 +126,51 @@ class SlackLane(PageLane):
             slack = self.slack.pop()
             if slack is None:
                 break
-            got += self.cut_slack(slack.cell)
+            got += self._cut_slack(slack.cell)
             if not slack.cell.pages and not slack.cell.locks:
                 emptied.append(slack.cell.node)
         return got
 
-    def loses_first(self, count: int) -> list[SpanCell]:
-        cells: list[SpanCell] = []
+    def trimmed_first(self, count: int) -> list[PartialCell]:
+        cells: list[PartialCell] = []
         got = 0
         for slack in self.slack:
             if got >= count:
                 break
-            first, last = self.slack_pages(slack.cell)
+            first, last = self._slack_pages(slack.cell)
             got += present(slack.cell.data[first * ID_BYTES : last * ID_BYTES])
             cells.append(slack.cell)
         return cells
 
-    def cut_slack(self, cell: SpanCell) -> int:
+    def _cut_slack(self, cell: PartialCell) -> int:
         cell.slack = None
-        first, last = self.slack_pages(cell)
+        first, last = self._slack_pages(cell)
         a, b = first * ID_BYTES, last * ID_BYTES
         gone = without_absent(cell.data[a:b])
         cell.data = strip(cell.data[:a] + ABSENT_BYTES * (last - first) + cell.data[b:])
-        lost = self.lose(cell, gone)
-        self.look_for_gaps(cell)
+        lost = self._lose(cell, gone)
+        self._look_for_gaps(cell)
         return lost
 
-    def look_for_gaps(self, cell: SpanCell) -> None:
+    def _look_for_gaps(self, cell: PartialCell) -> None:
         if cell.pages * ID_BYTES != len(cell.data):
-            self.gapped = True
+            self._gapped = True
 
     def retract(self, node: Node, slots: set[int]) -> None:
-        """Of a tombstone that was refilled only the refill goes, also if a lease covers the rest of it."""
-        cell: SpanCell = node.cells[self.index]
+        """Take ``slots`` out of the cell of ``node``. The rest of the cell stays, whether a lease covers it or not."""
+        cell: PartialCell = node.cells[self.index]
         gone = array("i", [slot for slot in self.slots_of(cell) if slot in slots])
         if gone:
-            self.drop_slack(cell)
+            self._drop_slack(cell)
             left = array("i", [ABSENT if slot in slots else slot for slot in array("i", cell.data)])
             cell.data = strip(left.tobytes())
-            self.lose(cell, gone.tobytes())
-            self.look_for_gaps(cell)
+            self._lose(cell, gone.tobytes())
+            self._look_for_gaps(cell)
             if node.cells[self.index] is cell:
-                self.find_slack(cell)
+                self._find_slack(cell)
 
-    def lose(self, cell: SpanCell, gone: bytes) -> int:
-        """``gone`` is no longer part of ``cell``: free it, and the cell if nothing is left of it."""
+    def _lose(self, cell: PartialCell, gone: bytes) -> int:
+        """Free the pages ``gone``, which were taken out of ``cell``, and the cell if nothing is left of it."""
         pages = len(gone) // ID_BYTES
         cell.pages -= pages
         self.in_tree -= pages
@@ -177,11 +184,136 @@ class SlackLane(PageLane):
             self.queue.forget(cell)
         return pages
 
-    # ------------------------------------------------------------ sequences
-    def hang(self, node: Node, mine: bytes, first: int, low: int, whole: bool, locks: int = 0) -> SpanCell | None:
-        """Our last pages of the node's edge, from ``first`` on, become its cell, if any of them is there.
+    # ------------------------------------------------------------ reading the path
+    def _hole_in(self, node: Node, low: int, high: int) -> int:
+        """An absent position in [low, high) of the path to ``node``; -1 if there is none."""
+        i = self.index
+        page = self.page
+        while high > low:
+            start = node.parent.end
+            if start >= high:
+                node = node.parent
+                continue
+            cell = node.cells[i]
+            if cell is None:
+                return start if self.dense or low < start else low
+            if cell.pages * page < node.end - start:  # not all of the edge is held
+                first = low if low > start else start
+                data = cell.data
+                offset = node.end - len(data) // ID_BYTES * page
+                if first < offset:
+                    return start if self.dense else first
+                at = data.find(
+                    ABSENT_BYTES, (first - offset) // page * ID_BYTES, -(-(high - offset) // page) * ID_BYTES
+                )
+                if at >= 0:
+                    return offset + int(at) // ID_BYTES * page
+            high = start
+            node = node.parent
+        return -1
 
-        ``low``: from where the node's end needs something. ``whole``: all of them are there.
+    def _gather(self, node: Node, count: int) -> bytes:
+        """The last ``count`` pages before the end of ``node``, *absent* where nothing is held."""
+        i = self.index
+        size = count * ID_BYTES
+        page = self.page
+        cell = node.cells[i]
+        if cell is not None and len(cell.data) >= size:
+            return cell.data[-size:] if size else b""
+        parts: list[bytes] = []
+        got = 0
+        while got < size:
+            parent = node.parent
+            whole = (node.end - parent.end) // page * ID_BYTES
+            cell = node.cells[i]
+            data = b"" if cell is None else cell.data
+            parts.append(data if len(data) == whole else ABSENT_BYTES * ((whole - len(data)) // ID_BYTES) + data)
+            got += whole
+            node = parent
+        parts.reverse()
+        joined = b"".join(parts)
+        return joined if got == size else joined[got - size :]
+
+    # ------------------------------------------------------------ covering
+    def pin(self, cell: PartialCell) -> None:
+        if not cell.locks:
+            self.leased += cell.pages
+            if cell.next is not None:
+                self.queue.remove(cell)
+        cell.locks += 1
+
+    def unpin(self, cell: PartialCell) -> None:
+        cell.locks -= 1
+        if not cell.locks:
+            self._settle(cell, True)
+
+    def _settle(self, cell: PartialCell, recent: bool) -> None:
+        """Enter ``cell``, which nothing covers any more, into the queue, or drop it if it is empty."""
+        self.leased -= cell.pages
+        if not cell.pages:
+            cell.node.cells[self.index] = None
+            self.queue.forget(cell)
+        elif recent:
+            self.queue.add(cell)
+        else:
+            self.queue.add_first(cell)
+
+    # ------------------------------------------------------------ cells
+    def divide(self, upper: Node, lower: Node) -> None:
+        i = self.index
+        cell: PartialCell = lower.cells[i]
+        if cell is None:
+            return
+        cut = (lower.end - upper.end) // self.page * ID_BYTES
+        data = cell.data
+        whole = cell.pages
+        linked = cell.next is not None
+        new = PartialCell(upper, strip(data[:-cut]) if len(data) > cut else b"", 0)
+        new.pages = present(new.data)
+        cell.data = strip(data[-cut:])
+        cell.pages = whole - new.pages
+        new.locks = cell.locks
+        self._drop_slack(cell)
+        if new.pages or new.locks:
+            upper.cells[i] = new
+            self.queue.inherit(new, cell, linked=linked)
+            self._find_slack(new)
+        if cell.pages or cell.locks:
+            self._find_slack(cell)
+        else:
+            lower.cells[i] = None
+            if linked:
+                self.queue.remove(cell)
+            self.queue.forget(cell)
+
+    # ------------------------------------------------------------ handing over
+    def adopt(self, run: list[Node], holding: R) -> None:
+        """Each cell counts as used when its turn comes, new or not: so what lies above goes first."""
+        i = self.index
+        page = self.page
+        base = holding.base
+        table = holding.table
+        first = holding.owned - base
+        for node in run:
+            last = node.end // page - base
+            if last > first:  # the holding has pages of this edge
+                cell: PartialCell | None = node.cells[i]
+                mine = table[first:last].tobytes()
+                if cell is None:
+                    cell = self._hang(node, mine, base + first, self.tail(node.end), holding.whole)
+                    holding.owned = base + last
+                    if cell is not None:
+                        self.queue.add(cell)
+                else:
+                    self._merge(cell, mine, holding)
+                    holding.owned = base + last
+                first = last
+
+    def _hang(self, node: Node, mine: bytes, first: int, low: int, whole: bool, locks: int = 0) -> PartialCell | None:
+        """Make a cell of the sequence's last pages of the edge, from page ``first`` on, if any is present.
+
+        The cell stands in no queue yet. ``low`` is the first position that the node's end needs. ``whole``: all of the
+        pages are present.
         """
         pages = len(mine) // ID_BYTES
         if not whole:
@@ -190,23 +322,23 @@ class SlackLane(PageLane):
             if not pages:
                 return None
             if pages * ID_BYTES != len(mine):
-                self.gapped = True
-        cell = SpanCell(node, mine, pages, locks)
+                self._gapped = True
+        cell = PartialCell(node, mine, pages, locks)
         node.cells[self.index] = cell
         self.in_tree += pages
         if low // self.page > first:
-            if whole and self.headless:  # what lies before the tail is slack, and there
-                slack = Slack(cell)
+            if whole and self.headless:  # the pages before the tail are slack, and present
+                slack = SlackLink(cell)
                 cell.slack = slack
                 self.slack.add(slack)
             else:
-                self.note_slack(cell)
+                self._note_slack(cell)
         return cell
 
-    def merge(self, cell: SpanCell, mine: bytes, holding: RetainedHolding) -> None:
-        """Fill a tombstone's gaps with ours, give our duplicates back, and read what the tree has.
+    def _merge(self, cell: PartialCell, mine: bytes, holding: R) -> None:
+        """Fill the gaps of ``cell`` with the sequence's pages, give back duplicates, and read what the tree has.
 
-        ``mine``: our last pages of the cell's edge. It was used just now, even if we bring nothing new.
+        ``mine`` are the sequence's last pages of the cell's edge. The cell counts as used, even if nothing is new.
         """
         if cell.next is not None:
             self.queue.touch(cell)
@@ -218,7 +350,7 @@ class SlackLane(PageLane):
         last = node.end // self.page - holding.base
         first = last - len(mine) // ID_BYTES
         count = (node.end - node.parent.end) // self.page
-        if cell.pages == count and ABSENT_BYTES not in mine:  # the tree has it all: ours are duplicates
+        if cell.pages == count and ABSENT_BYTES not in mine:  # the tree has all pages: these are duplicates
             self.pool.give(mine)
             holding.table[first:last] = array("i", cell.data[-len(mine) :])
             holding.change(first + holding.base)
@@ -239,27 +371,25 @@ class SlackLane(PageLane):
         if duplicates:
             self.pool.give(duplicates.tobytes())
         if filled:
-            self.drop_slack(cell)
+            self._drop_slack(cell)
             cell.data = strip(tree.tobytes())
             cell.pages += filled
             self.in_tree += filled
             if cell.locks:
                 self.leased += filled
-            self.look_for_gaps(cell)
-            self.find_slack(cell)
-        if not cell.locks and cell.next is None:
-            self.queue.add(cell)
+            self._look_for_gaps(cell)
+            self._find_slack(cell)
         # Only what the sequence held is read from the tree now: the lease covers what its boundary needs of it.
         for p, slot in enumerate(ours):
             holding.table[first + p] = ABSENT if slot == ABSENT else tree[lead + p]
         holding.change(first + holding.base)
 
-    def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
-        return merged((*keep, (self.first_needed(upto), upto)))
+    def _kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
+        return merged((*keep, (self._first_needed(upto), upto)))
 
-    def hold_back(self, holding: RetainedHolding, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
+    def hold_back(self, holding: R, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
         page, base, table = self.page, holding.base, holding.table
-        spans = self.kept(upto, keep)
+        spans = self._kept(upto, keep)
         gone = array("i")
         for p in range(max(base, start // page), upto // page):
             lo, hi = p * page, (p + 1) * page
@@ -272,25 +402,25 @@ class SlackLane(PageLane):
             holding.change(start // page)
 
     def needed_pages(self, first: int, length: int) -> list[bool]:
-        page, spans = self.page, self.kept(length, ())
+        page, spans = self.page, self._kept(length, ())
         return [
             (p + 1) * page > length or any(low < (p + 1) * page and p * page < high for low, high in spans)
             for p in range(first, -(-length // page))
         ]
 
     # ------------------------------------------------------------ eviction
-    def size(self, cell: SpanCell) -> int:
+    def size(self, cell: PartialCell) -> int:
         return cell.pages
 
-    def detach(self, cell: SpanCell, node: Node, gone: list[bytes]) -> None:
-        self.drop_slack(cell)
+    def _detach(self, cell: PartialCell, node: Node, gone: list[bytes]) -> None:
+        self._drop_slack(cell)
         node.cells[self.index] = None
         gone.append(cell.data)
         self.queue.forget(cell)
 
-    def give_all(self, gone: list[bytes]) -> int:
+    def _give_all(self, gone: list[bytes]) -> int:
         data = b"".join(gone)
-        if self.gapped and ABSENT_BYTES in data:
+        if self._gapped and ABSENT_BYTES in data:
             data = without_absent(data)
         pages = len(data) // ID_BYTES
         self.pool.give(data)

@@ -1,8 +1,8 @@
-"""The radix tree: keys, nodes and their places. It knows pages of key bytes and nothing of what hangs at a node.
+"""Radix tree: nodes and their keys. It knows pages of key bytes, and nothing of the cells at a node.
 
-A node's edge is a whole number of pages. An only child is compared at once, whole; of several a parent finds one by
-the bytes of its first page, which are kept once: such a node has them and the rest of its edge apart. A split keeps the
-*lower* half's identity, so whoever holds a node keeps holding the same boundary.
+A node's edge is a whole number of pages. An only child is compared as a whole; among several, a parent finds one by the
+bytes of its first page. Such a child keeps its first page apart from the rest of its edge. A split keeps the identity
+of the *lower* half, so a reference to a node always stands for the same boundary.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from typing import Any
 
 
 class Node:
-    """One edge of the tree and the boundary at its end.
+    """One edge of the tree, and the boundary at its end.
 
-    ``end`` is in tokens from the root. ``kids``: None, the only child itself, or those that a page tells apart (some
-    may have gone since: one child in a dictionary stays there). ``first`` is the page by which the parent finds the
-    node, empty for an only child; a root has none (None), nor has a node that is unlinked. ``rest`` is what follows it
-    of the edge. ``cells[i]`` is what component i keeps here, or None. ``leases`` counts
-    those anchored here, so that a boundary in use is not unlinked even when it holds nothing.
+    ``end``     the boundary, in tokens from the root
+    ``kids``    None, the only child, or children by their first page (a dictionary may be left with one child)
+    ``first``   the page by which the parent finds the node, empty for an only child; None for a root, and for a node
+                that was unlinked
+    ``rest``    the edge after ``first``
+    ``cells``   what each component keeps here, or None
+    ``leases``  the number of leases that are anchored here: a boundary in use is not unlinked, even if it holds nothing
     """
 
     __slots__ = ("cells", "end", "first", "kids", "leases", "parent", "priority", "rest")
@@ -39,7 +41,7 @@ class Node:
         self.priority = 0
 
     def above(self, rest: bytes, end: int, pages: int) -> Node:
-        """The upper half of a split of this node, so many pages: what is said of the whole holds true of it as well."""
+        """Make the upper half of a split of this node, of so many pages, with the same properties as the whole."""
         assert self.first is not None
         upper = type(self)(self.parent, self.first, rest, end, len(self.cells))
         upper.priority = self.priority
@@ -54,7 +56,7 @@ class Node:
 
     @property
     def forks(self) -> bool:
-        """Whether paths part here."""
+        """Whether paths diverge here."""
         return isinstance(self.kids, dict) and len(self.kids) > 1
 
     @property
@@ -72,8 +74,10 @@ class Node:
 
 
 class Counted(Node):
-    """A node of a tree with a tier: ``hits`` counts how often it was matched, where that decides about its copy;
-    ``links`` says where the first pages of its edge lie in a store, as far as that was asked.
+    """A node of a tree with a tier.
+
+    ``hits`` counts its matches, if copies depend on that. ``links`` are the links of the first pages of its edge, by
+    which a store addresses them, as far as they are known.
     """
 
     __slots__ = ("hits", "links")
@@ -93,7 +97,7 @@ class Counted(Node):
 
 
 class Root(Node):
-    """Where a namespace begins: boundary 0, which needs nothing. It lives while anything hangs or is anchored there."""
+    """The root of a namespace: boundary 0, which needs nothing. It lives while it has children or leases."""
 
     __slots__ = ("namespace",)
 
@@ -103,12 +107,12 @@ class Root(Node):
 
 
 class Tree:
-    """Roots by namespace, and the moves that change the shape."""
+    """The roots by namespace, and the operations that change the tree."""
 
     __slots__ = ("element_bytes", "kind", "nodes", "page", "page_bytes", "roots", "width")
 
     def __init__(self, page: int, element_bytes: int, width: int, kind: type[Node] = Node) -> None:
-        """``width``: how many cells a node has."""
+        """``width`` is the number of cells of a node."""
         self.kind = kind
         self.page = page
         self.element_bytes = element_bytes
@@ -118,13 +122,13 @@ class Tree:
         self.nodes = 0
 
     def root(self, namespace: str) -> Root:
-        """One that nothing hangs from, and that is not one of ``roots`` yet."""
+        """Make an empty root, which is not one of ``roots`` yet."""
         return Root(namespace, self.width)
 
     def walk(self, root: Node, key: bytes) -> tuple[Node, int, Node]:
-        """The deepest boundary whose key agrees: (node, tokens), inside of the node's edge or at its end.
+        """Find the deepest boundary whose key agrees: (node, tokens, the deepest node whose whole path agrees).
 
-        And the deepest node whose whole path agrees.
+        The boundary lies inside of the first node's edge, or at its end.
         """
         node = root
         kids = node.kids
@@ -146,7 +150,7 @@ class Tree:
         return (inside, second // self.element_bytes, node) if second > at else (node, node.end, node)
 
     def below(self, kids: Any, key: bytes, at: int) -> tuple[Any, int]:
-        """Of a node's ``kids`` the one that the key may lead to at byte ``at``, and from where its ``rest`` counts."""
+        """The one of ``kids`` that may continue the key at byte ``at``, and the byte at which its ``rest`` begins."""
         if kids.__class__ is dict:
             second = at + self.page_bytes
             child = kids.get(key[at:second])
@@ -156,7 +160,7 @@ class Tree:
         return child, second
 
     def agreed(self, key: bytes | bytearray, at: int, rest: bytes) -> int:
-        """Bytes of whole pages in which ``rest`` agrees with ``key`` from ``at``."""
+        """The number of bytes, in whole pages, for which ``rest`` agrees with ``key`` from ``at``."""
         size = self.page_bytes
         if not key.startswith(rest[:size], at):
             return 0
@@ -170,7 +174,7 @@ class Tree:
         return low * size
 
     def attach(self, parent: Node, key: bytes, end: int, at: int = 0) -> Node:
-        """A new leaf under ``parent``, whose edge is ``key`` from byte ``at``."""
+        """Make a new leaf under ``parent``, whose edge is ``key`` from byte ``at``."""
         kids: Any = parent.kids
         if kids is None:
             first = b""
@@ -190,7 +194,7 @@ class Tree:
         return node
 
     def tell_apart(self, parent: Node, only: Node) -> dict[bytes, Node]:
-        """The only child is not to be the only one any more: the children by their first pages."""
+        """Turn the only child of ``parent`` into a dictionary of children by their first pages."""
         edge = only.rest
         only.first = first = edge[: self.page_bytes]
         only.rest = edge[self.page_bytes :]
@@ -216,11 +220,11 @@ class Tree:
         return upper
 
     def prune(self, node: Node) -> bool:
-        """``prune_all`` of one. True if a boundary was lost by it: plans may have led there."""
+        """``prune_all`` for a single node. True if a node was unlinked, to which a plan may lead."""
         return node.kids is None and not node.leases and self.prune_all((node,)) > 0
 
     def prune_all(self, nodes: Iterable[Node]) -> int:
-        """Unlink each that is bare (no kids, cell or lease), and its ancestors as far as they are; how many went."""
+        """Unlink each bare node (without kids, cells and leases) and its bare ancestors; return how many."""
         lost = 0
         try:
             for node in nodes:
@@ -242,7 +246,7 @@ class Tree:
                             break
                     parent.kids = None
                     node = parent
-        finally:  # an interrupt: what went is counted
+        finally:  # also after an interrupt
             self.nodes -= lost
         return lost
 
@@ -250,18 +254,18 @@ class Tree:
         assert isinstance(root, Root)
         if self.roots.get(root.namespace) is root:
             del self.roots[root.namespace]
-            unlink(root)  # a root and its cells know each other
+            unlink(root)  # a root and its cells form cycles
 
 
 def climb(node: Node, boundary: int) -> Node:
-    """The node on the way up from ``node`` in whose edge, or at whose end, ``boundary`` lies."""
+    """The ancestor of ``node``, or the node itself, in whose edge or at whose end ``boundary`` lies."""
     while node.parent is not None and node.parent.end >= boundary:
         node = node.parent
     return node
 
 
 def unlink(root: Node) -> None:
-    """Cut the links of a tree that is given up, without recursion and without leaving cycles behind."""
+    """Cut all links of a tree that is given up, so that no cycles remain. It does not recurse."""
     stack = [root]
     while stack:
         node = stack.pop()

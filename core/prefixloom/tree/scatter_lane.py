@@ -1,30 +1,25 @@
-"""The lane of needs that are several intervals, that only Python code can tell, or that a hook widens.
+"""Scatter lane: page components whose needs are several intervals, have no closed form, or are widened by a hook.
 
-It is the lane of positions near an end, asked for intervals instead of a first position: correct for any reach, and
-slower. A lease's record says which node-aligned ranges it covers, since what lies between them is not covered.
+It works as the window lane does, but with intervals instead of a first position: it is correct for any reach, and
+slower. A lease's cover has the node-aligned ranges that it covers, since what lies between them is not covered.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
+from ..contract.composition import Part
 from ..contract.queues import Queue
 from ..contract.reach import Interval, Reach, merged
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
-from .holdings import Holding, RetainedHolding, without_absent
-from .lane import PageLane
-from .partial_lane import SpanCell
+from .holdings import RetainedHolding, without_absent
+from .partial_lane import PartialCell, PartialLane
 from .radix import Node, climb
-from .window_lane import SpanLane
-
-if TYPE_CHECKING:
-    from ..contract.composition import Part
 
 
 class ScatterHolding(RetainedHolding):
-    """Its table keeps a head in front; between that and page ``low`` nothing is present any more."""
+    """A holding whose table keeps a head at the start. Between the head and page ``low`` nothing is present."""
 
     __slots__ = ("low",)
 
@@ -34,11 +29,14 @@ class ScatterHolding(RetainedHolding):
         self.whole = False
 
 
-class ScatterLane(SpanLane):
-    """Needs that are several intervals, that only Python code can tell, or that a hook widens."""
+ScatterCover = tuple[Node, tuple[Interval, ...]]
+"""The node at whose end a lease covers cells, and the node-aligned ranges in which they lie."""
+
+
+class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
+    """The lane of a page component with any reach."""
 
     __slots__ = ("asks_until", "reach", "spans")
-    holds = ScatterHolding
     headless = False
 
     spans: Callable[[int], tuple[Interval, ...]]
@@ -67,8 +65,8 @@ class ScatterLane(SpanLane):
 
         self.spans = spans
 
-    def outlook(self, n: int) -> tuple[Interval, ...]:
-        """What lies before ``n`` and may be needed at ``n`` or later, of a reach that does not need it all the time."""
+    def _outlook(self, n: int) -> tuple[Interval, ...]:
+        """The intervals before ``n`` that may be needed at ``n`` or at a later boundary."""
         if self.reach.convex:
             return self.spans(n)
         if not self.asks_until:
@@ -77,28 +75,28 @@ class ScatterLane(SpanLane):
         later = [(p, p + page) for p in range(0, n, page) if any(until(t) >= n for t in range(p, p + page))]
         return merged((*self.spans(n), *later))
 
-    def read_covered(self, holding: ScatterHolding, record: Any, boundary: int) -> None:  # type: ignore[override]
-        """A hole keeps nothing around it from being covered."""
+    def read_covered(self, holding: ScatterHolding, cover: ScatterCover | None, boundary: int) -> None:
+        """Keep reading what ``boundary`` needs: a hole does not end what the lease covers."""
         self.retain(holding, boundary)
 
-    def passed(self, holding: Holding, boundary: int) -> bool:
-        """Heads are read for good, and what is scattered has to be looked for."""
+    def reads_past(self, holding: ScatterHolding, boundary: int) -> bool:
+        """Whether nothing before ``boundary`` is present, which has to be searched for."""
         before = holding.table[: max(0, boundary // self.page - holding.base)]
         return before.count(ABSENT) == len(before)
 
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
         while boundary:
-            hole = self.hole(node, boundary)
+            hole = self._hole(node, boundary)
             if hole < 0:
                 break
             boundary = hole // self.tree_page * self.tree_page
             node = climb(node, boundary)
         return node, boundary
 
-    def hole(self, node: Node, boundary: int) -> int:
-        """The lowest known position that ``boundary`` needs and that is absent; -1 if all is there."""
+    def _hole(self, node: Node, boundary: int) -> int:
+        """An absent position that ``boundary`` needs, below which the search goes on; -1 if nothing is absent."""
         for low, high in reversed(self.spans(boundary)):
-            hole = self.hole_in(node, low, high)
+            hole = self._hole_in(node, low, high)
             if hole >= 0:
                 return hole if self.reach.convex else boundary - 1
         return -1
@@ -106,12 +104,12 @@ class ScatterLane(SpanLane):
     def needs(self, boundary: int) -> tuple[Interval, ...]:
         return self.spans(boundary)
 
-    def acquire(self, node: Node) -> Any:
+    def acquire(self, node: Node) -> ScatterCover | None:
         return self.acquire_wider(node, ())
 
-    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> Any:
+    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> ScatterCover | None:
         i = self.index
-        spans = self.outlook(node.end)
+        spans = self._outlook(node.end)
         if positions:
             spans = merged((*spans, *((max(0, lo), min(hi, node.end)) for lo, hi in positions)))
         if not spans:
@@ -132,14 +130,8 @@ class ScatterLane(SpanLane):
             above = above.parent
         return (node, merged(covered)) if covered else None
 
-    def begin(self, node: Node) -> tuple[Any, Holding]:
-        return PageLane.begin(self, node)
-
-    def carry(self, run: list[Node], holding: RetainedHolding, record: Any) -> Any:
-        return PageLane.carry(self, run, holding, record)
-
-    def release(self, record: Any, recent: bool = True) -> None:
-        node, covered = record
+    def release(self, cover: ScatterCover, recent: bool = True) -> None:
+        node, covered = cover
         i = self.index
         low = covered[0][0]
         while node.end > low:
@@ -148,17 +140,17 @@ class ScatterLane(SpanLane):
                 cell = node.cells[i]
                 cell.locks -= 1
                 if not cell.locks:
-                    self.settle(cell, recent)
+                    self._settle(cell, recent)
             node = node.parent
 
-    def kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
+    def _kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
         return merged((*keep, *self.spans(upto)))
 
-    def slack_pages(self, cell: SpanCell) -> Interval:
+    def _slack_pages(self, cell: PartialCell) -> Interval:
         shape = self.reach.shape
         if shape is None or self.hooks.acquire_component_lock is not None:
             return 0, 0
-        first, last = super().slack_pages(cell)
+        first, last = super()._slack_pages(cell)
         start = cell.node.end - len(cell.data) // ID_BYTES * self.page
         return max(first, min(last, -(-(shape.head - start) // self.page))), last
 
@@ -167,25 +159,25 @@ class ScatterLane(SpanLane):
 
     def row(self, node: Node, boundary: int) -> bytes:
         count = node.end // self.page
-        every = array("i", self.gather(node, count))
+        every = array("i", self._gather(node, count))
         table = array("i", ABSENT_BYTES * count)
-        for low, high in self.outlook(boundary):
+        for low, high in self._outlook(boundary):
             a, b = low // self.page, min(high, boundary) // self.page
             table[a:b] = every[a:b]
         return table[: boundary // self.page].tobytes()
 
-    def retain(self, holding: ScatterHolding, floor: int) -> None:  # type: ignore[override]
+    def retain(self, holding: ScatterHolding, floor: int) -> None:
         shape = self.reach.shape
         if shape is not None:
             head = -(-shape.head // self.page)
             if holding.low < head:
                 holding.low = head
-            self.forget(holding, self.first_needed(floor) // self.page)
+            self._forget(holding, self._first_needed(floor) // self.page)
         elif self.asks_until:
-            self.forget_by_until(holding, floor)
+            self._forget_by_until(holding, floor)
 
-    def forget(self, holding: ScatterHolding, page: int) -> None:  # type: ignore[override]
-        """Nothing between the head and ``page`` is present any more; the head stays in the table."""
+    def _forget(self, holding: ScatterHolding, page: int) -> None:
+        """Give back the pages between the head and ``page``; the head stays in the table."""
         low, base, table = max(holding.low, holding.base), holding.base, holding.table
         page = min(page, base + len(table))
         if page <= low:
@@ -196,7 +188,7 @@ class ScatterLane(SpanLane):
         holding.change(low)
         holding.low = page
 
-    def forget_by_until(self, holding: ScatterHolding, floor: int) -> None:
+    def _forget_by_until(self, holding: ScatterHolding, floor: int) -> None:
         page, base, table, until = self.page, holding.base, holding.table, self.reach.until
         gone = array("i")
         for p in range(base, min(floor // page, base + len(table))):

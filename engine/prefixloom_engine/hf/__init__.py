@@ -1,4 +1,15 @@
-"""Hugging Face models over a composed cache (extra ``hf``): transformers' code as it is, its memory in pools."""
+"""Hugging Face models over a composed cache (extra ``hf``): transformers' code unchanged, its memory in pools.
+
+- ``model``, ``runner``  a transformers model as the engine's ``Model`` and ``Runner``
+- ``loading``            a model from a folder on disk
+- ``session``            one conversation computed by transformers' own ``generate``
+- ``cache``, ``layers``  the cache object that transformers' code calls, and its layers
+- ``pages``, ``states``  what one layer keeps in pages, or in state slots
+- ``rows``               where the rows of one pass have their entries
+- ``refusals``           architectures that are not served, with the reasons
+
+This room must not know requests or schedules. Read ``runner.py`` first.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +25,7 @@ except ImportError as error:
         f"prefixloom_engine.hf needs transformers 5.23 or newer: {error}. Install it with: pip install 'prefixloom[hf]'"
     ) from error
 
-from .folder import load
+from .loading import load
 from .model import HFModel
 from .session import Session, session
 

@@ -1,10 +1,12 @@
 """``PooledCache``: what a transformers model takes as ``past_key_values``, over the pools of a composed cache.
 
-It holds no memory. Between ``begin`` and ``end`` the model's layers read and write the entries of one ``Batch``.
+It holds no memory of its own. Between ``begin`` and ``end`` the model's layers read and write the entries of one
+``Batch``.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -14,33 +16,33 @@ from transformers.cache_utils import DynamicCache
 
 from prefixloom import Cache, CompositionError, ProtocolError
 
-from ..model import Batch
-from .layers import pooled
+from ..contract.model import Batch
+from .layers import pooled_layer
 from .pages import Pages
 from .rows import Rows
 from .states import States
 
 
 class PooledCache(TransformersCache):
-    """One for each user: a session, or a runner. ``config`` is that of the model's text part."""
+    """Each runner and each session has its own. ``config``: the config of the model's text part."""
 
-    is_compileable = False  # the tensors that layers hand out have no lasting addresses
+    is_compileable = False  # the tensors that layers return have new addresses in each pass
     is_croppable = False
 
     def __init__(self, cache: Cache, config: Any) -> None:
         templates = DynamicCache(config=config).layers
-        layers = [pooled(template, cache, at) for at, template in enumerate(templates)]
-        TransformersCache.__init__(self, layers=layers)  # and of no class of a model's own that is mixed in
-        self._pages = [pages for layer in self.layers for pages in _of(layer, Pages)]
+        layers = [pooled_layer(template, cache, at) for at, template in enumerate(templates)]
+        TransformersCache.__init__(self, layers=layers)  # not ``super()``: a model's own cache class may be mixed in
+        self._pages = [pages for layer in self.layers for pages in _attributes_of(layer, Pages)]
         self._states: dict[int, States] = {
-            at: states for at, layer in enumerate(self.layers) for states in _of(layer, States)
+            at: states for at, layer in enumerate(self.layers) for states in _attributes_of(layer, States)
         }
         self._length = 0
         _check_entries(self._pages)
 
     # ------------------------------------------------------------ passes
     def begin(self, batch: Batch) -> Rows:
-        """The model is called next, with the tokens of ``batch``."""
+        """Begin a pass: the model is called next, with the tokens of ``batch``."""
         rows = Rows(batch)
         for pages in self._pages:
             pages.begin(rows)
@@ -50,37 +52,37 @@ class PooledCache(TransformersCache):
         return rows
 
     def end(self) -> None:
-        """The model has returned, or raised."""
+        """End a pass: the model has returned or raised."""
         for pages in self._pages:
             pages.end()
         for states in self._states.values():
             states.end()
 
     def check(self, rows: Rows) -> None:
-        """Called before ``end`` where the model returned: it has left everything with the cache that it remembers.
+        """Raise if a layer ran without the cache. Called before ``end`` when the model has returned.
 
-        One that ignores the cache it is given, as encoders do, would be taken at its word and answer nonsense.
+        A model that ignores the cache it is given, as encoders do, would otherwise answer nonsense without any error.
         """
         length = rows.past_count + rows.count
         left_out = [pages.layer for pages in self._pages if pages.seen != length]
         left_out += [at for at, states in self._states.items() if not states.entered]
         if left_out:
-            told = ", ".join(map(str, sorted(set(left_out))))
+            layers = ", ".join(map(str, sorted(set(left_out))))
             raise CompositionError(
-                f"layers {told} ran without the cache that the model was given, so what they remember is kept nowhere. "
-                f"Is it a causal language model?"
+                f"layers {layers} ran without the cache that the model was given, so what they remember is kept "
+                f"nowhere. Is it a causal language model?"
             )
         self._length = length
 
-    def rest(self, length: int) -> None:
-        """Between passes: how many tokens the next one continues from."""
+    def continue_from(self, length: int) -> None:
+        """Between passes: set how many tokens the next pass continues from."""
         self._length = length
         for pages in self._pages:
             pages.seen = length
 
     # ------------------------------------------------------------ what models call
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """As transformers has it; and where no layer counts, since all are recurrent, there is an answer as well."""
+        """As in transformers, but also correct where no layer counts tokens because all are recurrent."""
         if not self._pages:
             return self._length
         return int(super().get_seq_length(layer_idx))
@@ -136,15 +138,35 @@ class PooledCache(TransformersCache):
 
 
 def cache_over(cache: Cache, config: Any) -> PooledCache:
-    """What a model of this config takes: of the class that its code asks for."""
-    if config.model_type == "minimax":
-        from .minimax import MiniMaxPooledCache
-
-        return MiniMaxPooledCache(cache, config)
-    return PooledCache(cache, config)
+    """Make the cache that a model of this config takes, of the class that its code asks for."""
+    kind = minimax_cache() if config.model_type == "minimax" else PooledCache
+    return kind(cache, config)
 
 
-def _of(layer: object, kind: type) -> Iterable[Any]:
+@functools.cache
+def minimax_cache() -> type[PooledCache]:
+    """Make the class for MiniMax, whose code takes only a cache of its own class and calls methods of that class.
+
+    The class is made on first use, because it needs transformers' module of MiniMax.
+    """
+    from transformers.models.minimax.modeling_minimax import MiniMaxCache
+
+    class MiniMaxPooledCache(PooledCache, MiniMaxCache):
+        """Adds MiniMax's method names. What ``MiniMaxCache`` itself keeps beside the layers stays empty."""
+
+        def __len__(self) -> int:
+            return len(self.layers)
+
+        def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+            return self.get_recurrent_state(layer_idx)
+
+        def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+            self.update_recurrent_state(linear_cache, layer_idx)
+
+    return MiniMaxPooledCache
+
+
+def _attributes_of(layer: object, kind: type) -> Iterable[Any]:
     return [value for value in vars(layer).values() if isinstance(value, kind)]
 
 

@@ -1,7 +1,7 @@
 """Layers: transformers' cache layers, with their memory in the pools of a composed cache.
 
-There is one class for each class that transformers makes of a layer kind, a subclass of it, since masks and models ask
-which it is. None knows an architecture.
+Each class that transformers has for a kind of layer has a subclass here; it must be a subclass because masks and models
+test for the class. No class here knows an architecture.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from transformers.cache_utils import (
 
 from prefixloom import Cache, Chunk, CompositionError, Reach, Window
 
-from ..binding import LayerMemory, layer_memories
+from ..contract.memory import LayerMemory, layer_memories
 from .pages import Pages
 from .refusals import RECOMPOSE
 from .states import CONV, RECURRENT, States
 
 ATTENTION = (("k", "v"), ("latent", "rope"))
-"""The buffers of what attention caches: keys and values, or what multi-head latent attention hands over as such."""
+"""The names of the buffers that attention may have: keys and values, or those of multi-head latent attention, which
+transformers passes in their place."""
 INDEX = ("index",)
+"""The name of the buffer with the keys of an indexer."""
 
 
-class Paged:
-    """A layer with keys and values."""
+class PagedMixin:
+    """A layer with keys and values in pages."""
 
     pages: Pages
     is_initialized = True
@@ -46,8 +48,8 @@ class Paged:
         return self.pages.seen
 
 
-class Stated:
-    """A layer with states. transformers' own methods work on them once they are held."""
+class StateMixin:
+    """A layer with states. transformers' own methods work on the states that ``States`` has put into the layer."""
 
     states: States
 
@@ -62,8 +64,8 @@ class Stated:
         return out
 
 
-class PagedLayer(Paged, DynamicLayer):
-    """Full attention, and multi-head latents."""
+class PagedLayer(PagedMixin, DynamicLayer):
+    """Full attention, with keys and values or with multi-head latents."""
 
     def __init__(self, pages: Pages) -> None:
         super().__init__()
@@ -71,8 +73,8 @@ class PagedLayer(Paged, DynamicLayer):
         self.is_initialized = True
 
 
-class WindowLayer(Paged, DynamicSlidingWindowLayer):
-    """Sliding-window and chunked attention: attention is handed the last window, of which the query is a part."""
+class WindowLayer(PagedMixin, DynamicSlidingWindowLayer):
+    """Sliding-window and chunked attention: attention gets the last window, which includes the query."""
 
     def __init__(self, pages: Pages, window: int) -> None:
         super().__init__(sliding_window=window)
@@ -85,11 +87,11 @@ class WindowLayer(Paged, DynamicSlidingWindowLayer):
 
     @cumulative_length.setter
     def cumulative_length(self, value: int) -> None:
-        """transformers' constructor sets it; the truth is in the pages."""
+        """Ignored: transformers' constructor sets it, but ``pages`` keeps the count."""
 
 
 class IndexedLayer(PagedLayer, DynamicIndexedLayer):
-    """Attention that reads what an indexer picks by keys of its own."""
+    """Attention over the tokens that an indexer selects; the indexer has keys of its own."""
 
     def __init__(self, pages: Pages, keys: Pages) -> None:
         super().__init__(pages)
@@ -99,7 +101,7 @@ class IndexedLayer(PagedLayer, DynamicIndexedLayer):
         return self.index.extend(indexer_key_states[:, None])[0][:, 0]
 
 
-class StateLayer(Stated, LinearAttentionLayer):
+class StateLayer(StateMixin, LinearAttentionLayer):
     """Linear attention, state spaces, short convolutions."""
 
     def __init__(self, layer: int, memory: LayerMemory) -> None:
@@ -107,8 +109,8 @@ class StateLayer(Stated, LinearAttentionLayer):
         self.states = States(layer, memory, self)
 
 
-class StatePagedLayer(Stated, Paged, LinearAttentionAndFullAttentionLayer):
-    """A state beside full attention."""
+class StatePagedLayer(StateMixin, PagedMixin, LinearAttentionAndFullAttentionLayer):
+    """A state and full attention in one layer."""
 
     def __init__(self, layer: int, memory: LayerMemory, pages: Pages) -> None:
         super().__init__()
@@ -117,8 +119,8 @@ class StatePagedLayer(Stated, Paged, LinearAttentionAndFullAttentionLayer):
         self.is_initialized = True
 
 
-class StateWindowLayer(Stated, Paged, LinearAttentionAndSlidingWindowAttentionLayer):
-    """A state beside attention with a window."""
+class StateWindowLayer(StateMixin, PagedMixin, LinearAttentionAndSlidingWindowAttentionLayer):
+    """A state and attention with a window in one layer."""
 
     cumulative_length = WindowLayer.cumulative_length
 
@@ -129,11 +131,11 @@ class StateWindowLayer(Stated, Paged, LinearAttentionAndSlidingWindowAttentionLa
         self.is_initialized = True
 
 
-# ---------------------------------------------------------------- from transformers' own layers
+# ---------------------------------------------------------------- making them from transformers' layers
 
 
-def pooled(template: Any, cache: Cache, layer: int) -> Any:
-    """The layer that does what ``template`` does, which transformers made for this layer, with its memory in pools."""
+def pooled_layer(template: Any, cache: Cache, layer: int) -> Any:
+    """Make the layer that does what ``template``, transformers' own cache layer, does, with its memory in pools."""
     make = MAKERS.get(type(template))
     if make is None:
         raise CompositionError(
@@ -156,7 +158,7 @@ def _attention(template: Any, cache: Cache, layer: int) -> Pages:
 
 
 def _fits(reach: Reach, window: int) -> bool:
-    """Whether what is kept is what attention reads; what keeps more does as well."""
+    """Whether a component with this reach keeps everything that attention reads."""
     return reach.closed_upward or (window > 0 and reach in (Window(window), Chunk(window)))
 
 
@@ -174,7 +176,7 @@ def _states(template: Any, cache: Cache, layer: int) -> LayerMemory:
 
 
 def _serving(cache: Cache, layer: int, wanted: tuple[tuple[str, ...], ...]) -> tuple[LayerMemory, tuple[str, ...]]:
-    """The one component that keeps all buffers of one of these names for a layer, and which names they are."""
+    """Find the one component that keeps all buffers of one of these sets for a layer; also return the set."""
     memories = layer_memories(cache, layer)
     for names in wanted:
         serving = [memory for memory in memories if set(names) <= set(memory.rows)]
@@ -185,9 +187,9 @@ def _serving(cache: Cache, layer: int, wanted: tuple[tuple[str, ...], ...]) -> t
                 f"layer {layer} has its {' and '.join(names)} in several components: "
                 f"{', '.join(memory.component for memory in serving)}"
             )
-    told = "; or ".join(" and ".join(names) for names in wanted)
+    sets = "; or ".join(" and ".join(names) for names in wanted)
     raise CompositionError(
-        f"layer {layer} needs a component with the buffers {told}, and {cache!r} has none for it. {RECOMPOSE}"
+        f"layer {layer} needs a component with the buffers {sets}, and {cache!r} has none for it. {RECOMPOSE}"
     )
 
 
@@ -208,4 +210,4 @@ MAKERS: dict[type, Callable[[Any, Cache, int], Any]] = {
     ),
     DummyLayer: lambda template, cache, layer: DummyLayer(),
 }
-"""transformers' class of a layer -> the one that does the same over pools."""
+"""For each of transformers' layer classes, what makes the layer that does the same over pools."""

@@ -1,4 +1,4 @@
-"""``HFModel``: a transformers model as the engine sees it."""
+"""``HFModel``: a transformers model as a ``Model`` of the engine."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .runner import HFRunner
 
 
 class HFModel:
-    """A ``model.Model`` of a loaded causal language model of transformers, whose code and weights stay as they are.
+    """Makes a loaded causal language model of transformers a ``Model`` of the engine. Its code and weights stay as is.
 
-    Every architecture is served whose layers are of kinds that transformers' own cache and installed components know;
-    those that are known to be wrong are refused (``refusals``).
+    It serves every architecture whose kinds of layers both transformers' own cache and the installed components know,
+    except those that transformers computes wrongly (``refusals``).
     """
 
     def __init__(self, model: Any) -> None:
@@ -37,7 +37,7 @@ class HFModel:
 
     @property
     def config(self) -> object:
-        """The config of the text model, with the dtype that the weights really have."""
+        """A copy of the text model's config, with the dtype that the weights have."""
         config = copy.deepcopy(self.text)
         config.dtype = self.model.dtype
         return config

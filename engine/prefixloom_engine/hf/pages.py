@@ -1,7 +1,7 @@
 """Pages: what one layer keeps of every token, in the pages of a pool.
 
-What is new is written into the pool; what attention reads is the past, gathered from the pool, and the new behind it,
-as one contiguous tensor: bit for bit what transformers' own cache layer would hand over.
+New entries are written into the pool. Attention gets the past entries, gathered from the pool, and the new ones after
+them, as one contiguous tensor; it equals, bit for bit, what transformers' own cache layer would return.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from torch import Tensor
 
 from prefixloom import CompositionError, ProtocolError
 
-from ..binding import LayerMemory
+from ..contract.memory import LayerMemory
 from .refusals import RECOMPOSE
-from .rows import Rows, outside
+from .rows import Rows, called_outside_pass
 
 
 class Pages:
-    """Some buffers of one layer, named in the order in which the model's code hands their content over.
+    """Some buffers of one layer.
 
-    ``reads`` is how many tokens before the new ones a layer may read, 0: all. ``holes``: some of these may be absent.
+    ``names``  the buffers, in the order in which the model's code passes their content
+    ``reads``  how many tokens before the new ones the layer may read; 0: all
+    ``holes``  whether the pages of some of these tokens may be absent
     """
 
     def __init__(self, layer: int, memory: LayerMemory, names: tuple[str, ...], reads: int, holes: bool) -> None:
@@ -28,7 +30,7 @@ class Pages:
         self.reads = reads
         self.holes = holes
         self.seen = 0
-        """Tokens that the layer has, those of the pass that runs included once it has been reached."""
+        """How many tokens the layer has. Those of a running pass count once the layer has been called."""
         self._rows: Rows | None = None
 
     def begin(self, rows: Rows) -> None:
@@ -39,10 +41,10 @@ class Pages:
         self._rows = None
 
     def extend(self, *new: Tensor) -> list[Tensor]:
-        """Write the new entries, each (rows, heads, count, width); the past that may be read, and they behind it."""
+        """Write new entries, each (rows, heads, count, width); return the readable past with the new ones after it."""
         rows = self._rows
         if rows is None:
-            raise outside(self.layer)
+            raise called_outside_pass(self.layer)
         rows.batch.gate(self.layer)
         past = min(rows.past_count, self.reads) if self.reads else rows.past_count
         out = [self._extended(name, entries, rows, past) for name, entries in zip(self.names, new, strict=True)]
@@ -58,7 +60,7 @@ class Pages:
             return new.contiguous()
         index, absent = rows.past(self.memory, past, self.holes)
         old = _read(pool, index).view(batch, past, heads, width)
-        if absent is not None:  # hidden by the mask; but 0 times whatever lies there need not be 0
+        if absent is not None:  # the mask gives them weight 0, but what lies there may be NaN, and 0 times NaN is not 0
             old.masked_fill_(absent[:, :, None, None], 0)
         out = new.new_empty(batch, heads, past + count, width)
         out[:, :, :past] = old.transpose(1, 2)
@@ -81,7 +83,7 @@ class Pages:
 
 
 def _write(pool: Tensor, at: Tensor, entries: Tensor) -> None:
-    """``at`` counts the entries of the layer's pages laid end to end; page-first, they do not lie so."""
+    """Write entries at these indices into all pages laid end to end; a page-first pool has no such flat view."""
     if pool.is_contiguous():
         pool.flatten(0, 1).index_copy_(0, at, entries)
     else:
@@ -89,6 +91,7 @@ def _write(pool: Tensor, at: Tensor, entries: Tensor) -> None:
 
 
 def _read(pool: Tensor, at: Tensor) -> Tensor:
+    """Read the entries at indices ``at``, counted as in ``_write``."""
     if pool.is_contiguous():
         return pool.flatten(0, 1).index_select(0, at)
     return pool[at // pool.shape[1], at % pool.shape[1]]

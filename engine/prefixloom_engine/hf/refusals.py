@@ -1,9 +1,9 @@
-"""Refusals: architectures that transformers is known to compute wrongly, or not through a cache, by their model type.
+"""Refusals: architectures that cannot be served, because transformers computes them wrongly or outside of its cache.
 
-Each was measured with transformers 5.23 in float64: a prompt in two parts against the same prompt at once. A test holds
-the list against the installed release, so that an entry goes when its reason does.
+Each entry was measured with transformers 5.23 in float64: a prompt computed in two parts against the same prompt at
+once. A test compares the list with the installed release, so that an entry is removed when its reason is gone.
 
-Two more reasons are seen at the modules of whatever architecture has them.
+Two more reasons are not bound to a model type: ``refuse_loaded`` finds them in the modules of a model.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ REFUSED = {
     "zamba2": NO_CLAMP,
     "nemotron_h": NO_CLAMP,
 }
-"""Model type -> why it is not served."""
-
-
+"""By model type: why it is not served."""
 REMEDY = "Use another architecture, or an engine with kernels of its own for it"
 
 
 def refuse(config: Any) -> None:
-    """Raise for a model config whose outputs could not be trusted."""
+    """Refuse a model whose config shows that its outputs would be wrong."""
     if getattr(config, "is_encoder_decoder", False):
         raise CompositionError(
             f"model type {config.model_type!r} is an encoder-decoder model: what its decoder remembers depends on the "
@@ -53,11 +51,11 @@ def refuse(config: Any) -> None:
 
 
 def refuse_loaded(model: Any) -> None:
-    """Raise for what only a model's modules tell."""
+    """Refuse a model whose modules show that its outputs would be wrong."""
     model_type = model.config.model_type
     decoder = model.get_decoder() if callable(getattr(model, "get_decoder", None)) else model
     for module in decoder.modules():
-        if getattr(module, "is_causal", None) is False:  # an encoder with a head for language takes a cache as well
+        if getattr(module, "is_causal", None) is False:  # an encoder with a language-model head also takes a cache
             raise CompositionError(
                 f"model type {model_type!r} attends to later tokens too, so what it remembers of a prefix depends on "
                 f"what follows. Use a causal model"

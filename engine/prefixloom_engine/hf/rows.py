@@ -1,7 +1,7 @@
 """Rows: where the rows of one forward pass have their entries in the pages of each component.
 
-Rows of different lengths are aligned at their ends, as transformers pads on the left: the past of a shorter row begins
-with entries that are no token's, and its mask hides them.
+Rows of different lengths are aligned at their ends, since transformers pads on the left. The past of a shorter row
+begins with padding entries that belong to no token, and the mask hides them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from prefixloom import ProtocolError
 
-from ..binding import LayerMemory
-from ..model import Batch
+from ..contract.memory import LayerMemory
+from ..contract.model import Batch
 
 
-def outside(layer: int) -> ProtocolError:
-    """What a layer says that is called when no pass runs."""
+def called_outside_pass(layer: int) -> ProtocolError:
+    """The error of a layer that is called while no pass runs."""
     return ProtocolError(
         f"layer {layer} was called outside of a pass of prefixloom's: this cache works for the model that it was made "
         f"for, called as a whole, while its session is open"
@@ -24,7 +24,7 @@ def outside(layer: int) -> ProtocolError:
 
 
 class Rows:
-    """The positions of one ``Batch`` and the entries that they have, worked out once for all layers of a component."""
+    """The positions of one ``Batch`` and their entries, computed once for all layers of a component."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -40,33 +40,35 @@ class Rows:
 
     @property
     def starts(self) -> Tensor:
-        """(rows, 1): the first position of each row."""
+        """(rows, 1): the first position that is computed of each row."""
         if self._starts is None:
             device = self.batch.tokens.device
             self._starts = torch.tensor([[span.start] for span in self.batch.spans], device=device)
         return self._starts
 
     def positions(self) -> Tensor:
-        """(rows, count): of the tokens that are computed."""
+        """(rows, count): the positions of the tokens that are computed."""
         return self.starts + torch.arange(self.count, device=self.starts.device)
 
     def mask(self) -> Tensor | None:
-        """(rows, past + count): 0 where a shorter row has no token. None where all are equally long."""
+        """(rows, past + count): 0 where a shorter row has padding, else 1. None where all rows are equally long."""
         if not self.ragged:
             return None
         at = torch.arange(self.past_count + self.count, device=self.starts.device)
         return (at >= self.past_count - self.starts).long()
 
     def fresh(self, memory: LayerMemory) -> Tensor:
-        """(rows * count): the entries to be written, in the pages laid end to end."""
+        """(rows * count): the indices of the entries to be written, in all pages laid end to end."""
         found = self._fresh.get(memory.component)
         if found is None:
             found = self._fresh[memory.component] = self._entries(memory, self.positions())[0].flatten()
         return found
 
     def past(self, memory: LayerMemory, width: int, holes: bool) -> tuple[Tensor, Tensor | None]:
-        """(rows * width): the entries of the last ``width`` positions before the new ones; and (rows, width), which of
-        them hold no token that may be read, if any may be so. ``holes``: pages of these positions may be absent.
+        """(rows * width): the indices of the entries of the last ``width`` positions before the new ones. And (rows,
+        width), bool: which of these entries must not be read; None if all may be.
+
+        ``holes``: whether pages of these positions may be absent.
         """
         key = (memory.component, width)
         found = self._past.get(key)

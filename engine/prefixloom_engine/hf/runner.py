@@ -1,4 +1,4 @@
-"""``HFRunner``: a transformers model over the pools of one cache, as the engine calls it."""
+"""``HFRunner``: a transformers model over the pools of one cache, as a ``Runner`` of the engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch import Tensor
 
 from prefixloom import Cache, CompositionError
 
-from ..model import Batch, Span
+from ..contract.model import Batch, Span
 from .cache import cache_over
 
 CACHE_NAMES = ("past_key_values", "cache_params")
+"""The parameters by which models of transformers take a cache."""
 
 
 class HFRunner:
-    """A ``model.Runner``. transformers' code runs as it is: it is told positions, a mask and a cache."""
+    """Calls transformers' code, unchanged, with positions, a mask and a ``PooledCache``."""
 
     def __init__(self, model: Any, cache: Cache) -> None:
         self._model = model
@@ -36,9 +37,9 @@ class HFRunner:
         self._takes_wanted = "logits_to_keep" in takes
 
     def groups(self, spans: Sequence[Span]) -> list[list[int]]:
-        """Rows of one count, and of these apart the ones that start from nothing: they have no state to go on from.
+        """Group rows of equal count, and separate those that start at position 0, since these have no state yet.
 
-        What one forward computes is then never padded; only what lies before it is.
+        So the tokens that are computed never need padding; only their past does.
         """
         found: dict[tuple[int, bool], list[int]] = {}
         for row, span in enumerate(spans):
@@ -48,9 +49,9 @@ class HFRunner:
     def forward(self, batch: Batch) -> Tensor:
         with torch.no_grad():
             stepwise = [name for name, slots in batch.singles.items() if batch.count <= slots.shape[1]]
-            return self._one_by_one(batch, stepwise) if stepwise else self._through(batch)
+            return self._token_by_token(batch, stepwise) if stepwise else self._run(batch)
 
-    def _through(self, batch: Batch) -> Tensor:
+    def _run(self, batch: Batch) -> Tensor:
         rows = self.pooled.begin(batch)
         try:
             logits = self.call(batch.tokens, rows.positions(), rows.mask(), max(batch.wanted, 1))
@@ -60,7 +61,7 @@ class HFRunner:
         return logits[:, logits.shape[1] - batch.wanted :]
 
     def call(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, wanted: int) -> Tensor:
-        """The model's own forward over ``pooled``; the logits of the last ``wanted`` tokens, or of all."""
+        """Call the model over ``pooled``; return the logits of the last ``wanted`` tokens, or of all of them."""
         inputs = {"input_ids": tokens, "use_cache": True, self.cache_name: self.pooled}
         if self._takes_positions:
             inputs["position_ids"] = positions
@@ -71,14 +72,14 @@ class HFRunner:
         logits: Tensor = self._model(**inputs).logits
         return logits
 
-    def _one_by_one(self, batch: Batch, components: Sequence[str]) -> Tensor:
-        """Token by token, since transformers' kernels hand over no state from within a run; each is kept."""
+    def _token_by_token(self, batch: Batch, components: Sequence[str]) -> Tensor:
+        """Compute one token at a time and keep the state after each: transformers' kernels return the last one only."""
         wanted = []
         for at in range(batch.count):
             spans = [Span(span.start + at, span.start + at + 1) for span in batch.spans]
             keep = int(at >= batch.count - batch.wanted)
             one = attrs.evolve(batch, tokens=batch.tokens[:, at : at + 1], spans=spans, singles={}, wanted=keep)
-            wanted.append(self._through(one))
+            wanted.append(self._run(one))
             for name in components:
                 source, target = batch.tables[name][:, 0].long(), batch.singles[name][:, at].long()
                 for content in self._cache.pool(name).buffers.values():

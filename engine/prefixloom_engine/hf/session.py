@@ -3,9 +3,9 @@
     with cache.session(model, ids) as s:  # or session(cache, model, ids)
         out = model.generate(ids, past_key_values=s.cache)
 
-What hit, on the device or on a tier below, is not computed again; what was computed is published at the end. While the
-session is open, a pair of hooks on the model sees each of its forward passes over ``s.cache``, and takes slots and
-commits for it.
+What hits, on the device or in a tier below, is not computed again, and what was computed is published at the end. While
+the session is open, two hooks on the model run before and after each of its forward passes over ``s.cache``: the first
+reserves slots, the second commits.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from torch import Tensor
 
 from prefixloom import Cache, InputError, ProtocolError, Sequence
 
-from ..model import Batch, Span
+from ..contract.model import Batch, Span
 from .cache import PooledCache
 from .model import HFModel
 from .rows import Rows
 
-PLAIN = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position", "labels", "logits_to_keep"})
-"""Tensors that a forward pass may be given: what a token is remembered as does not depend on them."""
+KEYED_INPUTS = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position", "labels", "logits_to_keep"})
+"""The tensors that a forward pass may be given: what is cached of a token follows from these inputs and its key."""
 
 
 class Session:
-    """Made by ``session``; a context manager; single use.
+    """One conversation: a context manager that ``session`` makes, to be entered once.
 
-    ``cache``     what to give to ``generate``, or to the model, as ``past_key_values``
-    ``ready``     how many tokens of the prompt hit, once it is entered
-    ``sequence``  the cache's own view of it
+    ``cache``     the ``past_key_values`` for ``generate`` or for a call of the model
+    ``ready``     how many tokens of the prompt hit; set when the session is entered
+    ``sequence``  the running sequence in the cache; set when the session is entered
     """
 
     cache: PooledCache
@@ -44,7 +44,7 @@ class Session:
         self._hf = model if isinstance(model, HFModel) else HFModel(model)
         self._runner = self._hf.bind(cache)
         self._pool = cache
-        self._ids = _tokens(ids)
+        self._ids = _token_list(ids)
         if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
             raise InputError(f"chunk takes a number of tokens from 1 up, got {chunk!r}")
         self._prompt = len(self._ids)
@@ -52,7 +52,7 @@ class Session:
         self._namespace, self._label = namespace, label
         self._page = cache.composition.page
         states = [part.manifest for part in cache.composition.parts if not part.page_tokens]
-        self._stated = bool(states)
+        self._stateful = bool(states)
         self._every_boundary = any(not manifest.checkpoint_every for manifest in states)
         self._hooks: list[Any] = []
         self._step: Any = None
@@ -69,7 +69,7 @@ class Session:
         try:
             self.sequence.restore()
             self.ready = self.sequence.ready
-            self.cache.rest(self.ready)
+            self.cache.continue_from(self.ready)
             module = self._hf.model
             self._hooks = [
                 module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
@@ -97,10 +97,13 @@ class Session:
                 self.sequence.abort()
 
     def _prefill(self) -> None:
-        """Up to where ``generate`` shall go on: states are only had where a pass ends, so some end on boundaries."""
+        """Compute the prompt except its last token, with which ``generate`` begins.
+
+        A state can be kept only where a pass ends, so passes end at the boundaries at which states are useful.
+        """
         last = len(self._ids) - 1
         stops = set(range(self.ready + self._chunk, last, self._chunk)) if self._chunk else set()
-        if self._stated:
+        if self._stateful:
             stops |= {self.sequence.branch or 0, last // self._page * self._page}
         with torch.no_grad():
             for stop in sorted(stop for stop in stops if self.ready < stop <= last):
@@ -110,14 +113,14 @@ class Session:
 
     # ------------------------------------------------------------ one pass of the model
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The model's forward is about to run."""
+        """The hook before the model's forward: reserve slots, run the ops of the step, and begin the pass."""
         if kwargs.get(self._runner.cache_name) is not self.cache:
             return
         self._check()
         given = dict(kwargs)
         if args:
             given["input_ids"] = args[0]
-        start, count = self._named(given)
+        start, count = self._name_tokens(given)
         sequence = self.sequence
         sequence.grow(start + count - sequence.reserved)
         self._pool.poll()
@@ -129,7 +132,7 @@ class Session:
         self._rows = self.cache.begin(Batch(given["input_ids"], [Span(start, start + count)], tables))
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """It has run: what it computed is committed, and published where a state is had. Or it raised: then not."""
+        """The hook after the model's forward: commit the pass and publish a state; if the model raised, abandon it."""
         if kwargs.get(self._runner.cache_name) is not self.cache or self._step is None:
             return
         if output is None:
@@ -145,9 +148,9 @@ class Session:
         self.cache.end()
         step.__exit__(None, None, None)
         self._pool.poll()
-        self._check()  # no further pass may come that would be told so
+        self._check()  # there may be no further pass that would raise this error
         at = self.sequence.committed
-        if self._stated and at % self._page == 0 and (self._every_boundary or at <= self._prompt):
+        if self._stateful and at % self._page == 0 and (self._every_boundary or at <= self._prompt):
             self.sequence.publish()
 
     def _check(self) -> None:
@@ -158,25 +161,26 @@ class Session:
             ) from self.sequence.failed
 
     def _abandon(self) -> None:
-        """A pass that raised, or was interrupted, did not reach its end: nothing of it counts.
+        """Undo a pass that raised or was interrupted.
 
-        Where nothing recurs it may be repeated. A state may be half written, and the sequence says so when asked again.
+        Without recurrent layers the pass may be repeated. With them a state may be half written, and then the sequence
+        refuses every further step.
         """
         if self._step is None:
             return
         step, self._step = self._step, None
         self.cache.end()
         step.__exit__(ProtocolError, ProtocolError("the model's forward pass did not end"), None)
-        self.cache.rest(self.sequence.committed)
-        if not self._stated:
+        self.cache.continue_from(self.sequence.committed)
+        if not self._stateful:
             self.sequence.rewind(self.sequence.reserved - self.sequence.committed)
             del self._ids[max(self._prompt, self.sequence.committed) :]
 
-    def _named(self, given: Mapping[str, Any]) -> tuple[int, int]:
-        """Where this pass starts, and how many tokens it has; what is new among them gets its name here."""
+    def _name_tokens(self, given: Mapping[str, Any]) -> tuple[int, int]:
+        """Return where this pass starts and how many tokens it has; append its new tokens to the sequence's key."""
         start = self.sequence.committed
-        _refuse_what_no_key_tells(given)
-        _refuse_other_places(given, start)
+        _refuse_inputs_outside_the_key(given)
+        _refuse_other_positions(given, start)
         tokens = given["input_ids"][0].tolist()
         known = self._ids[start : start + len(tokens)]
         if known != tokens[: len(known)]:
@@ -191,8 +195,8 @@ class Session:
         return start, len(tokens)
 
 
-def _refuse_what_no_key_tells(given: Mapping[str, Any]) -> None:
-    """Refuse a pass whose tokens are not remembered by their ids and those before them alone."""
+def _refuse_inputs_outside_the_key(given: Mapping[str, Any]) -> None:
+    """Refuse a pass in which the entry of a token depends on more than the token's id and those before it."""
     ids, mask = given.get("input_ids"), given.get("attention_mask")
     if ids is None:
         raise InputError("a session knows tokens by their ids, and this pass has none: inputs_embeds cannot be cached")
@@ -209,11 +213,12 @@ def _refuse_what_no_key_tells(given: Mapping[str, Any]) -> None:
             "generate makes a mask that hides it; pass torch.ones_like(ids) then"
         )
     for name, value in given.items():
-        if name not in PLAIN and isinstance(value, Tensor) and bool(value.any()):
+        if name not in KEYED_INPUTS and isinstance(value, Tensor) and bool(value.any()):
             raise InputError(f"what is cached is known by token ids alone, and this pass has {name} as well")
 
 
-def _refuse_other_places(given: Mapping[str, Any], start: int) -> None:
+def _refuse_other_positions(given: Mapping[str, Any], start: int) -> None:
+    """Refuse a pass that does not begin where the session stands."""
     positions = given.get("position_ids")
     if isinstance(positions, Tensor) and positions.numel():
         first = int(positions.flatten()[0])
@@ -224,8 +229,8 @@ def _refuse_other_places(given: Mapping[str, Any], start: int) -> None:
             )
 
 
-def _tokens(ids: Any) -> list[int]:
-    """The prompt, from a tensor of shape (n,) or (1, n) or from whole numbers."""
+def _token_list(ids: Any) -> list[int]:
+    """Convert a prompt: a tensor of shape (n,) or (1, n), or an iterable of whole numbers."""
     if isinstance(ids, Tensor):
         if ids.ndim == 2 and ids.shape[0] == 1:
             ids = ids[0]
@@ -244,15 +249,15 @@ def _tokens(ids: Any) -> list[int]:
 def session(
     cache: Cache, model: Any, ids: Any, *, namespace: str = "", label: str = "", chunk: int | None = None
 ) -> Session:
-    """Open ``cache`` for one conversation that begins with ``ids``: a context manager.
+    """Open ``cache`` for one conversation that begins with ``ids``; returns a context manager.
 
     ``model``      a causal language model of transformers, or an ``HFModel``; ``cache`` was composed from its config
-    ``ids``        the prompt, shape (1, n) or (n,): what ``generate`` will be called with
-    ``namespace``  nothing is shared between two
-    ``label``      the session's name in errors
-    ``chunk``      compute the prompt in passes of so many tokens; None: in one, but for where a state is to be kept
+    ``ids``        the prompt, of shape (1, n) or (n,), with which ``generate`` will be called
+    ``namespace``  sessions of different namespaces share nothing in the cache
+    ``label``      the name of the session in errors
+    ``chunk``      how many tokens one pass of the prompt computes; None: all. A pass also ends where a state is kept
 
-    At its end it publishes what was computed, answer included; an exception in its block publishes nothing more and
-    leaks nothing.
+    The end of the block publishes what was computed, the answer included. If the block raises, nothing more is
+    published, and all pages are given back.
     """
     return Session(cache, model, ids, namespace=namespace, label=label, chunk=chunk)

@@ -1,8 +1,8 @@
 """States: what a recurrent layer keeps of a whole prefix, in the state slots of a pool.
 
-transformers' code for these layers reads a state, or hands a new one over to be copied, or writes it in place. One row
-on a CPU gets a view of its slot, so that all this happens in the pool. Several rows, or a device whose memory is not
-read back to learn the slot's number, get a copy, which is written back at the end of the pass.
+transformers' code for these layers reads a state, passes a new one to be copied, or writes it in place. A single row on
+a CPU gets a view of its slot, so all of this happens in the pool itself. Several rows get a copy, which is written back
+at the end of the pass; so does a row on another device, since a view would need the slot's number on the host.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from prefixloom import CompositionError
 
-from ..binding import LayerMemory
+from ..contract.memory import LayerMemory
 from .refusals import RECOMPOSE
-from .rows import Rows, outside
+from .rows import Rows, called_outside_pass
 
 CONV, RECURRENT = "conv", "recurrent"
 
 
 class States:
-    """The conv state of one layer, its recurrent one, or both. ``owner`` is transformers' cache layer."""
+    """The conv state of one layer, its recurrent state, or both. ``owner``: transformers' cache layer."""
 
     def __init__(self, layer: int, memory: LayerMemory, owner: Any) -> None:
         self.layer = layer
@@ -37,17 +37,17 @@ class States:
             owner.conv_kernel_size[0] = memory.rows[CONV].shape[-1]
 
     def begin(self, rows: Rows) -> None:
-        """Whether there is a state is known now; it is read when the layer is reached."""
+        """Begin a pass: tell transformers' layer whether there is a state. The state itself is fetched in ``enter``."""
         self._rows = rows
         self._owner.has_previous_state[0] = rows.past_count > 0
 
     def enter(self) -> None:
-        """The layer is reached, and asks for its states or writes them; the first time in a pass they are fetched."""
+        """Called whenever the layer reads or writes a state; fetches the states at the first call in a pass."""
         if self.entered:
             return
         rows = self._rows
         if rows is None:
-            raise outside(self.layer)
+            raise called_outside_pass(self.layer)
         rows.batch.gate(self.layer)
         self.entered = True
         slots = rows.batch.tables[self.memory.component][:, 0]
@@ -62,7 +62,7 @@ class States:
                 self._held[name][0] = pool.index_select(0, index)
 
     def end(self) -> None:
-        """Every layer has run: what was copied goes back."""
+        """End a pass: write copied states back into the pool."""
         for name, pool in self.memory.rows.items():
             held = self._held[name][0]
             if held is not None and self._copied is not None:
@@ -72,7 +72,10 @@ class States:
         self.entered = False
 
     def check(self, name: str, new: Tensor) -> None:
-        """The first state of a sequence has the dtype in which the model's code keeps it from then on."""
+        """Refuse a new state that does not fit the pool.
+
+        The dtype is checked at position 0 only: the model's code keeps a state in the dtype of the first one.
+        """
         pool = self.memory.rows.get(name)
         if pool is None:
             raise CompositionError(
@@ -80,7 +83,7 @@ class States:
                 f"{RECOMPOSE}"
             )
         shape, kept = tuple(new.shape[1:]), tuple(pool.shape[1:])
-        if name == CONV:  # handed over as long as the pass; the last of it is kept
+        if name == CONV:  # passed with all inputs of the pass, of which the last are kept
             shape, kept = shape[:-1], kept[:-1]
         starts = self._rows is not None and not self._rows.past_count
         if shape != kept or (starts and new.dtype != pool.dtype):

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
 
 import transformers
-from hf_models import REGISTRY, model_of
 
 from prefixloom import compose
 from prefixloom.cli import main
-from prefixloom_engine import demo
+from prefixloom_engine.demo import command, comparison
+from tests.support.hf_models import REGISTRY, model_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = ["--conversations", "2", "--turns", "2", "--json"]
@@ -27,8 +27,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> None:
     def composed(*args: object, **options: object) -> object:
         return compose(*args, registry=REGISTRY, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(demo, "compose", composed)
-    monkeypatch.setattr("prefixloom.cli._module", lambda name: demo)
+    monkeypatch.setattr(comparison, "compose", composed)
+    monkeypatch.setattr("prefixloom.cli._module", lambda name: command)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_5_text"])

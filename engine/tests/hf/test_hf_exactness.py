@@ -14,12 +14,12 @@ import pytest
 pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
 
 import torch
-from hf_models import MATRIX, Served, distance, figure, model_of, prompt
 
 from prefixloom import TierManifest
 from prefixloom.contract.manifest import LAYOUTS, Layout
-from prefixloom.testing.witness import Witness
+from prefixloom.testing.inside.witness import Witness
 from prefixloom_hicache import HostTier
+from tests.support.hf_models import MATRIX, Served, distance, figure, model_of, prompt
 
 MOVED = 1e-4
 """What a zeroed piece moves at least; measured: 3.5e-4 and more."""

@@ -7,15 +7,16 @@ import pytest
 pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
 
 import torch
-from hf_models import MATRIX
-from kl import Traffic
 
-from prefixloom_engine.divergence import divergence
+from tests.random.kl_hf import Traffic
+from tests.support.divergence import divergence
+from tests.support.hf_models import MATRIX
+from tests.support.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("name", MATRIX)
+@pytest.mark.parametrize("name", sampled(MATRIX, 3))
 def test_mixed_traffic_says_what_a_run_without_a_cache_says(name: str) -> None:
     told = Traffic(name).run(24)
     assert told.sound(), told

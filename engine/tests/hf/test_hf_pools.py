@@ -12,7 +12,21 @@ import pytest
 pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
 
 import torch
-from hf_models import (
+from transformers import AutoConfig, AutoModelForCausalLM, BertConfig
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+import prefixloom
+from prefixloom import CompositionError
+from prefixloom_engine import Batch, Model, Runner, Span
+from prefixloom_engine.hf import HFModel
+from prefixloom_engine.hf.layers import pooled_layer
+from prefixloom_engine.hf.rows import Rows
+from tests.support.hf_models import (
     COMMON,
     CONFIGS,
     FULL,
@@ -28,20 +42,6 @@ from hf_models import (
     model_of,
     prompt,
 )
-from transformers import AutoConfig, AutoModelForCausalLM, BertConfig
-from transformers.cache_utils import (
-    DynamicCache,
-    DynamicSlidingWindowLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionLayer,
-)
-
-import prefixloom
-from prefixloom import CompositionError
-from prefixloom_engine import Batch, Model, Runner, Span
-from prefixloom_engine.hf import HFModel
-from prefixloom_engine.hf.layers import pooled
-from prefixloom_engine.hf.rows import Rows
 
 EVERY = pytest.mark.parametrize("name", CONFIGS)
 OTHER = pytest.mark.parametrize("name", OTHERS)
@@ -100,7 +100,7 @@ def test_a_state_beside_a_window_does_what_transformers_layer_does(rows: int) ->
     mamba = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
     config = {**COMMON, **mamba, "mamba_d_conv": 4, "layer_types": ["hybrid_sliding"] * 4, "sliding_window": WINDOW}
     cache = prefixloom.compose({**config, "dtype": "float64"}, capacity=512, max_running=4, registry=REGISTRY)
-    layer: Any = pooled(LinearAttentionAndSlidingWindowAttentionLayer(sliding_window=WINDOW), cache, 2)
+    layer: Any = pooled_layer(LinearAttentionAndSlidingWindowAttentionLayer(sliding_window=WINDOW), cache, 2)
     own = [LinearAttentionAndSlidingWindowAttentionLayer(sliding_window=WINDOW) for _ in range(rows)]
     made = torch.Generator().manual_seed(1)
     sequences = [cache.open(prompt(row, 60)) for row in range(rows)]
@@ -309,9 +309,9 @@ def test_a_layer_that_keeps_its_memory_in_another_way_is_refused_by_its_name() -
         pass
 
     with pytest.raises(CompositionError, match=r"layer 3 remembers in transformers' Strange, .* Known: DynamicLayer, "):
-        pooled(Strange(WINDOW), Served("mistral").cache, 3)
+        pooled_layer(Strange(WINDOW), Served("mistral").cache, 3)
     with pytest.raises(CompositionError, match="layer 0 has 2 conv states, and there is a place for one"):
-        pooled(LinearAttentionLayer(number_of_states=2), Served("lfm2").cache, 0)
+        pooled_layer(LinearAttentionLayer(number_of_states=2), Served("lfm2").cache, 0)
 
 
 def test_a_model_that_ignores_its_cache_is_found_out() -> None:

@@ -14,12 +14,12 @@ import pytest
 pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
 
 import torch
-from hf_models import COMMON, CONFIGS, config_of, distance, model_of, prompt
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from prefixloom import CompositionError
 from prefixloom_engine.hf import HFModel, load
 from prefixloom_engine.hf.refusals import FROM_ZERO, OUTSIDE, REFUSED, refuse
+from tests.support.hf_models import COMMON, CONFIGS, config_of, distance, model_of, prompt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WRONG = 1e-3

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from prefixloom import compose
-from prefixloom.testing.layers import LAYERS, PathAttention, Store, rotary
 from prefixloom.testing.toy import ToyModel, toy_config
+from prefixloom.testing.toy.layers import LAYERS, LayerStore, PathAttention, rotary
 from prefixloom_sink import SinkComponent
 
 SINKS, WINDOW = 3, 6
@@ -30,13 +30,13 @@ def one_thread() -> Iterator[None]:
 class SinkAttention(PathAttention):
     """A query sees the first ``SINKS`` positions and the last ``WINDOW``, its own included."""
 
-    def forward(self, x: Tensor, start: int, store: Store) -> Tensor:
+    def forward(self, x: Tensor, start: int, store: LayerStore) -> Tensor:
         q = rotary((x @ self.to_q).view(len(x), self.kv_heads, -1, self.k_dim).flatten(1, 2), start)
         store.write("k", start, rotary((x @ self.to_k).view(len(x), self.kv_heads, self.k_dim), start))
         store.write("v", start, (x @ self.to_v).view(len(x), self.kv_heads, self.v_dim))
         return torch.stack([self.one(q[i], start + i, store) for i in range(len(x))]) @ self.to_x
 
-    def one(self, q: Tensor, position: int, store: Store) -> Tensor:
+    def one(self, q: Tensor, position: int, store: LayerStore) -> Tensor:
         low = max(0, position - WINDOW + 1)
         spans = [(0, min(SINKS, low)), (low, position + 1)]
         k, v = (torch.cat([store.read(name, lo, hi) for lo, hi in spans if lo < hi]) for name in ("k", "v"))

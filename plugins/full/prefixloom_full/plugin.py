@@ -1,7 +1,7 @@
-"""The component of full attention: what it stores, and how a model config says it.
+"""The component of full attention: what it stores, and how its options are read from a model config.
 
-Its reach is the whole path; everything else that the cache does for it (matching, locks, eviction, transfers) the core
-derives from that and from the manifest, so that no hook is overridden here.
+Its reach is the whole path. From the reach and the manifest the core derives everything that the cache does for it:
+matching, locks, eviction, transfers. So this component overrides no hook.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ INDEXER = "indexer_keys"
 
 
 class FullComponent(Component):
-    """Keys and values per token: ``kv_heads`` heads, ``k_dim`` and ``v_dim`` wide (equal unless said).
+    """Keys and values per token, for ``kv_heads`` heads that are ``k_dim`` and ``v_dim`` wide (equal by default).
 
-    With ``latent_dim`` it holds multi-head latents instead (MLA): one compressed latent and one rotary key of
-    ``rope_dim`` per token and layer, for all heads together. With ``index_dim`` it holds the keys by which an indexer
-    picks what sparse attention reads: one of that width per token and layer. ``layers`` are the model's layer numbers
-    that own entries, or how many there are; ``shared`` maps a layer to the owner whose entries it reads.
-    ``lookahead`` is 1 for a draft model (EAGLE, MTP) whose entries depend on the next token too.
+    ``latent_dim``  hold multi-head latents (MLA) in their place: per token and layer one compressed latent, and one
+                    rotary key of ``rope_dim``, for all heads together
+    ``index_dim``   hold an indexer's keys in their place, by which sparse attention selects what it reads: one key of
+                    this width per token and layer
+    ``layers``      the numbers of the model's layers that own entries, or how many layers there are
+    ``shared``      layer -> the layer whose entries it reads
+    ``lookahead``   1 for a draft model (EAGLE, MTP), whose entries depend on the next token too
     """
 
     def __init__(
@@ -58,16 +60,16 @@ class FullComponent(Component):
         latents = {"latent_dim": latent_dim, "rope_dim": rope_dim}
         shapes: dict[str, tuple[int, ...]]
         if index_dim is not None:
-            said = [key for key, value in {**heads, **latents}.items() if value is not None]
-            if said:
+            extra = [key for key, value in {**heads, **latents}.items() if value is not None]
+            if extra:
                 raise CompositionError(
-                    f"{name!r} holds an indexer's keys, which have no {', '.join(said)}: leave them out"
+                    f"{name!r} holds an indexer's keys, which have no {', '.join(extra)}: leave them out"
                 )
             shapes = {"index": (index_dim,)}
         elif latent_dim is not None:
-            said = [key for key, value in heads.items() if value is not None]
-            if said:
-                raise CompositionError(f"{name!r} holds latents, which have no {', '.join(said)}. Leave them out")
+            extra = [key for key, value in heads.items() if value is not None]
+            if extra:
+                raise CompositionError(f"{name!r} holds latents, which have no {', '.join(extra)}. Leave them out")
             shapes = {"latent": (latent_dim,)}
             if rope_dim:
                 shapes["rope"] = (rope_dim,)
@@ -80,14 +82,14 @@ class FullComponent(Component):
         else:
             shapes = {"k": (kv_heads, k_dim), "v": (kv_heads, k_dim if v_dim is None else v_dim)}
         buffers = tuple(Buffer(key, shape, str(dtype), numbers, dict(shared or {})) for key, shape in shapes.items())
-        # Heads are split over tensor-parallel ranks; what serves all heads is held whole by every rank.
+        # Heads are split over tensor-parallel ranks. What serves all heads is replicated on every rank.
         placement: Literal["sharded", "replicated"] = "sharded" if "k" in shapes else "replicated"
         manifest = Manifest(buffers, page_size=page_size, placement=placement, lookahead=lookahead)
         super().__init__(name, manifest, Path())
 
 
 def options_from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Sequence[tuple[str, Mapping[str, Any]]]:
-    """One component per shape of what is stored: latents, keys and values of each width, keys of an indexer."""
+    """Return the options of one component per stored shape: latents, indexer keys, each width of keys and values."""
     groups: dict[str, list[LayerFacts]] = {}
     for layer in layers:
         groups.setdefault(_suffix(facts, layer), []).append(layer)
@@ -99,7 +101,7 @@ def options_from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Se
 
 
 def _suffix(facts: ModelFacts, layer: LayerFacts) -> str:
-    """What tells layers apart that cannot share a component, as a part of its name."""
+    """Return a name for what a layer stores. Layers with different names cannot share a component."""
     if layer.kind != ATTENTION:
         return layer.kind
     kv_heads, k_dim, v_dim = facts.widths(layer)

@@ -19,13 +19,14 @@ from prefixloom import CapacityError, ComponentSpec, Profile
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
 from prefixloom.compose.registry import Registry
+from prefixloom.testing.inside.witness import Witness
 from prefixloom.testing.toy import ToyModel, toy_config
-from prefixloom.testing.witness import Witness
+from tests.support.sampling import slow
 
 TOLERANCE = 1e-10
 MOVED = 1e-3
 """What one wrong page moves at least; measured: 0.036 and more."""
-PAGES = pytest.mark.parametrize("page", [1, 4, 16])
+PAGES = pytest.mark.parametrize("page", [slow(1), 4, slow(16)])
 MODEL = ToyModel(toy_config(v_head_dim=4))
 VOCABULARY = MODEL.vocabulary
 

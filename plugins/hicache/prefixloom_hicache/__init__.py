@@ -1,11 +1,23 @@
-"""The tiers below the device: the host's memory, two stores behind it, and guards around any store."""
+"""The tiers below the device: the host's memory, two stores behind it, and guards around any store.
+
+The package knows the public names of ``prefixloom`` and ``prefixloom.storage``. It knows no component, no model and no
+engine. It imports no torch.
+
+Read ``host`` first. Each module or room imports only those that come later in this list:
+
+``host``          the tier plugin: what the host keeps, and the store behind it
+``guards``        a deadline, a breaker, a rate and a backlog around any store
+``file_store``    a store in files of one machine
+``memory_store``  a store in this process's memory, for tests
+``records``       what both stores share: a record as bytes, an index, counts
+"""
 
 from __future__ import annotations
 
-from .file import FileBackend
-from .guarded import Guarded, GuardLimits
+from .file_store import FileBackend
+from .guards import Guarded, GuardLimits
 from .host import HostTier
-from .memory import MemoryBackend
+from .memory_store import MemoryBackend
 
 __all__ = [
     "FileBackend",

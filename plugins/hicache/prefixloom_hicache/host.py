@@ -1,7 +1,8 @@
-"""The host tier: what the device cannot hold rests in the host's memory, and comes back when a prompt asks for it.
+"""The host tier: it keeps in the host's memory what the device cannot hold, and gives it back when a prompt needs it.
 
-What is kept below the device, and in what form, follows from the components of the composition; this plugin says how
-much, when it is copied down, what is worth bringing back, and which store lies behind it. It names no component.
+What is kept below the device, and in what form, the core derives from the components of the composition. This plugin
+says how much is kept, when it is copied down, what is worth copying back, and which store is behind it. It names no
+component and no kind of store.
 """
 
 from __future__ import annotations
@@ -11,10 +12,18 @@ from typing import Any, Literal
 
 import attrs
 
-from prefixloom import CompositionError, Consensus, LocalConsensus, StorageError, TierManifest
+from prefixloom import (
+    ComponentType,
+    CompositionError,
+    Consensus,
+    LocalConsensus,
+    StorageError,
+    TierManifest,
+    hookimpl,
+)
 from prefixloom.storage import Backend, BackendType, opened
 
-from .guarded import Guarded, GuardLimits
+from .guards import Guarded, GuardLimits
 
 FETCHES = ("best_effort", "wait", "timeout")
 KEEPS = ("through", "selective", "back")
@@ -22,17 +31,18 @@ KEEPS = ("through", "selective", "back")
 
 @attrs.define(eq=False)
 class HostTier:
-    """``HostTier(TierManifest(memory="200GiB"))`` among a profile's components or compose's ``plugins``.
+    """A tier of host memory: pass ``HostTier(TierManifest(memory="200GiB"))`` among a profile's components, or in
+    compose's ``plugins``.
 
-    ``identity``  what a store's records are of: ``model``, and where they apply ``weights`` and ``shards`` (axis ->
-                  (rank, of how many)). Needed where a store is attached
-    ``keep``      what a store gets: "through": all that comes to the host; "selective": what was hit as often as the
-                  manifest says; "back": what the host is about to lose
-    ``fetch``     "best_effort": a prompt never waits for the store; "wait": until it has answered; "timeout": no longer
-                  than ``fetch_base`` seconds and ``fetch_per_page`` for each page
-    ``fetch_at_least``  tokens that a fetch must promise
-    ``limits``    deadline, breaker, rate and backlog of the store
-    ``consensus`` of the ranks that run one model
+    ``identity``  what the records of a store belong to: ``model``, and where they apply ``weights`` and ``shards``
+                  (axis -> (rank, number of ranks)). A store needs it
+    ``keep``      what is written to the store. "through": all that comes to the host; "selective": what was hit as
+                  often as the manifest says; "back": what the host is about to evict
+    ``fetch``     how long a prompt waits for the store. "best_effort": never; "wait": until the store has answered;
+                  "timeout": at most ``fetch_base`` seconds, and ``fetch_per_page`` seconds for each page
+    ``fetch_at_least``  the smallest number of tokens that is worth a fetch
+    ``limits``    the store's deadline, breaker, rate and backlog
+    ``consensus`` how the ranks that run one model agree
     """
 
     manifest: TierManifest
@@ -67,38 +77,53 @@ class HostTier:
         overlap: bool = False,
         **options: Any,
     ) -> HostTier:
-        """From the options of a profile."""
+        """Make a tier from the options of a profile: those of the manifest, and those of this class."""
         manifest = TierManifest(
             memory=memory, capacity=capacity, write=write, hits=hits, load_at_least=load_at_least, layout=layout,
             gates=gates, overlap=overlap,
         )  # fmt: skip
         return cls(manifest, name, **options)
 
-    # ------------------------------------------------------------ a store
+    # ------------------------------------------------------------ the store behind the tier
     def attach(self, kind: BackendType | Backend, **options: Any) -> None:
-        """From the next ``poll()`` on, write to this store and fetch from it. What the host has by then goes there too.
+        """Attach a store while the cache runs. From the next ``poll()`` on, the tier writes to it and reads from it.
 
-        ``kind`` is an open store, or what opens one with ``options``. While the cache runs.
+        What the host holds by then is written to the store as well. ``kind`` is an open store, or the type of a store
+        that is opened with ``options``.
         """
         if self.store is not None:
             raise StorageError("a store is attached already: detach it first")
         if "model" not in self.identity:
             raise StorageError(
-                "a store keeps records for other processes, so it must be known of which model they are: "
+                "a store keeps records for other processes, so the tier must say of which model they are: "
                 "HostTier(..., identity={'model': ..., 'weights': ...})"
             )
         backend = opened(kind, **options) if isinstance(kind, BackendType) else kind
         self.store = Guarded(backend, self.limits)
 
     def detach(self) -> None:
-        """Let the store go. What it was asked and has not answered is dropped, and counted as such."""
+        """Detach and close the store. Calls that it has not answered are dropped, and counted as such."""
         store, self.store = self.store, None
         if store is not None:
             store.close()
 
     def patience(self, pages: int) -> float:
-        """Seconds that a fetch of so many pages may take, where ``fetch`` is "timeout"."""
+        """Return the seconds that a fetch of ``pages`` pages may take, where ``fetch`` is "timeout"."""
         return self.fetch_base + self.fetch_per_page * pages
 
     def now(self) -> float:
+        """Return the time of the store's clock, or infinity without a store."""
         return self.store.clock.now() if self.store is not None else float("inf")
+
+
+prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
+
+
+@hookimpl
+def prefixloom_component() -> ComponentType:
+    """Offer the tier to the registry."""
+    return ComponentType(
+        kind="hicache",
+        make=HostTier.make,
+        summary="a host tier below the device: pools mirrored from every component that shares its data",
+    )

@@ -1,8 +1,7 @@
 """The conformance suite on the stores of this plugin."""
 
-from hicache_cases import FILE, MEMORY
-
-from prefixloom.testing.storage import parametrize_with_checks
+from prefixloom.testing.laws.storage import parametrize_with_checks
+from tests.support.hicache_cases import FILE, MEMORY
 
 
 @parametrize_with_checks([MEMORY, FILE])

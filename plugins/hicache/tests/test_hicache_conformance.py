@@ -8,13 +8,13 @@ from typing import Any
 
 import attrs
 import pytest
-from hicache_cases import MEMORY, damage_memory
 
 from prefixloom.storage import FAULTS, REASONS, Key, Miss, Record, Refused, Status, Stored
-from prefixloom.testing import laws_of_storage as laws
-from prefixloom.testing.storage import CHECKS, BackendCase, Check, check_backend, parametrize_with_checks
+from prefixloom.testing.laws import storage as laws
+from prefixloom.testing.laws.storage import CHECKS, BackendCase, Check, check_backend, parametrize_with_checks
 from prefixloom_hicache import MemoryBackend
-from prefixloom_hicache.frame import HEADER_BYTES, header_of
+from prefixloom_hicache.records.frame import HEADER_BYTES, encode_header
+from tests.support.hicache_cases import MEMORY, damage_memory
 
 # ---------------------------------------------------------------- broken backends
 
@@ -124,7 +124,7 @@ class NeverSaysWhy(MemoryBackend):
 class IgnoresTheFingerprint(MemoryBackend):
     def _write(self, record: Record) -> Stored | Refused:
         if any(address[16:] == record.key.content for address in self._frames):
-            return self._tally.stored(record.key, fresh=False)
+            return self._counts.stored(record.key, fresh=False)
         return super()._write(record)
 
 
@@ -178,7 +178,7 @@ class LosesTheLast(Kept):
 
 class ForgetsFingerprints(Kept):
     def reopened(self) -> MemoryBackend:
-        self._index._told.clear()
+        self._index._fingerprints.clear()
         return super().reopened()
 
 
@@ -202,7 +202,7 @@ class ServesDamage(MemoryBackend):
         if frame is not None:
             payload = bytes(frame[HEADER_BYTES:])
             fixed = Record(key, "kv", 0, 16, "layer_first", memoryview(payload))
-            frame[:HEADER_BYTES] = header_of(fixed)
+            frame[:HEADER_BYTES] = encode_header(fixed)
         return super()._read(key, into)
 
 

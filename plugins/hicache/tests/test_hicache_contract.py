@@ -17,11 +17,12 @@ from prefixloom.storage import checksum as sums
 from prefixloom.storage.checksum import Checksum
 from prefixloom.storage.contract import opened
 from prefixloom.storage.keys import key, links, next_link
-from prefixloom.testing.laws_of_storage import ONE, key_of, record_of
+from prefixloom.testing.laws.storage import ONE, key_of, record_of
 from prefixloom_hicache import MemoryBackend
-from prefixloom_hicache.frame import Flaw, header_of, read
+from prefixloom_hicache.records.frame import Flaw, decode_record, encode_header
+from tests.support.names import stable
 
-POINTS = {name: f"prefixloom_hicache.{name}" for name in ("memory", "file")}
+POINTS = {"memory": "prefixloom_hicache.memory_store", "file": "prefixloom_hicache.file_store.backend"}
 REGISTRY = Registry([EntryPoint(f"storage:{name}", value, "prefixloom") for name, value in POINTS.items()])
 
 
@@ -85,7 +86,7 @@ def test_a_text_that_is_no_fingerprint_is_none(text: str | bytes) -> None:
         {"component": ""}, {"component": "x" * 64}, {"component": "a\0b"}, {"layout": "x" * 32}, {"start": 40},
         {"start": -1}, {"payload": b""}, {"payload": memoryview(bytes(16))[::2]},
     ],
-    ids=str,
+    ids=stable,
 )  # fmt: skip
 def test_a_record_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
     facts = {"key": key_of(1), "component": "kv", "start": 0, "end": 16, "layout": "l", "payload": b"1"} | change
@@ -105,16 +106,16 @@ def test_the_checksum_goes_by_what_is_installed_and_says_which(monkeypatch: pyte
         without.setitem(sys.modules, "xxhash", None)
         assert sums.preferred() == "crc32"
         record = record_of(1)
-        frame = header_of(record) + bytes(record.payload)
-        assert read(frame, record.key) == record
+        frame = encode_header(record) + bytes(record.payload)
+        assert decode_record(frame, record.key) == record
         other = attrs.evolve(record, checksum=Checksum("xxh3", 7))
-        found = read(header_of(other) + bytes(other.payload), other.key)
+        found = decode_record(encode_header(other) + bytes(other.payload), other.key)
         assert isinstance(found, Flaw) and found.reason == "format" and "install xxhash" in found.detail
         with pytest.raises(ValueError, match="install xxhash"):
             Checksum.of(b"", "xxh3")
     sums.function.cache_clear()
     sums.preferred.cache_clear()
-    assert read(frame, record.key) == record, "crc32 is read everywhere"
+    assert decode_record(frame, record.key) == record, "crc32 is read everywhere"
 
 
 def test_a_store_of_another_checksum_is_a_miss_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

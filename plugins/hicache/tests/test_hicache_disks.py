@@ -13,10 +13,10 @@ import pytest
 
 from prefixloom import StorageError
 from prefixloom.storage import Miss, Record, Refused, Stored
-from prefixloom.testing.laws_of_storage import key_of, record_of, same, stored
+from prefixloom.testing.laws.storage import key_of, record_of, same, stored
 from prefixloom_hicache import FileBackend
-from prefixloom_hicache.disk import Disk
-from processes import python
+from prefixloom_hicache.file_store.disk import Disk
+from tests.support.processes import python
 
 SEGMENT = 16 << 10
 
@@ -159,7 +159,7 @@ def test_segments_of_another_size_go_one_by_one_when_the_disk_is_full(tmp_path: 
 def test_a_limit_of_the_system_on_files_is_a_counted_refusal(tmp_path: Path) -> None:
     told = python(
         "import sys, resource\nfrom prefixloom.storage import *\n"
-        "from prefixloom_hicache import *\nfrom prefixloom.testing.laws_of_storage import *\n"
+        "from prefixloom_hicache import *\nfrom prefixloom.testing.laws.storage import *\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))\n"
         "store = FileBackend(sys.argv[1], 1 << 20)\n"
         "print(store.put([record_of(1)])[0].reason, store.get([key_of(1)])[0].reason, store.status().refused)",
@@ -181,7 +181,7 @@ def test_a_segment_that_cannot_be_read_hides_no_news_of_others(tmp_path: Path) -
     stored(store, record_of(0, 3000))
     disk = Bad()
     reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0, disk=disk)
-    disk.first = reader._shelf.segments["segment-00000001.loom"].file.number
+    disk.first = reader._segments.by_name["segment-00000001.loom"].file.number
     for seed in range(1, 10):
         stored(store, record_of(seed, 3000))
     same(reader.get([key_of(9)])[0], record_of(9, 3000))

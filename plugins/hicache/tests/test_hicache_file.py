@@ -13,10 +13,10 @@ import pytest
 
 from prefixloom import StorageError
 from prefixloom.storage import Checksum, Miss
-from prefixloom.testing.laws_of_storage import ONE, ROOMY, key_of, missed, record_of, same, stored
+from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend
-from prefixloom_hicache.scan import HEAD_BYTES
-from processes import python
+from prefixloom_hicache.file_store.segment_format import HEAD_BYTES
+from tests.support.processes import python
 
 SEGMENT = 16 << 10
 
@@ -42,7 +42,7 @@ def test_another_process_reads_what_this_one_writes_and_may_not_write(tmp_path: 
     told = python(
         "import sys\nfrom prefixloom import StorageError\nfrom prefixloom.storage import *\n"
         "from prefixloom_hicache import *\n"
-        "from prefixloom.testing.laws_of_storage import *\n"
+        "from prefixloom.testing.laws.storage import *\n"
         "try:\n    FileBackend(sys.argv[1])\nexcept StorageError as error:\n    print('writer already' in str(error))\n"
         "reader = FileBackend(sys.argv[1], read_only=True)\n"
         "same(reader.get([key_of(1)])[0], record_of(1, 5000))\n"
@@ -56,7 +56,7 @@ def test_another_process_reads_what_this_one_writes_and_may_not_write(tmp_path: 
 FORKING = """
 import os, sys
 from prefixloom_hicache import FileBackend
-from prefixloom.testing.laws_of_storage import record_of
+from prefixloom.testing.laws.storage import record_of
 store = FileBackend(sys.argv[1])
 here, there = os.pipe()
 if os.fork() == 0:

@@ -1,4 +1,4 @@
-"""Twenty thousand damaged inputs for the readers; a million with ``python -m prefixloom_hicache.fuzz``."""
+"""Twenty thousand damaged inputs for the readers; a million with ``fuzz_readers.py`` run as a script."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import attrs
 import pytest
 
 from prefixloom.storage import Record, checksum
-from prefixloom_hicache import frame, fuzz
+from prefixloom_hicache.records import frame
+from tests.support import fuzz_readers
 
 
 def test_no_input_breaks_a_reader_or_is_taken_for_what_it_is_not() -> None:
-    ended = fuzz.fuzz(20_000)
+    ended = fuzz_readers.fuzz(20_000)
     assert sum(ended.values()) == 20_000
     for what in ("try_frame: read", "try_frame: corrupt", "try_frame: format", "try_segment: index of 5"):
         assert ended[what] > 20, f"hardly any input ended as {what!r}: {ended}"
@@ -21,7 +22,7 @@ def test_no_input_breaks_a_reader_or_is_taken_for_what_it_is_not() -> None:
 def test_the_fuzz_sees_a_reader_that_trusts_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum.Checksum, "fits", lambda self, content: True)
     with pytest.raises(AssertionError, match="a payload that nobody wrote"):
-        fuzz.fuzz(2000)
+        fuzz_readers.fuzz(2000)
 
 
 def test_the_fuzz_sees_a_scan_that_leaves_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,28 +32,28 @@ def test_the_fuzz_sees_a_scan_that_leaves_the_file(monkeypatch: pytest.MonkeyPat
         def __rsub__(self, other: int) -> int:
             return other
 
-    def trusting(data: bytes, place: frame.Place) -> frame.Header | frame.Flaw:
-        header = frame.read_header(data, place)
+    def trusting(data: bytes, place: frame.HeaderPlace) -> frame.RecordHeader | frame.Flaw:
+        header = frame.decode_header(data, place)
         return header if isinstance(header, frame.Flaw) else attrs.evolve(header, size=Anywhere(header.size))
 
-    monkeypatch.setattr("prefixloom_hicache.scan.read_header", trusting)
+    monkeypatch.setattr("prefixloom_hicache.file_store.segment_format.decode_header", trusting)
     with pytest.raises(AssertionError, match="out of bounds"):
-        fuzz.fuzz(20_000)
+        fuzz_readers.fuzz(20_000)
 
 
 def test_the_fuzz_sees_a_reader_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "_name", lambda padded: padded.rstrip(b"\0").decode())
+    monkeypatch.setattr(frame, "_decode_name", lambda padded: padded.rstrip(b"\0").decode())
     with pytest.raises(AssertionError, match=r"input \d+ broke try_\w+: (UnicodeDecode|Value)Error"):
-        fuzz.fuzz(20_000)
+        fuzz_readers.fuzz(20_000)
 
 
 @pytest.mark.parametrize("field, what", [(64, "component"), (32, "layout")])
 def test_a_name_that_fills_its_field_was_never_written(field: int, what: str) -> None:
-    record = fuzz.record_of(1, 40)
-    header = bytearray(frame.header_of(record))
+    record = fuzz_readers.record_of(1, 40)
+    header = bytearray(frame.encode_header(record))
     at = header.index(record.component.encode() if what == "component" else record.layout.encode())
     for length, good in ((field - 1, True), (field, False)):
         header[at : at + field] = (b"x" * length).ljust(field, b"\0")
         header[12:16] = zlib.crc32(header[16:], zlib.crc32(header[8:12])).to_bytes(4, "little")
-        found = frame.read(header + record.payload, record.key)
+        found = frame.decode_record(header + record.payload, record.key)
         assert isinstance(found, Record) if good else isinstance(found, frame.Flaw) and found.reason == "corrupt"

@@ -10,12 +10,10 @@ import attrs
 import pytest
 
 from prefixloom.storage import Key, Miss, Record, Refused, Stored
-from prefixloom.testing.laws_of_storage import key_of, record_of, same
+from prefixloom.testing.laws.storage import key_of, record_of, same
 from prefixloom_hicache import MemoryBackend
-from prefixloom_hicache.breaker import Breaker, BreakerLimits
-from prefixloom_hicache.clock import ManualClock, SystemClock
-from prefixloom_hicache.guarded import Guarded, GuardLimits
-from prefixloom_hicache.limits import Backlog, Rate
+from prefixloom_hicache.guards import BreakerLimits, Guarded, GuardLimits, ManualClock, SystemClock
+from prefixloom_hicache.guards.limits import Backlog, Breaker, Rate
 
 MIB = 1 << 20
 

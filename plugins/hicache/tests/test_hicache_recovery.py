@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from prefixloom.storage import Backend, Key, Miss, Record, Stored
-from prefixloom.testing.laws_of_storage import key_of, record_of
+from prefixloom.testing.laws.storage import key_of, record_of
 from prefixloom_hicache import FileBackend
-from prefixloom_hicache.disk import Disk
-from prefixloom_hicache.frame import HEADER_BYTES
-from prefixloom_hicache.scan import HEAD_BYTES
+from prefixloom_hicache.file_store.disk import Disk
+from prefixloom_hicache.file_store.segment_format import HEAD_BYTES
+from prefixloom_hicache.records.frame import HEADER_BYTES
 
 SEGMENT = 16 << 10
 SEEDS = 24
@@ -199,7 +199,7 @@ def test_a_file_that_is_cut_under_a_reader_is_a_miss(quick: Path) -> None:
 WRITER = """
 import sys, os
 from prefixloom_hicache import FileBackend
-from prefixloom.testing.laws_of_storage import record_of
+from prefixloom.testing.laws.storage import record_of
 store = FileBackend(sys.argv[1], int(sys.argv[2]))
 seed = int(sys.argv[3])
 while True:

@@ -12,11 +12,18 @@ import attrs
 import pytest
 
 from prefixloom.storage import Checksum, Miss, Record, Refused, Stored
-from prefixloom.testing.laws_of_storage import ONE, ROOMY, key_of, missed, record_of, same, stored
+from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend
-from prefixloom_hicache.disk import Disk
-from prefixloom_hicache.frame import HEADER_BYTES
-from prefixloom_hicache.scan import HEAD_BYTES, Head, berth, headers, read_head, slot_of
+from prefixloom_hicache.file_store.disk import Disk
+from prefixloom_hicache.file_store.segment_format import (
+    HEAD_BYTES,
+    SegmentHead,
+    decode_head,
+    header_offset,
+    payload_start,
+    scan_headers,
+)
+from prefixloom_hicache.records.frame import HEADER_BYTES
 
 SEGMENT = 16 << 10
 
@@ -33,9 +40,9 @@ def test_payloads_lie_side_by_side_and_are_found_by_readers_and_later_writers(tm
     for seed, size in enumerate(sizes):
         stored(store, record_of(seed, size))
         same(reader.get([key_of(seed)])[0], record_of(seed, size))
-        entry = store._index.find(key_of(seed))
-        assert entry is not None and entry.body % (4096 if size >= 32_768 else 4) == 0
-        begun.append(entry.body)
+        location = store.locate(key_of(seed))
+        assert location is not None and location.payload_at % (4096 if size >= 32_768 else 4) == 0
+        begun.append(location.payload_at)
     ends = [begin + size for begin, size in zip(begun, sizes, strict=True)]
     assert begun[7] == ends[6], "no room between those of one size"
     assert all(begin >= end for begin, end in zip(begun[1:], ends[:-1], strict=True))
@@ -48,27 +55,28 @@ def test_payloads_lie_side_by_side_and_are_found_by_readers_and_later_writers(tm
 
 
 @pytest.mark.parametrize("segment", [1 << 14, 1 << 20, 64 << 20])
-def test_a_berth_is_behind_and_loses_little(segment: int) -> None:
+def test_a_payload_starts_behind_the_last_one_and_loses_little(segment: int) -> None:
     for size in (1, 40, 65, 256, 3000, 4096, 5000, 40_000, 1 << 16, 100_000, 1 << 19, 3 << 19, segment // 2):
         at = HEAD_BYTES + 300
         for number in range(20):
-            begin = berth(at, size, number, segment)
+            begin = payload_start(at, size, number, segment)
             little = max(8, min(size // 32, segment // 64) if number else segment // 64)
             assert at <= begin <= at + little
             assert number < 2 or begin == at or size % 4096, "those of one size lie side by side"
             at = begin + size
         for at in (segment // 4 + 1, segment // 4 + segment // 32 - 3000, segment // 3):
-            assert 0 <= berth(at, size, 9, segment) - at <= max(7, size // 32), "beside those of other sizes"
-    at = berth(HEAD_BYTES + 300, 1 << 19, 1, 64 << 20)
+            assert 0 <= payload_start(at, size, 9, segment) - at <= max(7, size // 32), "beside those of other sizes"
+    at = payload_start(HEAD_BYTES + 300, 1 << 19, 1, 64 << 20)
     assert at == 1 << 19, "a few bytes of a segment for large parts of memory"
 
 
 def test_what_fits_is_not_pushed_out_by_its_alignment() -> None:
     segment = 8 << 20
-    room = slot_of(1, segment) - HEAD_BYTES - 304
+    room = header_offset(1, segment) - HEAD_BYTES - 304
     for lost in (0, 8, 64, 4096 - 304, 1 << 16, 1 << 18):
         for size in (room - lost, (room - lost) >> 12 << 12, (room - lost) >> 16 << 16):
-            assert HEAD_BYTES + 300 <= berth(HEAD_BYTES + 300, size, 1, segment) <= slot_of(1, segment) - size
+            start = payload_start(HEAD_BYTES + 300, size, 1, segment)
+            assert HEAD_BYTES + 300 <= start <= header_offset(1, segment) - size
 
 
 def test_segments_are_filled_to_where_headers_and_payloads_meet(tmp_path: Path) -> None:
@@ -81,9 +89,9 @@ def test_segments_are_filled_to_where_headers_and_payloads_meet(tmp_path: Path) 
     for seed in range(1500):
         sizes[seed] = draw.choice((draw.randrange(1, 300), draw.randrange(1, 3000), 512, 2048))
         stored(store, record_of(seed, sizes[seed], prints[seed % 97 % 5]))
-        active = store._shelf.active
-        assert active is not None and active.end <= slot_of(active.count - 1, SEGMENT)
-        least = min(least, slot_of(active.count - 1, SEGMENT) - active.end)
+        active = store._segments.active
+        assert active is not None and active.payloads_end <= header_offset(active.count - 1, SEGMENT)
+        least = min(least, header_offset(active.count - 1, SEGMENT) - active.payloads_end)
     assert least < 128, "some were filled"
     store.close()
     store = FileBackend(tmp_path / "s", 4 * SEGMENT, segment_bytes=SEGMENT)
@@ -96,7 +104,7 @@ def test_segments_are_filled_to_where_headers_and_payloads_meet(tmp_path: Path) 
 
 def test_the_largest_record_just_fits(tmp_path: Path) -> None:
     store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
-    size = SEGMENT - 2 * HEADER_BYTES - berth(HEAD_BYTES + len(ONE.text), 9999, 1, SEGMENT)
+    size = SEGMENT - 2 * HEADER_BYTES - payload_start(HEAD_BYTES + len(ONE.text), 9999, 1, SEGMENT)
     assert store.put([record_of(1, size)]) == (Stored(key_of(1)),)
     same(store.get([key_of(1)])[0], record_of(1, size))
     (answer,) = store.put([record_of(2, size + 1)])
@@ -118,15 +126,15 @@ def test_a_checksum_that_cannot_be_computed_here_is_told(tmp_path: Path, monkeyp
 def test_a_scan_for_news_stops_at_the_first_header_that_is_none(tmp_path: Path) -> None:
     store = FileBackend(tmp_path / "s", ROOMY)
     stored(store, *(record_of(seed) for seed in range(40)))
-    place = store._index.find(key_of(9)).place  # type: ignore[union-attr]
+    place = store.locate(key_of(9)).place  # type: ignore[union-attr]
     store.close()
     (file,) = files(tmp_path / "s")
     whole = bytearray(file.read_bytes())
     whole[place.offset] ^= 1
-    head = read_head(whole)
-    assert isinstance(head, Head)
+    head = decode_head(whole)
+    assert isinstance(head, SegmentHead)
     for resync, numbers in ((False, [*range(10)]), (True, [*range(10), *range(11, 41)])):
-        told = headers(lambda size, at: bytes(whole[at : at + size]), head, resync=resync)
+        told = scan_headers(lambda size, at: bytes(whole[at : at + size]), head, past_damage=resync)
         assert [each.number for each in told] == numbers
 
 
@@ -136,17 +144,17 @@ def test_headers_are_read_by_the_hundred_and_news_by_the_dozen(tmp_path: Path) -
     store.close()
     (file,) = files(tmp_path / "s")
     whole, sizes = file.read_bytes(), []
-    head = read_head(whole)
-    assert isinstance(head, Head)
+    head = decode_head(whole)
+    assert isinstance(head, SegmentHead)
 
     def read(size: int, at: int) -> bytes:
         sizes.append(size // HEADER_BYTES)
         return whole[at : at + size]
 
-    found = list(headers(read, head))
+    found = list(scan_headers(read, head))
     assert len(found) == 501 and len(sizes) <= 4, "a few reads, and what is free in one more"
     sizes.clear()
-    assert list(headers(read, head, 501, found[-1].end, resync=False)) == [] and sizes == [16]
+    assert list(scan_headers(read, head, 501, found[-1].payload_end, past_damage=False)) == [] and sizes == [16]
 
 
 def test_a_system_that_reads_and_writes_little_at_a_time_is_asked_again(
@@ -178,7 +186,7 @@ def test_a_reader_that_saw_a_segment_being_made_reads_it_once_it_is(tmp_path: Pa
 def test_a_damaged_header_costs_its_record_and_is_told(tmp_path: Path) -> None:
     store = FileBackend(tmp_path / "s", ROOMY)
     stored(store, *(record_of(seed) for seed in range(5)))
-    place = store._index.find(key_of(2)).place  # type: ignore[union-attr]
+    place = store.locate(key_of(2)).place  # type: ignore[union-attr]
     store.close()
     (file,) = files(tmp_path / "s")
     with file.open("r+b") as open_file:
@@ -254,7 +262,7 @@ def test_no_reader_misses_what_follows_a_header_that_failed(tmp_path: Path, arri
 def test_damage_is_told_until_its_segment_is_used_again(tmp_path: Path) -> None:
     store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
     stored(store, *(record_of(seed, 40) for seed in range(5)))
-    place = store._index.find(key_of(2)).place  # type: ignore[union-attr]
+    place = store.locate(key_of(2)).place  # type: ignore[union-attr]
     with files(tmp_path / "s")[0].open("r+b") as file:
         file.seek(place.offset + 20)
         file.write(b"damage")

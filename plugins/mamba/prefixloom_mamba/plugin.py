@@ -1,7 +1,7 @@
-"""The component of recurrent layers: the states that it stores, and when one is worth keeping.
+"""The component of recurrent layers: the states that it stores, and which of them the tree keeps.
 
-Its reach is the boundary itself: a state stands for one boundary and for no other. Copies on a match, donation to the
-tree, tracking, admission and the states of single steps are the core's, so that it overrides no hook.
+Its reach is the boundary itself: a state serves one boundary and no other. The core copies states on a match, gives
+them to the tree, tracks them, admits them and keeps the states of single steps. So this component overrides no hook.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ LAYER_KINDS = frozenset({LINEAR, CONVOLUTION, "mamba", "mamba2"})
 class MambaComponent(Component):
     """One state slot per sequence and checkpoint: in each of ``layers`` a ``conv`` state, a ``recurrent`` one, or both.
 
-    ``conv`` is (channels, kernel width) in ``dtype``; ``recurrent`` the shape of the recurrent state, in
-    ``state_dtype``, which stays float32 in models of 16 bits. ``grid``: states are exact at multiples of the kernel's
-    chunk only. ``checkpoint_every``: keep a checkpoint every so many tokens while a sequence runs; 0: the one at its
-    end. ``states_per_path``: at most so many cached states along one path. ``max_rewind``: how many tokens of a
-    speculative step a composition may take back; its slots are made only if the composition asks for them. ``admit``:
-    which checkpoints the tree takes: the name of an admission policy ("all"; "branch-and-last": where prompts part, and
-    where a sequence ends; or an installed one), a policy, or a function of the state; None: as the composition says.
-    ``stored_as``: cached states rest as "int8", "bfloat16", "float16" or "float32", within the bound of that form, or
-    as a ``Codec`` says; None: as they are.
+    ``conv``         (channels, kernel width), in ``dtype``
+    ``recurrent``    the shape of the recurrent state, in ``state_dtype``, which is float32 even in models of 16 bits
+    ``grid``         states are exact only at multiples of this, the chunk of the kernel
+    ``checkpoint_every``  keep a checkpoint every so many tokens while a sequence runs; 0: only the one at its end
+    ``states_per_path``   the largest number of cached states along one path
+    ``max_rewind``   how many tokens of a speculative step a composition may take back. The slots for them are made only
+                     if the composition asks for them
+    ``admit``        which checkpoints the tree takes: the name of an admission policy ("all"; "branch-and-last": where
+                     prompts diverge and where a sequence ends; or an installed one), a policy, or a function of the
+                     state. None: as the composition says
+    ``stored_as``    the form of cached states: "int8", "bfloat16", "float16" or "float32", within the error bound of
+                     that form, or a ``Codec``. None: unchanged
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class MambaComponent(Component):
 
 
 def _policy(name: str, admit: Admit | None) -> str | AdmissionPolicy | None:
-    """What the manifest says of admission: a bare function is a policy without a name of its own."""
+    """Return the admission policy of the manifest. A bare function becomes a policy named after the component."""
     if admit is None or isinstance(admit, str | AdmissionPolicy):
         return admit
     if not callable(admit):
@@ -101,7 +104,7 @@ def _policy(name: str, admit: Admit | None) -> str | AdmissionPolicy | None:
 
 
 def options_from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Sequence[tuple[str, Mapping[str, Any]]]:
-    """One component for the recurrences of a model, one for its short convolutions."""
+    """Return the options of one component for the recurrent layers, and of one for the short convolutions."""
     groups: dict[bool, list[int]] = {}
     for layer in layers:
         groups.setdefault(layer.kind == CONVOLUTION, []).append(layer.index)
@@ -113,7 +116,7 @@ def options_from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Se
 
 
 def caveats(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Iterable[str]:
-    """What is known to be wrong where these layers run in transformers."""
+    """Return what transformers is known to compute wrongly in these layers."""
     if all(layer.kind == CONVOLUTION for layer in layers):
         return ()
     return caveats_of(facts)

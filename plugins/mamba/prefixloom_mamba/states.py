@@ -1,7 +1,8 @@
-"""States: their shapes, read from a model config, one reader per family of recurrences.
+"""States: their shapes, read from a model config by one reader for each family of recurrent layers.
 
-Shapes and dtypes are those of the cache layers of transformers 5.23: conv states are as wide as the kernel, and most
-recurrent states stay float32 whatever the model computes in. A reader answers None for configs of another family.
+Shapes and dtypes are those of the cache layers of transformers 5.23: a conv state is as wide as the kernel, and most
+recurrent states are float32 whatever dtype the model computes in. A reader returns None for a config of another family.
+This module knows no component and no cache.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from prefixloom import CompositionError, ModelFacts
 LINEAR = "linear_attention"
 CONVOLUTION = "conv"
 DELTA_CHUNK = 64
-"""Tokens of a chunk in the kernels of delta rules, which no config says."""
+"""The tokens of a chunk in the kernels of delta rules. No config contains this number."""
 
 
 @attrs.frozen
-class State:
-    """What one layer keeps at a boundary."""
+class StateLayout:
+    """The shapes and dtypes of what one layer keeps at a boundary, and the grid on which it is exact."""
 
     conv: tuple[int, int] | None
     recurrent: tuple[int, ...] | None
@@ -33,8 +34,8 @@ class State:
         return attrs.asdict(self, recurse=False)
 
 
-def read_state(facts: ModelFacts, is_conv: bool) -> State:
-    """The state of a model's recurrent layers, or of its short convolutions."""
+def read_state(facts: ModelFacts, is_conv: bool) -> StateLayout:
+    """Return the state layout of a model's recurrent layers, or of its short convolutions."""
     for reader in (_short_convolution,) if is_conv else FAMILIES:
         state = reader(facts)
         if state is not None:
@@ -46,7 +47,7 @@ def read_state(facts: ModelFacts, is_conv: bool) -> State:
 
 
 def caveats_of(facts: ModelFacts) -> tuple[str, ...]:
-    """What transformers 5.23 is known to compute wrongly when it goes on from a restored state."""
+    """Return what transformers 5.23 is known to compute wrongly when it continues from a restored state."""
     if _selective_scan(facts) is not None:
         return (
             f"model type {facts.model_type!r}: transformers' Mamba-1 scan starts from zero when more than one token "
@@ -62,7 +63,7 @@ def caveats_of(facts: ModelFacts) -> tuple[str, ...]:
 
 
 class _Numbers:
-    """A config's numbers under any of their names."""
+    """The numbers of a config: a call with several names returns the first positive number under one of them."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self._raw = raw
@@ -75,7 +76,7 @@ class _Numbers:
         return None
 
 
-def _delta_rule(facts: ModelFacts) -> State | None:
+def _delta_rule(facts: ModelFacts) -> StateLayout | None:
     """Gated delta nets: Qwen3-Next, Qwen3.5, Olmo hybrid. One convolution over queries, keys and values."""
     number = _Numbers(facts.raw)
     k_heads, v_heads = number("linear_num_key_heads"), number("linear_num_value_heads")
@@ -84,10 +85,10 @@ def _delta_rule(facts: ModelFacts) -> State | None:
     if not (k_heads and v_heads and k_dim and v_dim and kernel):
         return None
     channels = 2 * k_heads * k_dim + v_heads * v_dim
-    return State((channels, kernel), (v_heads, k_dim, v_dim), facts.dtype, "float32", DELTA_CHUNK)
+    return StateLayout((channels, kernel), (v_heads, k_dim, v_dim), facts.dtype, "float32", DELTA_CHUNK)
 
 
-def _kimi_delta(facts: ModelFacts) -> State | None:
+def _kimi_delta(facts: ModelFacts) -> StateLayout | None:
     """Kimi delta attention: queries, keys and values of one width; its published configs nest the numbers."""
     nested = facts.raw.get("linear_attn_config")
     number, inner = _Numbers(facts.raw), _Numbers(nested if isinstance(nested, Mapping) else {})
@@ -96,10 +97,10 @@ def _kimi_delta(facts: ModelFacts) -> State | None:
     kernel = number("linear_conv_kernel_dim") or inner("short_conv_kernel_size")
     if not (heads and dim and kernel):
         return None
-    return State((3 * heads * dim, kernel), (heads, dim, dim), facts.dtype, "float32", DELTA_CHUNK)
+    return StateLayout((3 * heads * dim, kernel), (heads, dim, dim), facts.dtype, "float32", DELTA_CHUNK)
 
 
-def _state_space(facts: ModelFacts) -> State | None:
+def _state_space(facts: ModelFacts) -> StateLayout | None:
     """State spaces of the second generation, computed in chunks: Mamba-2, Bamba, Granite, Falcon-H1, Nemotron-H."""
     number = _Numbers(facts.raw)
     heads = number("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
@@ -112,10 +113,10 @@ def _state_space(facts: ModelFacts) -> State | None:
     )
     inner = number("mamba_d_ssm") or (heads * dim if dim else (number(*EXPAND) or 2) * facts.hidden_size)
     channels = inner + 2 * groups * size
-    return State((channels, kernel), (heads, dim or inner // heads, size), facts.dtype, "float32", chunk)
+    return StateLayout((channels, kernel), (heads, dim or inner // heads, size), facts.dtype, "float32", chunk)
 
 
-def _selective_scan(facts: ModelFacts) -> State | None:
+def _selective_scan(facts: ModelFacts) -> StateLayout | None:
     """Selective state spaces of the first generation, computed token by token: Mamba, Falcon Mamba, Jamba."""
     raw, number = facts.raw, _Numbers(facts.raw)
     ranked = any(raw.get(key) is not None for key in ("mamba_dt_rank", "time_step_rank"))
@@ -126,25 +127,25 @@ def _selective_scan(facts: ModelFacts) -> State | None:
         return None
     inner = expand * facts.hidden_size
     state_dtype = "float64" if facts.dtype == "float64" else "float32"
-    return State((inner, kernel), (inner, size), facts.dtype, state_dtype, 1)
+    return StateLayout((inner, kernel), (inner, size), facts.dtype, state_dtype, 1)
 
 
-def _lightning(facts: ModelFacts) -> State | None:
+def _lightning(facts: ModelFacts) -> StateLayout | None:
     """Lightning attention, computed in blocks, its state in the dtype of the model: MiniMax."""
     if not any(facts.raw.get(key) is not None for key in ("linear_attn_alpha_factor", "attn_type_list")):
         return None
     heads, dim = facts.num_attention_heads, facts.head_dim
-    return State(None, (heads, dim, dim), facts.dtype, facts.dtype, _Numbers(facts.raw)("block_size") or 256)
+    return StateLayout(None, (heads, dim, dim), facts.dtype, facts.dtype, _Numbers(facts.raw)("block_size") or 256)
 
 
-def _short_convolution(facts: ModelFacts) -> State | None:
+def _short_convolution(facts: ModelFacts) -> StateLayout | None:
     """Short convolutions over the hidden state, exact at every token: LFM2, LFM3."""
     kernel = _Numbers(facts.raw)("conv_L_cache")
-    return State((facts.hidden_size, kernel), None, facts.dtype, "float32", 1) if kernel else None
+    return StateLayout((facts.hidden_size, kernel), None, facts.dtype, "float32", 1) if kernel else None
 
 
 GROUPS = ("mamba_n_groups", "mamba_ngroups", "n_groups")
 EXPAND = ("mamba_expand", "expand")
-FAMILIES: tuple[Callable[[ModelFacts], State | None], ...] = (
+FAMILIES: tuple[Callable[[ModelFacts], StateLayout | None], ...] = (
     _delta_rule, _kimi_delta, _state_space, _selective_scan, _lightning,
 )  # fmt: skip

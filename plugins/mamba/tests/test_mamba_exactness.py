@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from prefixloom.testing.inside.witness import Witness
 from prefixloom.testing.toy import DELTA_RULE, ToyModel, toy_config
-from prefixloom.testing.witness import Witness
-from traffic import TOLERANCE, composed, distance, prompt
+from tests.support.traffic import TOLERANCE, composed, distance, prompt
 
 SCAN = toy_config(["linear_attention", "linear_attention"])
 DELTA = toy_config(["linear_attention", "full_attention"], **DELTA_RULE)

@@ -1,8 +1,8 @@
-"""The component of sliding-window and chunked attention: what it stores, and how a model config says it.
+"""The component of sliding-window and chunked attention: what it stores, and how its options are read from a config.
 
-Its reach is the end of a prefix: the last window, or what lies in the unfinished chunk. Locks, early release by running
-sequences, and which part of a long edge may go first the core derives from that. The one hook, and only if it is asked
-for, is how much of a publication the tree is to keep.
+Its reach is the end of a prefix: the last window, or the unfinished chunk. From the reach the core derives the locks,
+the early release by running sequences, and which part of a long edge is evicted first. The component overrides one
+hook, and only with ``keep_windows="last"``: it says how much of a publication the tree keeps.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ CHUNKED = "chunked_attention"
 
 
 class SwaComponent(Component):
-    """Keys and values per token, of which a query sees the last ``window``, itself included, or those of its ``chunk``.
+    """Keys and values per token, of which a query sees the last ``window`` tokens, or those of its ``chunk``.
 
-    ``window`` counts as transformers' ``sliding_window`` does: a window of w needs the w - 1 positions before the first
-    new token. ``chunk`` is chunked attention (Llama 4): everything since the last multiple of it. ``layers`` are the
-    model's layer numbers that own entries, or how many there are; ``shared`` maps a layer to the owner whose entries it
-    reads. ``keep_windows`` says what of a publication the tree keeps: "all" that the sequence holds (what is older than
-    a window serves prompts that part earlier, and is the first to be evicted), or only the "last" window of each.
+    ``window``  the tokens that a query sees, itself included, as in transformers' ``sliding_window``: a window of w
+                needs the w - 1 positions before the first new token
+    ``chunk``   chunked attention (Llama 4): a query sees everything since the last multiple of this
+    ``layers``  the numbers of the model's layers that own entries, or how many layers there are
+    ``shared``  layer -> the layer whose entries it reads
+    ``keep_windows``  what the tree keeps of a publication. "all": everything that the sequence holds; what is older
+                than a window serves prompts that diverge earlier, and is evicted first. "last": only the last window
     """
 
     def __init__(
@@ -67,11 +69,11 @@ class SwaComponent(Component):
             raise CompositionError(f"{name!r}: keep_windows must be 'all' or 'last', got {keep_windows!r}")
         self.keep_windows = keep_windows
         if keep_windows == "all":
-            self.commit_insert = None  # type: ignore[assignment, method-assign]  # not overridden, so it costs nothing
+            self.commit_insert = None  # type: ignore[assignment, method-assign]  # a hook that is not overridden costs nothing
 
     @hookimpl
     def commit_insert(self, walk: WalkView) -> Claim:
-        """Of each publication, the tree keeps nothing but what resuming at its end needs."""
+        """Keep of each publication only what is needed to resume at its end."""
         return Claim(keep=())
 
 
@@ -89,7 +91,7 @@ def _reach(name: str, window: int | None, chunk: int | None) -> Reach:
 
 
 def options_from_layers(facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> Sequence[tuple[str, Mapping[str, Any]]]:
-    """One component per window: layers of one window, and of one width, live and die together."""
+    """Return the options of one component for each window and width: such layers are evicted together."""
     groups: dict[tuple[str, int, tuple[int, int, int]], list[LayerFacts]] = {}
     for layer in layers:
         what, size = _size(layer)

@@ -7,12 +7,13 @@ import random
 import pytest
 import torch
 
+from prefixloom.testing.inside.witness import Witness
 from prefixloom.testing.toy import ToyModel, toy_config
-from prefixloom.testing.witness import Witness
-from traffic import TOLERANCE, composed, distance, prompt
+from tests.support.sampling import slow
+from tests.support.traffic import TOLERANCE, composed, distance, prompt
 
 WINDOWS = pytest.mark.parametrize("window", [1, 2, 5, 9, 16, 17, 500])
-PAGES = pytest.mark.parametrize("page", [1, 4, 16])
+PAGES = pytest.mark.parametrize("page", [slow(1), 4, slow(16)])
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,7 +1,8 @@
-"""Faults at every step: a script in which each fallible point of each operation fails once before it succeeds.
+"""Faults at every step: each point of each operation that can fail does so once, before the operation succeeds.
 
-After every failure the state is the one before, which the sets say exactly; what is only counted leaves the state
-after. Then the same operation is done again, and the script goes on, to an end at which every slot is free.
+After a failed operation the state must be the one before it, which the model states exactly. After an error that is
+only counted, the state must be the one after it. Then the operation is done again and the script goes on; at its end
+every slot must be free.
 """
 
 from __future__ import annotations
@@ -9,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...errors import PluginError
-from ..bench import Bench, hold
-from ..case import ComponentCase
-from .liberties import Liberties
+from ..inside import backdoor
+from ..kit.bench import Bench, require
+from ..kit.case import ComponentCase
+from .comparison import Allowances
 from .operations import Op, Operations
-from .steps import document
+from .sequence_operations import document
 
 
 def walkthrough(unit: int) -> list[Op]:
-    """A script that comes by everything that can fail: misses, hits, splits, publications, leases, evictions.
+    """Return a script with everything that can fail: misses, hits, splits, publications, leases and evictions.
 
-    ``unit``: tokens of a page of the tree; states are kept where a step ends on one.
+    ``unit``: how many tokens a page of the tree has; a state is kept where a step ends on a multiple of it.
     """
 
     def turn(number: int, pages: int, *between: Op) -> list[Op]:
@@ -48,27 +50,27 @@ def walkthrough(unit: int) -> list[Op]:
 REFUSED = ("grow refused", "arrive refused", "open refused")
 
 
-class Faulty(Operations):
-    """Operations under a spy that raises when it is told to."""
+class FaultInjector(Operations):
+    """Operations on a cache whose component is a spy that can raise."""
 
     def __init__(self, bench: Bench) -> None:
         own = set(bench.spy.overridden)
-        open_to = Liberties.of(bench.parts, bool(bench.cache._admitting))
-        if not own:  # a hook that is only there to raise leaves nothing open
-            open_to = Liberties(keeps=frozenset(name for name in open_to.keeps if _admits(bench, name)))
-        super().__init__(bench.cache, open_to)
+        allowances = Allowances.of(bench.parts, backdoor.has_admission(bench.cache))
+        if not own:  # a hook that is only overridden to raise leaves nothing open
+            allowances = Allowances(keeps=frozenset(name for name in allowances.keeps if _admits(bench, name)))
+        super().__init__(bench.cache, allowances)
         self.spy = bench.spy
 
-    def settle(self, *args: object, **options: object) -> None:
-        self.spy.arm(0)  # looking raises nothing
-        super().settle(*args, **options)  # type: ignore[arg-type]
+    def compare(self, *args: object, **options: object) -> None:
+        self.spy.arm(0)  # the comparison calls hooks, and they must not raise now
+        super().compare(*args, **options)  # type: ignore[arg-type]
 
     def attempt(self, op: Op) -> bool:
-        """Whether the operation was done; if not, nothing has changed."""
+        """Do an operation and return whether it succeeded; if not, check that nothing has changed."""
         try:
             self.apply(op)
         except PluginError:
-            self.settle("failed")
+            self.compare("failed")
             return False
         return True
 
@@ -81,10 +83,10 @@ def _admits(bench: Bench, name: str) -> bool:
 
 
 def in_hook(case: ComponentCase, beside: Sequence[str], hook: str, script: Sequence[Op]) -> int:
-    """Each call of ``hook`` within an operation raises once; how often it did."""
+    """Play a script in which each call of ``hook`` raises once. Return how often it raised."""
     bench = Bench(case, beside, units=14, raising=hook, coded=False)
     bench.spy.arm(0)
-    world = Faulty(bench)
+    world = FaultInjector(bench)
     for op in script:
         nth = 1
         while True:
@@ -92,16 +94,19 @@ def in_hook(case: ComponentCase, beside: Sequence[str], hook: str, script: Seque
             if world.attempt(op):
                 break
             nth += 1
-            hold(nth < 100, "raise", "%s fails again and again, and %s raised once each time", op, hook)
+            require(nth < 100, "raise", "%s fails again and again, and %s raised once each time", op, hook)
     world.finish()
     return bench.spy.raised
 
 
 def in_pools(case: ComponentCase, beside: Sequence[str], script: Sequence[Op]) -> int:
-    """Before each operation every pool in turn is emptied but for 0, 1, 2, ... slots, until there is room enough."""
+    """Play a script in which each operation starts with 0, 1, 2, ... free slots, until it has enough.
+
+    This is done for each pool in turn. Return how often an operation was refused.
+    """
     refused = 0
     for number, part in enumerate(Bench(case, beside, units=14, coded=False).parts):
-        world = Faulty(Bench(case, beside, units=14, coded=False))
+        world = FaultInjector(Bench(case, beside, units=14, coded=False))
         for op in script:
             for left in range(part.capacity + 1):
                 before = world.refusals()
@@ -116,11 +121,14 @@ def in_pools(case: ComponentCase, beside: Sequence[str], script: Sequence[Op]) -
 
 
 def in_layers(case: ComponentCase, beside: Sequence[str], script: Sequence[Op]) -> int:
-    """Each step fails before its ops have run, and every third one after its layers have written half a state."""
+    """Play a script in which each step first fails before its ops, and every third also after half a state is written.
+
+    Return how many steps failed.
+    """
     failed = 0
     steps = [at for at, op in enumerate(script) if op[0] == "step"]
     for at in (-1, *steps[::3]):
-        world = Faulty(Bench(case, beside, units=14, coded=False))
+        world = FaultInjector(Bench(case, beside, units=14, coded=False))
         for number, op in enumerate(script):
             for variant in _variants(op, number == at):
                 world.apply(variant)

@@ -1,6 +1,6 @@
-"""The state machine: scripts replayed on a cache beside the sets, shrunk where they fail, and told as code.
+"""The state machine: it replays scripts on a cache beside the model, shrinks those that fail, and prints them as code.
 
-What a script is played in is an *arena*: something that composes a new cache each time and says how long prompts are.
+A script is played in an *arena*, which composes a new cache each time and says how long prompts are.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from typing import Any, Protocol
 import attrs
 
 from ...errors import InvariantError, PluginError, PrefixloomError
-from ..bench import Bench, Failure
-from ..case import ComponentCase
+from ..kit.bench import Bench, Failure
+from ..kit.case import ComponentCase
 from .operations import Op, Operations
 from .writer import Writer
 
 SCRIPT = 250
-"""Operations of one script: then everything is closed, and a new cache begins."""
+"""How many operations a script has. After it everything is closed, and the next script gets a new cache."""
 FAILURES = (
     AssertionError, PrefixloomError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError,
 )  # fmt: skip
 
 
 class Arena(Protocol):
-    """Where scripts are played."""
+    """What scripts are played in."""
 
     @property
     def unit(self) -> int:
-        """Tokens of a page of the tree."""
+        """How many tokens a page of the tree has."""
 
     @property
     def longest(self) -> int:
-        """Tokens of a prompt, at most."""
+        """The most tokens of a prompt."""
 
     def compose(self) -> Any:
-        """A new cache."""
+        """Compose a new cache."""
 
 
 @attrs.frozen
 class Pit:
-    """An arena of a case's component, and others ``beside`` it, in pools that are too small.
+    """An arena with a case's component, and others ``beside`` it, in pools that are too small.
 
-    States rest as they run: what a codec does to them is no matter of sets.
+    States are stored without a codec, because sets say nothing about the error of a codec.
     """
 
     case: ComponentCase = attrs.field(repr=False)
@@ -59,7 +59,7 @@ class Pit:
 
     @property
     def unit(self) -> int:
-        """Tokens of a page of the tree."""
+        """How many tokens a page of the tree has."""
         return self.bench().unit
 
     @property
@@ -74,15 +74,15 @@ class Pit:
 
 
 def written(seed: str, arena: Arena, length: int = SCRIPT) -> list[Op]:
-    """A random script for this arena."""
+    """Return a random script for this arena."""
     return Writer(seed, arena.longest, arena.unit).script(length)
 
 
 def replay(arena: Arena, ops: Sequence[Op]) -> Operations:
-    """Run a script to its end; whatever the cache gets wrong is raised."""
+    """Run a script to its end. Every mistake of the cache raises."""
     log = logging.getLogger("prefixloom")
     before = log.level
-    log.setLevel(logging.ERROR)  # dropped sequences are reported, and meant here
+    log.setLevel(logging.ERROR)  # scripts drop sequences on purpose, which the cache logs
     try:
         world = Operations(arena.compose())
         for op in ops:
@@ -94,6 +94,7 @@ def replay(arena: Arena, ops: Sequence[Op]) -> Operations:
 
 
 def fails(arena: Arena, ops: Sequence[Op]) -> BaseException | None:
+    """Run a script; return its error, or None if all went well."""
     try:
         replay(arena, ops)
     except FAILURES as error:
@@ -102,16 +103,16 @@ def fails(arena: Arena, ops: Sequence[Op]) -> BaseException | None:
 
 
 def shrink(arena: Arena, ops: Sequence[Op], limit: float = 60.0) -> list[Op]:
-    """A shorter script that fails in the same way, by leaving out ever smaller parts, for at most ``limit`` seconds."""
+    """Return a shorter script that fails in the same way, searching for at most ``limit`` seconds."""
     best = list(ops)
-    kind = failure(fails(arena, best))
+    kind = failure_kind(fails(arena, best))
     end = time.monotonic() + limit
     size = len(best) // 2
     while size and time.monotonic() < end:
         at, before = 0, len(best)
         while at < len(best) and time.monotonic() < end:
             shorter = best[:at] + best[at + size :]
-            if failure(fails(arena, shorter)) == kind:
+            if failure_kind(fails(arena, shorter)) == kind:
                 best = shorter
             else:
                 at += size
@@ -120,13 +121,13 @@ def shrink(arena: Arena, ops: Sequence[Op], limit: float = 60.0) -> list[Op]:
     return best
 
 
-def failure(error: BaseException | None) -> str:
-    """What kind of failure it is: its text without the numbers."""
+def failure_kind(error: BaseException | None) -> str:
+    """Return the kind of an error: its type and its text without numbers."""
     return "" if error is None else f"{type(error).__name__} {re.sub(r'[^a-z ]+', '', str(error))}"
 
 
-def told(error: BaseException) -> Failure:
-    """What went wrong, with a topic by which a law knows that it is meant."""
+def as_failure(error: BaseException) -> Failure:
+    """Return an error as a Failure with a topic."""
     if isinstance(error, Failure):
         return error
     topics = {InvariantError: "books", PluginError: "raise"}
@@ -134,8 +135,8 @@ def told(error: BaseException) -> Failure:
     return Failure(topic, f"{type(error).__name__}: {error}")
 
 
-def pasted(case: ComponentCase, arena: Arena, ops: Sequence[Op]) -> str:
-    """A script as code that can be pasted into a test."""
+def as_code(case: ComponentCase, arena: Arena, ops: Sequence[Op]) -> str:
+    """Return a script as code that can be pasted into a test."""
     body = pprint.pformat(list(ops), width=110, compact=True)
     return (
         f"from prefixloom.testing import Pit, replay\n\n"

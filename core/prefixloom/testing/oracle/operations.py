@@ -1,7 +1,7 @@
 """The operations of the property test, each done to the cache and to the model.
 
-An operation is a plain tuple: a name and numbers or tokens. What it applies to is found from the numbers modulo what
-there is, so that any part of a script is a script.
+An operation is a tuple of a name and numbers or tokens. A number selects a sequence, lease or plan modulo how many
+there are, so that every part of a script is itself a valid script.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import CapacityError, InputError, PluginError, ProtocolError
-from .backdoor import anchor, hold, sequence_anchor
-from .serving import Pieces, Serving
-from .sets import Leased, Running, with_extra
-from .steps import Planned
+from ..inside import backdoor
+from ..inside.backdoor import anchor
+from ..kit.bench import PlannedStepError
+from .sequence_operations import Pieces, SequenceOperations
+from .sets import ModelLease, ModelSequence, with_extra
+from .view import require
 
 Op = tuple[Any, ...]
 OPEN = 5
-"""Sequences open at once, at most."""
+"""The most sequences that are open at once."""
 
 
-class Operations(Serving):
-    """``apply`` does one operation; each ``do_`` method is one kind."""
+class Operations(SequenceOperations):
+    """All operations on one cache. ``apply`` does one operation; each ``do_`` method is one kind."""
 
     def apply(self, op: Op) -> None:
         getattr(self, f"do_{op[0]}")(*op[1:])
@@ -29,48 +31,52 @@ class Operations(Serving):
     # ------------------------------------------------------------ matching
     def do_match(self, namespace: str, tokens: tuple[int, ...], leave: int, extra: tuple[Any, ...] = ()) -> None:
         self.remember(namespace, tokens, extra, leave)
-        self.ask(namespace, tokens, extra, leave, candidates=True)
+        self.match_and_check(namespace, tokens, extra, leave, candidates=True)
         got = self.cache.peek(list(tokens), namespace=namespace, leave=leave)
         ids = self.ids(namespace, tokens)
-        self.agree("peek", got, ids, self.model.limit(len(tokens), leave))
-        self.settle("match")
+        self.check_boundary("peek", got, ids, self.model.limit(len(tokens), leave))
+        self.compare("match")
 
     def remember(self, namespace: str, tokens: tuple[int, ...], extra: tuple[Any, ...], leave: int) -> None:
         self.asked = [*self.asked[-11:], (namespace, tokens, extra, leave)]
 
     def do_plan(self, namespace: str, tokens: tuple[int, ...], leave: int, extra: tuple[Any, ...] = ()) -> None:
         self.plans.append(
-            (self.ask(namespace, tokens, extra, leave, False), namespace, self.ids(namespace, tokens, extra))
+            (
+                self.match_and_check(namespace, tokens, extra, leave, False),
+                namespace,
+                self.ids(namespace, tokens, extra),
+            )
         )
         del self.plans[:-4]
-        self.settle("plan")
+        self.compare("plan")
 
-    def fresh(self, plan: Any) -> bool:
-        """Whether a kept plan leads where it said. A stale one is a new match."""
+    def is_fresh(self, plan: Any) -> bool:
+        """Whether a kept plan still leads where it said; a stale plan is matched anew."""
         if plan.stale:
             self.count("stale plan")
         return not plan.stale
 
-    def landed(self, plan: Any, fresh: bool, got: int, ids: list[int]) -> int:
-        """What was made of a plan stands where it had to."""
+    def check_boundary_of_plan(self, plan: Any, fresh: bool, got: int, ids: list[int]) -> int:
+        """Check the boundary of what was opened or leased with a plan."""
         if fresh:
-            hold(got == plan.ready, "a plan at %s led to %s", plan.ready, got)
-            hold(self.model.usable(ids, got), "a plan at %s is not stale and cannot be resumed", plan.ready)
+            require(got == plan.ready, "a plan at %s led to %s", plan.ready, got)
+            require(self.model.usable(ids, got), "a plan at %s is not stale and cannot be resumed", plan.ready)
             return got
-        return self.agree("a stale plan", got, ids, plan._limit)
+        return self.check_boundary("a stale plan", got, ids, backdoor.longest_match(plan))
 
     # ------------------------------------------------------------ leases
     def do_lease(self, number: int) -> None:
         if not self.plans:
             return
         plan, namespace, ids = self.plans[number % len(self.plans)]
-        fresh = self.fresh(plan)
+        fresh = self.is_fresh(plan)
         lease = self.cache.lease(plan)
-        boundary = self.landed(plan, fresh, lease.boundary, ids)
-        leased = Leased(lease, namespace, ids, boundary, cover={name: [] for name in self.facts})
+        boundary = self.check_boundary_of_plan(plan, fresh, lease.boundary, ids)
+        leased = ModelLease(lease, namespace, ids, boundary, cover={name: [] for name in self.facts})
         self.leases.append(leased)
-        self.settle("lease")
-        self.settled(leased, anchor(lease))
+        self.compare("lease")
+        self.record_cover(leased, anchor(lease))
 
     def do_release(self, number: int, how: int = 0) -> None:
         if not self.leases:
@@ -78,14 +84,14 @@ class Operations(Serving):
         leased = self.leases.pop(number % len(self.leases))
         if how == 0:
             leased.lease.release()
-            self.refused("release twice", ProtocolError, leased.lease.release)
+            self.expect_refusal("release twice", ProtocolError, leased.lease.release)
         elif how == 1:
             with leased.lease:
                 pass
         else:
             leased.lease = None
             self.cache.poll()
-        self.settle("release")
+        self.compare("release")
 
     # ------------------------------------------------------------ opening
     def do_open(
@@ -97,12 +103,12 @@ class Operations(Serving):
         ids = self.ids(namespace, tokens, extra)
         limit = self.model.limit(len(tokens), leave)
         options = {"namespace": namespace, "leave": leave, "extra": extra, "priority": priority}
-        self.opened(
+        self.open_sequence(
             list(tokens),
             options,
             namespace,
             with_extra(tokens, extra),
-            lambda got: self.agree("open", got, ids, limit),
+            lambda got: self.check_boundary("open", got, ids, limit),
             salt,
         )
 
@@ -110,12 +116,13 @@ class Operations(Serving):
         if not self.plans or len([run for run in self.running if not run.gone]) >= OPEN:
             return
         plan, namespace, ids = self.plans[number % len(self.plans)]
-        fresh = self.fresh(plan)
-        names = {number: token for (_, _, token), number in self.model.names._ids.items()}
-        tokens = [names[number] for number in ids[1:]]
-        self.opened(plan, {}, namespace, tokens, lambda got: self.landed(plan, fresh, got, ids), salt)
+        fresh = self.is_fresh(plan)
+        tokens = self.model.names.tokens(ids)
+        self.open_sequence(
+            plan, {}, namespace, tokens, lambda got: self.check_boundary_of_plan(plan, fresh, got, ids), salt
+        )
 
-    def opened(
+    def open_sequence(
         self,
         what: Any,
         options: dict[str, Any],
@@ -130,17 +137,17 @@ class Operations(Serving):
         except CapacityError:
             asked = {name: option for name, option in options.items() if name != "priority"}
             with self.cache.lease(self.cache.match(what, **asked) if asked else what) as lease:
-                view = self.view = self.reader.read([*self.anchors(), (namespace, lease._node)])
+                view = self.view = self.reader.read([*self.anchors(), (namespace, anchor(lease))])
                 states.update({f.name: f.replayed(lease.boundary) for f in self.model.facts if f.replay})
-                refused = self.sure_of_room and self.room(states, anchor(lease))
-                hold(not refused, "no room for running states, and there is: %s", view)
-            self.settle("open refused", may_lose=None)
+                refused = self.room_is_exact and self.room(states, anchor(lease))
+                require(not refused, "no room for running states, and there is: %s", view)
+            self.compare("open refused", may_lose=None)
             return
         boundary = judged(sequence.ready)
         states.update({f.name: f.replayed(boundary) for f in self.model.facts if f.replay})
         ids = self.model.names.prefixes(namespace, tokens)
         pending = {f.name for f in self.model.facts if f.boundary}
-        run = Running(
+        run = ModelSequence(
             sequence,
             namespace,
             list(tokens),
@@ -161,16 +168,16 @@ class Operations(Serving):
         self.extend(run, len(tokens) + self.model.lookahead)
         self.running.append(run)
         self.count("hit" if boundary else "miss")
-        self.settle("open", may_lose=self.everything() if self.open_to.narrows else states)
-        self.settled(run, sequence_anchor(sequence))
+        self.compare("open", may_lose=self.everything() if self.allowances.narrows else states)
+        self.record_cover(run, anchor(sequence))
         for f in self.model.facts:
             if not f.boundary and f.shareable:
                 listed = self.held(run)[f.name]
-                hold(listed >= f.needed(boundary), "%s: open at %s lists %s", f.name, boundary, listed)
+                require(listed >= f.needed(boundary), "%s: open at %s lists %s", f.name, boundary, listed)
 
     # ------------------------------------------------------------ ending
     def do_close(self, number: int, how: int) -> None:
-        """How: 0 and 1 close, 2 abort, 3 an exception in a with block, 4 dropped without a word."""
+        """End a sequence. ``how``: 0 and 1 close, 2 abort, 3 an exception in its with block, 4 drop the reference."""
         if not self.running:
             return
         run = self.running[number % len(self.running)]
@@ -180,18 +187,18 @@ class Operations(Serving):
         upto = run.published
         if not run.gone and how < 2:
             upto = self.model.publishable(run)
-            added, optional, may_lose = self.bring(run, upto, last=True)
+            added, optional, may_lose = self.expected_publication(run, upto, last=True)
         held = {} if run.gone else self.held(run)
         sequence, run.sequence = run.sequence, None
         self.running.remove(run)
         if how < 2:
             try:
                 sequence.close()
-            except PluginError:  # it is closed all the same; what of it was published before that, stays
-                hold(not sequence.open, "%s is still open", sequence)
+            except PluginError:  # the sequence is closed anyway; what it published before stays
+                require(not sequence.open, "%s is still open", sequence)
                 del sequence
                 may = {name: added.get(name, set()) | optional.get(name, set()) for name in {*added, *optional}}
-                self.settle("close failed", may_lose, optional=may)
+                self.compare("close failed", may_lose, optional=may)
                 return
             sequence.close()
         elif how == 2 or (how == 3 and run.gone):
@@ -199,41 +206,41 @@ class Operations(Serving):
         elif how == 3:
             try:
                 with sequence:
-                    raise Planned
-            except Planned:
+                    raise PlannedStepError
+            except PlannedStepError:
                 pass
         if how < 4:
-            hold(not sequence.open, "%s is still open", sequence)
+            require(not sequence.open, "%s is still open", sequence)
             try:
                 sequence.grow(1)
             except ProtocolError:
                 pass
             else:
-                hold(False, "a closed sequence grew")
+                require(False, "a closed sequence grew")
         del sequence
         self.cache.poll()
-        self.settle("close" if how < 2 else "abort", may_lose, added, optional=optional)
+        self.compare("close" if how < 2 else "abort", may_lose, added, optional=optional)
         if how < 2 and not run.gone and not run.detached:
             self.check_complete(run, held, upto)
 
-    def check_complete(self, run: Running, held: dict[str, set[int]], upto: int) -> None:
-        """If a closed sequence held all that its boundary needs, its tokens now match up to there."""
+    def check_complete(self, run: ModelSequence, held: dict[str, set[int]], upto: int) -> None:
+        """Check that the tokens of a closed sequence match up to its boundary, if it held all that this needs."""
         for f in self.model.facts:
-            if f.name in self.open_to.keeps:
+            if f.name in self.allowances.keeps:
                 return
             if f.boundary and self.model.piece(f, run.ids, upto) not in self.model.resident[f.name] and upto:
                 return
             if not f.boundary and (not f.shareable or not f.needed(upto) <= held[f.name]):
                 return
         self.count("complete")
-        hold(self.model.usable(run.ids, upto), "closed at %s with everything held, and it cannot be resumed", upto)
+        require(self.model.usable(run.ids, upto), "closed at %s with everything held, and it cannot be resumed", upto)
         tokens = run.future[: upto + self.model.lookahead]
         if not any(isinstance(token, tuple) for token in tokens):
-            self.ask(run.namespace, tuple(tokens), (), 0, False)  # type: ignore[arg-type]
+            self.match_and_check(run.namespace, tuple(tokens), (), 0, False)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------ room
     def do_evict(self, number: int, count: int) -> None:
-        """Of one component by name, or (number 0) of all page components by tokens."""
+        """Evict from one component by name or, if ``number`` is 0, by tokens from all components with pages."""
         if number:
             f = self.model.facts[number % len(self.model.facts)]
             wanted = {f.name: count}
@@ -244,26 +251,26 @@ class Operations(Serving):
         before = {name: len(self.slots[name].free) for name in wanted}
         can = {name: self.evictable(self.facts[name], self.view) for name in wanted}
         freed = self.cache.evict(need)
-        self.settle("evict", may_lose={name: before[name] + want for name, want in wanted.items()})
+        self.compare("evict", may_lose={name: before[name] + want for name, want in wanted.items()})
         for name, want in wanted.items():
             got = len(self.slots[name].free) - before[name]
-            hold(got == freed.get(name, 0), "%s: %s freed, %s said", name, got, freed.get(name))
-            can_all = self.open_to.widens or got >= min(want, can[name])
-            hold(can_all, "%s: %s freed of %s, %s could go", name, got, want, can[name])
+            require(got == freed.get(name, 0), "%s: %s freed, %s said", name, got, freed.get(name))
+            can_all = self.allowances.widens or got >= min(want, can[name])
+            require(can_all, "%s: %s freed of %s, %s could go", name, got, want, can[name])
 
     def do_dry(self, number: int, left: int) -> None:
-        """Take all free slots of a component but so many away."""
+        """Take free slots of a component away until only ``left`` are free."""
         self.do_flood()
         f = self.model.facts[number % len(self.model.facts)]
         pool = self.cache.pool(f.name)
         self.minted[f.name] = pool.mint(max(0, pool.free - left))
-        self.settle("dry")
+        self.compare("dry")
 
     def do_flood(self) -> None:
-        """Give them back."""
+        """Give back the slots that ``do_dry`` took."""
         while self.minted:
             self.minted.popitem()[1].free()
-        self.settle("flood")
+        self.compare("flood")
 
     def do_drop_namespace(self, namespace: str) -> None:
         for run in self.running:
@@ -271,7 +278,7 @@ class Operations(Serving):
         for leased in self.leases:
             leased.detached |= leased.namespace == namespace
         self.cache.drop_namespace(namespace)
-        self.settle("drop_namespace", wipe=namespace)
+        self.compare("drop_namespace", wipe=namespace)
 
     def do_flush(self) -> None:
         self.cache.flush()
@@ -280,37 +287,37 @@ class Operations(Serving):
         for leased in self.leases:
             leased.gone = True
         self.minted = {}
-        self.settle("flush", wipe="*")
+        self.compare("flush", wipe="*")
         for plan, _, _ in self.plans:
-            self.refused("plan from before a flush", ProtocolError, self.cache.open, plan)
+            self.expect_refusal("plan from before a flush", ProtocolError, self.cache.open, plan)
         self.plans = []
         for run in self.running:
-            self.refused("use after flush", ProtocolError, run.sequence.grow, 1)
+            self.expect_refusal("use after flush", ProtocolError, run.sequence.grow, 1)
 
     def do_poll(self) -> None:
         self.cache.poll()
-        self.settle("poll")
+        self.compare("poll")
 
     def do_illegal(self, number: int, kind: int) -> None:
-        """Calls that break the contract change nothing."""
+        """Check that calls that break the contract are refused and change nothing."""
         run = self.pick(number)
         if run is None:
             return
         s, page = run.sequence, self.model.page
         if kind == 0:
-            self.refused("publish too far", ProtocolError, s.publish, self.model.publishable(run) + page)
+            self.expect_refusal("publish too far", ProtocolError, s.publish, self.model.publishable(run) + page)
         elif kind == 1:
-            self.refused("commit too far", ProtocolError, s.commit, run.reserved + 1)
+            self.expect_refusal("commit too far", ProtocolError, s.commit, run.reserved + 1)
         elif kind == 2:
-            self.refused("grow backwards", InputError, s.grow, -1)
+            self.expect_refusal("grow backwards", InputError, s.grow, -1)
         elif kind == 3 and page > 1:
-            self.refused("publish off the page", ProtocolError, s.publish, run.published + 1)
+            self.expect_refusal("publish off the page", ProtocolError, s.publish, run.published + 1)
         elif kind == 4:
-            self.refused("tokens out of range", InputError, s.append, [1 << 31])
+            self.expect_refusal("tokens out of range", InputError, s.append, [1 << 31])
 
     # ------------------------------------------------------------ the end
     def finish(self) -> None:
-        """Everything closed and evicted: every slot is free and nothing is locked."""
+        """Close and evict everything, then check that every slot is free and nothing is locked."""
         self.do_flood()
         while self.running:
             self.do_close(0, len(self.running) % 3)
@@ -320,6 +327,6 @@ class Operations(Serving):
             self.cache.evict({f.name: f.capacity})
         for f in self.model.facts:
             pool = self.cache.pool(f.name)
-            hold(pool.free == pool.capacity, "%s: %s of %s are free in the end", f.name, pool.free, pool.capacity)
-            hold(self.cache.stats().components[f.name].leased == 0, "%s: something is leased in the end", f.name)
-        hold(self.cache.stats().nodes == 0, "%s nodes are left in the end", self.cache.stats().nodes)
+            require(pool.free == pool.capacity, "%s: %s of %s are free in the end", f.name, pool.free, pool.capacity)
+            require(self.cache.stats().components[f.name].leased == 0, "%s: something is leased in the end", f.name)
+        require(self.cache.stats().nodes == 0, "%s nodes are left in the end", self.cache.stats().nodes)

@@ -1,9 +1,9 @@
-"""The oracle of the property test: a prefix cache as plain sets, with no tree, no locks and no queues.
+"""The oracle's model: a prefix cache as plain sets, with no tree, no locks and no queues.
 
-It shares nothing with the core but the pure functions ``reach.needs`` and ``reach.until``. A *piece* is what one
-component can have cached: a page, named by the prefix that it ends in (namespace, tokens, extra keys) and its index, or
-a state, named by the prefix. What is resident is a set of pieces; every answer of the cache is derived from such sets.
-The number of a prefix is also its checksum: what a forward pass would write into a slot.
+The model shares nothing with the core but the pure functions ``reach.needs`` and ``reach.until``. A *piece* is one
+thing that a component can have cached: a page, named by its index and the prefix that it ends in (namespace, tokens,
+extra keys), or a state, named by its prefix. The model keeps the set of resident pieces and derives every answer of the
+cache from it. The number of a prefix is also the content that a forward pass writes into a slot.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...contract.reach import Reach
-from ..names import Names, with_extra
+from ..inside.names import Names, with_extra
 
-__all__ = ["Facts", "Leased", "Model", "Names", "Piece", "Running", "with_extra"]
+__all__ = ["Facts", "ModelLease", "ModelSequence", "Names", "Piece", "SetModel", "with_extra"]
 
 Piece = tuple[int, int]
-"""(number of the prefix that names its page of the tree, index of the component's page or the boundary of a state)."""
+"""(number of the prefix that names its tree page, index of the component's page or boundary of the state)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What the model knows of one component. ``page`` is in tokens, 0 for states; ``group`` is tokens per slot."""
+    """The facts of one component. ``page`` is in tokens, 0 for states; ``group`` is the tokens per entry."""
 
     name: str
     reach: Reach
@@ -51,7 +51,7 @@ class Facts:
         return self.reach.closed_upward
 
     def needed(self, n: int) -> frozenset[int]:
-        """Indices of the pages that resuming at ``n`` needs, rounded outward."""
+        """Return the indices of the pages that resuming at ``n`` needs, rounded outward to whole pages."""
         known = self._needed.get(n)
         if known is None:
             spans = () if self.boundary else self.reach.needs(n)
@@ -60,7 +60,7 @@ class Facts:
         return known
 
     def outlook(self, n: int) -> frozenset[int]:
-        """Pages before ``n`` that resuming at ``n`` or going on from there may need: what a lease at ``n`` covers."""
+        """Return the pages before ``n`` that resuming at ``n`` or any later boundary may need. A lease covers these."""
         known = self._outlook.get(n)
         if known is None:
             later = () if self.boundary else range(-(-n // self.page))
@@ -69,7 +69,7 @@ class Facts:
         return known
 
     def replayed(self, boundary: int) -> int:
-        """Pages that a resume at ``boundary`` rebuilds."""
+        """Return how many pages a resume at ``boundary`` rebuilds by replay."""
         return boundary // self.page - max(0, boundary - self.replay) // self.page if self.replay else 0
 
     def ever_needed_from(self, index: int, floor: int) -> bool:
@@ -78,8 +78,8 @@ class Facts:
 
 
 @dataclass(eq=False)
-class Running:
-    """What the model knows of one open sequence. ``future`` is what the model will say; ``named`` of it is told."""
+class ModelSequence:
+    """The model of one open sequence. ``future``: the tokens that will come, of which the first ``named`` are known."""
 
     sequence: Any
     namespace: str
@@ -93,36 +93,36 @@ class Running:
     ids: list[int]
     written: dict[str, int]
     pending: set[str]
-    """Boundary components whose running slot must still be filled by an op."""
+    """Components with states whose running slot must still be filled by an op."""
     sourced: set[str]
-    """Those of them that are filled from a state of the tree, at ``published``."""
+    """Those pending components that are filled from a state of the tree, at ``published``."""
     tracks: dict[str, list[int]] = field(default_factory=dict)
-    """Boundaries of states that are kept beside, not yet published."""
+    """Boundaries of the checkpoints that are not published yet, by component."""
     step_from: int = -1
-    """Where the last small step began, whose single states are kept; -1: there is none."""
+    """Where the last small step began, if the states after its single tokens are kept; otherwise -1."""
     arrived: int = 0
-    """Up to here content arrived: there are no states of its single tokens."""
+    """Up to here content arrived from elsewhere; there are no states of its single tokens."""
     absent: dict[str, set[int]] = field(default_factory=dict)
-    """Pages that were never given: what arrived was not all."""
+    """Pages that never got a slot because they were not among those that arrived."""
     deepest: int = 0
-    """The most that was ever committed: what lies too far below it may have been released."""
+    """The most tokens that were ever committed. Pages too far below it may have been released."""
     floor: int = 0
-    """The first boundary that could still be published or rewound to, when that was highest."""
+    """The highest value so far of the first boundary that can still be published or rewound to."""
     keep: int = 0
-    """The same at the last commit or publication: what lies before may be kept while there is room."""
+    """The same boundary at the last commit or publication. Pages before it may be kept while there is room."""
     spoiled: bool = False
-    """A step failed, and its layers may have written half a state: the running states are nobody's."""
+    """A step failed and may have written half a state, so the running states are not usable."""
     gone: bool = False
-    """A flush made it unusable."""
+    """A flush made the sequence unusable."""
     detached: bool = False
-    """Its namespace was dropped: what it publishes cannot be found."""
+    """The namespace was dropped, so what the sequence publishes cannot be found."""
     cover: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Edges that its lease covered when it came to stand where it stands, by component."""
+    """The edges that its lease covered when it took its current place, by component."""
 
 
 @dataclass(eq=False)
-class Leased:
-    """A lease held by nobody's sequence."""
+class ModelLease:
+    """The model of a lease that belongs to no sequence."""
 
     lease: Any
     namespace: str
@@ -133,8 +133,8 @@ class Leased:
     cover: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
-class Model:
-    """The composition's arithmetic over a set of resident pieces."""
+class SetModel:
+    """A composition's arithmetic over the set of resident pieces."""
 
     def __init__(self, facts: Sequence[Facts], page: int, lookahead: int, max_rewind: int) -> None:
         self.facts = tuple(facts)
@@ -144,16 +144,16 @@ class Model:
         self.names = Names()
         self.resident: dict[str, set[Piece]] = {f.name: set() for f in facts}
         self.keys: set[int] = set()
-        """Prefixes that the tree knows. A match goes no deeper, even where nothing is needed (a window of 1)."""
+        """The prefixes in the tree. A match goes no deeper than these, even if nothing is needed (a window of 1)."""
 
     # ------------------------------------------------------------ names
     def piece(self, f: Facts, ids: Any, index: int) -> Piece:
-        """Page ``index`` of the prefix with these numbers; for a state, ``index`` is its boundary."""
+        """Return the piece of page ``index`` of a prefix; for a state, ``index`` is its boundary."""
         end = index if f.boundary else (index * f.page // self.page + 1) * self.page
         return ids[end + self.lookahead], index
 
     def pieces(self, f: Facts, ids: Sequence[int], boundary: int) -> set[Piece]:
-        """All that resuming at ``boundary`` needs of one component."""
+        """Return all pieces of one component that resuming at ``boundary`` needs."""
         if f.boundary:
             return {self.piece(f, ids, boundary)} if boundary else set()
         return {self.piece(f, ids, index) for index in f.needed(boundary)}
@@ -178,12 +178,12 @@ class Model:
         return self.candidates(ids, limit)[-1]
 
     # ------------------------------------------------------------ a running sequence
-    def publishable(self, run: Running) -> int:
+    def publishable(self, run: ModelSequence) -> int:
         upto = min(run.named - self.lookahead, run.committed) // self.page * self.page
         return max(run.published, upto)
 
-    def rewind_floor(self, run: Running) -> int:
-        """The shortest length that ``run`` may be taken back to."""
+    def rewind_floor(self, run: ModelSequence) -> int:
+        """Return the shortest length that ``run`` may be rewound to."""
         depths = []
         for f in self.facts:
             if f.boundary or not f.path:
@@ -196,16 +196,16 @@ class Model:
         named_by_keys = min(run.named, run.published + self.lookahead) if run.published else 0
         return max(run.published, floor, named_by_keys)
 
-    def retain(self, run: Running) -> None:
-        """After a commit or a publication: which is the first boundary that matters from now on."""
+    def retain(self, run: ModelSequence) -> None:
+        """After a commit or publication, update the first boundary that still matters."""
         run.deepest = max(run.deepest, run.committed)
         floor = min(run.committed, run.named - self.lookahead) - self.max_rewind
         run.keep = max(floor // self.page * self.page, run.published)
         run.floor = max(run.floor, run.keep)
         run.keep = min([run.keep, *(boundary for tracks in run.tracks.values() for boundary in tracks)])
 
-    def must_hold(self, f: Facts, run: Running) -> set[int]:
-        """Pages with content that some boundary still to be published or rewound to needs."""
+    def must_hold(self, f: Facts, run: ModelSequence) -> set[int]:
+        """Return the pages with content that a boundary needs which can still be published or rewound to."""
         lengths = set(range(run.floor, run.reserved + 2 * self.page, self.page))
         lengths.update(range(self.rewind_floor(run), run.committed + 1))
         lengths.update(boundary for tracks in run.tracks.values() for boundary in tracks)
@@ -214,20 +214,20 @@ class Model:
         return {
             index
             for n in lengths
-            if not absent & f.needed(n)  # what arrived was not all: nobody can resume there
+            if not absent & f.needed(n)  # a needed page did not arrive, so nothing can resume there
             for index in f.needed(n)
             if index * f.page < run.committed and (index * f.page >= run.ready or index in had)
         }
 
-    def checkpoint(self, f: Facts, run: Running, upto: int) -> int:
-        """The deepest boundary up to ``upto`` that a complete state of ``run`` stands for; -1 if there is none."""
+    def checkpoint(self, f: Facts, run: ModelSequence, upto: int) -> int:
+        """Return the deepest boundary up to ``upto`` for which ``run`` has a complete state; -1: there is none."""
         tracks = [boundary for boundary in run.tracks[f.name] if boundary <= upto]
         complete = f.name not in run.pending and not run.spoiled
         own = [run.committed] if complete and run.committed <= upto else []
         return max(tracks + own, default=-1)
 
-    def published_by(self, run: Running, held: dict[str, set[int]], upto: int) -> dict[str, set[Piece]]:
-        """Pieces of page components that publishing ``run`` up to ``upto`` brings into the tree."""
+    def published_by(self, run: ModelSequence, held: dict[str, set[int]], upto: int) -> dict[str, set[Piece]]:
+        """Return the pieces of components with pages that publishing ``run`` up to ``upto`` adds to the tree."""
         return {
             f.name: {self.piece(f, run.ids, index) for index in held[f.name] if run.published <= index * f.page < upto}
             for f in self.facts

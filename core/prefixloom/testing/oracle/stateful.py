@@ -1,11 +1,11 @@
-"""The state machine for Hypothesis, where it is installed: the same operations, chosen and shrunk by it.
+"""The state machine for Hypothesis, if it is installed: Hypothesis chooses and shrinks the same operations.
 
     from prefixloom.testing import ComponentCase, Pit, state_machine
 
     TestMine = state_machine(Pit(ComponentCase(make))).TestCase
 
-The seeded scripts of ``writer.py`` need nothing installed. Hypothesis looks for what was not thought of there, keeps
-the examples that failed, and shrinks the arguments of an operation, too.
+The seeded scripts of ``writer.py`` need nothing installed. Hypothesis explores further combinations, keeps the examples
+that failed, and also shrinks the arguments of an operation.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from .machine import Arena
 from .operations import Operations
-from .steps import DOCUMENTS, document
+from .sequence_operations import DOCUMENTS, document
 from .writer import NAMESPACES
 
 NUMBER = st.integers(0, 4)
-"""Which of the sequences, leases or plans that there are."""
+"""A number that selects one of the sequences, leases or plans."""
 
 
 def arguments(longest: int) -> dict[str, tuple[st.SearchStrategy[Any], ...]]:
-    """What each operation takes, as ``Writer`` says it."""
+    """Return the argument strategies of each operation, in the form that ``Writer`` uses."""
     small, salt = st.integers(0, 8), st.integers(0, 15)
     prompt = st.builds(
         lambda number, length: document(number)[:length], st.integers(0, DOCUMENTS - 1), st.integers(0, longest)
@@ -57,13 +57,13 @@ def arguments(longest: int) -> dict[str, tuple[st.SearchStrategy[Any], ...]]:
 
 
 def state_machine(arena: Arena, **options: Any) -> type[RuleBasedStateMachine]:
-    """A machine whose rules are the operations on a cache of this arena; a new cache for each example.
+    """Return a machine whose rules are the operations on a cache of this arena. Each example gets a new cache.
 
     ``options`` are those of ``hypothesis.settings``.
     """
     known = arguments(arena.longest)
 
-    class Machine(RuleBasedStateMachine):
+    class CacheStateMachine(RuleBasedStateMachine):
         world: Operations
 
         @initialize()
@@ -72,7 +72,7 @@ def state_machine(arena: Arena, **options: Any) -> type[RuleBasedStateMachine]:
 
         @rule(request=st.tuples(*known["open"]), chunk=st.integers(1, arena.longest), end=st.integers(0, 2))
         def turn(self, request: tuple[Any, ...], chunk: int, end: int) -> None:
-            """A request from its start to its end, in order, which single operations rarely come to."""
+            """Run one whole request, from start to end, which single operations rarely produce."""
             for op in (("open", *request), ("grow", -1, chunk), ("step", 31, 0), ("publish", -1, -1)):
                 self.world.apply(op)
             for op in (("grow", -1, -1), ("step", 31, 0), *([("close", -1, 0)] if end else [])):
@@ -80,7 +80,7 @@ def state_machine(arena: Arena, **options: Any) -> type[RuleBasedStateMachine]:
 
         @rule(number=NUMBER, tokens=st.integers(1, 4), back=st.integers(0, 3))
         def decode(self, number: int, tokens: int, back: int) -> None:
-            """A small step, of which a part is taken back."""
+            """Run a small step and rewind part of it."""
             for op in (
                 ("append", number, tokens),
                 ("grow", number, tokens),
@@ -99,7 +99,7 @@ def state_machine(arena: Arena, **options: Any) -> type[RuleBasedStateMachine]:
             self.world.apply((name, *args))
 
         operation.__name__ = name
-        setattr(Machine, name, rule(args=st.tuples(*strategies))(operation))
+        setattr(CacheStateMachine, name, rule(args=st.tuples(*strategies))(operation))
     usual = {"deadline": None, "max_examples": 40, "stateful_step_count": 30, "report_multiple_bugs": False}
-    Machine.TestCase.settings = settings(suppress_health_check=list(HealthCheck), **(usual | options))
-    return Machine
+    CacheStateMachine.TestCase.settings = settings(suppress_health_check=list(HealthCheck), **(usual | options))
+    return CacheStateMachine

@@ -1,11 +1,11 @@
-"""Random scripts for the state machine: plain data, the same for the same seed."""
+"""Random scripts for the state machine, as plain data. The same seed gives the same script."""
 
 from __future__ import annotations
 
 import random
 
 from .operations import Op
-from .steps import DOCUMENTS, document
+from .sequence_operations import DOCUMENTS, document
 
 NAMESPACES = ("", "b")
 WEIGHTS = {
@@ -16,9 +16,9 @@ WEIGHTS = {
 
 
 class Writer:
-    """Makes scripts from a seed, knowing nothing of what they will meet.
+    """Makes scripts from a seed, without looking at any cache.
 
-    ``longest``: tokens of a prompt, at most. ``unit``: tokens of a page of the tree, where states can be kept.
+    ``longest``: the most tokens of a prompt. ``unit``: the tokens of a tree page; states can be kept at its multiples.
     """
 
     def __init__(self, seed: str, longest: int, unit: int) -> None:
@@ -41,7 +41,7 @@ class Writer:
         self.ops.append(tuple(op))
 
     def prompt(self) -> tuple[int, ...]:
-        """The beginning of a document, sometimes changed near its end; at times empty or one token."""
+        """Return the beginning of a document, sometimes with a changed end, sometimes empty or a single token."""
         length = self.below(3) if self.below(20) == 0 else self.below(self.longest + 1)
         if self.below(2):
             length = min(self.longest, length // self.unit * self.unit + self.below(2))
@@ -67,7 +67,7 @@ class Writer:
         self.say("open", *self.request(), self.below(3), self.below(16))
 
     def turn(self) -> None:
-        """A request from its start to its end, in order."""
+        """Write one whole request, from start to end."""
         self.open()
         chunks = 1 + self.below(3)
         for chunk in range(chunks):
@@ -88,7 +88,7 @@ class Writer:
             self.say("close", -1, 0)
 
     def decode(self) -> None:
-        """Some small steps of one request, of which a part is rejected."""
+        """Write several small steps of one request, part of which is rewound."""
         number = self.below(5)
         for _ in range(1 + self.below(4)):
             tokens = 1 + self.below(4)

@@ -1,0 +1,11 @@
+"""The benchmarks: what the cache costs on this machine, beside another commit, and beside other caches.
+
+The rooms, the lowest first. Each imports only from rooms that stand before it here; ``__main__`` may import all:
+
+- ``runner``: processes that measure, the speed of the machine, medians and tables. It knows no workload.
+- ``drivers``: how a cache manager is driven through requests: ours, SGLang's and vLLM's.
+- ``workloads``: what is measured of our own code. Most modules are also scripts.
+- ``peers``: the same work done by our cache and by the peers' caches, compared row by row.
+
+Read ``__main__`` first. ``docs/performance.md`` explains the commands and holds the results.
+"""

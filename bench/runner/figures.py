@@ -1,0 +1,44 @@
+"""Samples as medians with their spread, compared between two sides, and printed as a table."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+Rows = dict[str, list[float]]
+"""By row: samples. A row's name ends with its unit."""
+Samples = dict[str, dict[str, Rows]]
+"""By side, workload and row."""
+
+
+def spread(samples: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(samples), "least": min(samples), "most": max(samples)}
+
+
+def summary(sides: Samples) -> list[dict[str, Any]]:
+    """One entry per row: the spread of each side, and ``ratio``, the second side's median over the first's."""
+    first, *others = sides.items()
+    rows = []
+    for workload, by_row in first[1].items():
+        for row, samples in by_row.items():
+            entry: dict[str, Any] = {"workload": workload, "row": row, first[0]: spread(samples)}
+            for label, found in others:
+                if other := found.get(workload, {}).get(row):
+                    entry[label] = spread(other)
+                    entry["ratio"] = entry[label]["median"] / (entry[first[0]]["median"] or 1)
+            rows.append(entry)
+    return rows
+
+
+def table(rows: list[dict[str, Any]], sides: list[str]) -> str:
+    """The summary as text: median (least-most) of each side. ``ratio`` is the other commit's median over ours."""
+    lines = [f"{'':56}" + "".join(f"{side[:28]:>30}" for side in sides) + ("     ratio" if len(sides) > 1 else "")]
+    for row in rows:
+        cells = []
+        for side in sides:
+            each = row.get(side)
+            cell = f"{each['median']:.2f} ({each['least']:.2f}-{each['most']:.2f})" if each else "-"
+            cells.append(f"{cell:>30}")
+        ratio = f"{row['ratio']:10.3f}" if "ratio" in row else ""
+        lines.append(f"{row['workload'] + ': ' + row['row']:56}" + "".join(cells) + ratio)
+    return "\n".join(lines)

@@ -1,0 +1,73 @@
+"""The cost of a decode step for the scheduling thread. It should not depend on the length of the cached prefix.
+
+``python -m bench.workloads.decode_step [--sequences 256] [--steps 64]``
+
+For each length: thread CPU time per step of a batch. In a step every sequence grows by one token, gets the token
+appended, and is computed. In every other step, page tables and slots of states are asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from prefixloom import Buffer, Component, Manifest, Path, Point, Window, compose
+
+
+def measure(length: int, sequences: int, steps: int) -> tuple[float, float, float]:
+    """(first step with tables, median of further steps with tables, median step without tables), in milliseconds."""
+    token = Manifest([Buffer("kv", (1,), "int8")])
+    parts = [
+        Component("path", token, Path()),
+        Component("near", token, Window(1024)),
+        Component("state", token, Point()),
+    ]
+    room = length + sequences * (3 * steps + 64)
+    cache = compose(
+        None,
+        plugins=parts,
+        page_size=16,
+        debug=False,
+        capacity={"path": room, "near": room, "state": 2 * sequences + 2},
+    )
+    prompt = list(range(length))
+    with cache.open(prompt) as first:
+        first.grow(length)
+        with cache.step([first]) as step:
+            step.run_ops()
+    batch = [cache.open([*prompt, i]) for i in range(sequences)]
+    times: dict[str, list[float]] = {"with": [], "without": []}
+    for k in range(2 * steps + 1):
+        for sequence in batch:
+            if sequence.named == sequence.reserved:
+                sequence.append([k])
+        before = time.thread_time()
+        for sequence in batch:
+            sequence.grow(1)
+        with cache.step(batch) as step:
+            step.run_ops()
+            if k % 2 == 0:
+                for name in ("path", "near", "state"):
+                    step.table(name)
+        cache.poll()
+        times["without" if k % 2 else "with"].append((time.thread_time() - before) * 1e3)
+    for sequence in batch:
+        sequence.abort()
+    return times["with"][0], statistics.median(times["with"][1:]), statistics.median(times["without"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 8192, 131072])
+    given = parser.parse_args()
+    print(f"{given.sequences} sequences; ms per decode step: grow, step, ops, tables")
+    for length in given.lengths:
+        first, with_tables, without = measure(length, given.sequences, given.steps)
+        print(f"{length:>8} tokens: first {first:7.2f}, then {with_tables:6.2f}; without tables {without:6.2f}")
+
+
+if __name__ == "__main__":
+    main()

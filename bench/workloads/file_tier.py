@@ -1,0 +1,113 @@
+"""The file store against a plain loop that reads and writes the same bytes, in one run.
+
+``python -m bench.workloads.file_tier [--records 1024] [--pool 256] [--rounds 7] [--directory DIR]``
+
+A record has 16 tokens x 32 layers x 1 KiB. It is written from, and read into, the pages of a pool; ``--pool`` is their
+number, and with ``--pool 1`` the only page never leaves the processor's cache. Both sides write into files that exist
+already, because a store reuses its segments. The sides take turns every 64 records, each as often first as second. The
+store's side includes making and checking checksums. Keys are made beforehand: they belong to the caller, like the
+loop's offsets. Figures are thread CPU time, which is nearly all of the time: the data goes no further than the kernel's
+memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from prefixloom.storage import Fingerprint, Key, Record, Stored
+from prefixloom.storage.checksum import preferred
+from prefixloom_hicache import FileBackend
+
+SIZE = 16 * 32 * 1024
+HERE = Fingerprint("bench", "bfloat16", 16, "kv", "1")
+
+
+def key_of(number: int) -> Key:
+    return Key(number.to_bytes(32, "little"), HERE)
+
+
+def seconds_of(run: Callable[[], None]) -> float:
+    before = time.thread_time()
+    run()
+    return time.thread_time() - before
+
+
+Pool = list[memoryview]
+
+
+def plain_write(file: int, pool: Pool, numbers: range, records: int) -> None:
+    for number in numbers:
+        os.pwrite(file, pool[number % len(pool)], number % records * SIZE)
+
+
+def plain_read(file: int, pool: Pool, numbers: range, records: int) -> None:
+    for number in numbers:
+        assert os.preadv(file, [pool[number % len(pool)]], number % records * SIZE) == SIZE
+
+
+def store_write(store: FileBackend, pool: Pool, numbers: range, keys: list[Key]) -> None:
+    for n, key in zip(numbers, keys, strict=True):
+        record = Record(key, "kv", 0, 16, "layer_first", pool[n % len(pool)])
+        assert isinstance(store.put([record])[0], Stored)
+
+
+def store_read(store: FileBackend, pool: Pool, numbers: range, keys: list[Key]) -> None:
+    found = store.get(keys, [pool[n % len(pool)] for n in numbers])
+    assert all(isinstance(answer, Record) for answer in found)
+
+
+def measure(records: int, pages: int, rounds: int, directory: str | None = None) -> dict[str, list[float]]:
+    """Seconds of each side, one figure per round."""
+    pool = [memoryview(bytearray(os.urandom(SIZE))) for _ in range(pages)]
+    times: dict[str, list[float]] = {name: [] for name in ("plain write", "store write", "plain read", "store read")}
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        file = os.open(Path(folder) / "plain", os.O_RDWR | os.O_CREAT, 0o600)
+        os.posix_fallocate(file, 0, records * SIZE)
+        store = FileBackend(Path(folder) / "store", (records + 2 * 127) * (SIZE + 4096))
+        for turn in range(rounds + 2):  # the first two turns fill the files
+            took = dict.fromkeys(times, 0.0)
+            batches = [
+                (range(at, at + 64), [key_of(number) for number in range(at, at + 64)])
+                for at in range(turn * records, (turn + 1) * records, 64)
+            ]
+            for kind, sides in (("write", (plain_write, store_write)), ("read", (plain_read, store_read))):
+                plain, stored = sides
+                for number, (numbers, keys) in enumerate(batches):
+                    calls = {
+                        f"plain {kind}": partial(plain, file, pool, numbers, records),
+                        f"store {kind}": partial(stored, store, pool, numbers, keys),
+                    }
+                    for name in sorted(calls, reverse=bool(number % 2)):
+                        took[name] += seconds_of(calls[name])
+            for name, seconds in took.items():
+                times[name] += [seconds] if turn > 1 else []
+        store.close()
+        os.close(file)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=1024)
+    parser.add_argument("--pool", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--directory", default=None)
+    given = parser.parse_args()
+    records = given.records
+    times = measure(records, given.pool, given.rounds, given.directory)
+    print(f"{records} records of {SIZE >> 10} KiB, {given.pool} pages, checksum {preferred()}, {given.rounds} rounds")
+    for kind in ("write", "read"):
+        plain, stored = (records * SIZE / statistics.median(times[f"{who} {kind}"]) / 1e9 for who in ("plain", "store"))
+        ratio = statistics.median(p / s for p, s in zip(times[f"plain {kind}"], times[f"store {kind}"], strict=True))
+        print(f"{kind:5}  plain {plain:6.2f} GB/s  store {stored:6.2f} GB/s  ratio {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()

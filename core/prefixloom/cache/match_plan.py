@@ -1,0 +1,145 @@
+"""Match plans: where a prompt can resume, as a caller sees it. No node is shown, and nothing can be changed."""
+
+from __future__ import annotations
+
+from array import array
+from typing import NoReturn
+
+from ..contract.reach import Interval
+from ..errors import ProtocolError
+from ..operations.match import candidates, limit_of, wanted_at
+from ..operations.state import Core, Match
+
+
+class MatchPlan:
+    """Where a prefix can resume. It holds true until something is lost (``stale``), and protects nothing.
+
+    ``ready``   tokens whose every component is usable on the device
+    ``walked``  tokens that the tree's keys agree with, whatever is still held there
+    ``branch``  a boundary deeper than ``ready`` where page components could resume but a boundary component has
+                nothing: worth a checkpoint while recomputing; None if there is none
+    ``limited_by``  the component that kept ``ready`` from being longer; None if the keys did
+    ``restorable``  tokens whose every component is on the device or on a tier below: ``Sequence.restore`` brings them
+                    back. ``ready`` if that is not worth a load
+    """
+
+    __slots__ = ("_core", "_match")
+
+    _core: Core
+    _match: Match
+
+    def __init__(self, core: Core, match: Match) -> None:
+        object.__setattr__(self, "_core", core)
+        object.__setattr__(self, "_match", match)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise ProtocolError(f"a plan is frozen: {name} cannot be set")
+
+    @property
+    def core(self) -> Core:
+        """What the cache has behind it: for debug tools and tests, and no part of the public interface."""
+        return self._core
+
+    @property
+    def match(self) -> Match:
+        """What was asked and found: for debug tools and tests, and no part of the public interface."""
+        return self._match
+
+    def match_for(self, core: Core) -> Match:
+        """What was found, for the cache of ``core``; another cache's plan is refused.
+
+        It is for the cache's own operations, and no part of the public interface.
+        """
+        if self._core is not core:
+            raise ProtocolError(f"{self!r} was not made by this cache")
+        return self._match
+
+    @property
+    def namespace(self) -> str:
+        return self._match.namespace
+
+    @property
+    def ready(self) -> int:
+        return self._match.ready
+
+    @property
+    def walked(self) -> int:
+        return self._match.walked
+
+    @property
+    def branch(self) -> int | None:
+        return self._match.branch
+
+    @property
+    def limited_by(self) -> str | None:
+        return self._match.limited_by
+
+    @property
+    def restorable(self) -> int:
+        return self._match.ready if self._core.below is None else self._match.restorable
+
+    @property
+    def key_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self._match.count
+
+    @property
+    def stale(self) -> bool:
+        """Whether something was lost since the plan was made."""
+        return self._match.epoch != self._core.index.epoch
+
+    @property
+    def anchor(self) -> int:
+        """The single boundary that every component plans from."""
+        return self._match.ready
+
+    @property
+    def need(self) -> dict[str, int]:
+        """Slots that opening a sequence here takes at once, per component."""
+        wanted = wanted_at(self._core, self._match, self._core.shape.state_lanes)
+        return {lane.name: count for lane, count, _ in wanted}
+
+    @property
+    def why(self) -> str:
+        """Why the hit is no longer, in a sentence."""
+        page, count = self._core.shape.page, self.key_tokens
+        if not count:
+            return "the prompt is empty"
+        if self.limited_by is not None:
+            return (
+                f"component {self.limited_by!r} holds nothing usable past {self.ready} of {self.walked} tokens: it was "
+                f"never published there, or evicted"
+            )
+        if self.walked < limit_of(self._core, self._match):
+            if self.namespace not in self._core.index.tree.roots:
+                return f"nothing is cached in namespace {self.namespace!r}"
+            return (
+                f"the keys agree to {self.walked} tokens, in whole pages of {page}; nothing longer that begins so was "
+                f"published, or it was evicted"
+            )
+        if self.ready == count:
+            return f"the whole prompt of {count} tokens is cached"
+        told = f"{self.ready} of {count} tokens: a hit is a multiple of {page}"
+        return told if count - self.ready < page else told + ", and some tokens are to be left to compute"
+
+    def pages(self, component: str) -> array[int]:
+        """Page numbers of the matched prefix by position, -1 where absent. Only a lease keeps them true."""
+        self._check_current()
+        lane = self._core.shape.lane(component)
+        return array("i", lane.row(self._match.node, self.ready) if self.ready else b"")
+
+    def candidates(self) -> tuple[Interval, ...]:
+        """The ascending set of boundaries from which every component can resume, as closed runs one page apart.
+
+        Computed on demand. 0 is always among them. A stale plan is refused: its candidates may be gone.
+        """
+        self._check_current()
+        return candidates(self._core, self._match)
+
+    def _check_current(self) -> None:
+        if self.stale:
+            raise ProtocolError("this plan is stale: data was evicted since it was made; match again")
+
+    def __repr__(self) -> str:
+        limited = f", limited by {self.limited_by}" if self.limited_by else ""
+        return f"<MatchPlan {self.ready} of {self.key_tokens} tokens{limited}{', stale' if self.stale else ''}>"

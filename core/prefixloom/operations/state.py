@@ -1,0 +1,580 @@
+"""State: what all operations of one cache share, with one owner for each part of it.
+
+``Shape`` is what is known when the cache is composed and never changes. ``Index`` is the tree and its truth. ``Match``
+is what a prompt's match asked and found. ``Hold`` is what one lease covers, and ``Running`` what a running request has
+besides. ``Core`` holds these together with what is in flight, the plugin calls, the page tables and the counters; there
+is one per cache, and operations take it as their first argument.
+
+Nothing here does an operation, and nothing here knows the faces that an engine holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from ..device.flight import Flight, Work
+from ..device.handles import Dropped, Handle
+from ..device.pool import Pool
+from ..device.streams import Stream, stream_for
+from ..errors import InputError, ProtocolError
+from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Tokens
+from ..tree.lane import Lane, PageLane
+from ..tree.radix import Counted, Node, Root, Tree, unlink
+from .plugin_calls import PluginCalls
+from .tables import Tables
+from .tier_answers import Restored, TierStats
+from .unwritten import Unwritten
+
+if TYPE_CHECKING:
+    from ..contract.composition import Composition
+    from ..contract.values import Claim, Op, Receipt, WalkView
+    from ..tree.partial_lane import PartialLane
+    from ..tree.path_lane import PathLane
+    from ..tree.state_lane import CodedLane, StateLane
+
+    Pairs = Many[tuple[Any, Any]]
+    Validators = Many[tuple[str, Callable[[WalkView], int]]]
+
+Fill = tuple[Any, Any, str, int]
+"""(lane, holding, kind, source): a running state whose slot must get its content, by an op of this kind.
+
+It is a copy of ``source`` (a ``decode`` of what the tree has in another form), or a ``clear``: zeros, of ``CLEAR``. A
+holding has one at most.
+"""
+CLEAR = -1
+
+
+@attrs.frozen(eq=False)
+class Shape:
+    """What is known of a cache when it is composed and never changes.
+
+    ``page`` is the tokens of a page of the tree. Lanes are listed by kind; ``in_order`` has those of pages first, and
+    ``all_lanes`` has the lanes of the tier below as well. The flags say what this composition never asks for, so that
+    operations do not look for it on each call.
+    """
+
+    composition: Composition
+    lanes: tuple[Lane, ...]
+    all_lanes: tuple[Lane, ...]
+    page_lanes: tuple[PageLane, ...]
+    path_lanes: tuple[PathLane, ...]
+    """Of reaches that are closed upward."""
+    partial_lanes: tuple[PartialLane, ...]
+    """Of pages of which a running sequence may give some back early."""
+    state_lanes: tuple[StateLane, ...]
+    coded_lanes: tuple[CodedLane, ...]
+    in_order: tuple[Lane, ...]
+    page: int
+    lookahead: int
+    max_rewind: int
+    replay: int
+    longest: int
+    """Tokens that the smallest pool of pages that are kept whole can hold."""
+    rewind_limit: tuple[str, int] | None
+    """Which component limits how many committed tokens can be taken back, and to how many. None: no component does."""
+    validators: Validators
+    tier_validators: Validators
+    no_records: list[Any]
+    """None for each lane, to be copied."""
+    only_paths: bool
+    """Whether every component needs all that lies above a boundary, and no plugin validates matches."""
+    tracks_checkpoints: bool
+    steps_have_states: bool
+    """Whether a step keeps checkpoints, or the states after single tokens."""
+    holdings_follow_commits: bool
+    """Whether a commit changes what some component holds."""
+    has_lock_hooks: bool
+    has_match_hooks: bool
+    has_plugin_ops: bool
+    has_transfer_hooks: bool
+    has_insert_hooks: bool
+    has_admission: bool
+    limits_states_per_path: bool
+    has_unshared: bool
+    match_asks_more: bool
+    """Whether a match asks more than the keys and the components: plugins' claims, or the tier below."""
+    open_takes_more: bool
+    """Whether opening may cover more than the reaches say, or take more slots than those of running states."""
+    publication_asks: bool
+    """Whether a publication may keep back something of what a component could hand over, or cover more."""
+    publication_ends_later: bool
+    """Whether a sequence that ends must hold on to what it has until what follows from its publication is done."""
+    publication_has_consequences: bool
+    """Whether something always follows from a publication."""
+
+    def lane(self, component: str) -> Lane:
+        for lane in self.lanes:
+            if lane.name == component:
+                return lane
+        raise InputError(f"no component {component!r} here; there are {', '.join(lane.name for lane in self.lanes)}")
+
+
+class Index:
+    """The tree and its truth. The epoch counts losses, so that a plan made before one is known to be stale."""
+
+    __slots__ = ("_make_tree", "_paths", "dropped_roots", "empty_root", "epoch", "flushed_at", "flushes", "tree")
+
+    def __init__(self, shape: Shape, element_bytes: int) -> None:
+        kind = Node if shape.composition.tier is None else Counted
+        self._make_tree = partial(Tree, shape.page, element_bytes, len(shape.all_lanes), kind)
+        self._paths = shape.path_lanes
+        self.epoch = self.flushed_at = self.flushes = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.tree = self._make_tree()
+        self.empty_root = self._new_root("")
+        self.dropped_roots: list[Root] = []
+
+    def _new_root(self, namespace: str) -> Root:
+        root = Root(namespace, self.tree.width)
+        for lane in self._paths:
+            lane.root_cell(root)
+        return root
+
+    def root(self, namespace: str) -> Root:
+        """The root of ``namespace``, made if there is none."""
+        root = self.tree.roots.get(namespace)
+        if root is None:
+            root = self.tree.roots[namespace] = self._new_root(namespace)
+        return root
+
+    def lose(self) -> None:
+        """Something that a plan may lead to has gone."""
+        self.epoch += 1
+
+    def prune(self, node: Node) -> None:
+        """Unlink ``node`` if it is bare, and its ancestors as far as they are."""
+        if node.kids is None and not node.leases and self.tree.prune_all((node,)):  # 0 of a root: it leads nowhere
+            self.epoch += 1
+
+    def prune_all(self, nodes: Iterable[Node]) -> None:
+        """``prune`` each of ``nodes``, which have lost something."""
+        self.epoch += 1
+        self.tree.prune_all(nodes)
+
+    def drop_root(self, namespace: str) -> Root | None:
+        """Nothing of ``namespace`` is found any more. The root stays among ``dropped_roots`` while leases cover it."""
+        root = self.tree.roots.pop(namespace, None)
+        if root is not None:
+            self.dropped_roots.append(root)
+        return root
+
+    def forget_everything(self) -> None:
+        """Begin with an empty tree. Plans and handles that were made before are of an earlier flush."""
+        self.flushes += 1
+        self.epoch += 1
+        self.flushed_at = self.epoch
+        for root in (*self.tree.roots.values(), *self.dropped_roots, self.empty_root):
+            unlink(root)
+        self._begin()
+
+
+class Match:
+    """What was asked of a match, and what was found. ``MatchPlan`` is its public face.
+
+    ``tokens`` are the prompt's and ``key`` what the tree compares; ``single`` are the tokens with extra keys in place,
+    where there are any. ``most``: so many tokens at most were to be resumed; less than 0 if not even 0 leaves as many
+    to compute as wanted.
+
+    Found (``operations.match.search``): ``ready`` is the deepest boundary that every component accepts, in ``node``.
+    ``reached`` is the deepest node whose whole path the keys agree with. They agree with ``walked`` tokens, and
+    ``walked_to`` is where that is, or where ``most`` is. ``limited_by`` is the component that lowered the boundary, and
+    ``branch`` a boundary where page components could resume and a boundary component has nothing. Where there is a tier
+    below, ``restorable`` in ``below`` is the deepest boundary that could be restored, or ``ready``.
+    """
+
+    __slots__ = (
+        "below", "branch", "claims", "epoch", "key", "limited_by", "most", "namespace", "node", "reached", "ready",
+        "restorable", "single", "tokens", "walked", "walked_to",
+    )  # fmt: skip
+
+    node: Node
+    ready: int
+    reached: Node
+    walked: int
+    walked_to: Node
+    limited_by: str | None
+    branch: int | None
+    epoch: int
+    claims: Many[Claim | None]
+    below: Node
+    restorable: int
+
+    def __init__(self, tokens: Tokens, key: bytes, single: bytes | None, namespace: str, most: int) -> None:
+        self.tokens = tokens
+        self.key = key
+        self.single = single
+        self.namespace = namespace
+        self.most = most
+        self.claims = ()
+
+    def of(self, key: bytes, most: int) -> Match:
+        """The same question of ``key``, with ``most`` tokens at most."""
+        return Match(self.tokens, key, self.single, self.namespace, most)
+
+    @property
+    def count(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.tokens) // TOKEN_BYTES
+
+
+class Hold(Handle):
+    """What one lease covers, anchored at ``node``. ``Lease`` is its public face, and ``Running`` a kind of it.
+
+    ``covers`` are by lane what is covered of each component; ``receipts`` are what plugins wanted covered besides.
+    ``core`` is None once it has ended. ``fence``: whatever uses what it covers comes after the steps up to this one.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "core",
+        "covers",
+        "failed",
+        "fence",
+        "flushes",
+        "label",
+        "made_at",
+        "node",
+        "receipts",
+        "work",
+    )
+
+    failed: BaseException | None
+    work: Work[Any] | None
+    made_at: str
+
+    def __init__(
+        self, core: Core, node: Node, covers: list[Any], receipts: list[Receipt | None] | None, label: str = ""
+    ) -> None:
+        self.core: Core | None = core
+        self.node = node
+        self.covers = covers
+        self.receipts = receipts
+        self.flushes = core.index.flushes
+        self.label = label
+        self.fence = 0
+        self.work = self.failed = None
+
+    def claim(self, flight: Flight[Any]) -> None:
+        """Slots have just been taken for this lease's sequence: it comes after the steps that may still touch them."""
+        if flight.claimed:
+            self.fence = max(self.fence, flight.claimed)
+            flight.claimed = 0
+
+    @property
+    def boundary(self) -> int:
+        """The boundary that it is anchored at, in tokens."""
+        return self.node.end
+
+    @property
+    def active(self) -> bool:
+        return self.core is not None and self.flushes == self.core.index.flushes
+
+
+class Running(Hold):
+    """A running request: its names, lengths, lease, holdings and fills. ``Sequence`` is its public face.
+
+    Four lengths, each at most the next where both are known: ``published`` (handed to the tree) <= ``committed``
+    (computed) <= ``reserved`` (slots taken); ``names.count`` (tokens known) runs apart. ``ready`` is where it resumed.
+    """
+
+    __slots__ = (
+        "_core", "branch", "claimed_ops", "committed", "fills", "held", "high", "lost", "match", "names", "namespace",
+        "open_steps", "planned", "priority", "published", "reached", "ready", "reserved", "row",
+    )  # fmt: skip
+
+    held: list[Any]
+    """By lane what it holds; empty once all has been handed over or given back."""
+    fills: list[Fill]
+    claimed_ops: Many[Op]
+    """Ops that plugins claimed when it was opened and that have not run."""
+    reached: Node | None
+    """Below where it resumes, the deepest node that its key is known to lead to; it may have gone by now."""
+    high: int
+    """The highest length that was committed before a rewind: what is too far below it was given back."""
+    lost: bool
+    """A step that failed may have written half of its running states."""
+    planned: int
+    """Where the steps end that are open, of which there are ``open_steps``."""
+    row: int
+    """Its row in the page tables that kernels read; -1: none yet."""
+
+    def __init__(
+        self, core: Core, match: Match, node: Node, covers: list[Any], receipts: list[Receipt | None] | None,
+        held: list[Any], fills: list[Fill], label: str, priority: int,
+    ) -> None:  # fmt: skip
+        self.core = self._core = core
+        self.node = node
+        self.covers = covers
+        self.receipts = receipts
+        self.flushes = core.index.flushes
+        self.label = label
+        self.fence = 0
+        self.work = self.failed = None
+        self.held = held
+        self.row = -1
+        self.names = NamedTokens(core.keys, match.tokens, match.key, match.single)
+        self.planned = self.open_steps = 0
+        self.lost = False
+        self.reached = match.reached
+        self.fills = fills
+        self.claimed_ops = ()
+        self.priority = priority
+        self.namespace = match.namespace
+        self.branch = match.branch
+        self.match = match
+        self.ready = self.reserved = self.committed = self.published = self.high = match.ready
+
+    # ------------------------------------------------------------ what it holds
+    @property
+    def pairs(self) -> Pairs:
+        """(lane, holding) of every component, those of pages first."""
+        held = self.held
+        return [(lane, held[lane.index]) for lane in self._core.shape.in_order] if held else ()
+
+    @property
+    def paged(self) -> Pairs:
+        """(lane, holding) of the components of pages; none once all has been handed over."""
+        held = self.held
+        return [(lane, held[lane.index]) for lane in self._core.shape.page_lanes] if held else ()
+
+    @property
+    def states(self) -> Pairs:
+        """(lane, holding) of the boundary components; none once all has been handed over, which a step may see."""
+        held = self.held
+        return [(lane, held[lane.index]) for lane in self._core.shape.state_lanes] if held else ()
+
+    def holding(self, component: str) -> tuple[Lane, Any]:
+        if self.core is None:
+            raise ProtocolError(f"{self!r} holds nothing any more")
+        lane = self._core.shape.lane(component)
+        return lane, self.held[lane.index]
+
+    def hold_states_back(self) -> None:
+        """Not to be published: running states stand for nothing while layers may write them."""
+        for _, holding in self.states:
+            holding.ready = False
+
+    @property
+    def publishable(self) -> int:
+        """The deepest boundary that could be published now."""
+        shape = self._core.shape
+        upto = self.names.count - shape.lookahead
+        if upto > self.committed:
+            upto = self.committed
+        upto -= upto % shape.page
+        return upto if upto > self.published else self.published
+
+    # ------------------------------------------------------------ steps
+    def begin_step(self) -> tuple[int, int]:
+        """A target step begins: from where, and up to where, it computes. Open steps go on from one another."""
+        start, end = self.committed, self.reserved
+        if self.open_steps and self.planned > start:
+            start = self.planned
+        self.open_steps += 1
+        if end > start:
+            self.planned = end
+        return start, end
+
+    def resume_at(self, boundary: int, fills: list[Fill]) -> None:
+        """A load brought more: the request goes on from ``boundary`` as if it had been opened there."""
+        self.fills = fills
+        self.ready = self.reserved = self.committed = self.published = self.high = boundary
+        if self.branch is not None and self.branch <= boundary:
+            self.branch = None
+
+    def lose_states(self) -> None:
+        """A step failed whose layers may have written half of the running states."""
+        for _, holding in self.states:
+            self.lost = True
+            holding.lose()
+
+    # ------------------------------------------------------------ what it is refused
+    def why_ended(self) -> ProtocolError:
+        """The error of one that may not be used any more."""
+        if self.failed is not None:
+            return ProtocolError(
+                f"{self!r} ended when a step or copy failed that it was in or had read from, or its publication did: "
+                f"open it again"
+            )
+        if self.flushes != self._core.index.flushes:
+            return ProtocolError(f"{self!r} was made before the cache was flushed: open it again")
+        return ProtocolError(f"{self!r} is closed")
+
+    def check_states(self) -> None:
+        """Refuse to build on a running state that is not there."""
+        if self.lost:
+            raise ProtocolError(
+                f"{self!r}: a step that failed may have written half a state of component "
+                f"{self.states[0][0].name!r}. Abort the sequence and open it again; what it published is still there"
+            )
+        if self.fills:
+            raise ProtocolError(
+                f"{self!r} has ops that have not run: commit through cache.step(...), or call sequence.fill() first"
+            )
+
+    def __repr__(self) -> str:
+        name = self.label or "sequence"
+        state = "" if self.core is not None else " closed"
+        return (
+            f"<{name}{state}: {self.names.count} named, {self.reserved} reserved, {self.committed} committed, "
+            f"{self.published} published>"
+        )
+
+
+class Below(Protocol):
+    """A tier below the device: what it is told, and what it is asked."""
+
+    def published(self, run: Many[Node]) -> None:
+        """These nodes have new content on the device."""
+
+    def used(self, node: Node) -> None:
+        """A sequence was opened at ``node``: what it reads was hit once more."""
+
+    def demotes(self, lane: Lane) -> bool:
+        """Whether what the device frees of ``lane`` is copied down before it goes, if it is not below already."""
+
+    def losing(self, lane: Lane, cells: Iterable[Any]) -> None:
+        """The device is about to free these cells."""
+
+    def gone(self, lane: Lane, nodes: list[Node]) -> list[Node]:
+        """Those of ``nodes`` whose end cannot be resumed at with what of ``lane`` lies below either."""
+
+    def divided(self, upper: Node, lower: Node) -> None:
+        """A node was split."""
+
+    def namespace_dropped(self, namespace: str) -> None:
+        """What is on its way up of ``namespace`` is nobody's."""
+
+    def flushed(self) -> None:
+        """Nothing is cached any more."""
+
+    def poll(self) -> None:
+        """See which copies are over, and go on."""
+
+    def restorable(self, match: Match, node: Node, boundary: int) -> None:
+        """Say in ``match`` which boundary, not below ``boundary`` in ``node``, could be restored."""
+
+    def restore(self, running: Running) -> Restored:
+        """Bring back what lies below of a sequence that was just opened."""
+
+    def check(self, nodes: list[Node]) -> None:
+        """``InvariantError`` if the books of the tier are wrong. For debug mode."""
+
+    def stats(self) -> TierStats: ...
+
+
+class Watcher(Protocol):
+    """Debug mode: the second set of books, which is told of everything and changes nothing."""
+
+    def enter(self) -> None:
+        """An operation begins."""
+
+    def check(self, operation: str) -> None:
+        """``operation`` has ended: all invariants must hold."""
+
+    def leased(self, hold: Hold) -> None: ...
+
+    def released(self, hold: Hold) -> None: ...
+
+    def follow(self, stream: Stream) -> None:
+        """A stream that was not known before may pass an order on."""
+
+    def accessed(
+        self, stream: Stream, what: str, pool: Pool, reads: Many[int], writes: Many[int], source: Pool
+    ) -> None:
+        """Work that reads slots of ``source`` and writes slots of ``pool`` has been enqueued."""
+
+    def step_begun(self, role: str, rows: Many[tuple[Running, int, int]]) -> Any:
+        """A step begins whose layers compute [start, end) of each row. The answer stands for it in what follows."""
+
+    def table_read(self, begun: Any, lane: Lane) -> None:
+        """The layers of a step were told just now which pages are theirs."""
+
+    def step_ended(self, begun: Any, name: str, stream: Stream, well: bool, ordered: bool) -> None:
+        """The layers of a step have been enqueued. ``ordered``: they come after what they read."""
+
+    def arrived(self, running: Running, start: int, upto: int) -> None:
+        """Content came without a step."""
+
+    def published(self, run: Many[Node]) -> None:
+        """What hangs at these nodes is the tree's."""
+
+    def flushed(self) -> None: ...
+
+
+class CacheCounts:
+    """What a cache counts for its statistics, since it was made."""
+
+    __slots__ = ("asked_tokens", "hit_tokens", "opened", "skipped_checkpoints")
+
+    def __init__(self) -> None:
+        self.opened = self.asked_tokens = self.hit_tokens = 0
+        self.skipped_checkpoints = 0
+
+
+class Core:
+    """What the operations of one cache share. Made by ``compose.build``, which wires its parts together once.
+
+    ``below`` is the tier below the device and ``watcher`` debug mode, or None. ``live`` are the running sequences.
+    ``guarded``: an operation has something to do before it begins (``enter``).
+    """
+
+    __slots__ = (
+        "__weakref__", "below", "counts", "dropped", "flight", "guarded", "index", "inline", "keys", "live", "plugins",
+        "shape", "streams", "tables", "unwritten", "watcher",
+    )  # fmt: skip
+
+    below: Below | None
+    watcher: Watcher | None
+    dropped: Dropped
+    flight: Flight[Hold]
+    plugins: PluginCalls
+    tables: Tables
+    unwritten: Unwritten[Hold]
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.keys = KeyMaker(shape.lookahead)
+        self.index = Index(shape, self.keys.element_bytes)
+        self.counts = CacheCounts()
+        self.live: dict[Running, None] = {}
+        self.streams: dict[Any, Stream] = {}
+        self.inline: Stream | None = None
+        """The stream that None stands for, where that is the caller."""
+        self.guarded = False
+        self.below = None
+        self.watcher = None
+
+    def guard(self) -> None:
+        """The next operation has something to do before it begins. Any thread may say so."""
+        self.guarded = True
+
+    def enter(self) -> None:
+        """Before an operation: see that the thread is the right one (debug mode), and take back what was dropped."""
+        if self.watcher is not None:
+            self.watcher.enter()
+        if self.dropped:
+            self.guarded = self.watcher is not None  # first: what is dropped meanwhile sets it again
+            self.dropped.recover()
+
+    def leave(self, operation: str) -> None:
+        """After an operation: debug mode checks the books."""
+        if self.watcher is not None:
+            self.watcher.check(operation)
+
+    def stream(self, given: Any) -> Stream:
+        """The stream that a caller means: one of ours, one of torch, or None for the current one."""
+        if given is None and self.inline is not None:
+            return self.inline
+        stream = stream_for(given, self.shape.composition.device, self.streams)
+        self.inline = self.streams.get(None)
+        if self.watcher is not None:
+            self.watcher.follow(stream)
+        return stream

@@ -1,0 +1,572 @@
+"""Steps: one forward pass over some sequences, and the ops that belong to it.
+
+The scheduler records, the stream runs: the caller opens a step, calls ``run_ops`` with the stream on which its layers
+run, enqueues the layers, and the end of the ``with`` block commits what they compute, whether or not they are over.
+Before the layers run the fills of running states and the plugins' own ops; after them what keeps checkpoints. Each op
+runs exactly once. A draft step runs none and commits nothing; a step that ends in an exception commits nothing.
+
+A sequence may also be computed alone, outside of steps, from ``fill`` until it commits: the same fills run then. What
+ops do with content is the lanes' and the pools' business. In debug mode the race detector hears of each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal
+
+from ..contract.values import Op, WalkView
+from ..device.flight import Gates, Work
+from ..device.kernels import index_of
+from ..device.pool import Pool, Stage
+from ..device.streams import Stream
+from ..errors import CapacityError, InputError, PluginError, ProtocolError
+from ..tree.holdings import StateHolding, Track
+from ..tree.lane import Lane
+from ..tree.state_lane import StateLane
+from .retain import commit
+from .room import make_room
+from .state import CLEAR, Core, Hold, Running
+
+log = logging.getLogger("prefixloom")
+
+DONE, NEW, OPEN, FILLING, READY = range(-1, 4)
+"""A step's way: asked for; its block is open; ``run_ops`` has begun; the layers may run. ``DONE``: it has been left."""
+INTS = ("torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64")
+
+Batch = tuple[tuple[Any, str], tuple[list[int], list[int]]]
+"""(lane, kind), and the slots (src, dst) of fills that run as one op."""
+
+
+class Abandoned(Exception):
+    """How a step ends that was entered and then lost."""
+
+
+class Step:
+    """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
+
+    __slots__ = (
+        "_accepted", "_begun", "_core", "_gates", "_ordered", "_plugin_ops", "_running", "_state", "_stream", "_tracks",
+        "_watched", "_work", "role",
+    )  # fmt: skip
+
+    _stream: Stream | None
+    _work: Work[Hold]  # once its block was entered
+    _gates: Gates | None
+    _tracks: Many[tuple[Running, StateLane, StateHolding, Track, int]]
+    _begun: list[tuple[Running, int, int]]  # of a target step in its block: from where, and up to where it computes
+    _plugin_ops: Many[tuple[Running | None, Op]]  # plugins' own ops, each with the sequence that it was claimed for
+
+    def __init__(self, core: Core, running: Many[Running], role: Literal["target", "draft"]) -> None:
+        self._state = NEW  # first: it is looked at when the step goes
+        self._core = core
+        self._running = tuple(running)
+        self.role = role
+        self._accepted = False
+        self._stream = self._gates = None
+        self._ordered = 0  # the fence that the stream has been made to wait for
+        self._begun = []
+        self._tracks = self._plugin_ops = ()
+        if core.shape.has_plugin_ops and role == "target":
+            claimed = [(each, op) for each in self._running for op in each.claimed_ops]
+            self._plugin_ops = [*claimed, *((None, op) for op in deferred_ops(core, self._running))]
+
+    def __repr__(self) -> str:
+        number = "" if self._state == NEW else f" {self._work.number}"
+        draft = "draft " if self.role == "draft" else ""
+        return f"<{draft}step{number} of {len(self._running)} sequences>"
+
+    @property
+    def begun(self) -> Many[tuple[Running, int, int]]:
+        """What a target step computes while its block is open: (whose, from where, up to where).
+
+        It is for debug tools and tests, and no part of the public interface.
+        """
+        return self._begun
+
+    @property
+    def has_plugin_ops(self) -> bool:
+        """Whether plugins have ops of their own for it. It is for tests, and no part of the public interface."""
+        return bool(self._plugin_ops)
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """What runs, in order: the derived fills, one op per component and kind, then the plugins' own, after the
+        layers the checkpoints (known once the block is entered) and the plugins' own again.
+        """
+        fills = batches(self._running) if self.role == "target" else ()
+        before = [Op(kind, lane.name, dst=tuple(dst), src=tuple(src)) for (lane, kind), (src, dst) in fills]
+        own = [op for running, op in self._plugin_ops if running is None or op in running.claimed_ops]
+        tracks = [Op(lane.kept, lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
+        return (*before, *(op for op in own if not op.after), *tracks, *(op for op in own if op.after))
+
+    # ------------------------------------------------------------ before the layers
+    def __enter__(self) -> Step:
+        if self._state != NEW:
+            raise ProtocolError("a step is used once; ask the cache for a new one")
+        core = self._core
+        self._work = core.flight.begin()
+        self._state = OPEN
+        begun = self._begun
+        try:
+            for running in self._running if self.role == "target" else ():
+                start, end = running.begin_step()
+                begun.append((running, start, end))
+            if core.shape.steps_have_states:
+                self._begin_states()
+            if core.watcher is not None:
+                rows = (
+                    begun
+                    if self.role == "target"
+                    else [(each, each.committed, each.reserved) for each in self._running]
+                )
+                self._watched = core.watcher.step_begun(self.role, rows)
+        except BaseException:  # a hook or an interrupt, while a checkpoint's slot was sought
+            self._state = DONE
+            self._drop_tracks()
+            for running, _, _ in begun:
+                running.open_steps -= 1
+            core.flight.end(self._work, self._take_stream(None), (), repr(self))
+            raise
+        return self
+
+    def _begin_states(self) -> None:
+        """What a device chose in an earlier step is past; have slots for checkpoints that are due (this may raise)."""
+        self._tracks = []
+        for running, start, end in self._begun:
+            for lane, holding in running.states:
+                holding.accepted = False
+                if lane.track_every and running.core is not None:
+                    self._plan_track(running, lane, holding, start, end)
+
+    def _plan_track(self, running: Running, lane: StateLane, holding: StateHolding, start: int, end: int) -> None:
+        """Where a checkpoint is due in this step, have a slot to keep it in."""
+        due = holding.due(lane.track_every, start, end)
+        if due is None:
+            return
+        old = holding.replaceable()
+        if old is None:
+            try:
+                make_room(self._core, [(lane, 1, holding)], "checkpoint")
+            except CapacityError:
+                self._core.counts.skipped_checkpoints += 1
+                return
+        at, source = due
+        assert isinstance(self._tracks, list)
+        self._tracks.append((running, lane, holding, lane.plan_track(holding, at, old), source))
+        running.claim(self._core.flight)
+
+    def run_ops(self, stream: Any = None, *, gated: bool = False) -> None:
+        """Run the ops on ``stream``, on which the layers that read their slots are enqueued next.
+
+        A stream is one of ``prefixloom.streams``, a ``torch.cuda.Stream``, or None: the current one, which on a CPU is
+        the caller. A second call is refused; a draft step runs no ops, but is ordered after what it reads.
+        ``gated``: the caller calls ``gate`` before each layer, and what is being loaded is waited for there.
+        """
+        if self._state != OPEN:
+            if self._state in (FILLING, READY):
+                raise ProtocolError("the ops of this step have run already; a forward split by layers runs them once")
+            raise ProtocolError("run_ops belongs inside of the step's with block")
+        core = self._core
+        if core.guarded:
+            core.enter()
+        stream = self._take_stream(stream)
+        due = batches(self._running) if self.role == "target" else []
+        if gated and not due and not self._plugin_ops:  # an op may read any of it
+            self._gates = Gates(stream)
+        if len(core.flight.works) > 1:
+            self._order(stream)
+        if due:
+            self._state = FILLING
+            run_fills(core, stream, self._running, due)
+        if self._plugin_ops:
+            self._state = FILLING
+            self._run_plugin_ops(stream, after=False)
+        self._state = READY
+        if core.watcher is not None:
+            core.leave("run_ops")
+
+    def gate(self, layer: int) -> None:
+        """Before the model's layer ``layer``, in ascending order: it comes after what a load brings for it."""
+        if self._state != READY:
+            raise ProtocolError("gate belongs into the step's with block, after run_ops")
+        if self._gates is not None:
+            self._gates.open(layer)
+
+    def _run_plugin_ops(self, stream: Stream, after: bool) -> None:
+        """The plugins' own ops, those before the layers or those after them."""
+        for running, op in self._plugin_ops:
+            if op.after != after:
+                continue
+            if running is not None:
+                if running.core is None or op not in running.claimed_ops:  # another step may have run it
+                    continue
+                running.claimed_ops = [other for other in running.claimed_ops if other is not op]
+            run_op(self._core, op, stream)
+
+    def _take_stream(self, given: Any) -> Stream:
+        stream = self._stream = self._core.stream(given)
+        self._work.since = stream.tick
+        return stream
+
+    def _order(self, stream: Stream) -> None:
+        """What is enqueued from now on comes after all that the sequences have come to read or to own."""
+        fence = self._fence()
+        if fence > self._ordered:
+            self._core.flight.order(self._work, stream, fence, self, self._gates)
+            self._ordered = fence
+
+    def _fence(self) -> int:
+        """This step comes after all work up to this number, but for itself."""
+        if len(self._core.flight.works) < 2:
+            return 0
+        return max([running.fence for running in self._running], default=0)
+
+    def _comes_after(self) -> bool:
+        return bool(self._core.flight.unfinished(self._fence(), self._work))
+
+    # ------------------------------------------------------------ what the layers read
+    def table(self, component: str) -> Any:
+        """Page numbers of each sequence as an int32 tensor (sequences, longest), -1 where a page is absent.
+
+        For a boundary component: the running slots, shape (sequences, 1). It lies on the cache's device, holds true for
+        what is enqueued on the step's stream after this call, and is to be read only. Call ``run_ops`` before, which
+        says on which stream that is.
+        """
+        lane = self._core.shape.lane(component)
+        table = self._table(lane)
+        return table[:, :1] if lane.unit == "boundary" else table
+
+    def rewind_table(self, component: str) -> Any:
+        """``rewind_slots`` of each sequence of a boundary component, as ``table``: (sequences, max_rewind + 1)."""
+        lane = self._core.shape.lane(component)
+        if lane.unit != "boundary":
+            raise InputError(f"component {component!r} has pages, no states after single tokens")
+        return self._table(lane)[:, 1:]
+
+    def _table(self, lane: Lane) -> Any:
+        core = self._core
+        if self._state == DONE:
+            raise ProtocolError("tables belong into the step's with block: nobody waits for what is written later")
+        stream = self._stream
+        if stream is not None:
+            self._order(stream)  # what was published since ``run_ops`` may have put others' pages into the table
+        elif core.flight.running:
+            raise ProtocolError("call run_ops first: it says on which stream this step's tables are written and read")
+        if core.watcher is not None and self._state != NEW:
+            core.watcher.table_read(self._watched, lane)
+        return core.tables.of(lane, self._running, stream or core.stream(None))
+
+    def accept(self, kept: Any) -> None:
+        """How many of this step's tokens each sequence keeps is on the device only: an int tensor, one per sequence.
+
+        Called after the layers. Each running state that has the states of single tokens (``rewind_slots``) becomes the
+        one after so many tokens, at least 1; nothing is read back. When the figures are known here, the first
+        ``rewind`` of a sequence tells how many tokens were *not* kept, be it 0.
+        """
+        if self._state not in (FILLING, READY) or self.role == "draft":
+            raise ProtocolError("accept belongs into a target step's with block, after run_ops and the layers")
+        if self._accepted:
+            raise ProtocolError("accept was called already")
+        shape, dtype = tuple(getattr(kept, "shape", ())), str(getattr(kept, "dtype", type(kept).__name__))
+        if shape != (len(self._running),) or dtype not in INTS:
+            raise InputError(f"accept takes an int tensor with one figure per sequence, got {dtype} of shape {shape}")
+        self._accepted = True
+        assert self._stream is not None
+        for lane in self._core.shape.state_lanes:
+            rows, holdings = [], []
+            for row, (running, start, end) in enumerate(self._begun):
+                if running.core is not None:
+                    holding = running.held[lane.index]
+                    if 0 < end - start <= len(holding.steps):
+                        rows.append(row)
+                        holdings.append(holding)
+            if rows:
+                select_states(self._core, self._stream, lane, kept, rows, holdings)
+
+    # ------------------------------------------------------------ after the layers
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        before = self._state
+        self._state = DONE
+        core, stream, begun = self._core, self._stream, self._begun
+        for running, _, _ in begun:
+            running.open_steps -= 1
+        if stream is None:
+            stream = self._take_stream(None)
+        if self._gates is not None:
+            self._gates.finish()
+        refused = before == OPEN and self._comes_after()  # it does not come after it: it is nobody's last step
+        followers = () if refused else self._running
+        try:
+            if core.watcher is not None:
+                core.watcher.step_ended(self._watched, repr(self), stream, kind is None, not refused)
+            if self.role == "target":
+                self._close(stream, kind is None, before)
+        finally:
+            core.flight.end(self._work, stream, followers, self)
+        if kind is None:
+            self._commit()
+        if core.watcher is not None:
+            core.leave("step")
+
+    def _commit(self) -> None:
+        """What the layers compute is committed, but for what was taken back since."""
+        begun = iter(self._begun)
+        try:
+            for running, _, end in begun:
+                if running.core is not None:
+                    commit(self._core, running, max(running.committed, min(end, running.planned)))
+        except BaseException:  # a reach that is plain Python: the states of those after it have been written as well
+            for running, _, end in begun:
+                if running.core is not None:
+                    with suppress(Exception):
+                        commit(self._core, running, max(running.committed, min(end, running.planned)))
+            raise
+
+    def __del__(self) -> None:
+        if self._state > NEW:  # nobody can end it any more, and all that comes after would wait
+            what = "entered and dropped before its end; it counts as failed"
+            self._core.dropped.add(self, what, lambda: self.__exit__(Abandoned, None, None))
+
+    def _close(self, stream: Stream, well: bool, before: int) -> None:
+        """Enqueue what comes after the layers, if the step went well and all of its sequences go on: all or none."""
+        if not well:
+            self._give_up(before)
+            return
+        try:  # the layers of a step that is refused at its end have run all the same
+            if before == OPEN and (batches(self._running) or self._plugin_ops or self._comes_after()):
+                raise ProtocolError("this step has ops that were not run: call step.run_ops() before the layers")
+            if self._gates is not None:
+                self._gates.check()
+            self._check_begun()
+            if self._tracks:
+                self._run_tracks(stream)
+            if self._plugin_ops:
+                self._run_plugin_ops(stream, after=True)
+        except BaseException:
+            self._give_up(before)
+            raise
+
+    def _check_begun(self) -> None:
+        """Refuse to commit what was computed from where a sequence has not come to, unless it has ended."""
+        for running, start, _ in self._begun:
+            if running.core is not None:
+                if running.committed < start:
+                    raise ProtocolError(
+                        f"{running!r}: this step computed from {start} on, and the step before it failed or has not "
+                        f"ended"
+                    )
+                if running.fills or running.lost:
+                    running.check_states()
+
+    def _run_tracks(self, stream: Stream) -> None:
+        """Keep the checkpoints that are due, each in its slot; but not of a running state that is a device's choice."""
+        by_lane: dict[Any, tuple[list[int], list[int]]] = {}
+        for running, lane, holding, track, source in self._tracks:
+            if track not in holding.tracks or running.core is None:
+                continue
+            if self._accepted and source == holding.slot:
+                lane.drop_track(holding, track)
+                continue
+            src, dst = by_lane.setdefault(lane, ([], []))
+            src.append(source)
+            dst.append(track.slot)
+            track.complete = True
+            if self._core.watcher is not None:
+                lane.pool.enter((track.slot,), Stage.SEALED)
+        for lane, (src, dst) in by_lane.items():
+            run_kind(self._core, stream, lane, lane.kept, src, dst)
+
+    def _drop_tracks(self) -> None:
+        for running, lane, holding, track, _ in self._tracks:
+            if track in holding.tracks and running.core is not None:
+                lane.drop_track(holding, track)
+
+    def _give_up(self, before: int) -> None:
+        """The step failed: if its layers may have begun, what they wrote of the running states is nobody's."""
+        self._drop_tracks()
+        if before == READY or (before == OPEN and not batches(self._running) and not self._plugin_ops):
+            for running, start, end in self._begun:
+                if end > start:
+                    running.lose_states()
+        for running, _, _ in self._begun:
+            if not running.lost and running.core is not None:
+                due = [holding for _, holding, _, _ in running.fills]
+                for _, holding in running.states:  # filled, and not written since: it is what it was
+                    holding.ready = holding not in due
+
+
+# ---------------------------------------------------------------- fills
+
+
+def batches(sequences: Many[Running]) -> list[Batch]:
+    """The fills that are due of ``sequences``, one op for each component and kind.
+
+    In any order: a source is the tree's or a single step's, a target is a running slot, so none is both.
+    """
+    out: dict[tuple[Any, str], tuple[list[int], list[int]]] = {}
+    for running in sequences:
+        if running.fills and running.core is not None:
+            for lane, holding, kind, source in running.fills:
+                src, dst = out.setdefault((lane, kind), ([], []))
+                dst.append(holding.slot)
+                if source != CLEAR:
+                    src.append(source)
+    return list(out.items())
+
+
+def run_fills(core: Core, stream: Stream, sequences: Many[Running], due: Iterable[Batch]) -> None:
+    """Give the running states of ``sequences`` the content that is ``due``, and let go of the sources.
+
+    If an op raises, all of the fills are still due.
+    """
+    for (lane, kind), (src, dst) in due:
+        run_kind(core, stream, lane, kind, src, dst)
+        if core.watcher is not None:
+            lane.live.enter(dst, Stage.SEALED)  # the tree may take it over, if it has lost its own
+    for running in sequences:
+        if running.fills and running.core is not None:
+            for point in core.shape.state_lanes:
+                covered = running.covers[point.index]
+                if covered is not None:
+                    running.covers[point.index] = None
+                    point.release(covered)
+            running.fills = []
+
+
+def fill_alone(core: Core, running: Running, given: Any) -> None:
+    """The fills that are due of a sequence that is computed outside of steps, on a stream as ``run_ops`` takes it.
+
+    If one raises, all stay due. Where its layers run on a stream that runs behind, they are work in flight like those
+    of a step: all that is enqueued there from here on, until the sequence commits or gives something back.
+    """
+    flight = core.flight
+    inline = core.inline if given is None else None
+    stream = core.stream(given) if inline is None else inline
+    since = stream.tick
+    if flight.alone:
+        flight.end_alone(running)
+    if (flight.works and flight.unfinished(running.fence)) or (running.fills and not stream.inline):
+        work = flight.begin()
+        work.stream, work.since = stream, since
+        mine: tuple[Running, ...] = ()  # not before it comes after what the sequence's last step wrote
+        try:
+            flight.order(work, stream, running.fence, running)
+            mine = (running,)
+            run_fills(core, stream, mine, batches(mine))
+        finally:
+            flight.end(work, stream, mine, f"fill of {running!r}")
+    elif running.fills:
+        due: list[Batch] = []
+        for lane, holding, kind, source in running.fills:
+            due.append(((lane, kind), ([] if source == CLEAR else [source], [holding.slot])))
+        run_fills(core, stream, (running,), due)
+    if not stream.inline:
+        flight.alone[running] = stream, since
+    for lane in core.shape.state_lanes:  # from here on its layers may write it
+        running.held[lane.index].ready = False
+
+
+def check_alone(core: Core, running: Running) -> None:
+    """Refuse to compute outside of steps what a step has, or where ops are not all that has to run."""
+    if running.open_steps:
+        raise ProtocolError(f"{running!r} is in a step whose block is open: its run_ops fills the states")
+    if running.lost:
+        running.check_states()
+    asked = [lane.name for lane in core.shape.lanes if lane.hooks.deferred_forward_ops is not None]
+    for name in (*asked, *(op.component for op in running.claimed_ops)):
+        raise ProtocolError(f"{running!r}: component {name!r} has ops of its own, which run in steps alone")
+
+
+# ---------------------------------------------------------------- ops
+
+
+def deferred_ops(core: Core, sequences: Many[Running]) -> list[Op]:
+    """The ops that plugins add to a step over ``sequences``."""
+    ops: list[Op] = []
+    for lane in core.shape.lanes:
+        hook = lane.hooks.deferred_forward_ops
+        if hook is not None:
+            batch = tuple(
+                WalkView(each.namespace, each.committed, each.names.count, each.reserved, each.published)
+                for each in sequences
+            )
+            more = core.plugins.ask(lane, "deferred_forward_ops", tuple, hook, batch) or ()
+            ops.extend(core.plugins.check_ops(lane, "deferred_forward_ops", more))
+    return ops
+
+
+def select_states(core: Core, stream: Stream, lane: Any, kept: Any, rows: list[int], holdings: list[Any]) -> None:
+    """Have each of ``holdings`` go on from the state after so many tokens as ``kept`` says, at its row of ``rows``."""
+    choices = [list(holding.steps) for holding in holdings]
+    dst = [holding.slot for holding in holdings]
+    for holding in holdings:
+        holding.accepted = True
+
+    def work() -> None:
+        mine = kept if len(rows) == len(kept) else kept.index_select(0, index_of(rows, [kept]))
+        lane.live.select(choices, mine - 1, dst)
+
+    reads = [slot for row in choices for slot in row]
+    _run_watched(core, stream, f"select of {lane.name}", lane.live, work, reads, dst)
+
+
+def run_kind(core: Core, stream: Stream, lane: Any, kind: str, src: list[int], dst: list[int]) -> None:
+    """One of the core's own kinds of op on states."""
+    stream.run(lane.work(kind, src, dst))
+    if core.watcher is not None:
+        source, target = lane.ends(kind)
+        core.watcher.accessed(stream, f"{kind} of {lane.name}", target, src, dst, source)
+
+
+def run_apart(core: Core, running: Running, lane: Any, kind: str, src: list[int], dst: list[int]) -> bool:
+    """An op that belongs to no step, run behind the last one of a sequence; whether it is over."""
+    flight = core.flight
+    last = None if running.work is None else running.work.stream
+    stream = last or core.stream(None)
+    work = flight.begin()
+    work.stream, work.since = stream, stream.tick
+    try:
+        flight.order(work, stream, running.fence, running)
+        run_kind(core, stream, lane, kind, src, dst)
+    finally:
+        flight.end(work, stream, (running,), f"{kind} of {lane.name}")
+    return work.over
+
+
+def run_op(core: Core, op: Op, stream: Stream) -> None:
+    """An op that a plugin asked for: the core's own kinds on the pool, any other by its component."""
+    lane = core.shape.lane(op.component)
+    pool = lane.live
+    reads = op.src
+    if op.kind in ("copy", "track") and op.selector is not None:
+        reads = tuple(slot for row in op.src for slot in row)
+        work: Callable[[], object] = lambda: pool.select(op.src, op.selector, op.dst)  # noqa: E731
+    elif op.kind in ("copy", "track"):
+        work = lambda: pool.copy(op.src, op.dst)  # noqa: E731
+    elif op.kind == "clear":
+        work = lambda: pool.clear(op.dst)  # noqa: E731
+    elif lane.hooks.run_forward_op is None:
+        raise PluginError(f"component {op.component!r} has no run_forward_op for {op!r}")
+    else:
+        hook = lane.hooks.run_forward_op
+        work = lambda: core.plugins.call(op.component, "run_forward_op", hook, op, stream)  # noqa: E731
+    _run_watched(core, stream, f"{op.kind} of {op.component}", pool, work, reads, op.dst)
+
+
+def _run_watched(
+    core: Core,
+    stream: Stream,
+    what: str,
+    pool: Pool,
+    work: Callable[[], object],
+    reads: Many[int],
+    writes: Many[int],
+) -> None:
+    """``work`` that reads and writes these slots of ``pool``."""
+    stream.run(work)
+    if core.watcher is not None:
+        core.watcher.accessed(stream, what, pool, reads, writes, pool)

@@ -1,0 +1,63 @@
+"""What a tier below the device answers: what came of a restore, and its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+
+class Restored:
+    """What came of a restore: the sequence goes on from ``ready``; ``wanted`` was the deepest that any tier had.
+
+    ``why``: what kept it from getting there, in words; empty if nothing did. ``over``: whether a scheduler should go on
+    without waiting. Until then ``poll`` may bring more, which counts if nothing else was done with the sequence.
+    """
+
+    __slots__ = ("over", "ready", "wanted", "why")
+
+    def __init__(self, wanted: int, ready: int, why: str = "") -> None:
+        self.wanted = wanted
+        self.ready = ready
+        self.why = why
+        self.over = True
+
+    def note(self, why: str) -> None:
+        if why and why not in self.why:
+            self.why = f"{self.why}; {why}" if self.why else why
+
+    def __repr__(self) -> str:
+        return f"Restored(wanted={self.wanted}, ready={self.ready}, why={self.why!r}, over={self.over})"
+
+
+@attrs.frozen
+class TierStats:
+    """A tier below the device: pages (states) by component, and what was copied so far.
+
+    ``backed_up``, ``dropped`` and ``evicted`` count pages and states: copied down, left out for lack of room or order,
+    gone from the tier. ``restored_tokens`` in so many ``restores``; ``fallbacks`` to a lower boundary; ``failed``
+    copies. Of the store behind it: pages and states that it ``stored`` or ``refused``, and that were ``fetched``.
+    """
+
+    name: str
+    capacity: Mapping[str, int]
+    cached: Mapping[str, int]
+    backed_up: int
+    dropped: int
+    evicted: int
+    restores: int
+    restored_tokens: int
+    fallbacks: int
+    failed: int
+    stored: int = 0
+    refused: int = 0
+    fetched: int = 0
+
+    def __str__(self) -> str:
+        held = ", ".join(f"{self.cached[name]} of {count} {name}" for name, count in self.capacity.items())
+        return (
+            f"tier {self.name!r}: {held}; {self.backed_up} copied down, {self.dropped} left out, {self.evicted} "
+            f"evicted; {self.restored_tokens} tokens restored in {self.restores} loads, {self.fallbacks} of them "
+            f"shortened; {self.failed} copies failed; its store took {self.stored}, refused {self.refused} and brought "
+            f"{self.fetched}"
+        )

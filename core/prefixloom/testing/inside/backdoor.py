@@ -1,0 +1,379 @@
+"""The backdoor: every private field of the core that the testing package reads, behind one function each.
+
+A cache's public methods do not show its tree, its lanes or its leases, and tests must see them. This module is the
+only one that knows in which fields the core keeps them: when a field moves, this file changes and nothing else. The
+functions read; the few that change something say so in their docstrings.
+
+Words: a *lane* is what the cache has for one component (a *tier lane*: for one component below the device); a *cell*
+is what one lane keeps at one node; a *holding* is what one sequence has of one lane; a *fill* is an op that must give
+a running state its content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ...cache import debug
+from ...cache.cache import Cache
+from ...cache.debug import Debug
+from ...cache.match_plan import MatchPlan
+from ...cache.sequence import Sequence
+from ...device.flight import Flight, Work
+from ...device.pool import Pool
+from ...device.streams import Stream
+from ...operations.lease import Lease
+from ...operations.match import limit_of
+from ...operations.state import Core, Hold, Match, Running
+from ...operations.step import Step
+from ...tiers.host_copies import HostCopies
+from ...tiers.host_tier import LowerTier
+from ...tiers.store import StoreBehind
+from ...tree.lane import Lane
+from ...tree.radix import Node, Root, Tree
+
+
+# ---------------------------------------------------------------- lanes and pools
+def lanes(cache: Cache) -> tuple[Lane, ...]:
+    """The lanes of the device, in the order of the composition's parts."""
+    return cache.core.shape.lanes
+
+
+def lane(cache: Cache, component: str) -> Lane:
+    """The device lane of one component."""
+    return cache.core.shape.lane(component)
+
+
+def all_lanes(cache: Cache) -> tuple[Lane, ...]:
+    """The lanes of the device, then those of the tier below it."""
+    return cache.core.shape.all_lanes
+
+
+def closed_lanes(cache: Cache) -> tuple[Any, ...]:
+    """The lanes whose reach is closed upward."""
+    return cache.core.shape.path_lanes
+
+
+def pools(cache: Cache) -> list[Pool]:
+    """Every pool of the device lanes. A lane that stores states in another form has two."""
+    return [pool for each in cache.core.shape.lanes for pool in each.pools]
+
+
+def has_admission(cache: Cache) -> bool:
+    """Whether an admission policy may keep states out of the tree."""
+    return cache.core.shape.has_admission
+
+
+# ---------------------------------------------------------------- the tree
+def tree(cache: Cache) -> Tree:
+    return cache.core.index.tree
+
+
+def roots(cache: Cache) -> dict[str, Root]:
+    """The root of each namespace that is known; the dictionary is a copy."""
+    return dict(cache.core.index.tree.roots)
+
+
+def root(cache: Cache, namespace: str = "") -> Root | None:
+    """The root of one namespace; None if the tree does not know it."""
+    return cache.core.index.tree.roots.get(namespace)
+
+
+def dropped_roots(cache: Cache) -> list[Any]:
+    """The roots of dropped namespaces, which stay until the leases that cover them end."""
+    return list(cache.core.index.dropped_roots)
+
+
+def nodes(cache: Cache, *, dropped: bool = False) -> Iterator[Any]:
+    """Every node, roots included; ``dropped``: those of dropped namespaces, too."""
+    stack: list[Any] = [*cache.core.index.tree.roots.values(), *(cache.core.index.dropped_roots if dropped else ())]
+    while stack:
+        node = stack.pop()
+        stack += node.children
+        yield node
+
+
+def cell(node: Any, of: Any) -> Any:
+    """What one lane keeps at a node; None if it keeps nothing there."""
+    return node.cells[of.index]
+
+
+def locks(cache: Cache) -> dict[tuple[str, int, int], int]:
+    """How many leases lock each cell, by (component, start, end) of its edge."""
+    found: dict[tuple[str, int, int], int] = {}
+    for node in nodes(cache):
+        for each in cache.core.shape.lanes:
+            kept = node.cells[each.index]
+            if kept is not None and node.end:
+                found[each.name, node.start, node.end] = kept.locks
+    return found
+
+
+def interned_tokens(cache: Cache) -> dict[Any, int]:
+    """The negative number that the tree's keys use for each token that is not a plain number."""
+    return cache.core.keys.interned
+
+
+def epoch(cache: Cache) -> int:
+    """The number that tells whether a plan is stale."""
+    return cache.core.index.epoch
+
+
+def make_plans_stale(cache: Cache) -> None:
+    """Advance the epoch, so that every plan made before is stale; this changes the cache."""
+    cache.core.index.lose()
+
+
+def flushes(cache: Cache) -> int:
+    """How often the cache was flushed."""
+    return cache.core.index.flushes
+
+
+def prune(cache: Cache, node: Node) -> None:
+    """Unlink one node that holds nothing; this changes the tree."""
+    cache.core.index.prune(node)
+
+
+def prune_all(cache: Cache, emptied: Iterable[Node]) -> None:
+    """Unlink the nodes that hold nothing; this changes the tree."""
+    cache.core.index.prune_all(list(emptied))
+
+
+# ---------------------------------------------------------------- what is in flight
+def live_leases(cache: Cache) -> list[Running]:
+    """What the open sequences hold and cover."""
+    return list(cache.core.live)
+
+
+def flight(cache: Cache) -> Flight[Hold]:
+    """What knows the steps and copies that are in flight."""
+    return cache.core.flight
+
+
+def works_in_flight(cache: Cache) -> list[Work[Hold]]:
+    """The steps and copies that have begun and are not known to be over, oldest first."""
+    return cache.core.flight.works
+
+
+def flight_stamp(cache: Cache) -> int:
+    """The number of the newest step or copy."""
+    return int(cache.core.flight.stamp)
+
+
+def stream_of(cache: Cache, given: Any) -> Stream:
+    """The stream that the cache uses for what an engine passes as a stream."""
+    return cache.core.stream(given)
+
+
+def stream_errors(stream: Stream) -> list[BaseException]:
+    """The errors of the work that failed on a stream, oldest first."""
+    return [error for _, error in stream.failures]
+
+
+def page_table_tensors(cache: Cache) -> dict[str, list[Any]]:
+    """The tensors of each component's page table: the one in use, then those that steps in flight may still read."""
+    found = {}
+    for name, table in cache.core.tables.by_component.items():
+        every = [table.tensor, *(old for _, old in table.outgrown)]
+        found[name] = [tensor for tensor in every if tensor is not None]
+    return found
+
+
+# ---------------------------------------------------------------- debug mode
+def checked_leases(cache: Cache) -> list[Hold]:
+    """The leases that debug mode checks after each operation; empty without debug mode."""
+    watcher = cache.core.watcher
+    return list(watcher.leases) if isinstance(watcher, Debug) else []
+
+
+def watch_accesses(cache: Cache, told: Callable[..., None]) -> None:
+    """Have ``told`` called after the race detector is told of slots, with the same arguments; this changes the cache.
+
+    The cache must be in debug mode. The arguments: stream, what, pool, reads, writes, the pool that is read.
+    """
+    watcher = cache.core.watcher
+    assert watcher is not None, "accesses are told in debug mode only"
+    original = watcher.accessed
+
+    def accessed(*arguments: Any) -> None:
+        original(*arguments)
+        told(*arguments)
+
+    setattr(watcher, "accessed", accessed)  # noqa: B010
+
+
+def empty_work() -> Callable[[], None]:
+    """The function that debug mode enqueues in place of layers; it touches nothing."""
+    return debug.no_work
+
+
+# ---------------------------------------------------------------- the tier below the device
+def tier(cache: Cache) -> LowerTier:
+    """The tier below the device; an assertion fails if there is none."""
+    below = cache.core.below
+    assert isinstance(below, LowerTier), "this cache has no tier below the device"
+    return below
+
+
+def has_tier(cache: Cache) -> bool:
+    return cache.core.below is not None
+
+
+def tier_lanes(cache: Cache) -> tuple[Any, ...]:
+    """The lanes of the tier, in the order in which the tier made them."""
+    return tier(cache).copies.lanes
+
+
+def tier_lane(cache: Cache, component: str) -> Any:
+    """The tier's lane of one component; None if the tier keeps nothing of it."""
+    return tier(cache).copies.by_component[cache.core.shape.lane(component).index]
+
+
+def transfer_streams(cache: Cache) -> dict[str, Stream]:
+    """The streams of the copies, by "up" and "down"; this is the tier's own dictionary."""
+    return tier(cache).copies.streams
+
+
+def copies(cache: Cache) -> HostCopies:
+    """What makes the tier's copies."""
+    return tier(cache).copies
+
+
+def put_transfer_stream(cache: Cache, way: str, stream: Any) -> Stream:
+    """Have the copies of one way ("up" or "down") run on a stream; this changes the tier.
+
+    The stream is returned in the form in which the cache knows it.
+    """
+    found = tier(cache).copies.streams[way] = cache.core.stream(stream)
+    return found
+
+
+def copies_in_flight(cache: Cache) -> list[Any]:
+    """The tier's copies that are not known to be over."""
+    return tier(cache).copies.flying
+
+
+def store_link(cache: Cache) -> StoreBehind | None:
+    """What ties the tier to a store behind it; None if the tier can have none."""
+    return tier(cache).store
+
+
+# ---------------------------------------------------------------- leases and plans
+def lease_of(sequence: Sequence) -> Hold:
+    """The lease of a sequence: what it covers in the tree, and what the sequence holds."""
+    return sequence.running
+
+
+def _hold(of: Lease | Hold | Sequence) -> Hold:
+    return of.running if isinstance(of, Sequence) else of
+
+
+def anchor(of: Lease | Hold | Sequence) -> Any:
+    """The node at which a lease, or a sequence's lease, is anchored."""
+    return _hold(of).node
+
+
+def lease_records(of: Lease | Hold | Sequence) -> list[Any]:
+    """What a lease covers of each lane, by the lane's index."""
+    return list(_hold(of).covers)
+
+
+def fence(of: Lease | Hold | Sequence) -> int:
+    """The number of the last step that must be over before anything uses what the lease covers or holds."""
+    return int(_hold(of).fence)
+
+
+def longest_match(plan: MatchPlan) -> int:
+    """The deepest boundary that the match behind a plan could have found."""
+    return limit_of(plan.core, plan.match)
+
+
+def plan_epoch(plan: MatchPlan) -> int:
+    """The cache's epoch when the plan was made."""
+    return plan.match.epoch
+
+
+# ---------------------------------------------------------------- sequences and steps
+def core_of(sequence: Sequence) -> Core:
+    return sequence.core
+
+
+def step_of(sequences: list[Sequence]) -> Step:
+    """A target step over some sequences, as their cache makes it. For a caller that has no cache at hand."""
+    return Cache(sequences[0].core, tuple).step(sequences)
+
+
+def holdings(sequence: Sequence) -> list[tuple[Any, Any]]:
+    """(lane, holding) of every component, those with pages first; empty once the sequence holds nothing."""
+    return list(sequence.running.pairs)
+
+
+def holding(sequence: Sequence, component: str) -> Any:
+    """What a sequence has of one component. ProtocolError: the sequence holds nothing any more."""
+    return sequence.running.holding(component)[1]
+
+
+def page_holdings(sequence: Sequence) -> list[tuple[Any, Any]]:
+    """(lane, holding) of the components with pages."""
+    return list(sequence.running.paged)
+
+
+def state_holdings(sequence: Sequence) -> list[tuple[Any, Any]]:
+    """(lane, holding) of the components with states."""
+    return list(sequence.running.states)
+
+
+def state_slots(sequence: Sequence, component: str) -> list[int]:
+    """All slots that a sequence owns of a component with states."""
+    return list(holding(sequence, component).slots())
+
+
+def fills(sequence: Sequence) -> list[tuple[str, str, int]]:
+    """(component, kind, source slot) of each op that must still give a running state its content."""
+    return [(each.name, kind, source) for each, _, kind, source in sequence.running.fills]
+
+
+def unfilled(sequence: Sequence) -> set[str]:
+    """The components whose running state has no content yet."""
+    return {component for component, _, _ in fills(sequence)}
+
+
+def match_of(sequence: Sequence) -> Match:
+    """The match that a sequence was opened with."""
+    return sequence.running.match
+
+
+def highest_committed(sequence: Sequence) -> int:
+    """The most tokens that were ever committed, those that were taken back included."""
+    return max(sequence.committed, sequence.running.high)
+
+
+def reached_node(sequence: Sequence) -> Any:
+    """The deepest node that the sequence's key is known to reach; None if it is not known."""
+    return sequence.running.reached
+
+
+def key_between(sequence: Sequence, start: int, end: int) -> bytes:
+    """The tree's key of the tokens [start, end)."""
+    return bytes(sequence.running.names.key_between(start, end))
+
+
+def open_steps(sequence: Sequence) -> int:
+    """How many steps that the sequence is in have not ended."""
+    return sequence.running.open_steps
+
+
+def needs_a_step(sequence: Sequence) -> bool:
+    """Whether plugins have, or may have, ops of their own for the sequence's layers."""
+    asked = any(each.hooks.deferred_forward_ops is not None for each in sequence.core.shape.lanes)
+    return asked or bool(sequence.running.claimed_ops)
+
+
+def has_plugin_ops(step: Step) -> bool:
+    """Whether plugins have ops of their own for a step."""
+    return step.has_plugin_ops
+
+
+def computed_spans(step: Step) -> list[tuple[Any, int, int]]:
+    """(sequence, start, end) of what a target step computes, while its block is open."""
+    return list(step.begun)

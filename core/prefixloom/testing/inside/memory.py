@@ -1,0 +1,129 @@
+"""The content of one pool as numbers of prefixes, read and written behind the cache's back, byte by byte.
+
+A number is stored as a pattern that differs in every element of every buffer and layer, so that swapped content is
+noticed. The pattern is finite in every dtype. Zeros are the number 0. Slots that were freed are overwritten with
+``POISON``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ...contract.manifest import Buffer, Manifest
+
+POISON = -7
+STRANGE = -8
+"""The number that is read where the content is not one that a test wrote."""
+
+
+class Memory:
+    """The slots of one pool. ``entries``: how many entries a page has; 1 for states."""
+
+    def __init__(self, pool: Any, manifest: Manifest, entries: int) -> None:
+        self._tensors = [pool.buffers[buffer.name] for buffer in manifest.buffers]  # keeps the memory
+        self._buffers = manifest.buffers
+        self.entries = entries
+        self.capacity = int(pool.capacity)
+        self._blocks: list[tuple[memoryview, int, int]] = []  # of a layer: its memory, from slot to slot, an entry
+        for tensor, buffer in zip(self._tensors, manifest.buffers, strict=True):
+            entry = math.prod(buffer.shape) * tensor.element_size()
+            pitch = tensor.stride(1) * tensor.element_size()
+            size = pitch * (self.capacity - 1) + entry * entries
+            for layer in tensor:
+                raw = (ctypes.c_ubyte * size).from_address(layer.data_ptr())
+                self._blocks.append((memoryview(raw).cast("B"), pitch, entry))
+        self._known: dict[bytes, int] = {}
+        self._patterns: dict[int, list[bytes]] = {}
+        for number in (0, POISON):
+            self._pattern(number)
+        self._free: set[int] = set()
+
+    def read(self, slot: int, entry: int) -> int:
+        """Return the number that one entry of a slot stands for."""
+        content = b"".join(
+            view[slot * pitch + entry * size : slot * pitch + (entry + 1) * size] for view, pitch, size in self._blocks
+        )
+        return self._known.get(content, STRANGE)
+
+    def write(self, slot: int, entry: int, number: int) -> None:
+        for (view, pitch, size), part in zip(self._blocks, self._pattern(number), strict=True):
+            view[slot * pitch + entry * size : slot * pitch + (entry + 1) * size] = part
+
+    def same(self, number: int, other: int) -> bool:
+        """Whether two numbers have the same pattern. In small entries two different numbers can have the same one."""
+        return number == other or (other != STRANGE and self._pattern(number) == self._pattern(other))
+
+    def near(self, slot: int, entry: int, number: int, tolerance: float) -> bool:
+        """Whether an entry stands for a number within the error that a codec may introduce.
+
+        Floating-point values may differ by ``tolerance`` times the largest value of their row. Other values must be
+        equal.
+        """
+        blocks = iter(zip(self._blocks, self._pattern(number), strict=True))
+        for buffer in self._buffers:
+            for _ in buffer.layers:
+                (view, pitch, size), wanted = next(blocks)
+                found = bytes(view[slot * pitch + entry * size : slot * pitch + (entry + 1) * size])
+                if found != wanted and not _within(buffer, found, wanted, tolerance):
+                    return False
+        return True
+
+    def poison(self, free: Iterable[int]) -> None:
+        """Overwrite the slots that became free, so that reading them before they are written is noticed."""
+        now = set(free)
+        for slot in now - self._free:
+            for entry in range(self.entries):
+                self.write(slot, entry, POISON)
+        self._free = now
+
+    def digest(self, but: Iterable[int] = ()) -> bytes:
+        """Return a digest of the content of all slots except ``but``; comparing two digests shows a change."""
+        left_out = set(but)
+        out = hashlib.blake2b(digest_size=16)
+        for slot in range(self.capacity):
+            if slot not in left_out:
+                for view, pitch, size in self._blocks:
+                    out.update(view[slot * pitch : slot * pitch + size * self.entries])
+        return out.digest()
+
+    def _pattern(self, number: int) -> list[bytes]:
+        known = self._patterns.get(number)
+        if known is None:
+            generator = torch.Generator().manual_seed(number + 1000)
+            known = [_some(buffer, number, generator) for buffer in self._buffers for _ in buffer.layers]
+            self._patterns[number] = known
+            self._known.setdefault(b"".join(known), number)
+        return known
+
+
+def _within(buffer: Buffer, found: bytes, wanted: bytes, tolerance: float) -> bool:
+    dtype: torch.dtype = getattr(torch, buffer.dtype)
+    if not dtype.is_floating_point or not buffer.shape:
+        return False
+    there, here = (
+        torch.frombuffer(bytearray(data), dtype=dtype).view(buffer.shape).double() for data in (found, wanted)
+    )
+    return bool(((there - here).abs() <= here.abs().amax(-1, keepdim=True) * tolerance).all())
+
+
+def _some(buffer: Buffer, number: int, generator: torch.Generator) -> bytes:
+    """Return one layer's entry for a number: values that are exact in the dtype and of moderate size."""
+    dtype: torch.dtype = getattr(torch, buffer.dtype)
+    if number == 0:
+        return _bytes(torch.zeros(buffer.shape, dtype=dtype))
+    wide = dtype in (torch.float32, torch.float64, torch.int32, torch.int64)
+    bound = 1 << (22 if wide else 7)
+    values = torch.randint(1 - bound, bound, buffer.shape, generator=generator)
+    if dtype.is_floating_point:
+        return _bytes((values.double() / 64).to(dtype))
+    return _bytes((values % 2 if dtype is torch.bool else values).to(dtype))
+
+
+def _bytes(tensor: Any) -> bytes:
+    return ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())

@@ -1,0 +1,11 @@
+"""What the laws of components stand on: a case, a bench that serves it, and scripts that are played on the bench.
+
+    case       ``ComponentCase``, ``Truth``, and how a broken law is reported; imports neither torch nor pytest
+    spy        a component in the place of another, which watches its hooks
+    bench      a cache with the case's component, and a forward pass that reads and writes known content
+    scripts    operations as plain data: made from a seed, played on a bench, shrunk when they fail
+    outcomes   the scripts that failed with one case, which several laws judge
+
+Read ``case``, then ``bench``. This room must not know any law or the oracle; it imports ``inside``, ``schedules`` and
+``toy``.
+"""

@@ -1,0 +1,364 @@
+"""The bench: a component in a small cache, served as an engine serves it, with content that tells whose it is.
+
+The bench's forward pass reads what the layers read and writes what they write (``Truth``), through page tables. Every
+mistake that it finds is a ``Failure`` with a topic; a law selects the failures of its topics.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache as memoised
+from typing import Any
+
+import attrs
+
+from ...compose.entry import compose
+from ...contract.manifest import Buffer, Layout, Manifest
+from ...contract.reach import Path, Point, Window
+from ...contract.values import Component
+from ..inside.memory import POISON, STRANGE, Memory
+from ..inside.names import Extra, Names, with_extra
+from ..schedules.explore import touch
+from .case import ComponentCase, Truth, made
+from .spy import Spy
+
+KV = Manifest([Buffer("kv", (3,), "float32")])
+
+
+class Failure(AssertionError):
+    """The cache and the component do not behave as they should together."""
+
+    def __init__(self, topic: str, sentence: str) -> None:
+        self.topic, self.sentence = topic, sentence
+        super().__init__(f"{topic}: {sentence}")
+
+
+class PlannedStepError(Exception):
+    """A test raises this inside a step on purpose."""
+
+
+def require(condition: object, topic: str, message: str, *args: object) -> None:
+    """Raise a Failure of this topic unless the condition is true."""
+    if not condition:
+        raise Failure(topic, message % args)
+
+
+def companions() -> dict[str, Component]:
+    """Return the components that a case is composed with: one of each kind of reach."""
+    return {
+        "path": Component("beside_path", KV, Path()),
+        "window": Component("beside_window", KV, Window(6)),
+        "state": Component("beside_state", KV, Point()),
+    }
+
+
+@memoised
+def text_of(number: int) -> tuple[int, ...]:
+    """Return a text that prompts begin with. Text 2k + 1 begins like text 2k and differs from it later."""
+    chance = random.Random(f"text {number}")
+    text = tuple(chance.randrange(2) for _ in range(4000))
+    if number % 2:
+        shared = 5 + 7 * number
+        text = text_of(number - 1)[:shared] + text[shared:]
+    return text
+
+
+@attrs.define(eq=False)
+class BenchSequence:
+    """An open sequence and its expected content. ``future``: the tokens that the model will produce, named or not."""
+
+    sequence: Any
+    namespace: str
+    future: list[Hashable]
+    salt: int
+    ids: list[int]
+    written: dict[str, int]
+    restored: int
+    unfinished: dict[str, dict[int, int]] = attrs.field(factory=dict)
+    """Entries that were written before their block of the grid was complete, so they lack their prefix's content."""
+    states: dict[str, int] = attrs.field(factory=dict)
+    singles: dict[str, dict[int, int]] = attrs.field(factory=dict)
+
+
+class Bench:
+    """One cache with the case's component and others ``beside`` it. ``units``: how many tree pages each pool holds."""
+
+    def __init__(
+        self,
+        case: ComponentCase,
+        beside: Sequence[str] = (),
+        *,
+        units: int = 16,
+        page: int | None = None,
+        rewind: int | None = None,
+        raising: str = "",
+        listening: bool = False,
+        plain: bool = False,
+        coded: bool = True,
+        stream: Any = None,
+        layout: Layout = "layer_first",
+    ) -> None:
+        component = made(case)
+        self.spy = Spy(component, raising, listening)
+        if not coded:  # no codec: states are stored as they run
+            self.spy.manifest = attrs.evolve(component.manifest, stored_as=None)
+        manifest = self.spy.manifest
+        subject = Component(component.name, manifest, component.reach) if plain else self.spy
+        others = [companions()[name] for name in beside]
+        self.rewind = depth(case, beside) if rewind is None else rewind
+        every = case.page_size if page is None else page
+        own = manifest.page_size or every
+        unit = math.lcm(own, every, manifest.grid)
+        states = units // 2 + 4 * (1 + (self.rewind + 1 if self.rewind else 0))  # more than four sequences need
+        capacity = {c.name: states if c.reach.unit == "boundary" else units * unit for c in (subject, *others)}
+        self.cache = compose(
+            None,
+            plugins=[subject, *others],
+            page_size=every,
+            layout=layout,
+            capacity=capacity,
+            max_rewind=self.rewind,
+            max_running=4 if manifest.stored_as is not None else None,
+            debug=True,
+        )
+        self.unit = self.cache.composition.page
+        self.parts = self.cache.composition.parts
+        self.names = Names()
+        self.truths = {part.name: Truth() for part in self.parts}
+        self.truths[subject.name] = case.truth
+        self.memories = {
+            part.name: Memory(self.cache.pool(part.name), part.manifest, self._entries(part)) for part in self.parts
+        }
+        self.spy.memory = self.memories[subject.name]
+        self.stream = stream
+        self.late_failures: list[Failure] = []
+        self.poison()
+
+    @staticmethod
+    def _entries(part: Any) -> int:
+        entries: int = part.page_tokens // part.manifest.tokens_per_slot if part.page_tokens else 1
+        return entries
+
+    # ------------------------------------------------------------ what content should be
+    def ahead(self, part: Any) -> int:
+        said = self.truths[part.name].ahead
+        return int(part.manifest.lookahead if said is None else said)
+
+    def grid(self, part: Any) -> int:
+        said = self.truths[part.name].grid
+        return int(part.manifest.grid if said is None else said)
+
+    def exact(self, run: BenchSequence, part: Any, entry: int) -> int:
+        """Return the number that belongs into an entry of this sequence's pages once its grid block is complete."""
+        end: int = (entry + 1) * part.manifest.tokens_per_slot
+        return run.ids[end + self.ahead(part)]
+
+    def expected(self, run: BenchSequence, part: Any, entry: int) -> int:
+        odd = run.unfinished.get(part.name, {}).get(entry)
+        return self.exact(run, part, entry) if odd is None else odd
+
+    def extend(self, run: BenchSequence, length: int) -> None:
+        """Extend the future to at least ``length`` tokens, plus the tokens that content looks ahead at."""
+        length += max(self.cache.composition.lookahead, *(self.ahead(part) for part in self.parts)) + self.unit
+        text = text_of(run.salt % 4)
+        while len(run.future) < length:
+            run.future.append(text[(len(run.future) + run.salt) % len(text)])
+        while len(run.ids) <= len(run.future):
+            run.ids.append(self.names.child(run.ids[-1], run.namespace, run.future[len(run.ids) - 1]))
+
+    # ------------------------------------------------------------ serving
+    def open(
+        self, tokens: Sequence[int], leave: int = 0, namespace: str = "", extra: Sequence[Extra] = (), salt: int = 0
+    ) -> BenchSequence:
+        sequence = self.cache.open(list(tokens), leave=leave, namespace=namespace, extra=extra)
+        future = with_extra(tokens, extra)
+        ids = self.names.prefixes(namespace, future)
+        ready = sequence.ready
+        run = BenchSequence(sequence, namespace, future, salt, ids, {}, ready)
+        self.extend(run, len(tokens))
+        for part in self.parts:
+            replay = part.manifest.replay
+            begin = max(0, ready - replay) // part.page_tokens * part.page_tokens if replay else ready
+            run.written[part.name] = begin if part.page_tokens else ready
+            if not part.page_tokens:
+                run.states[part.name] = ids[ready]
+            elif part.manifest.shareable and not replay:
+                self._lists_what_it_needs(run, part)
+        return run
+
+    def _lists_what_it_needs(self, run: BenchSequence, part: Any) -> None:
+        table, ready = run.sequence.pages(part.name), run.sequence.ready
+        for low, high in part.reach.needs(ready):
+            absent = [p for p in range(low, high) if table[p // part.page_tokens] < 0]
+            said = (
+                "a sequence resumes at %s, and its page table has no page for position %s of %s, which needs(%s) names"
+            )
+            require(not absent, "absent", said, ready, absent[0] if absent else 0, part.name, ready)
+
+    def run(self, run: BenchSequence, count: int, stream: Any = None) -> None:
+        """Reserve and compute ``count`` tokens in one step."""
+        s, stream = run.sequence, stream or self.stream
+        s.grow(count)
+        self.extend(run, s.reserved)
+        with self.cache.step([s]) as step:
+            step.run_ops(stream)
+            work = [self._forward(run, part, s.committed, s.reserved) for part in self.parts]
+            if stream is None:
+                for one in work:
+                    one()
+            else:
+                stream.run(lambda: [one() for one in work])
+
+    def _forward(self, run: BenchSequence, part: Any, start: int, end: int) -> Callable[[], None]:
+        """Return the work of one component's layers over [start, end), to be run on the step's stream."""
+        if not part.page_tokens:
+            return self._advance(run, part, start, end)
+        group, page = part.manifest.tokens_per_slot, part.page_tokens
+        table = run.sequence.pages(part.name)
+        wanted = []
+        for p in sorted(self._reads(run, part, start, end)):
+            if p < min(start, run.written[part.name]):
+                slot, entry = table[p // page], p // group
+                said = "computing the tokens [%s, %s) reads position %s of %s, and its page is absent"
+                require(slot >= 0, "absent", said, start, end, p, part.name)
+                if (entry + 1) * group <= run.written[part.name]:
+                    wanted.append((slot, entry, self.expected(run, part, entry), p))
+        puts = self._puts(run, part, table, end)
+        memory, per, failures = self.memories[part.name], page // group, self.late_failures
+        reads, writes = (
+            self._touched_slots(part, {w[0] for w in wanted}),
+            self._touched_slots(part, {put[0] for put in puts}),
+        )
+
+        def work() -> None:
+            touch(reads, writes)
+            for slot, entry, number, p in wanted:
+                found = memory.read(slot, entry % per)
+                if not memory.same(found, number):
+                    said = f"computing the tokens [{start}, {end}) reads position {p} of {part.name}, which "
+                    failures.append(Failure("content", said + self._describe(run, found, number)))
+                    return
+            for slot, entry, number in puts:
+                memory.write(slot, entry % per, number)
+
+        return work
+
+    def _puts(self, run: BenchSequence, part: Any, table: list[int], end: int) -> list[tuple[int, int, int]]:
+        """Return (slot, entry, number) of each write up to ``end``. Entries of incomplete grid blocks are rewritten."""
+        group, page, grid, name = part.manifest.tokens_per_slot, part.page_tokens, self.grid(part), part.name
+        odd = run.unfinished.setdefault(name, {})
+        begin = min([run.written[name] // group, *odd])
+        whole = end // grid * grid
+        puts = []
+        for entry in range(begin, end // group):
+            index = entry * group // page
+            shared = part.manifest.shareable and not part.manifest.replay
+            if shared and entry * group < run.sequence.published:
+                continue  # the entry belongs to the tree; content that was inexact there stays so
+            said = "the tokens up to %s are computed, and page %s of %s has no slot to write to"
+            require(table[index] >= 0, "absent", said, end, index, name)
+            number = self.exact(run, part, entry)
+            odd.pop(entry, None)
+            if (entry + 1) * group > whole:
+                number = odd[entry] = self.names.child(number, run.namespace, f"unfinished at {end}")
+            puts.append((table[index], entry, number))
+        run.written[name] = max(run.written[name], end)
+        return puts
+
+    def _advance(self, run: BenchSequence, part: Any, start: int, end: int) -> Callable[[], None]:
+        """Return the work of a recurrence: read the running state, write the one after ``end``.
+
+        After a small step the states after each of its tokens are written, too.
+        """
+        s, memory, grid = run.sequence, self.memories[part.name], self.grid(part)
+        slot, singles, wanted = s.pages(part.name)[0], s.rewind_slots(part.name), run.states[part.name]
+
+        def number_at(n: int) -> int:
+            return run.ids[n] if n % grid == 0 else self.names.child(run.ids[n], run.namespace, f"since {start}")
+
+        puts = [(slot, number_at(end))] if end > start else []
+        kept = {n: number_at(n) for n in range(start + 1, end + 1)} if end - start <= len(singles) else {}
+        puts += [(singles[n - start - 1], number) for n, number in kept.items()]
+        if end > start:
+            run.states[part.name] = number_at(end)
+            run.singles[part.name] = kept
+        failures, codec = self.late_failures, part.manifest.stored_as
+        touched = self._touched_slots(part, {slot, *(at for at, _ in puts)})
+
+        def work() -> None:
+            touch(touched, touched if puts else ())
+            found = memory.read(slot, 0)
+            if not (memory.same(found, wanted) or (codec and memory.near(slot, 0, wanted, codec.tolerance))):
+                said = f"the state of {part.name} at {start}, from which the next tokens are computed, "
+                failures.append(Failure("content", said + self._describe(run, found, wanted)))
+            for at, number in puts:
+                memory.write(at, 0, number)
+
+        return work
+
+    def _touched_slots(self, part: Any, slots: set[int]) -> list[Any]:
+        """Return slots of a component in the form in which the schedule explorer knows them."""
+        pool = self.cache.pool(part.name)
+        return [("slot", pool.name, slot) for slot in sorted(slots)]
+
+    def _describe(self, run: BenchSequence, found: int, wanted: int) -> str:
+        if found == POISON:
+            return "lies in a slot that was given back"
+        if found in (0, STRANGE):
+            return "holds zeros" if found == 0 else "holds what no forward pass wrote"
+        if found in run.ids:
+            return f"holds the content of the first {run.ids.index(found)} tokens, not of {_prefix_length(run, wanted)}"
+        return "holds the content of other tokens, or of tokens that were cut into steps in another way"
+
+    def _reads(self, run: BenchSequence, part: Any, start: int, end: int) -> set[int]:
+        reads = self.truths[part.name].reads
+        if reads is not None:
+            return {p for q in range(start, end) for p in reads(q) if p < q}
+        had = run.restored
+        kept = {p for low, high in part.reach.needs(had) for p in range(low, high)} if had else set()
+        spans = {span for q in range(start, end) for span in part.reach.needs(q)}
+        return {p for low, high in spans for p in range(low, high) if p >= had or p in kept}
+
+    # ------------------------------------------------------------ checks
+    def poison(self) -> None:
+        if self.stream is None:
+            for name, memory in self.memories.items():
+                memory.poison(self.cache.pool(name).free_ids())
+
+    def verify(self, run: BenchSequence) -> None:
+        """Check that every page that a sequence lists has the expected content."""
+        if not run.sequence.open:
+            return
+        for part in self.parts:
+            if not part.page_tokens:
+                continue
+            memory, group = self.memories[part.name], part.manifest.tokens_per_slot
+            per = part.page_tokens // group
+            done = min(run.written[part.name], run.sequence.committed)
+            for index, slot in enumerate(run.sequence.pages(part.name)):
+                for entry in range(index * per, (index + 1) * per) if slot >= 0 else ():
+                    if (entry + 1) * group > done:
+                        break
+                    wanted, found = self.expected(run, part, entry), memory.read(slot, entry % per)
+                    if not memory.same(found, wanted):
+                        said = f"page {index} of {part.name}, which a running sequence lists, "
+                        raise Failure("content", said + self._describe(run, found, wanted))
+
+    def raise_late_failures(self) -> None:
+        """Raise the first failure that was found while work ran on a stream."""
+        if self.late_failures:
+            raise self.late_failures[0]
+
+
+def _prefix_length(run: BenchSequence, number: int) -> str:
+    return str(run.ids.index(number)) if number in run.ids else "what this sequence wrote"
+
+
+def depth(case: ComponentCase, beside: Sequence[str] = ()) -> int:
+    """Return how many committed tokens a case's compositions may rewind."""
+    own = case.manifest.max_rewind
+    if own is None:
+        own = 0 if case.has_states else 3
+    return 0 if "state" in beside else min(3, own)

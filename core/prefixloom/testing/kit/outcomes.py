@@ -1,0 +1,108 @@
+"""The scripts that fail with a component, in all settings. They are played once per case and judged by many laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import attrs
+
+from .bench import Bench, text_of
+from .case import ComponentCase, LawBroken
+from .scripts import Op, Setting, as_code, failure, shrunk, written
+
+LENGTH = 110
+"""How many operations a random script has."""
+ALONE = (Setting(), Setting(units=40), Setting(page=1, units=56))
+PAIRS = (Setting(("path",)), Setting(("window",), layout="page_first"), Setting(("state",)))
+TRIPLES = (Setting(("path", "window")), Setting(("path", "state"), layout="page_first"), Setting(("window", "state")))
+SERVING = ("content", "absent", "books", "lock", "race")
+"""The topics of failures in serving that do not concern hooks."""
+THREADS = (Setting(threads=True), Setting(("state",), threads=True), Setting(("path", "window"), threads=True))
+
+
+@attrs.frozen
+class FailedScript:
+    """A script that failed."""
+
+    topic: str
+    sentence: str
+    script: tuple[Op, ...]
+    setting: Setting
+
+
+def played(case: ComponentCase, name: str, settings: Collection[Setting], make: Callable[[int, str], list[Op]]) -> Any:
+    """Return the failures of scripts in these settings. The scripts are played once per case."""
+    if name not in case.memo:
+        found = []
+        for setting in settings:
+            if setting.page is not None and (setting.page % case.manifest.tokens_per_slot or case.manifest.page_size):
+                continue  # this component cannot have such a page
+            unit = max(4, Bench(case, setting.beside, page=setting.page).unit)
+            for seed in range(case.effort if not setting.beside else 1):
+                script = make(unit, f"{case.seed} {name} {seed}")
+                failed = failure(case, script, setting)
+                if failed is not None:
+                    found.append(FailedScript(failed.topic, failed.sentence, tuple(script), setting))
+        case.memo[name] = found
+    return case.memo[name]
+
+
+def random_scripts(case: ComponentCase) -> list[FailedScript]:
+    """Play random scripts in one thread: the component alone, and beside one and two others."""
+
+    def make(unit: int, seed: str) -> list[Op]:
+        return written(seed, LENGTH, unit)
+
+    return [*played(case, "alone", ALONE, make), *beside(case)]
+
+
+def beside(case: ComponentCase) -> list[FailedScript]:
+    found: list[FailedScript] = played(case, "beside", PAIRS + TRIPLES, lambda unit, seed: written(seed, LENGTH, unit))
+    return found
+
+
+def in_threads(case: ComponentCase) -> list[FailedScript]:
+    found: list[FailedScript] = played(case, "threads", THREADS, lambda unit, seed: written(seed, LENGTH // 3, unit))
+    return found
+
+
+def branches(case: ComponentCase) -> list[FailedScript]:
+    """Play prompts that differ from each other after each whole page, each computed to its end."""
+
+    def make(unit: int, seed: str) -> list[Op]:
+        base = text_of(0)[: 6 * unit + 4]
+        ops: list[Op] = [("open", base), ("run", 0, 99 * unit), ("close", 0)]
+        for cut in range(unit, 6 * unit, unit):
+            for at in (cut, cut + 1, cut + 2):  # with a lookahead, the shared part ends earlier
+                other = (*base[:at], 1 - base[at], *text_of(2)[: 2 * unit])
+                ops += [("open", other), ("run", 0, 99 * unit), ("close", 0), ("peek", other)]
+        return ops
+
+    found: list[FailedScript] = played(case, "branches", (Setting(units=99),), make)
+    return found
+
+
+def off_the_grid(case: ComponentCase) -> list[FailedScript]:
+    """Play prompts in steps of odd lengths, published after each step and found again by later prompts."""
+
+    def make(unit: int, seed: str) -> list[Op]:
+        ops: list[Op] = []
+        for length in (1, 3, unit - 1, unit, unit + 1):
+            prompt = text_of(1)[: 5 * unit + 1]
+            ops += [("open", prompt)] + [("run", 0, max(1, length)), ("publish", 0)] * (5 * unit // max(1, length))
+            ops += [("run", 0, 1), ("close", 0), ("open", (*prompt, 0, 0)), ("run", 0, 3), ("close", 0)]
+            ops += [("evict", 3 * unit)]
+        return ops
+
+    found: list[FailedScript] = played(case, "off the grid", (Setting(units=40),), make)
+    return found
+
+
+def judge(case: ComponentCase, outcomes: Collection[FailedScript], *topics: str) -> None:
+    """Raise LawBroken for the first failure of one of these topics (of any, if none is given), with a short script."""
+    for outcome in outcomes:
+        if not topics or outcome.topic in topics:
+            script = shrunk(case, outcome.script, outcome.setting, outcome.topic)
+            told = failure(case, script, outcome.setting)
+            raise LawBroken(told.sentence if told else outcome.sentence, as_code(case, script, outcome.setting))

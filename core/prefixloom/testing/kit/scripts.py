@@ -1,0 +1,385 @@
+"""Scripts: operations on a bench as plain data. They are made from a seed, played, and shrunk when they fail.
+
+An operation is a tuple of a name and numbers or tokens. A number selects a sequence or lease modulo how many there are,
+so that every part of a script is itself a valid script.
+"""
+
+from __future__ import annotations
+
+import pprint
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from ...contract.manifest import Layout
+from ...device.streams import ThreadStream
+from ...errors import CapacityError, CompositionError, InputError, InvariantError, PluginError, ProtocolError, RaceError
+from ..inside.memory import POISON
+from .bench import Bench, BenchSequence, Failure, PlannedStepError, require, text_of
+from .case import ComponentCase
+
+Op = tuple[Any, ...]
+WEIGHTS = {
+    "turn": 16, "open": 7, "run": 20, "publish": 5, "align": 7, "rewind": 7, "close": 8, "abort": 2, "evict": 3,
+    "lease": 4, "release": 4, "reclaim": 3, "peek": 3, "fail": 2, "draft": 2,
+}  # fmt: skip
+OPEN = 4
+"""The most sequences that are open at once."""
+
+
+@attrs.frozen
+class Setting:
+    """The setting of a script: companions, pool sizes, page size, threads and layout."""
+
+    beside: tuple[str, ...] = ()
+    units: int = 14
+    page: int | None = None
+    threads: bool = False
+    layout: Layout = "layer_first"
+
+    def __str__(self) -> str:
+        plain = Setting()
+        names = ("beside", "units", "page", "threads", "layout")
+        changed = [name for name in names if getattr(self, name) != getattr(plain, name)]
+        return f"Setting({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
+
+
+# ---------------------------------------------------------------- making
+
+
+def written(seed: str, length: int, unit: int) -> list[Op]:
+    """Return a random script. ``unit``: how many tokens a page of the tree has."""
+    chance = random.Random(seed)
+    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    ops: list[Op] = []
+    while len(ops) < length:
+        (kind,) = chance.choices(kinds, weights)
+        ops += _some(kind, chance, unit)
+    return ops[:length]
+
+
+def _prompt(chance: random.Random, unit: int) -> tuple[int, ...]:
+    length = chance.randrange(1, 9 * unit) if chance.randrange(2) else chance.randrange(1, 9) * unit + 1
+    tokens = text_of(chance.randrange(2))[:length]
+    if chance.randrange(5) == 0:
+        kept = chance.randrange(length + 1)
+        tokens = tokens[:kept] + tuple(chance.randrange(2) for _ in range(length - kept))
+    return tokens
+
+
+def _some(kind: str, chance: random.Random, unit: int) -> list[Op]:
+    number = chance.randrange(5)
+    if kind == "turn":  # one whole request, from start to end
+        chunks = [("run", -1, chance.choice((unit, 2 * unit))) for _ in range(chance.randrange(3))]
+        end = [("close", -1)] if chance.randrange(4) else [("publish", -1)]
+        return [*_some("open", chance, unit), *chunks, ("align", -1), ("run", -1, 20 * unit), *end]
+    if kind in ("open", "lease", "peek"):
+        return [(kind, _prompt(chance, unit), chance.choice(("", "", "", "b")), chance.randrange(8))]
+    if kind == "run":
+        if chance.randrange(3) == 0:  # several small steps, as in decoding
+            return [("run", number, 1 + chance.randrange(3)) for _ in range(1 + chance.randrange(3))]
+        return [("run", number, chance.choice((1, 2, unit, unit + 1, 3 * unit, 20 * unit)))]
+    if kind == "rewind":
+        count = 2 + chance.randrange(3)  # part of a small step is rewound, and other tokens take its place
+        return [("run", number, count), ("rewind", number, 1 + chance.randrange(count - 1)), ("run", number, 2)]
+    if kind == "evict":
+        return [("evict", chance.choice((1, 1, unit, unit, 2 * unit, 6 * unit)))]
+    return [(kind,)] if kind == "reclaim" else [(kind, number)]
+
+
+# ---------------------------------------------------------------- playing
+
+
+@attrs.define(eq=False)
+class BenchLease:
+    lease: Any
+    tokens: tuple[int, ...]
+    namespace: str
+    boundary: int
+
+
+class Player:
+    """Performs operations on a bench and checks everything after each."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.running: list[BenchSequence] = []
+        self.leases: list[BenchLease] = []
+        self.counts: dict[str, int] = {}
+        self.errors = bench.cache.stats().plugin_errors
+        self.narrows = bool({"create_match_validator", "finalize_match_result"} & set(bench.spy.overridden))
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def apply(self, op: Op) -> None:
+        try:
+            getattr(self, f"do_{op[0]}")(*op[1:])
+        except (CapacityError, InputError):  # there is no room, or the sequence is longer than the pool
+            self.count("refused")
+        self.check()
+
+    def check(self) -> None:
+        bench = self.bench
+        bench.raise_late_failures()
+        errors = bench.cache.stats().plugin_errors - self.errors
+        require(not errors, "raise", "%s hooks raised, or answered what no hook may answer", errors)
+        bench.poison()
+        if bench.stream is None:
+            for run in self.running:
+                bench.verify(run)
+        for leased in self.leases if not self.narrows else ():
+            got = bench.cache.peek(leased.tokens, namespace=leased.namespace)
+            said = "a lease holds the boundary %s, and after something else was done only %s can be resumed at"
+            require(got >= leased.boundary, "lock", said, leased.boundary, got)
+
+    def pick(self, number: int) -> BenchSequence | None:
+        return self.running[number % len(self.running)] if self.running else None
+
+    # ------------------------------------------------------------ operations
+    def do_open(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
+        if len(self.running) < OPEN:
+            run = self.bench.open(tokens, leave=salt % 2, namespace=namespace, salt=salt)
+            self.count("hit" if run.restored else "miss")
+            self.running.append(run)
+
+    def do_run(self, number: int, count: int) -> None:
+        """Compute at most ``count`` named tokens. If all named tokens are computed, decode at most 4 tokens."""
+        run = self.pick(number)
+        if run is None:
+            return
+        s = run.sequence
+        if s.named == s.reserved:
+            tokens = run.future[s.named : s.named + min(count, 4)]
+            if any(isinstance(token, tuple) for token in tokens) or s.reserved > 14 * self.bench.unit:
+                return
+            s.append(tokens)
+            self.bench.extend(run, s.named)
+        self.bench.run(run, min(count, s.named - s.reserved))
+        self.count("step")
+
+    def do_align(self, number: int) -> None:
+        """Compute up to the last boundary that can be published, where a state can be kept, and publish."""
+        run = self.pick(number)
+        if run is not None:
+            s, cache = run.sequence, self.bench.cache
+            count = (s.named - cache.composition.lookahead) // self.bench.unit * self.bench.unit - s.reserved
+            if count > 0:
+                self.bench.run(run, count)
+            s.publish()
+
+    def do_fail(self, number: int) -> None:
+        """Run a step whose layers fail half way, then close the sequence: only complete content may stay."""
+        run = self.pick(number)
+        if run is None or self.bench.stream is not None:
+            return
+        s, bench = run.sequence, self.bench
+        s.grow(2)
+        try:
+            with bench.cache.step([s]) as step:
+                step.run_ops()
+                for part in bench.parts:
+                    for slot in () if part.page_tokens else (*s.pages(part.name), *s.rewind_slots(part.name)):
+                        bench.memories[part.name].write(slot, 0, POISON)
+                raise PlannedStepError
+        except PlannedStepError:
+            self.running.remove(run)
+            s.close()
+
+    def do_draft(self, number: int) -> None:
+        """Run a draft model's step, which runs no ops and commits nothing."""
+        run = self.pick(number)
+        if run is not None:
+            before = run.sequence.committed
+            with self.bench.cache.step([run.sequence], role="draft") as step:
+                step.run_ops(self.bench.stream)
+                for part in self.bench.parts:
+                    step.table(part.name)
+            require(run.sequence.committed == before, "books", "a draft step commits")
+
+    def do_publish(self, number: int) -> None:
+        run = self.pick(number)
+        if run is not None:
+            run.sequence.publish()
+
+    def do_rewind(self, number: int, count: int) -> None:
+        """Rewind ``count`` tokens, and have the model produce other tokens."""
+        run = self.pick(number)
+        bench = self.bench
+        if run is None or bench.rewind == 0 or run.sequence.reserved < count:
+            return
+        s = run.sequence
+        try:
+            s.rewind(count)
+        except ProtocolError:
+            return
+        self.count("rewind")
+        del run.future[s.named :]
+        del run.ids[len(run.future) + 1 :]
+        run.salt += 3
+        bench.extend(run, s.named)
+        for part in bench.parts:
+            name = part.name
+            if part.page_tokens:
+                group = part.manifest.tokens_per_slot
+                known = (s.named - bench.ahead(part)) if bench.ahead(part) else s.committed
+                run.written[name] = min(run.written[name], s.committed, max(0, known)) // group * group
+                odd = run.unfinished.get(name, {})
+                for entry in [e for e in odd if e * group >= run.written[name]]:
+                    del odd[entry]
+            elif s.committed in run.singles.get(name, {}):
+                run.states[name] = run.singles[name][s.committed]
+
+    def do_close(self, number: int) -> None:
+        run = self.pick(number)
+        if run is not None:
+            self.running.remove(run)
+            run.sequence.close()
+
+    def do_abort(self, number: int) -> None:
+        run = self.pick(number)
+        if run is not None:
+            self.running.remove(run)
+            run.sequence.abort()
+
+    def do_evict(self, tokens: int) -> None:
+        freed = self.bench.cache.evict(
+            {part.name: -(-tokens // (part.page_tokens or self.bench.unit)) for part in self.bench.parts}
+        )
+        self.counts["evicted"] = self.counts.get("evicted", 0) + sum(freed.values())
+
+    def do_lease(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
+        plan = self.bench.cache.match(tokens, namespace=namespace)
+        lease = self.bench.cache.lease(plan)
+        self.leases.append(BenchLease(lease, tokens, namespace, lease.boundary))
+
+    def do_release(self, number: int) -> None:
+        if self.leases:
+            self.leases.pop(number % len(self.leases)).lease.release()
+
+    def do_reclaim(self) -> None:
+        self.bench.cache.reclaim()
+
+    def do_peek(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
+        self.bench.cache.peek(tokens, namespace=namespace)
+
+    def finish(self) -> None:
+        """Close and evict everything, then check that every slot is free and no lease is left."""
+        while self.running:
+            self.do_close(0)
+        while self.leases:
+            self.do_release(0)
+        cache = self.bench.cache
+        if self.bench.stream is not None:
+            self.bench.stream.record().synchronize()
+            cache.poll()
+            self.bench.raise_late_failures()
+        for part in self.bench.parts:
+            figures = cache.stats().components[part.name]
+            require(
+                not figures.leased,
+                "books",
+                "in the end %s slots of %s are still counted as leased",
+                figures.leased,
+                part.name,
+            )
+            require(not figures.running, "books", "in the end %s slots of %s have no owner", figures.running, part.name)
+            cache.evict({part.name: part.capacity})
+            left = cache.stats().components[part.name].cached
+            require(
+                not left,
+                "books",
+                "in the end %s slots of %s cannot be evicted, and no lease covers them",
+                left,
+                part.name,
+            )
+
+
+def _late() -> None:
+    """Delay a piece of work, so that the scheduling thread gets ahead of the stream on any machine."""
+    time.sleep(0.0003)
+
+
+def play(case: ComponentCase, script: Sequence[Op], setting: Setting | None = None) -> Player:
+    """Play a script to its end. Failure: the cache or the component did something wrong."""
+    setting = setting or Setting()
+    stream = ThreadStream("bench", before=_late) if setting.threads else None
+    try:
+        bench = Bench(
+            case, setting.beside, units=setting.units, page=setting.page, stream=stream, layout=setting.layout
+        )
+        player = Player(bench)
+        with bench.spy.clocks_watched():
+            try:
+                for op in script:
+                    player.apply(op)
+                player.finish()
+            finally:
+                for topic, sentence in bench.spy.mistakes:
+                    raise Failure(topic, sentence)
+        return player
+    except (Failure, CompositionError):
+        raise
+    except RaceError as error:
+        raise Failure("race", str(error)) from error
+    except InvariantError as error:
+        raise Failure("books", str(error)) from error
+    except PluginError as error:
+        raise Failure("raise", str(error)) from error
+    except Exception as error:
+        raise Failure("books", f"{type(error).__name__}: {error}") from error
+    finally:
+        if stream is not None:
+            stream.close()
+
+
+def failure(case: ComponentCase, script: Sequence[Op], setting: Setting | None = None) -> Failure | None:
+    """Play a script; return its failure, or None if all went well."""
+    try:
+        play(case, script, setting)
+    except Failure as error:
+        return Failure(error.topic, error.sentence)
+    return None
+
+
+# ---------------------------------------------------------------- shrinking
+
+
+def shrunk(case: ComponentCase, script: Sequence[Op], setting: Setting, topic: str, limit: float = 4.0) -> list[Op]:
+    """Return a shorter script that fails with the same topic, found by leaving out smaller and smaller parts."""
+    best, end = list(script), time.monotonic() + limit
+
+    def fails(ops: Sequence[Op]) -> bool:
+        found = failure(case, ops, setting)
+        return found is not None and found.topic == topic
+
+    size = len(best) // 2
+    while size and time.monotonic() < end:
+        at = 0
+        while at < len(best) and time.monotonic() < end:
+            shorter = best[:at] + best[at + size :]
+            if fails(shorter):
+                best = shorter
+            else:
+                at += size
+        size //= 2
+    for at, op in enumerate(best):
+        if op[0] == "open":
+            while len(op[1]) > 1 and time.monotonic() < end:
+                less = (op[0], op[1][: len(op[1]) * 3 // 4], *op[2:])
+                if not fails([*best[:at], less, *best[at + 1 :]]):
+                    break
+                best[at] = op = less
+    return best
+
+
+def as_code(case: ComponentCase, script: Sequence[Op], setting: Setting) -> str:
+    """Return a script as code that can be pasted into a test."""
+    body = pprint.pformat(list(script), width=110, compact=True)
+    return (
+        f"from prefixloom.testing import Setting, play\n\n"
+        f"# case: the ComponentCase of your test ({case.label})\nplay(case, {body}, {setting})"
+    )

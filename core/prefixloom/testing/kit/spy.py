@@ -1,0 +1,258 @@
+"""A spy: a component that takes the place of another, calls its hooks, and watches what they see, answer and touch.
+
+The spy has the name, the manifest and the reach of the original, and overrides the hooks that the original overrides.
+A test can have it raise in one hook, or listen in all hooks.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import secrets
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...compose.binding import bind, make_manager
+from ...contract.composition import Hooks
+from ...contract.hookspecs import HOT_HOOKS, hookimpl
+from ...contract.values import Op
+
+IMPURE: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (time, ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")),
+    (random, ("random", "randrange", "randint", "choice", "choices", "shuffle", "sample", "uniform", "getrandbits")),
+    (os, ("urandom", "times")),
+    (uuid, ("uuid1", "uuid4")),
+    (secrets, ("token_bytes", "token_hex", "randbelow", "randbits")),
+)
+"""Functions that no hook may call, because its answer would differ between ranks."""
+
+HELPERS = {"the validator": "create_match_validator", "run_forward_op": "deferred_forward_ops"}
+"""Hooks that the spy must override so that another one is called."""
+
+
+class PlannedHookError(Exception):
+    """The spy raises this in a hook on purpose."""
+
+
+class Spy:
+    """Watches one component.
+
+    ``mistakes`` lists what the component did wrong, as (topic, sentence); ``trace`` lists all calls and answers.
+    """
+
+    def __init__(self, component: Any, raising: str = "", listening: bool = False) -> None:
+        self._component = component
+        self.name, self.manifest, self.reach = component.name, component.manifest, component.reach
+        self._hooks: Hooks = bind(make_manager({component.name: component}), component.name)
+        self._raising = raising
+        self.calls_until_raise: int | None = None
+        """At which call from now on the hook raises, once. 0: at none; None: at every call."""
+        self.armed = False
+        self.raised = 0
+        self.mistakes: list[tuple[str, str]] = []
+        self.trace: list[str] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self._inside = ""
+        self.memory: Any = None
+        self._pool: Any = None
+        for name in HOT_HOOKS:
+            forced = name == raising or name == HELPERS.get(raising)
+            if getattr(self._hooks, name) is None and not (forced or listening):
+                setattr(self, name, None)
+
+    @property
+    def original(self) -> Any:
+        """The component that the spy replaces."""
+        return self._component
+
+    @property
+    def pool(self) -> Any:
+        return self._pool
+
+    @pool.setter
+    def pool(self, pool: Any) -> None:
+        self._pool = pool
+        if hasattr(self._component, "pool"):
+            self._component.pool = pool
+
+    @property
+    def overridden(self) -> tuple[str, ...]:
+        """The hooks that the component itself overrides."""
+        return self._hooks.overridden
+
+    # ------------------------------------------------------------ the hooks
+    @hookimpl
+    def create_match_validator(self, tiers: Any) -> Any:
+        answer = self._call("create_match_validator", tiers)
+        if answer is None and self._raising != "the validator":
+            return None
+
+        def validator(walk: Any) -> Any:
+            self._raise_if_planned("the validator")
+            if answer is None:
+                return walk.boundary
+            got = self._watched("the validator", answer, walk)
+            if not isinstance(got, int) or isinstance(got, bool) or got > walk.boundary:
+                self._report("validator", f"its validator answered {got!r} for the boundary {walk.boundary}")
+            return got
+
+        return validator
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Any:
+        return self._call("finalize_match_result", walk)
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Any:
+        return self._call("commit_insert", walk)
+
+    @hookimpl
+    def redistribute_on_node_split(self, parent: Any, child: Any) -> Any:
+        return self._call("redistribute_on_node_split", parent, child)
+
+    @hookimpl
+    def acquire_component_lock(self, anchor: Any, tier: Any) -> Any:
+        return self._call("acquire_component_lock", anchor, tier)
+
+    @hookimpl
+    def release_component_lock(self, receipt: Any) -> Any:
+        return self._call("release_component_lock", receipt)
+
+    @hookimpl
+    def evict_component(self, node: Any, tier: Any) -> Any:
+        return self._call("evict_component", node, tier)
+
+    @hookimpl
+    def build_hicache_transfers(self, plan: Any, phase: Any) -> Any:
+        return self._call("build_hicache_transfers", plan, phase)
+
+    @hookimpl
+    def commit_hicache_transfer(self, plan: Any, phase: Any, outcome: Any) -> Any:
+        return self._call("commit_hicache_transfer", plan, phase, outcome)
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> Any:
+        answer = self._call("deferred_forward_ops", batch)
+        return (*(answer or ()), Op("kit", self.name)) if self._raising == "run_forward_op" else answer
+
+    def stop_raising(self) -> None:
+        """Raise no more; do only what the component does."""
+        self._raising = "nothing"
+
+    @hookimpl
+    def run_forward_op(self, op: Any, stream: Any) -> None:
+        self._call("run_forward_op", op, stream)
+
+    # ------------------------------------------------------------ watching
+    def _report(self, topic: str, sentence: str) -> None:
+        if (topic, sentence) not in self.mistakes:
+            self.mistakes.append((topic, sentence))
+
+    def _raise_if_planned(self, hook: str) -> None:
+        """Raise in this hook if it is the hook to raise in, and the planned call is this one."""
+        if self._raising != hook:
+            return
+        if self.calls_until_raise is not None:
+            self.calls_until_raise -= self.calls_until_raise > 0
+            if self.calls_until_raise or not self.armed:
+                return
+            self.armed = False
+        self.raised += 1
+        raise PlannedHookError(hook)
+
+    def arm(self, nth: int) -> None:
+        """Raise at the nth call from now on and at no other; 0: at none."""
+        self.calls_until_raise, self.armed = nth, nth > 0
+
+    def _call(self, hook: str, *args: Any) -> Any:
+        self.calls.append((hook, args))
+        self._raise_if_planned(hook)
+        function = getattr(self._hooks, hook)
+        if hook == "run_forward_op" and args[0].kind == "kit":
+            return None
+        return None if function is None else self._watched(hook, function, *args)
+
+    def _watched(self, hook: str, function: Callable[..., Any], *args: Any) -> Any:
+        is_op = hook == "run_forward_op"
+        shown = args[:1] if is_op else args
+        before = repr(shown)
+        state = self._state(args[0].dst if is_op else ())
+        self._inside = hook
+        try:
+            answer = function(*args)
+        except Exception as error:
+            self._report("raise", f"{hook} raised {type(error).__name__}: {error}")
+            raise
+        finally:
+            self._inside = ""
+        if repr(shown) != before:
+            self._report("mutate", f"{hook} was shown {before}, and left {shown!r}")
+        if self._state(args[0].dst if is_op else ()) != state:
+            what = "slots that its op does not name in dst" if is_op else "the content or the free list of its pool"
+            self._report("mutate", f"{hook} changed {what}")
+        if not is_op:
+            self.trace.append(f"{hook}{before} -> {_shown(answer)}")
+            if hook in ("finalize_match_result", "the validator"):
+                again = function(*args)
+                if _shown(again) != _shown(answer):
+                    self._report("impure", f"{hook}{before} answered {_shown(answer)}, and asked again {_shown(again)}")
+        return answer
+
+    def _state(self, but: Any) -> Any:
+        if self._pool is None or self.memory is None:
+            return None
+        return tuple(self._pool.free_ids()), self.memory.digest(but)
+
+    @contextmanager
+    def clocks_watched(self) -> Iterator[None]:
+        """Inside this context, record each hook that reads a clock or draws a random number."""
+        put: list[tuple[Any, str, Any]] = []
+        wrapped: dict[int, Any] = {}
+        own = sys.modules.get(type(self._component).__module__)
+        try:
+            for module, names in IMPURE:
+                for name in names:
+                    honest = getattr(module, name, None)
+                    if honest is not None:
+                        watched = self._reading(f"{module.__name__}.{name}", honest)
+                        wrapped[id(honest)] = watched
+                        put.append((module, name, honest))
+                        setattr(module, name, watched)
+            for name, value in list(vars(own).items()) if own is not None else ():
+                if id(value) in wrapped:
+                    put.append((own, name, value))
+                    setattr(own, name, wrapped[id(value)])
+                elif value is datetime.datetime:
+                    put.append((own, name, value))
+                    setattr(own, name, self._dated(value))
+            yield
+        finally:
+            for module, name, honest in put:
+                setattr(module, name, honest)
+
+    def _reading(self, what: str, honest: Any) -> Any:
+        def watched(*args: Any, **options: Any) -> Any:
+            if self._inside:
+                self._report("clock", f"{self._inside} calls {what}")
+            return honest(*args, **options)
+
+        return watched
+
+    def _dated(self, honest: Any) -> Any:
+        say = self._reading
+
+        class Dated(honest):  # type: ignore[misc]
+            now = staticmethod(say("datetime.now", honest.now))
+            utcnow = staticmethod(say("datetime.utcnow", honest.utcnow))
+
+        return Dated
+
+
+def _shown(answer: Any) -> str:
+    """Return an answer as text; for a function only the fact that it is one."""
+    return "a function" if callable(answer) else repr(answer)

@@ -1,0 +1,234 @@
+"""Laws of hooks: what hooks may look at, touch and answer, and what follows when a hook raises."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...errors import PluginError
+from ..kit.bench import Bench, require, text_of
+from ..kit.case import ComponentCase, LawBroken, NotApplicable
+from ..kit.outcomes import branches, in_threads, judge, off_the_grid, random_scripts
+from ..kit.scripts import Player, written
+from ..kit.spy import Spy
+
+FAIL = (
+    "the validator", "finalize_match_result", "acquire_component_lock", "deferred_forward_ops", "run_forward_op",
+)  # fmt: skip
+"""Hooks that fail the operation with a PluginError when they raise (H9)."""
+COUNTED = ("commit_insert", "redistribute_on_node_split", "release_component_lock", "evict_component")
+"""Hooks whose errors are only counted; the derived default is used instead (H10)."""
+
+
+def _overridden(case: ComponentCase) -> tuple[str, ...]:
+    hooks = Bench(case).spy.overridden
+    if not hooks:
+        raise NotApplicable("it overrides no hook")
+    return hooks
+
+
+def law_hooks_fit_their_specifications(case: ComponentCase) -> None:
+    """Every overridden hook exists, is marked, takes its arguments by their names, and is found by the cache.
+
+    Clauses: H1, H2, H3, O3.
+    """
+    component = Bench(case)
+    for name in component.spy.overridden:
+        if getattr(component.parts[0].hooks, name) is None:
+            raise LawBroken(f"{name} is defined and was not bound")
+
+
+def law_hooks_are_called_when_the_contract_says(case: ComponentCase) -> None:
+    """Each hook is called once per operation that it belongs to, with the values of that moment.
+
+    Clauses: H4, H5, F1, I1, I2, L1, U1, U2, S1, W1, W2.
+    """
+    bench = Bench(case, units=40, listening=True)
+    unit, spy, cache = bench.unit, bench.spy, bench.cache
+    tokens = text_of(0)[: 4 * unit + 1 + cache.composition.lookahead]
+
+    def heard(hook: str) -> list[tuple[Any, ...]]:
+        return [args for name, args in spy.calls if name == hook]
+
+    run = bench.open(tokens)
+    _called("open", spy, finalize_match_result=1, acquire_component_lock=1)
+    bench.run(run, 3 * unit)
+    batches = heard("deferred_forward_ops")
+    require(len(batches) == 1, "calls", "one step asks deferred_forward_ops %s times", len(batches))
+    (view,) = batches[0][0]
+    figures = (view.boundary, view.walked, view.key_tokens, view.start)
+    told = "a step of %s tokens shows %s as what is committed, reserved, named and published"
+    require(figures == (0, 3 * unit, len(tokens), 0), "calls", told, 3 * unit, figures)
+    spy.calls.clear()
+    run.sequence.publish()
+    published = int(case.manifest.shareable)
+    if not case.manifest.checkpoint_every:
+        _called("publish", spy, commit_insert=published, acquire_component_lock=1)
+        for (walk,) in heard("commit_insert"):
+            span = (walk.start, walk.boundary, walk.last)
+            require(span == (0, 3 * unit, False), "calls", "a publication of [0, %s) is shown as %s", 3 * unit, span)
+    run.sequence.close()
+    spy.calls.clear()
+    with cache.lease(cache.match(tokens[: 2 * unit + cache.composition.lookahead])) as lease:
+        held = cache.stats().components[case.name].leased
+        _called("lease", spy, acquire_component_lock=1, release_component_lock=0)
+        require(len(heard("redistribute_on_node_split")) <= 1, "calls", "one lease splits one node at most")
+        require(lease.boundary % unit == 0, "calls", "a lease stands at %s, which is no boundary", lease.boundary)
+    if lease.boundary:
+        _called("release", spy, release_component_lock=int(held > 0))
+
+
+def _called(what: str, spy: Spy, **wanted: int) -> None:
+    names = [name for name, _ in spy.calls]
+    for hook, count in wanted.items():
+        got = names.count(hook)
+        require(got == count, "calls", "%s calls %s %s times, not %s", what, hook, got, count)
+
+
+def law_no_hook_raises(case: ComponentCase) -> None:
+    """No hook raises, whatever its arguments are, and each answers what its signature says, or None.
+
+    Clauses: H8, H9, H10, H11, V1, V2.
+    """
+    _overridden(case)
+    judge(case, [*random_scripts(case), *branches(case), *in_threads(case)], "raise")
+
+
+def law_a_validator_answers_no_more_than_it_is_asked(case: ComponentCase) -> None:
+    """A validator answers a whole number that is not above the boundary in question.
+
+    Clauses: V2, V3.
+    """
+    _overridden(case)
+    judge(case, random_scripts(case), "validator")
+
+
+def law_hooks_change_nothing_that_they_are_shown(case: ComponentCase) -> None:
+    """A hook does not change its arguments, the pool's free list or any content; an op may change the slots in dst.
+
+    Clauses: H5, H6, X3, F1.
+    """
+    _overridden(case)
+    judge(case, [*random_scripts(case), *branches(case)], "mutate")
+
+
+def law_hooks_read_no_clock_and_take_no_random_number(case: ComponentCase) -> None:
+    """No hook reads a clock or draws a random number, because ranks that see the same calls must decide the same.
+
+    Clauses: H6, C4.
+    """
+    _overridden(case)
+    judge(case, [*random_scripts(case), *off_the_grid(case)], "clock")
+
+
+def law_what_is_asked_of_a_match_is_pure(case: ComponentCase) -> None:
+    """Validators and ``finalize_match_result`` give the same answer when they are asked again.
+
+    Clauses: V2, F1.
+    """
+    _overridden(case)
+    judge(case, [*random_scripts(case), *branches(case)], "impure")
+
+
+def law_the_same_calls_get_the_same_answers(case: ComponentCase) -> None:
+    """Two instances that see the same calls give the same answers, call by call.
+
+    Clauses: H4, H6.
+    """
+    _overridden(case)
+    benches = Bench(case), Bench(case)
+    players = [Player(bench) for bench in benches]
+    before = random.getstate()
+    try:
+        for op in written(f"{case.seed} twice", 60, max(4, benches[0].unit)):
+            for number, player in enumerate(players):
+                random.seed(number)
+                player.apply(op)
+    except (AssertionError, PluginError):
+        pass  # another law reports this
+    finally:
+        random.setstate(before)
+    one, other = (bench.spy.trace for bench in benches)
+    for mine, yours in zip(one, other, strict=False):
+        if mine != yours:
+            raise LawBroken(f"of two instances that were asked the same, one did: {mine}; the other: {yours}")
+
+
+def law_validity_only_narrows(case: ComponentCase) -> None:
+    """With its hooks, a component never allows more tokens to hit than its reach alone does.
+
+    Clauses: H7, V3, F5, I3, I4.
+    """
+    _overridden(case)
+    benches = Bench(case, units=80), Bench(case, units=80, plain=True)
+    unit = benches[0].unit
+    prompts = [text_of(k)[: length * unit + 1] for k in (0, 1) for length in (2, 5, 3, 7)]
+    for tokens in prompts:
+        for bench in benches:
+            player = Player(bench)
+            for op in (("open", tokens), ("run", 0, 2 * unit), ("publish", 0), ("run", 0, 99 * unit), ("close", 0)):
+                player.apply(op)
+        for asked in prompts:
+            mine, plain = (bench.cache.peek((*asked, 0)) for bench in benches)
+            require(mine <= plain, "narrow", "%s tokens hit, and without its hooks %s: it widens", mine, plain)
+
+
+def law_a_hook_that_raises_has_the_documented_consequence(case: ComponentCase) -> None:
+    """A hook that raises fails only its own operation, or is only counted; the cache stays consistent and goes on.
+
+    Clauses: H9, H10, V4, F6, I5, S3, L5, U4, E4, W1, W5, X4, X5.
+    """
+    with quiet():
+        for hook in (*FAIL, *COUNTED):
+            _raise_in(case, hook)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the log: the errors that the cache counts and logs here are made on purpose."""
+    log = logging.getLogger("prefixloom")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _raise_in(case: ComponentCase, hook: str) -> None:
+    bench = Bench(case, units=10, raising=hook)
+    unit, failed = bench.unit, 0
+    base = text_of(0)[: 4 * unit + 1]
+    prompts = [base, (*base[: 2 * unit], 1 - base[2 * unit], *base[:unit]), text_of(2)[: 7 * unit], base]
+    for tokens in prompts:
+        player = _Unchecked(bench)
+        for op in (("open", tokens), ("run", 0, 99 * unit), ("lease", tokens), ("release", 0), ("evict", unit)):
+            failed += player.failed(op)
+        for run in player.running:
+            run.sequence.abort() if hook in FAIL else run.sequence.close()
+    raised, counted = bench.spy.raised, bench.cache.stats().plugin_errors
+    if hook in FAIL:
+        require(failed or not raised, "raise", "%s raised, and no operation failed with it", hook)
+    else:
+        require(not failed, "raise", "%s raised, and an operation failed: it should be counted", hook)
+        require(counted >= raised, "raise", "%s raised %s times; %s were counted", hook, raised, counted)
+    bench.spy.stop_raising()
+    after = Player(bench)
+    for op in (("open", base), ("run", 0, 99 * unit), ("close", 0)):
+        after.apply(op)
+    left = bench.cache.stats().components[bench.parts[0].name].running
+    require(not left, "books", "after %s raised, %s slots have no owner", hook, left)
+
+
+class _Unchecked(Player):
+    """A player that performs operations which may fail because a hook raises; it checks nothing."""
+
+    def failed(self, op: tuple[object, ...]) -> bool:
+        try:
+            getattr(self, f"do_{op[0]}")(*op[1:])
+        except PluginError:
+            return True
+        return False

@@ -1,0 +1,48 @@
+"""Laws that the state machine proves: every answer equals the oracle's, in all compositions and under faults."""
+
+from __future__ import annotations
+
+from ..kit.case import ComponentCase, LawBroken
+from ..oracle import faults
+from ..oracle.machine import Pit, as_code, as_failure, fails, shrink, written
+from .hooks import COUNTED, FAIL, quiet
+
+LENGTH = 120
+"""How many operations a script of the state machine has."""
+FAULTY = 20
+"""How many random operations follow the chosen ones in the script of faults."""
+PITS = ((), ("path",), ("window", "state"))
+"""The companions that the component is composed with."""
+
+
+def law_every_answer_is_what_the_sets_say(case: ComponentCase) -> None:
+    """After any operations, what is cached, kept, refused, evicted and answered equals what the oracle's sets say.
+
+    Clauses: R9, R14, P5, P6, I3, L2, E2, M8, M9, M10, M13.
+    """
+    pits = [Pit(case, beside) for beside in PITS]
+    if case.manifest.page_size is None and case.manifest.tokens_per_slot == 1:
+        pits.append(Pit(case, page=1, units=44))
+    for number, pit in enumerate(pits):
+        for seed in range(case.effort):
+            script = written(f"{case.seed} {number} {seed}", pit, LENGTH)
+            failed = fails(pit, script)
+            if failed is not None:
+                short = shrink(pit, script, limit=6.0)
+                again = fails(pit, short) or failed
+                raise LawBroken(as_failure(again).sentence, as_code(case, pit, short))
+
+
+def law_a_fault_at_any_step_leaves_the_state_before_or_after(case: ComponentCase) -> None:
+    """Whenever a hook raises, a pool is empty or a step fails, nothing is half done, and the cache goes on.
+
+    Clauses: H9, H10, P6, I5, L5, W5, X5.
+    """
+    beside = ("window",)
+    pit = Pit(case, beside)
+    script = faults.walkthrough(pit.unit) + written(f"{case.seed} faults", pit, FAULTY)
+    with quiet():
+        for hook in (*FAIL, *COUNTED):
+            faults.in_hook(case, beside, hook, script)
+        faults.in_pools(case, beside, script)
+        faults.in_layers(case, beside, faults.walkthrough(pit.unit))

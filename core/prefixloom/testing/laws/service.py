@@ -1,0 +1,291 @@
+"""Laws of a component's memory while requests are served, proved with random and with systematic scripts."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from ...contract.reach import Reach
+from ..inside import backdoor
+from ..kit.bench import Bench, BenchSequence, require, text_of
+from ..kit.case import ComponentCase, NotApplicable
+from ..kit.outcomes import SERVING, beside, branches, in_threads, judge, off_the_grid, random_scripts
+
+
+def law_what_is_restored_is_what_was_live(case: ComponentCase) -> None:
+    """A sequence reads exactly what was computed from its own tokens: bitwise, or within the codec's tolerance.
+
+    Clauses: M1, M2, M8, M12, M13, M17, P2, P4, P5, R14.
+    """
+    judge(case, random_scripts(case), "content")
+
+
+def law_content_depends_on_no_later_token(case: ComponentCase) -> None:
+    """Content cached up to b depends only on the tokens up to b + lookahead, so prompts that differ later may share it.
+
+    Clauses: M5, M17.
+    """
+    judge(case, branches(case), "content")
+
+
+def law_content_is_exact_on_the_grid(case: ComponentCase) -> None:
+    """Content cached at a boundary does not depend on how the tokens before it were cut into steps.
+
+    Clauses: M4, M17.
+    """
+    judge(case, off_the_grid(case), "content")
+
+
+def law_content_is_that_of_a_namespace_and_its_extra_keys(case: ComponentCase) -> None:
+    """Content is not found by the same tokens in another namespace or with other extra keys.
+
+    Clauses: M17.
+    """
+    bench = Bench(case, units=60)
+    unit, tokens = bench.unit, text_of(0)[: 5 * bench.unit + 1]
+    image = [(2 * unit, 2 * unit + 1, "one image")]
+    for namespace, extra in (("a", []), ("b", image)):
+        run = bench.open(tokens, namespace=namespace, extra=extra)
+        require(run.restored == 0 or _needs_nothing(case), "content", "namespace %r finds what another has", namespace)
+        _finish(bench, run)
+        run.sequence.close()
+    others: list[list[tuple[int, int, str]]] = [[], [(2 * unit, 2 * unit + 1, "another")], image]
+    for extra in others:
+        run = bench.open(tokens, leave=1, namespace="b", extra=extra)
+        said = "with the extra key %s, a prompt finds %s tokens, and the key stands at %s"
+        require(extra == image or run.restored <= 2 * unit, "content", said, extra, run.restored, 2 * unit)
+        _finish(bench, run)
+        run.sequence.abort()
+
+
+def _needs_nothing(case: ComponentCase) -> bool:
+    return not case.has_states and not any(low < high for low, high in case.reach.needs(64))
+
+
+def _finish(bench: Bench, run: BenchSequence, chunk: int = 1 << 30) -> None:
+    """Compute all named tokens."""
+    s = run.sequence
+    while s.reserved < s.named:
+        bench.run(run, min(chunk, s.named - s.reserved))
+        bench.raise_late_failures()
+    bench.verify(run)
+
+
+def law_a_running_sequence_keeps_what_it_still_needs(case: ComponentCase) -> None:
+    """A running sequence never gives back what a boundary needs that it can still publish or rewind to.
+
+    Clauses: P3, I3, M8, M9, C4.
+    """
+    judge(case, [*random_scripts(case), *off_the_grid(case)], "absent")
+    if not case.manifest.shareable or case.manifest.replay:
+        return
+    hooks = Bench(case).spy.overridden
+    if {"create_match_validator", "finalize_match_result"} & set(hooks) or case.manifest.admission is not None:
+        return
+    for length in (1, 2, 3, 5, 8):
+        bench = Bench(case, units=40)
+        unit = bench.unit
+        tokens = text_of(0)[: length * unit + bench.cache.composition.lookahead]
+        run = bench.open(tokens)
+        while run.sequence.reserved < length * unit:
+            bench.run(run, unit)
+            bench.cache.reclaim()  # releases everything that the sequence need not keep
+        _finish(bench, run)
+        run.sequence.close()
+        got = bench.cache.peek((*tokens, 0))
+        said = "a sequence of %s tokens gave back early what it could, was computed and closed: %s of them hit, not all"
+        require(got >= length * unit, "absent", said, length * unit, got)
+
+
+def law_a_lease_covers_exactly_what_resuming_needs(case: ComponentCase) -> None:
+    """A lease covers exactly what its boundary needs, in whole pages, and what it covers is not evicted.
+
+    Clauses: L2, L3, R1, R2, R3, R14, E1.
+    """
+    if not case.manifest.shareable or case.manifest.replay:
+        raise NotApplicable("nothing of it is ever in the tree, or it is rebuilt by replay")
+    for pages in (1, 2, 4, 6):
+        bench = Bench(case, units=40)
+        part, unit = bench.parts[0], bench.unit
+        tokens = text_of(0)[: 6 * unit + bench.cache.composition.lookahead]
+        run = bench.open(tokens)
+        while run.sequence.reserved < 6 * unit:  # an edge for every page of the tree
+            bench.run(run, unit)
+            run.sequence.publish()
+        _finish(bench, run)
+        run.sequence.close()
+        plan = bench.cache.match(tokens[: pages * unit + bench.cache.composition.lookahead])
+        lease = bench.cache.lease(plan)
+        leased, wanted = bench.cache.stats().components[part.name].leased, _covered(part, lease.boundary, unit)
+        said = "a lease at %s covers %s slots; resuming there needs %s, rounded outward to pages"
+        widened, kept = "acquire_component_lock" in bench.spy.overridden, "commit_insert" in bench.spy.overridden
+        if not widened and not (kept and leased < wanted):
+            require(leased == wanted, "lock", said, lease.boundary, leased, wanted)
+        bench.cache.evict({part.name: part.capacity})
+        bench.poison()
+        again = bench.open(tokens[: lease.boundary + bench.cache.composition.lookahead])
+        require(
+            again.restored == lease.boundary, "lock", "of the leased %s, %s were left", lease.boundary, again.restored
+        )
+        bench.verify(again)
+        again.sequence.abort()
+        lease.release()
+        left = bench.cache.stats().components[part.name].leased
+        require(not left, "lock", "after its release, %s slots are covered still", left)
+
+
+def _covered(part: Any, boundary: int, unit: int) -> int:
+    """Return how many slots a lease at ``boundary`` covers, if every edge is one tree page long."""
+    if not part.page_tokens:
+        return 1 if boundary else 0
+    reach: Reach = part.reach
+    touched = {p // unit for low, high in reach.needs(boundary) for p in range(low, high)}
+    if not reach.convex:
+        if type(reach).until is Reach.until:
+            touched = set(range(boundary // unit))
+        else:
+            touched |= {p // unit for p in range(boundary) if reach.until(p) >= boundary}
+    pages: int = unit // part.page_tokens
+    return len(touched) * pages
+
+
+def law_a_release_undoes_its_own_acquire(case: ComponentCase) -> None:
+    """After leases of many boundaries are released in any order, every lock count is as it was before.
+
+    Clauses: L3, U1, U3.
+    """
+    bench = Bench(case, units=40)
+    unit, tokens = bench.unit, text_of(0)[: 6 * bench.unit + 1]
+    for stop in (3 * unit, 6 * unit + 1):
+        run = bench.open(tokens[:stop])
+        _finish(bench, run)
+        run.sequence.close()
+    lengths = [unit, 3 * unit, 5 * unit, 6 * unit + 1, 2 * unit, 3 * unit]
+    for length in lengths:  # the splits stay
+        bench.cache.lease(bench.cache.match(tokens[:length])).release()
+    before = backdoor.locks(bench.cache)
+    leases = [bench.cache.lease(bench.cache.match(tokens[:length])) for length in lengths]
+    random.Random(case.seed).shuffle(leases)
+    for lease in leases:
+        lease.release()
+    after = backdoor.locks(bench.cache)
+    changed = {place: (before.get(place), count) for place, count in after.items() if before.get(place) != count}
+    require(not changed, "lock", "leases were taken and released, and these counts are not as before: %s", changed)
+
+
+def law_what_is_leased_is_not_evicted(case: ComponentCase) -> None:
+    """While a lease lives, requests can resume at its boundary, whatever else is evicted, split or published.
+
+    Clauses: L2, L5, E1, E3, F1.
+    """
+    judge(case, random_scripts(case), "lock")
+
+
+def law_a_split_changes_nothing_that_a_reader_sees(case: ComponentCase) -> None:
+    """When an edge is split, both halves keep their content, and leases still cover what they covered.
+
+    Clauses: S1, S2, L3.
+    """
+    for cut in (1, 2, 4, 5):
+        bench = Bench(case, units=40)
+        unit, ahead = bench.unit, bench.cache.composition.lookahead
+        base = text_of(0)[: 6 * unit + ahead]
+        first = bench.open(base)
+        _finish(bench, first)
+        first.sequence.close()
+        reader = bench.open((*base, 1))
+        lease = bench.cache.lease(bench.cache.match(base))
+        other = bench.open((*base[: cut * unit], 1 - base[cut * unit], *text_of(2)[: 2 * unit]))
+        _finish(bench, other)
+        other.sequence.close()
+        bench.verify(reader)
+        said = "after a split at %s, a lease at %s finds only %s"
+        got = bench.cache.peek(base)
+        require(got >= lease.boundary or _narrows(bench), "split", said, cut * unit, lease.boundary, got)
+        _finish(bench, reader)
+        reader.sequence.abort()
+        lease.release()
+        for part in bench.parts:
+            left = bench.cache.stats().components[part.name].leased
+            require(not left, "split", "after a split at %s and all releases, %s slots are covered", cut * unit, left)
+
+
+def _narrows(bench: Bench) -> bool:
+    return bool({"create_match_validator", "finalize_match_result"} & set(bench.spy.overridden))
+
+
+def law_no_slot_is_lost_or_owned_twice(case: ComponentCase) -> None:
+    """After every operation each slot has one owner; when everything is closed and evicted, every slot is free.
+
+    Clauses: P6, E2, E3, H10.
+    """
+    judge(case, random_scripts(case), "books")
+
+
+def law_it_serves_beside_every_other_kind(case: ComponentCase) -> None:
+    """Composed with a path, a window and a state, in pairs and triples, the component serves without any failure.
+
+    Clauses: C6, C7, M4, V3.
+    """
+    judge(case, beside(case), *SERVING)
+
+
+def law_a_step_on_another_thread_races_with_nothing(case: ComponentCase) -> None:
+    """A step that runs later on another thread uses no slot before it is written or after it has a new owner.
+
+    Clauses: X1, X2, H4.
+    """
+    judge(case, in_threads(case), *SERVING)
+
+
+def law_what_is_not_shareable_stays_with_its_sequence(case: ComponentCase) -> None:
+    """The tree never holds anything of a component that is not shareable.
+
+    Clauses: M6, P5.
+    """
+    if case.manifest.shareable:
+        raise NotApplicable("it is shareable")
+    bench = Bench(case, units=40)
+    run = bench.open(text_of(0)[: 5 * bench.unit])
+    _finish(bench, run)
+    run.sequence.publish()
+    run.sequence.close()
+    cached = bench.cache.stats().components[case.name].cached
+    require(not cached, "books", "it is not shareable, and the tree holds %s slots of it", cached)
+
+
+def law_a_path_has_no_more_states_than_allowed(case: ComponentCase) -> None:
+    """At most ``states_per_path`` states are cached on one path from the root.
+
+    Clauses: M9, M10.
+    """
+    allowed = case.manifest.states_per_path
+    if allowed is None:
+        raise NotApplicable("it says no states_per_path")
+    bench = Bench(case, units=40)
+    run = bench.open(text_of(0)[: 8 * bench.unit])
+    for _ in range(8):
+        bench.run(run, bench.unit)
+        run.sequence.publish()
+    run.sequence.close()
+    cached = bench.cache.stats().components[case.name].cached
+    require(cached <= allowed, "books", "one path has %s cached states, and %s are allowed", cached, allowed)
+
+
+def law_page_tables_say_where_a_sequence_lies(case: ComponentCase) -> None:
+    """A step's table equals ``sequence.pages``: page numbers by position, and -1 where a page is absent.
+
+    Clauses: P2, P3.
+    """
+    bench = Bench(case, units=40)
+    run = bench.open(text_of(0)[: 5 * bench.unit])
+    name, s = bench.parts[0].name, run.sequence
+    while s.reserved < s.named:
+        bench.run(run, min(bench.unit, s.named - s.reserved))
+        bench.raise_late_failures()
+        bench.cache.reclaim()
+        with bench.cache.step([s]) as step:
+            step.run_ops()
+            table, pages = step.table(name)[0].tolist(), s.pages(name)
+        require(table == pages, "absent", "a step's table says %s, and the sequence's pages are %s", table, pages)
+    s.abort()

@@ -1,0 +1,384 @@
+"""One cache and the oracle's model beside it: each operation is done to both, and afterwards everything is compared.
+
+The cache decides what it evicts. The model decides what the cache may evict, what it must keep, and every answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+from ..inside import backdoor
+from ..inside.backdoor import anchor, state_slots
+from ..inside.contents import Contents, contents_of
+from .sets import Facts, ModelLease, ModelSequence, Piece, SetModel, with_extra
+from .view import Cached, Reader, View, contents, free_slots, require
+
+Lost = dict[str, int]
+"""The components that an operation may evict from, and how many free pages it wanted of each."""
+
+
+@attrs.frozen
+class Allowances:
+    """What the hooks and policies of a composition leave open: the model can say only what may happen, not what does.
+
+    Everything here follows from which hooks are overridden; their answers are never looked at. A composition without
+    hooks leaves nothing open. The sets hold names of components.
+
+    ``narrows``  a match may refuse a boundary that can be resumed at, and more room may be asked for than is derived
+    ``keeps``    a publication may add less to the tree than it could
+    ``drops``    a split may lose a state
+    ``widens``   a lease may cover more than resuming needs
+    """
+
+    narrows: bool = False
+    keeps: frozenset[str] = frozenset()
+    drops: frozenset[str] = frozenset()
+    widens: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, parts: Iterable[Any], admitting: bool = False) -> Allowances:
+        """Derive them from a composition's parts. ``admitting``: the composition has an admission policy of its own."""
+        overridden = {part.name: frozenset(part.hooks.overridden) for part in parts}
+
+        def having(*hooks: str) -> frozenset[str]:
+            return frozenset(name for name, found in overridden.items() if found & set(hooks))
+
+        selective = {part.name for part in parts if part.manifest.admission is not None or admitting}
+        return cls(
+            bool(having("create_match_validator", "finalize_match_result")),
+            having("commit_insert") | selective,
+            having("redistribute_on_node_split"),
+            having("acquire_component_lock"),
+        )
+
+
+class ComparedCache:
+    """A cache compared with the model: the state that all operations share, and the checks after each."""
+
+    def __init__(self, cache: Any, allowances: Allowances | None = None) -> None:
+        self.cache = cache
+        composition = cache.composition
+        facts = [
+            Facts(
+                part.name,
+                part.reach,
+                part.page_tokens,
+                part.manifest.tokens_per_slot,
+                part.manifest.lookahead,
+                part.manifest.shareable and not part.manifest.replay,
+                part.capacity,
+                part.manifest.max_rewind,
+                -(-part.manifest.checkpoint_every // composition.page) * composition.page,
+                part.manifest.states_per_path,
+                part.manifest.replay,
+                composition.max_rewind + 1 if part.reach.unit == "boundary" and composition.max_rewind else 0,
+            )
+            for part in composition.parts
+        ]
+        self.facts = {f.name: f for f in facts}
+        self.model = SetModel(facts, composition.page, composition.lookahead, composition.max_rewind)
+        self.allowances = allowances or Allowances.of(composition.parts, backdoor.has_admission(cache))
+        self.slots: dict[str, Contents] = {
+            part.name: contents_of(cache.pool(part.name), part.manifest, f.page // f.group if f.page else 1)
+            for part, f in zip(composition.parts, facts, strict=True)
+        }
+        self.minted: dict[str, Any] = {}
+        """The slots that the script has taken out of the pools, by component."""
+        self.reader = Reader(cache, self.model, self.slots)
+        self.running: list[ModelSequence] = []
+        self.leases: list[ModelLease] = []
+        self.plans: list[tuple[Any, str, list[int]]] = []
+        self.asked: list[tuple[str, tuple[int, ...], tuple[Any, ...], int]] = []
+        self.operations = 0
+        self.counts: dict[str, int] = {}
+        for f in facts:
+            self.slots[f.name].poison(free_slots(cache, f))
+        self.view = self.reader.read(())
+
+    # ------------------------------------------------------------ what is held
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def tables(self, run: ModelSequence) -> dict[str, list[int]]:
+        return {name: run.sequence.pages(name) for name in self.facts}
+
+    def held(self, run: ModelSequence) -> dict[str, set[int]]:
+        """Return the page indices that a sequence lists, by component."""
+        return {
+            f.name: set() if f.boundary else {i for i, slot in enumerate(run.sequence.pages(f.name)) if slot >= 0}
+            for f in self.model.facts
+        }
+
+    def ids(self, namespace: str, tokens: Iterable[int], extra: Iterable[Any] = ()) -> list[int]:
+        return self.model.names.prefixes(namespace, with_extra(tokens, extra))
+
+    def anchors(self) -> list[tuple[str, Any]]:
+        found = [(run.namespace, anchor(run.sequence)) for run in self.running if not run.gone]
+        return found + [(leased.namespace, anchor(leased.lease)) for leased in self.leases if not leased.gone]
+
+    # ------------------------------------------------------------ what may be evicted
+    def extent(self, f: Facts, cached: Cached | None) -> list[tuple[int, int]]:
+        """Return the edges from ``cached`` upwards that resuming at its end needs something of, for one component."""
+        found = []
+        boundary = cached.end if cached is not None else 0
+        needed = f.outlook(boundary)
+        while cached is not None and cached.end:
+            inside = any(cached.start < (i + 1) * f.page and i * f.page < cached.end for i in needed)
+            if inside or (f.boundary and cached.end == boundary):
+                found.append((cached.start, cached.end))
+            cached = cached.up
+        return found
+
+    def record_cover(self, thing: ModelSequence | ModelLease, node: Any) -> None:
+        """Record what a lease now anchored at ``node`` covers: whole edges as they are now, before any split."""
+        thing.cover = {f.name: self.extent(f, self.view.nodes.get(id(node))) for f in self.model.facts}
+
+    def covered(self, f: Facts, view: View, besides: Any = None, tight: bool = False) -> set[int]:
+        """Return the nodes of which a live lease covers something of one component.
+
+        ``tight``: assume that sequences have released what they keep only while there is room.
+        """
+        found: set[int] = set()
+
+        def cover(node: Any, spans: list[tuple[int, int]]) -> None:
+            cached = view.nodes.get(id(node))
+            while cached is not None and cached.end:
+                if any(lo <= cached.start and cached.end <= hi for lo, hi in spans):
+                    found.add(id(cached))
+                cached = cached.up
+
+        for leased in self.leases:
+            if not leased.gone:
+                cover(anchor(leased.lease), leased.cover[f.name])
+        for run in self.running:
+            if run.gone or not f.shareable:
+                continue
+            if f.boundary:
+                if f.name in run.sourced:
+                    cover(anchor(run.sequence), run.cover[f.name])
+            elif (
+                run.absent.get(f.name)
+                or any(  # content arrived with gaps: take its whole lease
+                    slot >= 0 and (not tight or f.ever_needed_from(index, run.keep))
+                    for index, slot in enumerate(run.sequence.pages(f.name)[: run.published // f.page])
+                )
+            ):
+                cover(anchor(run.sequence), run.cover[f.name])
+        if besides is not None:
+            cover(besides, self.extent(f, view.nodes.get(id(besides))))
+        return found
+
+    def evictable(self, f: Facts, view: View, besides: Any = None, tight: bool = False) -> int:
+        """Count the pages that may be evicted: those of uncovered nodes, and those that nothing there needs."""
+        covered = self.covered(f, view, besides, tight)
+        count = 0
+        for cached in view.nodes.values():
+            pages = cached.pages.get(f.name, {})
+            if id(cached) not in covered:
+                count += len(pages)
+            elif not f.boundary and f.reach.shape is not None:
+                count += sum(1 for i in pages if not f.ever_needed_from(i, cached.end))
+        return count
+
+    def releasable_pages(self, f: Facts, run: ModelSequence) -> list[int]:
+        """Return a sequence's own pages that nothing needs any more, which it keeps only while there is room."""
+        if f.boundary or f.path or run.gone:
+            return []
+        first = run.published // f.page if f.shareable else 0
+        table = run.sequence.pages(f.name)
+        return [
+            index
+            for index in range(first, min(run.keep // f.page, len(table)))
+            if table[index] >= 0 and not f.ever_needed_from(index, run.keep)
+        ]
+
+    def room(self, wanted: dict[str, int], besides: Any = None) -> bool:
+        """Whether each pool has, or could get, the wanted number of free pages."""
+        for name, count in wanted.items():
+            f, free = self.facts[name], len(self.slots[name].free)
+            if count > free:
+                spare = sum(len(self.releasable_pages(f, run)) for run in self.running)
+                if count > free + spare + self.evictable(f, self.view, besides, tight=True):
+                    return False
+        return True
+
+    def everything(self) -> Lost:
+        """Return the value of ``may_lose`` for an operation that may evict anything."""
+        return {f.name: f.capacity + 1 for f in self.model.facts}
+
+    @property
+    def room_is_exact(self) -> bool:
+        """Whether the model says exactly when something does not fit."""
+        return not (self.allowances.narrows or self.allowances.widens)
+
+    # ------------------------------------------------------------ after every operation
+    def compare(
+        self,
+        what: str,
+        may_lose: Lost | None = None,
+        added: dict[str, set[Piece]] | None = None,
+        wipe: str | None = None,
+        optional: dict[str, set[Piece]] | None = None,
+    ) -> None:
+        """Read the cache again and compare it with the model.
+
+        The pieces in ``added`` must be in the tree now, and those in ``optional`` may be. ``wipe``: a namespace whose
+        pieces must all be gone ("*": every namespace).
+        """
+        self.operations += 1
+        self.count(what)
+        view = self.reader.read(self.anchors())
+        fell: dict[str, set[Piece]] = {}
+        for f in self.model.facts:
+            name = f.name
+            before = self.model.resident[name]
+            now = set(view.slots[name])
+            expected = before | (added or {}).get(name, set())
+            if wipe == "*":
+                expected = set()
+            elif wipe is not None:
+                expected = {piece for piece in before if self.model.names.namespaces[piece[0]] != wipe}
+            strange = now - expected - (optional or {}).get(name, set())
+            require(not strange, "%s: %s holds %s, which nobody published", what, name, strange)
+            lost = expected - now
+            unasked = (may_lose or {}).get(name, 0) <= len(self.slots[name].free)
+            if lost and unasked and wipe is None and name not in self.allowances.drops:
+                fell[name] = lost
+            if lost:
+                self.count("lost")
+            self.model.resident[name] = now
+        if fell:
+            self.check_fell(what, fell, may_lose)
+        if len(view.nodes) > len(self.view.nodes) and not added and what in ("open", "lease"):
+            self.count("split")
+        self.view = view
+        self.model.keys = view.keys
+        self.check_owners(view)
+        for run in self.running:
+            if not run.gone:
+                self.check_running(run, view)
+        for leased in self.leases:
+            if not leased.gone and not leased.detached:
+                for f in self.model.facts:
+                    missing = self.model.pieces(f, leased.ids, leased.boundary) - self.model.resident[f.name]
+                    require(not missing, "a live lease at %s lost %s of %s", leased.boundary, missing, f.name)
+        for f in self.model.facts:
+            if f.path:
+                self.check_closed_upward(f, view)
+        self.check_match()
+
+    def check_fell(self, what: str, fell: dict[str, set[Piece]], may_lose: Lost | None) -> None:
+        """Check pieces that a component lost without needing room: given what others lost, they served no boundary."""
+        short = [name for name, wanted in (may_lose or {}).items() if wanted > len(self.slots[name].free)]
+        require(short, "%s: %s was lost, and nothing is short", what, fell)
+        self.count("fell")
+        now = self.model.resident
+        whole = {name: pieces | fell.get(name, set()) for name, pieces in now.items()}
+        for node in self.view.nodes.values():
+            ids = node.path()
+            for boundary in range(node.start + self.model.page, node.end + 1, self.model.page):
+                if not self.model.usable(ids, boundary):
+                    self.model.resident = whole
+                    served = self.model.usable(ids, boundary)
+                    self.model.resident = now
+                    require(not served, "%s: %s fell, which served boundary %s", what, fell, boundary)
+
+    def check_owners(self, view: View) -> None:
+        """Check that every slot has exactly one owner and none is lost."""
+        for f in self.model.facts:
+            name = f.name
+            free = free_slots(self.cache, f)
+            cached = list(view.slots[name].values())
+            owned = [*free, *cached, *view.detached[name], *(self.minted[name].ids if name in self.minted else ())]
+            for run in self.running:
+                if not run.gone:
+                    if f.boundary:
+                        owned += state_slots(run.sequence, name)
+                        continue
+                    table = run.sequence.pages(name)
+                    owned += [
+                        slot for slot in (table[run.published // f.page :] if f.shareable else table) if slot >= 0
+                    ]
+            require(len(set(owned)) == len(owned), "%s: a slot has two owners: %s", name, sorted(owned))
+            require(len(owned) == f.capacity, "%s: %s of %s slots have an owner", name, len(owned), f.capacity)
+            stats = self.cache.stats().components[name]
+            require(stats.free == len(free), "%s: stats say %s free, there are %s", name, stats.free, len(free))
+            require(
+                stats.cached == len(cached) + len(view.detached[name]), "%s: stats say %s cached", name, stats.cached
+            )
+            self.slots[name].poison(free)
+
+    def check_running(self, run: ModelSequence, view: View) -> None:
+        """Check a sequence's lengths, the pages that it must hold, and the content of all pages that it lists."""
+        s = run.sequence
+        lengths = (s.reserved, s.committed, s.published, s.named)
+        wanted = (run.reserved, run.committed, run.published, run.named)
+        require(lengths == wanted, "reserved, committed, published, named are %s, not %s", lengths, wanted)
+        for f in self.model.facts:
+            if f.boundary:
+                if f.name not in run.pending and not run.spoiled:
+                    got, slots = self.slots[f.name].read(s.pages(f.name)[0]), self.slots[f.name]
+                    right = slots.same(got, [run.ids[run.committed]])
+                    require(right, "%s: the running state at %s is wrong", f.name, run.committed)
+                continue
+            table = s.pages(f.name)
+            require(len(table) == -(-run.reserved // f.page), "%s: %s pages for %s", f.name, len(table), run.reserved)
+            listed = {index for index, slot in enumerate(table) if slot >= 0}
+            missing = self.model.must_hold(f, run) - listed
+            require(not missing, "%s: a sequence at %s lacks pages %s", f.name, wanted, sorted(missing))
+            for index in listed:
+                slot = table[index]
+                if f.shareable and index * f.page < run.published:
+                    self.check_borrowed(f, run, index, slot, view)
+                done = (min(run.written[f.name], (index + 1) * f.page) - index * f.page) // f.group
+                if done > 0:
+                    got, expected = self.slots[f.name].read(slot)[:done], contents(f, run.ids, index, done)
+                    right = self.slots[f.name].same(got, expected)
+                    require(right, "%s: a sequence reads %s at page %s, not %s", f.name, got, index, expected)
+
+    def check_borrowed(self, f: Facts, run: ModelSequence, index: int, slot: int, view: View) -> None:
+        if run.detached:
+            require(slot in view.detached[f.name], "%s: slot %s of a dropped namespace is gone", f.name, slot)
+            return
+        got = view.slots[f.name].get(self.model.piece(f, run.ids, index))
+        said = "%s: a sequence at %s reads slot %s for page %s, the tree has %s"
+        require(got == slot, said, f.name, run.published, slot, index, got)
+
+    def check_closed_upward(self, f: Facts, view: View) -> None:
+        for cached in view.nodes.values():
+            up = cached.up
+            if up is not None and cached.pages[f.name]:
+                whole = (cached.end - cached.start) // f.page
+                require(len(cached.pages[f.name]) == whole, "%s: a path's node is partly there", f.name)
+                require(not up.end or up.pages[f.name], "%s: the cell at %s hangs below nothing", f.name, cached.end)
+
+    def check_match(self) -> None:
+        """Match some of the recent prompts again and check the answers."""
+        for turn in (self.operations, self.operations // 3):
+            if self.asked:
+                self.match_and_check(*self.asked[turn % len(self.asked)], candidates=self.operations % 8 == 0)
+
+    def match_and_check(
+        self, namespace: str, tokens: tuple[int, ...], extra: tuple[Any, ...], leave: int, candidates: bool
+    ) -> Any:
+        ids = self.ids(namespace, tokens, extra)
+        plan = self.cache.match(list(tokens), namespace=namespace, leave=leave, extra=extra)
+        limit = self.model.limit(len(tokens), leave)
+        self.check_boundary("match", plan.ready, ids, limit)
+        if candidates:
+            runs = plan.candidates()
+            got = [b for lo, hi in runs for b in range(lo, hi + 1, self.model.page)]
+            every = self.model.candidates(ids, limit)
+            agree = set(got) <= set(every) if self.allowances.narrows else got == every
+            require(agree, "candidates %s, not %s", got, every)
+        return plan
+
+    def check_boundary(self, what: str, got: int, ids: list[int], limit: int) -> int:
+        """Check that ``got`` is the deepest boundary the model allows; where hooks narrow, any that it allows."""
+        every = self.model.candidates(ids, limit)
+        right = got in every if self.allowances.narrows else got == every[-1]
+        require(right, "%s says %s, the sets say %s (limit %s)", what, got, every[-1], limit)
+        return got

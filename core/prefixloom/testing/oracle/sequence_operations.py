@@ -1,0 +1,409 @@
+"""The operations on an open sequence: growing, arriving, steps, publishing and taking back."""
+
+from __future__ import annotations
+
+import random
+from functools import cache as memoised
+from functools import partial
+from typing import Any
+
+from ...errors import CapacityError, InputError, PluginError, ProtocolError
+from ..inside.backdoor import anchor, has_plugin_ops, needs_a_step, unfilled
+from ..inside.memory import POISON
+from ..kit.bench import PlannedStepError
+from .comparison import ComparedCache
+from .sets import Facts, ModelSequence, Piece
+from .view import require
+
+DOCUMENTS = 4
+LONG = 400
+
+Pieces = dict[str, set[Piece]]
+
+
+@memoised
+def document(number: int, alphabet: int = 2) -> tuple[int, ...]:
+    """Return a text that prompts begin with. Document 2k + 1 begins like document 2k and differs from it later."""
+    chance = random.Random(f"document {number} {alphabet}")
+    text = tuple(chance.randrange(alphabet) for _ in range(LONG))
+    if number % 2:
+        shared = 5 + 7 * number
+        text = document(number - 1, alphabet)[:shared] + text[shared:]
+    return text
+
+
+class SequenceOperations(ComparedCache):
+    """Operations on one open sequence: reserve, compute, commit, publish and take back."""
+
+    # ------------------------------------------------------------ choosing
+    def pick(self, number: int) -> ModelSequence | None:
+        usable = [run for run in self.running if not run.gone]
+        return usable[number % len(usable)] if usable else None
+
+    def extend(self, run: ModelSequence, length: int) -> None:
+        """Extend the future of ``run`` to at least ``length`` tokens."""
+        text = document(run.salt % DOCUMENTS)
+        while len(run.future) < length:
+            run.future.append(text[(len(run.future) + run.salt // 4) % LONG])
+        while len(run.ids) <= len(run.future):
+            token = run.future[len(run.ids) - 1]
+            run.ids.append(self.model.names.child(run.ids[-1], run.namespace, token))
+
+    def expect_refusal(self, what: str, error: type[Exception], call: Any, *args: Any) -> None:
+        """Check that ``call`` raises ``error`` and changes nothing."""
+        try:
+            call(*args)
+        except error:
+            self.compare(what)
+            return
+        require(False, "%s was not refused with %s", what, error.__name__)
+
+    # ------------------------------------------------------------ running
+    def do_grow(self, number: int, count: int) -> None:
+        """Reserve ``count`` tokens. -1 reserves up to the last named token, -2 one less, and so on."""
+        run = self.pick(number)
+        if run is None:
+            return
+        if count < 0:
+            count = max(0, run.named - run.reserved + count + 1)
+        length = run.reserved + count
+        wanted = {}
+        for f in self.model.facts:
+            if not f.boundary:
+                missing = -(-length // f.page) - len(run.sequence.pages(f.name))
+                wanted[f.name] = max(0, missing)
+        try:
+            run.sequence.grow(count)
+        except CapacityError as error:
+            require(not (self.room_is_exact and self.room(wanted)), "refused, and there is room: %s", error)
+            self.compare("grow refused")
+            return
+        except InputError:
+            longest = min((f.capacity * f.page for f in self.model.facts if f.path), default=1 << 62)
+            require(length > longest, "%s tokens are not too long for %s", length, longest)
+            self.compare("grow too long")
+            return
+        run.reserved = length
+        self.extend(run, length + self.model.lookahead)
+        self.compare("grow", may_lose=wanted)
+
+    def do_arrive(self, number: int, count: int) -> None:
+        """Reserve for tokens computed elsewhere: only the pages that resuming at their end needs get slots."""
+        run = self.pick(number)
+        if run is None or run.reserved != run.committed:
+            return
+        length = run.reserved + count
+        first = {f.name: len(run.sequence.pages(f.name)) for f in self.model.facts}
+        fresh = {
+            f.name: {
+                i
+                for i in range(first[f.name], -(-length // f.page))
+                if i in f.needed(length) or (i + 1) * f.page > length  # the last page will be written on
+            }
+            for f in self.model.facts
+            if not f.boundary
+        }
+        wanted = {name: len(pages) for name, pages in fresh.items()}
+        try:
+            run.sequence.grow(count, arriving=True)
+        except CapacityError as error:
+            require(not (self.room_is_exact and self.room(wanted)), "refused, and there is room: %s", error)
+            self.compare("arrive refused")
+            return
+        except InputError:
+            self.compare("grow too long")
+            return
+        run.reserved = run.arrived = length
+        self.extend(run, length + self.model.lookahead)
+        self.compare("arrive", may_lose=wanted)
+        for name, listed in self.held(run).items():
+            if name in fresh:
+                got = {i for i in listed if i >= first[name]}
+                require(got == fresh[name], "%s: arriving pages %s, not %s", name, got, fresh[name])
+                run.absent.setdefault(name, set()).update(set(range(first[name], len(run.sequence.pages(name)))) - got)
+
+    def do_append(self, number: int, count: int) -> None:
+        run = self.pick(number)
+        if run is None:
+            return
+        self.extend(run, run.named + count + self.model.lookahead)
+        more = run.future[run.named : run.named + count]
+        if any(isinstance(token, tuple) for token in more):
+            return  # an extra key, which append cannot express
+        run.sequence.append(more)
+        run.named += count
+        self.compare("append")
+
+    def forward(self, run: ModelSequence, upto: int) -> None:
+        """Do what the layers of a forward pass do: write pages, and advance states from what is in the slots."""
+        for f in self.model.facts:
+            if f.boundary:
+                slot = run.sequence.pages(f.name)[0]
+                singles = run.sequence.rewind_slots(f.name)
+                require(len(singles) == f.steps, "%s: %s slots for single states", f.name, len(singles))
+                found, right = self.slots[f.name].read(slot), run.ids[run.committed]
+                state = right if self.slots[f.name].same(found, [right]) else found[0]
+                for i, token in enumerate(run.future[run.committed : upto]):
+                    state = self.model.names.child(state, run.namespace, token)
+                    if upto - run.committed <= len(singles):
+                        self.slots[f.name].write(singles[i], 0, state)
+                self.slots[f.name].write(slot, 0, state)
+            else:
+                self.write_pages(run, f, upto)
+
+    def write_pages(self, run: ModelSequence, f: Facts, upto: int) -> None:
+        table = run.sequence.pages(f.name)
+        for end in range((run.written[f.name] // f.group + 1) * f.group, upto + 1, f.group):
+            index, last = divmod(end - f.group, f.page)
+            if index in run.absent.get(f.name, ()):
+                continue
+            shared = f.shareable and index * f.page < run.published
+            require(not shared, "%s: published content must be written again", f.name)
+            require(table[index] >= 0, "%s: page %s of %s has no slot to write", f.name, index, table)
+            self.slots[f.name].write(table[index], last // f.group, run.ids[end + f.lookahead])
+        run.written[f.name] = max(run.written[f.name], upto)
+
+    def committed(self, run: ModelSequence, upto: int, room: dict[str, int] | None) -> None:
+        """Update the model after a commit. ``room`` counts the slots that the step's checkpoints take.
+
+        A commit outside a step passes None, because it keeps no checkpoint.
+        """
+        before, run.committed = run.committed, upto
+        for f in self.model.facts:
+            if not f.boundary:
+                continue
+            small = upto - before <= f.steps and before >= run.arrived
+            run.step_from = before if before < upto and small and not run.spoiled else -1
+            at = self.due_checkpoint(f, run, before, upto)
+            if room is None or at is None or run.spoiled:
+                continue
+            tracks = run.tracks[f.name]
+            if len(tracks) == 2:
+                tracks.pop(0)
+            elif self.room({f.name: room.get(f.name, 0) + 1}):
+                room[f.name] = room.get(f.name, 0) + 1
+            else:
+                self.count("checkpoint skipped")
+                continue
+            self.count("checkpoint")
+            tracks.append(at)
+        self.model.retain(run)
+
+    def due_checkpoint(self, f: Facts, run: ModelSequence, before: int, upto: int) -> int | None:
+        """Return where a step over [before, upto) keeps a checkpoint: the deepest boundary whose state it has."""
+        at = upto // f.every * f.every if f.every else before
+        small = upto - before <= f.steps and before >= run.arrived
+        return at if at > before and (at == upto or small) else None
+
+    def planned_room(self, batch: list[ModelSequence]) -> dict[str, int]:
+        """Return the slots that a step had taken for checkpoints before it failed."""
+        room: dict[str, int] = {}
+        for run in batch:
+            for f in self.model.facts:
+                more = room.get(f.name, 0) + 1
+                fresh = f.boundary and len(run.tracks[f.name]) < 2
+                if (
+                    fresh
+                    and self.due_checkpoint(f, run, run.committed, run.reserved) is not None
+                    and self.room({f.name: more})
+                ):
+                    room[f.name] = more
+        return room
+
+    def do_step(self, mask: int, mode: int) -> None:
+        """Run a step over the sequences in ``mask``.
+
+        Modes: 0 to 5 a normal pass; 6 a draft step; 7 a pass that fails before its ops; 8 one that fails after them.
+        """
+        batch = [run for i, run in enumerate(self.running) if not run.gone and mask >> i & 1]
+        if mode != 6:
+            for run in [run for run in batch if self.has_lost_state(run)]:
+                batch.remove(run)
+                self.expect_refusal("step on a lost state", ProtocolError, partial(self.cache.step, [run.sequence]))
+        if not batch:
+            return
+        sequences = [run.sequence for run in batch]
+        waiting = any(run.pending for run in batch)
+        try:
+            with self.cache.step(sequences, role="draft" if mode == 6 else "target") as step:
+                waiting = waiting or has_plugin_ops(step)
+                if mode == 6:
+                    step.table(self.model.facts[0].name)
+                if mode == 7:
+                    raise PlannedStepError
+                step.run_ops()
+                if mode != 6:
+                    for run in batch:
+                        run.pending, run.sourced = set(), set()
+                if mode == 8:
+                    self.spoil(batch)
+                    raise PlannedStepError
+                if mode < 6:
+                    for run in batch:
+                        self.forward(run, run.reserved)
+        except PluginError:  # a hook raised before the layers ran
+            for run in batch:
+                run.pending = unfilled(run.sequence)
+                run.sourced &= run.pending
+            self.compare("step failed", may_lose=self.planned_room(batch))
+            raise
+        except PlannedStepError:
+            room = self.planned_room(batch)
+            for run in batch:
+                if (mode == 8 or not waiting) and run.reserved > run.committed:
+                    run.spoiled = True
+                    run.step_from = -1
+            self.compare("step failed", may_lose=room)
+            return
+        finally:
+            del sequences
+        room = {}
+        if mode < 6:
+            for run in batch:
+                self.committed(run, run.reserved, room)
+        self.compare("step", may_lose=room)
+        for run in batch if mode < 6 else ():
+            self.check_released(run)
+
+    def has_lost_state(self, run: ModelSequence) -> bool:
+        return run.spoiled and any(f.boundary for f in self.model.facts)
+
+    def spoil(self, batch: list[ModelSequence]) -> None:
+        """Overwrite the states as the layers of a failed pass do, which leave half a state."""
+        for run in batch:
+            for f in self.model.facts:
+                if f.boundary and run.reserved > run.committed:
+                    for slot in (*run.sequence.pages(f.name), *run.sequence.rewind_slots(f.name)):
+                        self.slots[f.name].write(slot, 0, POISON)
+
+    def do_commit(self, number: int, short: int) -> None:
+        """Commit all reserved tokens except ``short``, outside a step. If ``short`` is odd, fill the states first."""
+        run = self.pick(number)
+        if run is None:
+            return
+        if run.pending:
+            self.expect_refusal("commit before ops", ProtocolError, run.sequence.commit)
+            if not short % 2:
+                return
+            if self.has_lost_state(run) or needs_a_step(run.sequence):
+                self.expect_refusal("fill of what needs a step", ProtocolError, run.sequence.fill)
+                return
+            run.sequence.fill()
+            run.pending, run.sourced = set(), set()
+            self.compare("fill")
+            self.count("filled alone")
+        if self.has_lost_state(run):
+            self.expect_refusal("commit on a lost state", ProtocolError, run.sequence.commit)
+            return
+        upto = max(run.committed, run.reserved - short)
+        self.forward(run, upto)
+        run.sequence.commit(upto)
+        self.committed(run, upto, None)
+        self.compare("commit")
+        self.check_released(run)
+
+    def check_released(self, run: ModelSequence) -> None:
+        """Check that pages which nothing needs any more were released, if room is scarce."""
+        for f in self.model.facts:
+            late = self.releasable_pages(f, run)
+            if len(self.slots[f.name].free) * 8 < f.capacity:
+                require(not late, "%s: pages %s are kept, and nothing from %s on needs them", f.name, late, run.keep)
+            elif late:
+                self.count("spare")
+
+    # ------------------------------------------------------------ publishing
+    def do_publish(self, number: int, pick: int) -> None:
+        """Publish up to one of the legal boundaries; ``pick`` below 0: up to the default one."""
+        run = self.pick(number)
+        if run is None:
+            return
+        limit = self.model.publishable(run)
+        require(run.sequence.publishable == limit, "publishable %s, not %s", run.sequence.publishable, limit)
+        legal = range(run.published, limit + 1, self.model.page)
+        upto = limit if pick < 0 else legal[pick % len(legal)]
+        added, optional, may_lose = self.expected_publication(run, upto, last=False)
+        waiting = set(run.pending)
+        got = run.sequence.publish(None if pick < 0 else upto)
+        require(got == upto, "published %s, not %s", got, upto)
+        moved = upto > run.published
+        if moved:
+            run.published = upto
+            for name, tracks in run.tracks.items():
+                run.tracks[name] = [boundary for boundary in tracks if boundary > upto]
+            self.model.retain(run)
+            run.pending = unfilled(run.sequence)
+            run.sourced |= run.pending - waiting
+        self.compare("publish", may_lose, added, optional=optional)
+        if moved:
+            self.record_cover(run, anchor(run.sequence))
+            self.check_released(run)
+
+    def expected_publication(self, run: ModelSequence, upto: int, last: bool) -> tuple[Pieces, Pieces, dict[str, int]]:
+        """Return the pieces that a publication must add, those that it may add, and what it may evict for room."""
+        if upto <= run.published and not (last and self.allowances.keeps):
+            return {}, {}, {}
+        added: Pieces = self.model.published_by(run, self.held(run), upto)
+        optional: Pieces = {}
+        room: dict[str, int] = {}
+        for f in self.model.facts:
+            if not f.boundary or not f.shareable:
+                continue
+            name = f.name
+            due = self.model.checkpoint(f, run, upto)
+            tracked = run.tracks[name]
+            added[name] = set()
+            optional[name] = {self.model.piece(f, run.ids, boundary) for boundary in tracked if boundary <= upto}
+            if f.per_path is not None:
+                room[name] = f.capacity + 1  # the limit per path may drop one even if there is room
+            if due % self.model.page or due <= run.published:
+                continue
+            piece = self.model.piece(f, run.ids, due)
+            if due in tracked or last:
+                added[name] = {piece}
+                continue
+            optional[name].add(piece)
+            room.setdefault(name, 1)
+            if self.room({name: 1}) and (run.detached or piece not in self.model.resident[name]):
+                added[name] = {piece}
+        for name in self.allowances.keeps:
+            f = self.facts[name]
+            every = range(self.model.page, upto + 1, self.model.page) if f.boundary else ()
+            optional.setdefault(name, set()).update({self.model.piece(f, run.ids, boundary) for boundary in every})
+            optional[name] |= added.pop(name, set())
+        return ({}, {}, room) if run.detached else (added, optional, room)
+
+    def do_rewind(self, number: int, count: int, salt: int) -> None:
+        """Rewind as far as allowed. Depending on ``salt``, first check that one token more is refused."""
+        run = self.pick(number)
+        if run is None:
+            return
+        floor = self.model.rewind_floor(run)
+        if salt % 2 == 0:
+            too_far = max(1, run.reserved - floor + 1)
+            self.expect_refusal("rewind too far", ProtocolError, run.sequence.rewind, too_far)
+        length = min(run.reserved, max(floor, run.reserved - count))
+        run.sequence.rewind(run.reserved - length)
+        if length < run.reserved:
+            self.take_back(run, length, salt)
+        self.compare("rewind")
+
+    def take_back(self, run: ModelSequence, length: int, salt: int) -> None:
+        """Update the model after a rewind: other tokens follow ``length``, and what depends on them is recomputed."""
+        del run.future[length:], run.ids[length + 1 :]
+        run.salt = salt
+        run.reserved = length
+        run.arrived = min(run.arrived, length)
+        if length < run.committed:
+            run.pending |= {f.name for f in self.model.facts if f.boundary}
+        for name, tracks in run.tracks.items():
+            run.tracks[name] = [boundary for boundary in tracks if boundary <= length]
+        for f in self.model.facts:
+            if not f.boundary:
+                run.absent[f.name] = {i for i in run.absent.get(f.name, ()) if i * f.page < length}
+        run.committed = min(run.committed, length)
+        run.named = min(run.named, length)
+        self.extend(run, length + self.model.lookahead)
+        for f in self.model.facts:
+            run.written[f.name] = min(run.written[f.name], max(0, length - f.lookahead))
+            if f.lookahead:  # a draft rewrites its last entries before their tokens are named
+                self.write_pages(run, f, run.committed)

@@ -1,9 +1,0 @@
-"""The test that ``pytest --component NAME`` runs, once for every law."""
-
-from __future__ import annotations
-
-from typing import Any
-
-
-def test_law(case: Any, law: Any) -> None:
-    law(case)

@@ -1,0 +1,344 @@
+"""Host copies: the copies between the device and the host, with their lanes, streams and counters.
+
+A copy is work in flight like a step: it runs after the work that writes its source, readers of its target run after it,
+slots that are given back meanwhile wait for it, and if it fails, what it should have written is taken out of the tree.
+So nothing here waits, and nothing is pinned longer than the operation that records the copy.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from array import array
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
+from functools import partial
+from typing import Any
+
+from ..contract.composition import TierPart
+from ..contract.values import Outcome, TransferPlan
+from ..device.flight import Work
+from ..device.pool import Stage
+from ..device.streams import Stream, ThreadStream
+from ..errors import InvariantError
+from ..operations.lease import standing_for_copies
+from ..operations.state import Core, Hold
+from ..tree.lane import Lane
+from ..tree.radix import Node
+from .host_lane import HostLane, Moves, copy_between, layer_groups
+from .transfer_hooks import nodes_touched, plan_of, proposed, tell_outcome
+
+log = logging.getLogger("prefixloom")
+
+Job = tuple[HostLane, list[int], Callable[[], object]]
+"""(lane, its slots, the function that writes them)"""
+Sources = Iterable[tuple[HostLane, Node]]
+"""The places in the host tier from which a load is copied."""
+
+
+class WorkName:
+    """The name of a copy in messages."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __repr__(self) -> str:
+        return self.what
+
+
+NAMES = {
+    "down": WorkName("a copy to the host"),
+    "up": WorkName("a copy to the device"),
+    "fetch": WorkName("what a store brought"),
+}
+
+
+class HostCopies:
+    """The copies of one cache's host tier, and its counters.
+
+    ``on_copied(lane, node)`` is called when the host has, or is about to have, something new at ``node``.
+    """
+
+    def __init__(self, core: Core, part: TierPart, lanes: tuple[HostLane, ...]) -> None:
+        self.core = core
+        self.part = part
+        self.manifest = part.manifest
+        self.lanes = lanes
+        by_name = {lane.name: lane for lane in lanes}
+        self.by_component = tuple(by_name.get(lane.name) for lane in core.shape.lanes)
+        self.on_copied: Callable[[HostLane, Node], None] | None = None
+        self.streams: dict[str, Stream] = {}
+        self.backed_up = self.dropped = self.evicted = self.failed = 0
+        self.restored_tokens = self.restores = self.fallbacks = self.fetched = 0
+        self._groups = layer_groups(lanes, self.manifest.gates)
+        self._orderly = not core.shape.composition.device.startswith("cuda")  # a CPU copies runs of slots faster
+        self._pending: list[Node] = []
+        """The nodes whose copies to the host wait for the end of an open step."""
+        self.flying: list[tuple[Work[Hold], Sources]] = []
+        self._watched: list[tuple[Work[Hold], TransferPlan]] = []
+
+    # ------------------------------------------------------------ following
+    def poll(self) -> None:
+        """Find out which copies are over."""
+        flying, self.flying = self.flying, []
+        for work, sources in flying:
+            self.follow(work, sources)
+        watched, self._watched = self._watched, []
+        for work, plan in watched:
+            self.watch(work, plan)
+
+    def follow(self, work: Work[Hold], sources: Sources) -> None:
+        """Watch a copy: if it fails on its stream, it is counted, and its ``sources`` are dropped."""
+        if not work.over:
+            self.flying.append((work, sources))
+        elif work.failed:
+            self.failed += 1
+            self.forsake(sources)
+
+    def forsake(self, sources: Sources) -> None:
+        """Drop host data that could not be copied to the device, so that no later request tries it again."""
+        for host, node in sources:
+            cell = node.cells[host.index]
+            if cell is not None and not cell.locks:
+                host.drop_cell(cell)
+                self.core.index.prune(node)
+        self.core.index.lose()
+
+    def watch(self, work: Work[Hold], plan: TransferPlan) -> None:
+        """Watch a copy for plugins: they learn its outcome when it is over."""
+        if work.over:
+            tell_outcome(self.core, self.part, plan, Outcome(not work.failed))
+        else:
+            self._watched.append((work, plan))
+
+    def make_pending(self) -> None:
+        """Make the copies that had to wait for the end of an open step."""
+        if self._pending:
+            nodes, self._pending = self._pending, []
+            self.backup([node for node in nodes if node.first is not None])
+
+    def divided(self, upper: Node, lower: Node) -> None:
+        """Note that a node was split: if its copy waits for an open step, so does that of its upper half."""
+        if lower in self._pending:
+            self._pending.append(upper)
+
+    def flushed(self) -> None:
+        self._pending, self.flying, self._watched = [], [], []
+
+    # ------------------------------------------------------------ down
+    def backup(self, nodes: Many[Node], lanes: Iterable[HostLane] | None = None, defer: bool = True) -> None:
+        """Copy to the host what these nodes have on the device only. Pages without room there are left out and counted.
+
+        ``defer``: if an open step has yet to write the data, try again after it; otherwise the data is left out.
+        """
+        core = self.core
+        hold = standing_for_copies(core)
+        for node in nodes:
+            core.unwritten.read_node(hold, node)
+        if core.flight.blocked(hold.fence):
+            if defer:
+                self._pending.extend(nodes)
+            else:
+                self.dropped += len(nodes)
+            return
+        pieces = [(lane, node) for lane in (self.lanes if lanes is None else lanes) for node in nodes]
+        pieces = [(lane, node) for lane, node in pieces if lane.lacks(node)]
+        if not pieces:
+            return
+        plan = None
+        if core.shape.has_transfer_hooks:
+            deepest = max((node for _, node in pieces), key=lambda node: node.end)
+            plan = plan_of("backup", deepest, pieces)
+            for name, spans in proposed(core, self.part, plan).items():
+                host = self.by_component[core.shape.lane(name).index]
+                if host is not None:
+                    pieces += self._ordered(hold, host, nodes_touched(deepest, spans))
+        self._copy_down(list(dict.fromkeys(pieces)), hold, plan)
+
+    def _ordered(self, hold: Hold, host: HostLane, nodes: Iterable[Node]) -> list[tuple[HostLane, Node]]:
+        """The ``nodes`` that no open step has yet to write; ``hold`` is ordered after the work that writes them."""
+        found = []
+        for node in nodes:
+            one = standing_for_copies(self.core)
+            self.core.unwritten.read_node(one, node)
+            if not self.core.flight.blocked(one.fence):
+                self.core.unwritten.read_node(hold, node)
+                found.append((host, node))
+        return found
+
+    def _copy_down(self, pieces: Many[tuple[HostLane, Node]], hold: Hold, plan: TransferPlan | None) -> None:
+        """Reserve host slots and record the copies. On any error, the tree keeps no slot that will not be written."""
+        core = self.core
+        moves: dict[HostLane, Moves] = {}
+        before = core.flight.launched
+        nodes = list(dict.fromkeys(node for _, node in pieces))
+        pinned: list[tuple[HostLane, Any]] = []
+        work = None
+        try:
+            try:
+                for lane, node in pieces:
+                    self._reserve(moves.setdefault(lane, Moves(lane)), node, pinned)
+            finally:
+                for host, cell in pinned:
+                    host.unpin(cell)
+            hold.claim(core.flight)
+            moving = [mine for mine in moves.values() if mine.src]
+            if moving:
+                work = self.run(moving, nodes, hold, "down")
+                if self.on_copied is not None:
+                    for lane, node in pieces:
+                        self.on_copied(lane, node)
+                self.backed_up += sum(len(mine.src) for mine in moving)
+        except BaseException as error:
+            self.end(before, "down")
+            for mine in moves.values():
+                mine.take_back(nodes)
+            for node in nodes:
+                core.index.prune(node)
+            if not isinstance(error, Exception) or isinstance(error, InvariantError):
+                raise
+            log.warning("a copy to the host failed with %r; it is left out", error)
+            self.failed += 1
+            if plan is not None:
+                tell_outcome(core, self.part, plan, Outcome(False, repr(error)))
+            return
+        if work is not None:
+            self.follow(work, ())
+            if plan is not None:
+                self.watch(work, plan)
+
+    def _reserve(self, moves: Moves, node: Node, pinned: list[tuple[HostLane, Any]]) -> None:
+        """Reserve host slots for what the device has at ``node`` and the host has not: for all of it or for nothing."""
+        lane = moves.lane
+        places, sources = lane.missing(node)
+        if not places:
+            return
+        cell = node.cells[lane.index]
+        if cell is not None:
+            lane.pin(cell)
+            pinned.append((lane, cell))
+        slots = self.take(lane, len(places))
+        if slots is None:
+            self.dropped += 1
+            return
+        moves.src += sources
+        moves.dst += slots.tolist()  # before the tree gets them: a slot that is never written would count as content
+        lane.add(node, places, slots)
+        if cell is None:
+            cell = node.cells[lane.index]
+            lane.pin(cell)
+            pinned.append((lane, cell))
+
+    def take(self, lane: HostLane, count: int) -> array[int] | None:
+        """Take host slots, after making room if needed; None if there are too few, or an open step may use them."""
+        pool, flight = lane.pool, self.core.flight
+        missing = count - pool.free
+        if missing > lane.in_tree - lane.leased:
+            return None
+        if missing > 0:
+            freed: list[Node] = []
+            self.evicted += lane.evict(missing, freed)
+            self.core.index.prune_all(freed)
+            if pool.free < count:
+                return None
+        before, flight.claimed = flight.claimed, 0  # keep the claim of slots that were taken earlier
+        slots = pool.take(count)
+        if flight.blocked(flight.claimed):
+            flight.claimed = before
+            pool.give(slots.tobytes())
+            return None
+        flight.claimed = max(before, flight.claimed)
+        return slots
+
+    # ------------------------------------------------------------ running copies
+    def stream(self, way: str, fence: int) -> Stream:
+        """The stream for copies "down" or "up": beside the forward stream, or the calling thread if nothing runs."""
+        core = self.core
+        known = self.streams.get(way)
+        if known is not None:
+            return known
+        device = core.shape.composition.device
+        if device.startswith("cuda"):
+            import torch
+
+            raw = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            known = self.streams[way] = core.stream(raw)
+            return known
+        if not core.flight.unfinished(fence) and not self.manifest.overlap:
+            return core.stream(None)
+        thread = ThreadStream(f"{self.part.name} tier, {way}")
+        weakref.finalize(core, thread.dismiss)
+        known = self.streams[way] = core.stream(thread)
+        return known
+
+    def bring(self, jobs: Many[Job], nodes: list[Node], hold: Hold) -> None:
+        """Write what a store brought into host slots, as work after all that ``hold`` is ordered after."""
+        flight, watcher = self.core.flight, self.core.watcher
+        before = flight.launched
+        try:
+            work = flight.begin()
+            stream = self.stream("down", hold.fence)
+            work.stream, work.since = stream, stream.tick
+            flight.order(work, stream, hold.fence, hold)
+            for lane, slots, write in jobs:
+                lane.pool.enter(slots, Stage.WRITING)
+                stream.run(write)
+                if watcher is not None:
+                    watcher.accessed(stream, f"fetch of {lane.device.name}", lane.pool, (), slots, lane.pool)
+                lane.pool.enter(slots, Stage.SEALED)
+                lane.pool.enter(slots, Stage.PUBLISHED)
+        finally:
+            self.end(before, "fetch")
+        if not work.over:
+            work.followers = [hold]
+            self.core.unwritten.add(work, hold, nodes, [(lane, set(slots)) for lane, slots, _ in jobs], below=True)
+
+    def run(self, moves: Many[Moves], nodes: list[Node], hold: Hold, way: str) -> Work[Hold]:
+        """Enqueue copies "down" or "up" as one piece of work, after all that ``hold`` is ordered after.
+
+        The copies write data of ``nodes``. An inline stream raises here; then nobody may read what was copied.
+        """
+        flight = self.core.flight
+        stream, before = self.stream(way, hold.fence), flight.launched
+        try:
+            work = flight.begin()
+            work.stream, work.since = stream, stream.tick
+            flight.order(work, stream, hold.fence, hold)
+            for group in self._groups if way == "up" and not stream.inline else ((),):
+                for mine in moves:
+                    self._run_one(mine, stream, way, group)
+                if group:
+                    work.gates = [*work.gates, (group[1] - 1, stream.record())]
+        finally:
+            self.end(before, way)
+        if not work.over:
+            work.followers = [hold]
+            written: list[tuple[Lane, set[int]]] = [
+                (mine.lane if way == "down" else mine.lane.device, set(mine.dst)) for mine in moves
+            ]
+            self.core.unwritten.add(work, hold, nodes, written, below=way == "down")
+        return work
+
+    def end(self, before: int, way: str) -> None:
+        """End all open work with a number above ``before``. An interrupt may come before the caller has its name."""
+        flight = self.core.flight
+        for work in flight.works[:]:
+            if work.number > before and work.event is None and not work.over:
+                flight.end(work, work.stream or self.core.stream(None), (), NAMES[way])
+
+    def _run_one(self, mine: Moves, stream: Stream, way: str, group: tuple[int, ...]) -> None:
+        """Enqueue the copies of one component, for a group of the model's layers or for all."""
+        source, target = mine.ends(way)
+        source.orderly = target.orderly = self._orderly
+        target.enter(mine.dst, Stage.WRITING)
+        try:
+            stream.run(partial(copy_between, source, tuple(mine.src), target, tuple(mine.dst), *group))
+        except BaseException:
+            mine.raised = True
+            raise
+        target.enter(mine.dst, Stage.SEALED)
+        watcher = self.core.watcher
+        if watcher is not None:
+            watcher.accessed(stream, f"copy {way} of {mine.lane.device.pool.name}", target, mine.src, mine.dst, source)
+        if way == "down":
+            target.enter(mine.dst, Stage.PUBLISHED)

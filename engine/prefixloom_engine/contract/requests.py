@@ -1,0 +1,120 @@
+"""Requests: what a client asks (``Request``) and what it gets (``Answer``). Neither knows a cache or a scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+from prefixloom import InputError
+
+if TYPE_CHECKING:
+    from .handover import Handover
+
+Reason = Literal["", "length", "stop", "aborted", "error"]
+"""Why an answer ended; "" while it has not."""
+WHOLE_NUMBERS = {"max_tokens": 1, "seed": None, "speculate": 0, "priority": None, "hand_over": 0}
+"""The fields of a ``Request`` that are whole numbers, each with the least value that is allowed."""
+
+
+def _tokens(values: Iterable[int]) -> tuple[int, ...]:
+    """Convert a list, or anything with ``tolist`` such as an array or a tensor."""
+    try:
+        return tuple(values.tolist() if hasattr(values, "tolist") else values)
+    except TypeError as error:
+        raise InputError(
+            f"a prompt is a list of tokens, got {values!r}: generate takes a list of prompts, stream takes one"
+        ) from error
+
+
+def _stops(values: Iterable[int] | None) -> frozenset[int] | None:
+    try:
+        stops = None if values is None else frozenset(values)
+    except TypeError as error:
+        raise InputError(f"stops are token ids, in a list or a set, got {values!r}") from error
+    if stops is not None and any(each.__class__ is not int for each in stops):
+        raise InputError(f"stops are token ids, got {sorted(map(repr, stops))}")
+    return stops
+
+
+@attrs.frozen
+class Request:
+    """What a client asks.
+
+    ``tokens``      the prompt, at least one token
+    ``max_tokens``  the greatest length of the answer, at least 1
+    ``stops``       token ids that end the answer; the one that ends it is its last token. None: the model's own
+    ``temperature`` 0: the engine takes the likeliest token. Otherwise it draws each token from ``seed`` and the token's
+                    position alone, so that batching, overlap and caching do not change what is drawn
+    ``speculate``   how many tokens are guessed ahead and checked in one pass; None: as the engine is set
+    ``namespace``   requests of different namespaces share nothing in the cache
+    ``priority``    with the engine's policy "priority", the request with the highest priority is admitted first
+    ``logprobs``    whether ``Answer.logprobs`` is filled
+    ``hand_over``   None, or how many tokens of this prompt another engine has: ``Answer.handed`` then carries what that
+                    engine lacks to go on after the first token
+    ``label``       the name of the request in errors
+    """
+
+    tokens: tuple[int, ...] = attrs.field(converter=_tokens)
+    max_tokens: int = 32
+    stops: frozenset[int] | None = attrs.field(default=None, converter=_stops, kw_only=True)
+    temperature: float = attrs.field(default=0.0, kw_only=True)
+    seed: int = attrs.field(default=0, kw_only=True)
+    speculate: int | None = attrs.field(default=None, kw_only=True)
+    namespace: str = attrs.field(default="", kw_only=True)
+    priority: int = attrs.field(default=0, kw_only=True)
+    logprobs: bool = attrs.field(default=False, kw_only=True)
+    hand_over: int | None = attrs.field(default=None, kw_only=True)
+    label: str = attrs.field(default="", kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.label.__class__ is not str:
+            raise InputError(f"a request has label={self.label!r}: it is a string")
+        name = self.label or "a request"
+        if not self.tokens:
+            raise InputError(f"{name} has no tokens: a prompt has at least one")
+        for field, least in WHOLE_NUMBERS.items():
+            value = getattr(self, field)
+            if value is None and field in ("speculate", "hand_over"):
+                continue
+            if value.__class__ is not int or (least is not None and value < least):
+                low = "" if least is None else f" from {least} up"
+                raise InputError(f"{name} has {field}={value!r}: it is a whole number{low}")
+        if not isinstance(self.temperature, (int, float)) or not 0 <= self.temperature < math.inf:
+            raise InputError(f"{name} has temperature={self.temperature!r}: it is a number from 0 up")
+        if self.namespace.__class__ is not str:
+            raise InputError(f"{name} has namespace={self.namespace!r}: it is a string")
+        if self.hand_over is not None and self.max_tokens != 1:
+            raise InputError(f"{name} asks for a handover, so its answer here has one token: give max_tokens=1")
+
+
+@attrs.define(eq=False)
+class Answer:
+    """What a client gets. The engine extends it while it runs.
+
+    ``tokens``, ``logprobs``    the answer so far; log-probabilities only if the request asks for them
+    ``reason``                  why the answer ended; "" while it has not
+    ``error``                   with the reason "error": what went wrong
+    ``hit``                     how many tokens of the prompt the cache had when the request was first admitted
+    ``restored``                how many of these a tier below the device brought back
+    ``drafted``, ``accepted``   how many tokens were guessed ahead, and how many of these guesses were right
+    ``handed``                  what another engine needs to go on, if the request asks for it
+    """
+
+    request: Request
+    tokens: list[int] = attrs.field(factory=list)
+    logprobs: list[float] = attrs.field(factory=list)
+    reason: Reason = ""
+    error: BaseException | None = None
+    hit: int = 0
+    restored: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    handed: Handover | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer has ended, for whatever reason."""
+        return self.reason != ""

@@ -1,0 +1,180 @@
+"""Passes: what one step runs on the stream for a group of rows, and the sampling after it.
+
+``run`` is called on the stream; ``read_results`` is called by the planning thread once the stream has passed the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from prefixloom import Cache
+
+from ..contract.handover import Handover
+from ..contract.model import Batch, Runner
+from .drafting import DraftBuffers
+from .handover import copy_content, copy_states, plan_handover, write_content
+from .jobs import PlannedRow
+
+
+@attrs.define(eq=False)
+class HandoverCopy:
+    """Takes the place of a forward pass for a row whose content another engine computed.
+
+    ``newest``: by device row, the newest token of each job, kept on the device.
+    """
+
+    row: PlannedRow
+    cache: Cache
+    tables: Mapping[str, Tensor]
+    newest: Tensor
+
+    def run(self, runner: Runner) -> None:
+        handover = self.row.incoming
+        assert handover is not None
+        write_content(self.cache, self.tables, handover, self.row.span.start, self.row.span.end)
+        self.newest[self.row.job.device_row] = handover.token
+
+    def read_results(self) -> None:
+        handover = self.row.incoming
+        assert handover is not None
+        self.row.sampled, self.row.logprobs = [handover.token], [handover.logprob]
+
+
+@attrs.define(eq=False)
+class ForwardPass:
+    """One forward pass of the model over a group of rows.
+
+    ``newest``: by device row, the newest token of each job. It stays on the device, so that the next step can be
+    launched before the planning thread has read the token.
+    """
+
+    rows: list[PlannedRow]
+    tables: Mapping[str, Tensor]
+    singles: Mapping[str, Tensor]
+    newest: Tensor
+    cache: Cache
+    drafts: DraftBuffers | None
+    gate: Callable[[int], None]
+    sampled: Tensor | None = None
+    guessed: Tensor | None = None
+    logprobs: Tensor | None = None
+
+    def run(self, runner: Runner) -> None:
+        rows, drafts = self.rows, self.drafts
+        for i, row in enumerate(rows):
+            if row.hands_over:
+                self._begin_handover(row, self._tables_of(i))
+        wanted = max((row.guess_count + 1 for row in rows if row.samples), default=0)
+        batch = Batch(self._tokens(), [row.span for row in rows], self.tables, self.singles, wanted, self.gate)
+        if drafts is None:
+            logits = runner.forward(batch)
+        else:
+            logits, hidden = drafts.drafter.forward(batch)
+        sampled = self._sample(logits, wanted) if wanted else None
+        if drafts is not None:
+            drafts.write(rows, batch, sampled, hidden)
+        for i, row in enumerate(rows):
+            if row.outgoing is not None:
+                content = copy_content(self.cache, self._tables_of(i), row.outgoing.pages)
+                row.outgoing = attrs.evolve(row.outgoing, content=content)
+
+    def _begin_handover(self, row: PlannedRow, tables: Mapping[str, Tensor]) -> None:
+        """Before the pass: copy the states at the last boundary, where the pass begins. The pass overwrites them."""
+        have, span = row.job.request.hand_over or 0, row.span
+        boundary, pages = plan_handover(self.cache, have, span.start, span.end)
+        states = copy_states(self.cache, tables) if boundary else {}
+        row.outgoing = Handover(have, boundary, span.end, -1, 0.0, pages, {}, states)
+
+    def _tables_of(self, i: int) -> dict[str, Tensor]:
+        return {name: table[i] for name, table in self.tables.items()}
+
+    def _tokens(self) -> Tensor:
+        """(rows, count): the known tokens, and in their places those that only the device knows."""
+        newest, rows = self.newest, self.rows
+        count = rows[0].span.count
+        tokens = copy_to_device([row.tokens or [0] * count for row in rows], newest)
+        unknown = [i for i, row in enumerate(rows) if not row.tokens]
+        if unknown:
+            at = copy_to_device([rows[i].job.device_row for i in unknown], newest)
+            tokens[copy_to_device(unknown, newest), 0] = newest[at]
+        drafted = [i for i, row in enumerate(rows) if row.guesses_kept >= 0]
+        if drafted and self.drafts is not None:
+            guessed = self.drafts.guessed[copy_to_device([rows[i].job.device_row for i in drafted], newest)]
+            tokens[copy_to_device(drafted, newest), 1:] = guessed[:, : count - 1]
+            self.guessed = copy_to_host(tokens[:, 1:])
+        return tokens
+
+    def _sample(self, logits: Tensor, wanted: int) -> Tensor:
+        newest, rows = self.newest, self.rows
+        requests = [row.job.request for row in rows]
+        first = [row.span.end - wanted + 1 for row in rows]
+        sampled = sample(logits, [r.temperature for r in requests], [r.seed for r in requests], first)
+        sampling = [i for i, row in enumerate(rows) if row.samples]
+        at = copy_to_device([rows[i].job.device_row for i in sampling], newest)
+        newest[at] = sampled[copy_to_device(sampling, newest), -1]
+        self.sampled = copy_to_host(sampled)
+        if any(request.logprobs for request in requests):
+            self.logprobs = copy_to_host(logits.log_softmax(-1).gather(-1, sampled[..., None])[..., 0])
+        return sampled
+
+    def read_results(self) -> None:
+        """Give each row that sampled its tokens and, where the draft model guessed for it, the guesses."""
+        if self.sampled is None:
+            return
+        sampled = self.sampled.tolist()
+        for i, row in enumerate(self.rows):
+            if row.samples:
+                row.sampled = sampled[i][-row.guess_count - 1 :]
+                if self.logprobs is not None and row.job.request.logprobs:
+                    row.logprobs = self.logprobs[i, -row.guess_count - 1 :].tolist()
+            if row.guesses_kept >= 0 and self.guessed is not None:
+                row.guesses = self.guessed[i].tolist()
+            if row.outgoing is not None:
+                row.outgoing = attrs.evolve(row.outgoing, token=row.sampled[-1])
+
+
+# ---------------------------------------------------------------- sampling
+
+
+def sample(logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """Sample a token for each row and position on the device: (rows, wanted, vocabulary) -> (rows, wanted), int64.
+
+    ``positions``: of each row the position of the first token that is sampled. A draw depends only on the request's
+    seed and the position. So it is the same in any batch, with guesses or without, with a cache or without.
+    """
+    sampled = logits.argmax(-1)
+    for row, temperature in enumerate(temperatures):
+        if temperature:
+            for i in range(logits.shape[1]):
+                noise = _gumbel_noise(seeds[row], positions[row] + i, logits.shape[-1]).to(logits.device)
+                sampled[row, i] = (logits[row, i].to(torch.float64) / temperature + noise).argmax()
+    return sampled
+
+
+def _gumbel_noise(seed: int, position: int, count: int) -> Tensor:
+    """Noise such that the argmax of logits / temperature + noise is a draw from their softmax."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + position) & 0x7FFFFFFFFFFFFFFF)
+    uniform = torch.rand(count, generator=generator, dtype=torch.float64).clamp(min=1e-300)
+    return -(-uniform.log()).log()
+
+
+# ---------------------------------------------------------------- between host and device
+
+
+def copy_to_host(values: Tensor) -> Tensor:
+    """Begin a copy to the host; it may be read when the stream's event is over."""
+    here = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda")
+    return here.copy_(values, non_blocking=True)
+
+
+def copy_to_device(values: Any, like: Tensor) -> Tensor:
+    """Copy whole numbers to the device of ``like``, without waiting for it."""
+    made = torch.tensor(values, dtype=torch.int64)
+    if like.device.type == "cuda":
+        return made.pin_memory().to(like.device, non_blocking=True)
+    return made

@@ -1,0 +1,11 @@
+"""Serving: requests in, tokens out.
+
+- ``engine``      the public face: adds requests, runs steps, handles their results
+- ``scheduler``   decides which tokens the next step computes
+- ``admission``   the order in which waiting requests are admitted, and whether the pools have the pages for them
+- ``guessing``    tokens guessed ahead from the text alone
+- ``interrupts``  keeps Ctrl-C from stopping a step halfway
+
+This room plans with numbers and never reads a tensor. It must not know which model runs, nor that other processes
+exist. Read ``engine.py`` first.
+"""

@@ -1,0 +1,153 @@
+"""Admission: in which order waiting requests are admitted, and whether the pools have the pages for them.
+
+Nothing here changes the cache: an order reads matches, and a ``PageBudget`` reads reaches and statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+
+from prefixloom import Cache, InputError
+
+from ..forward.jobs import Job
+
+Order = Callable[[Sequence[Job], Cache], list[Job]]
+"""A policy: it returns the waiting jobs in the order of admission."""
+MATCHED_AT_ONCE = 128
+"""A policy looks up the matches of this many waiting jobs, the earliest first, so that a long queue costs no more."""
+
+
+# ---------------------------------------------------------------- the order
+
+
+def fcfs(waiting: Sequence[Job], cache: Cache) -> list[Job]:
+    """First come, first served."""
+    return sorted(waiting, key=lambda job: job.number)
+
+
+def priority(waiting: Sequence[Job], cache: Cache) -> list[Job]:
+    """The highest priority first; among equals, first come, first served."""
+    return sorted(waiting, key=lambda job: (-job.request.priority, job.number))
+
+
+def lpm(waiting: Sequence[Job], cache: Cache) -> list[Job]:
+    """The longest cached prefix first. A request that hits nothing may wait long."""
+    first = fcfs(waiting, cache)
+    near, far = first[:MATCHED_AT_ONCE], first[MATCHED_AT_ONCE:]
+    hits = {id(job): cached_tokens(job, cache) for job in near}
+    return sorted(near, key=lambda job: (-hits[id(job)], job.number)) + far
+
+
+def cached_tokens(job: Job, cache: Cache) -> int:
+    """How many tokens need not be computed: they are on the device, or a tier below can bring them back."""
+    if cache.composition.tier is None:
+        return cache.peek(job.key, namespace=job.request.namespace, leave=1)
+    return cache.match(job.key, namespace=job.request.namespace, leave=1).restorable
+
+
+@attrs.define
+class _Branch:
+    """A page in the trie of the prefixes that waiting jobs would hit. ``weight``: how many jobs end at or below it."""
+
+    weight: int = 0
+    here: list[Job] = attrs.field(factory=list)
+    below: dict[tuple[int, ...], _Branch] = attrs.field(factory=dict)
+
+
+def dfs_weight(waiting: Sequence[Job], cache: Cache) -> list[Job]:
+    """Depth first through the cached prefixes, the branch with the most waiting jobs first.
+
+    Jobs below one branch are admitted together, so that they use what they share before it is evicted.
+    """
+    first = fcfs(waiting, cache)
+    near, far = first[:MATCHED_AT_ONCE], first[MATCHED_AT_ONCE:]
+    page = cache.composition.page
+    roots: dict[str, _Branch] = {}
+    for job in near:
+        branch = roots.setdefault(job.request.namespace, _Branch())
+        branch.weight += 1
+        for at in range(0, cached_tokens(job, cache) // page * page, page):
+            branch = branch.below.setdefault(tuple(job.tokens[at : at + page]), _Branch())
+            branch.weight += 1
+        branch.here.append(job)
+    out: list[Job] = []
+    stack = sorted(roots.values(), key=lambda root: root.weight)
+    while stack:
+        branch = stack.pop()
+        out += branch.here
+        stack += sorted(branch.below.values(), key=lambda below: below.weight)
+    return out + far
+
+
+POLICIES: Mapping[str, Order] = {"fcfs": fcfs, "lpm": lpm, "dfs-weight": dfs_weight, "priority": priority}
+
+
+# ---------------------------------------------------------------- pages
+
+
+class PageBudget:
+    """Counts the pages that requests need of every pool, from the reaches of the components alone.
+
+    A path needs a page for every token of a sequence. A window needs the pages that its reach covers at the end of the
+    sequence, and those that one step adds. So whichever pool is short decides whether a request is admitted, and a
+    request that could never run is refused at once.
+
+    ``chunk``: how many tokens one step of prefill computes.
+    """
+
+    def __init__(self, cache: Cache, chunk: int) -> None:
+        self._cache = cache
+        self._chunk = chunk
+        self._parts = [part for part in cache.composition.parts if part.page_tokens]
+
+    def pages_held(self, length: int) -> dict[str, int]:
+        """By component: how many pages a sequence of ``length`` tokens holds at most while it runs."""
+        found = {}
+        for part in self._parts:
+            size = part.page_tokens
+            kept = sum(-(-end // size) - start // size for start, end in part.reach.needs(length))
+            step = -(-(self._chunk + self._cache.composition.max_rewind) // size) + 1
+            found[part.name] = min(-(-length // size), kept + step)
+        return found
+
+    def check(self, length: int, name: str) -> None:
+        """Refuse a request of ``length`` tokens that could not run even alone.
+
+        ``length`` leaves out the last token of the answer, since its entries are never computed.
+        """
+        held = self.pages_held(length)
+        for part in self._parts:
+            if held[part.name] > part.capacity:
+                size = part.page_tokens
+                raise InputError(
+                    f"{name} may come to {length} tokens, prompt and answer together, and needs {held[part.name]} "
+                    f"pages of component {part.name!r}, whose pool has {part.capacity} ({part.capacity * size} "
+                    f"tokens). Shorten it, or compose the cache with a larger capacity"
+                )
+
+    def pages_outstanding(self, job: Job) -> dict[str, int]:
+        """By component: how many pages a running job still takes until its prefill ends and its first token decodes."""
+        total, end = max(job.prefill_end, job.launched) + 1, job.launched
+        held = self.pages_held(total)
+        return {
+            part.name: min(-(-total // part.page_tokens) - -(-end // part.page_tokens), held[part.name])
+            for part in self._parts
+        }
+
+    def pages_available(self) -> Mapping[str, int]:
+        """By component: how many pages are free or can be evicted now."""
+        figures = self._cache.stats().components
+        return {
+            part.name: figures[part.name].free + figures[part.name].cached - figures[part.name].leased
+            for part in self._parts
+        }
+
+    def suffices(self, jobs: list[Job]) -> bool:
+        """Whether all of these running jobs can finish their prefill side by side."""
+        left = dict(self.pages_available())
+        for job in jobs:
+            for name, pages in self.pages_outstanding(job).items():
+                left[name] -= pages
+        return all(pages >= 0 for pages in left.values())

@@ -1,0 +1,353 @@
+"""The engine: requests in, tokens out.
+
+One thread drives the engine, and with it the cache. ``step`` plans the next forward pass, launches it, and reads the
+results of an earlier one. With ``overlap`` that is the pass before, so that the device never waits for planning;
+without, it is the pass just launched. The answers are the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from prefixloom import Cache, InputError, PrefixloomError, ProtocolError, Sequence, encode
+
+from ..contract.handover import Handover
+from ..contract.model import Model
+from ..contract.requests import Answer, Request
+from ..forward.jobs import Job, PlannedRow
+from ..forward.stream import ForwardStream, LaunchedStep
+from .guessing import Guesser, PromptLookup
+from .interrupts import defer_interrupts
+from .scheduler import RETRIES, Counts, Scheduler
+
+log = logging.getLogger("prefixloom.engine")
+STORE_POLL_SECONDS = 0.001
+"""How long ``step`` waits before it polls a store, where there is nothing else to do."""
+
+
+class Engine:
+    """Serves a model through a composed cache. As a context manager, it aborts at its end what still runs.
+
+    ``chunk``        how many tokens one step computes, decoding and prefill together
+    ``max_running``  how many requests run at once
+    ``policy``       which waiting request is admitted first: "fcfs", "lpm" (longest cached prefix), "dfs-weight"
+                     (requests that share a prefix together), "priority"
+    ``overlap``      plan a step while the one before runs
+    ``speculate``    how many tokens are guessed ahead for requests that do not say; the cache must be composed with at
+                     least as much ``max_rewind``
+    ``guesser``      what makes the guesses (default: the model's draft, if it has one, else ``PromptLookup``)
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: Cache,
+        *,
+        chunk: int = 512,
+        max_running: int = 16,
+        policy: str = "fcfs",
+        overlap: bool = True,
+        speculate: int = 0,
+        guesser: Guesser | None = None,
+    ) -> None:
+        if not isinstance(cache, Cache) or not callable(getattr(model, "bind", None)):
+            raise InputError(
+                f"an engine takes a model (prefixloom_engine.Model) and its cache, got {model!r}, {cache!r}"
+            )
+        for name, value in (("chunk", chunk), ("max_running", max_running)):
+            if value.__class__ is not int or value < 1:
+                raise InputError(f"{name} is a whole number from 1 up, got {value!r}")
+        self.model, self.cache = model, cache
+        self.overlap = overlap
+        self._speculate = self._guess_depth(speculate, "the engine")
+        runner = model.bind(cache)
+        if guesser is None and getattr(runner, "drafter", None) is None:
+            guesser = PromptLookup()
+        self._scheduler = Scheduler(cache, policy, chunk, max_running, guesser)
+        self._forward = ForwardStream(runner, cache, max_running, overlap)
+        self._in_flight: deque[LaunchedStep] = deque()
+        self._jobs_added = 0
+        self._closed = False
+        self.forward_seconds = 0.0
+
+    # ------------------------------------------------------------ requests
+    def add(self, request: Request, handed: Handover | None = None) -> Answer:
+        """Queue a request. Refuse at once tokens that the model does not know, and what the pools can never hold.
+
+        ``handed``: what another engine computed of the prompt. If that does not fit any more when the request is
+        admitted, this engine computes the prompt itself.
+        """
+        speculate = self.check(request)
+        stops = self.model.stops if request.stops is None else request.stops
+        answer = Answer(request)
+        job = Job(answer, self._jobs_added, list(request.tokens), encode(request.tokens), stops, speculate)
+        job.handover = handed
+        self._jobs_added += 1
+        try:
+            with defer_interrupts():
+                self._scheduler.add(job)
+        except KeyboardInterrupt:  # the caller never gets the answer, and so could not abort it
+            self.abort(answer)
+            raise
+        return answer
+
+    def check(self, request: Request) -> int:
+        """Refuse a request that can never be answered; otherwise return how many tokens to guess ahead for it."""
+        if self._closed:
+            raise ProtocolError("this engine is closed")
+        name = request.label or "a request"
+        most = self.model.vocabulary
+        wrong = next((t for t in request.tokens if t.__class__ is not int or not 0 <= t < most), None)
+        if wrong is not None:
+            raise InputError(f"{name} has the token {wrong!r}: the model's are whole numbers from 0 to {most - 1}")
+        self._scheduler.budget.check(len(request.tokens) + request.max_tokens - 1, name)
+        return self._speculate if request.speculate is None else self._guess_depth(request.speculate, name)
+
+    def _guess_depth(self, tokens: int, name: str) -> int:
+        if tokens.__class__ is not int or tokens < 0:
+            raise InputError(f"{name} would guess {tokens!r} tokens ahead: it is a whole number from 0 up")
+        if tokens > self.cache.composition.max_rewind:
+            raise InputError(
+                f"{name} would guess {tokens} tokens ahead, and the cache takes at most "
+                f"{self.cache.composition.max_rewind} back: compose it with max_rewind={tokens}"
+            )
+        return tokens
+
+    def abort(self, answer: Answer) -> None:
+        """End a request at any time. ``answer.tokens`` keeps what it has so far; nothing more of it is published."""
+        with defer_interrupts():
+            self._abort(answer)
+
+    def _abort(self, answer: Answer) -> None:
+        job = self._scheduler.jobs.get(answer)
+        if job is not None:
+            self._scheduler.end(job, "aborted")
+
+    # ------------------------------------------------------------ steps
+    def step(self) -> bool:
+        """Plan and launch one step, and read the results of an earlier one. False: there was nothing to do.
+
+        Ctrl-C is held back until the end of the step. A second Ctrl-C, or any other exception, interrupts the step;
+        then every job starts over from what is cached.
+        """
+        with defer_interrupts(), self._restart_all_on_error():
+            self._restart_failed(None)  # the program may have polled or flushed the cache since the last step
+            rows = self._scheduler.plan()
+            if rows:
+                self._launch(rows)
+            elif not self._in_flight:
+                return self._idle()
+            if self._in_flight and (len(self._in_flight) > self.overlap or not rows):
+                self._collect(self._in_flight.popleft())
+        return True
+
+    @contextmanager
+    def _restart_all_on_error(self) -> Iterator[None]:
+        """If the block raises, everything in flight is void, and every job starts over."""
+        try:
+            yield
+        except BaseException:
+            for job in list(self._scheduler.jobs.values()):
+                self._scheduler.restart(job)
+            raise
+
+    def _launch(self, rows: list[PlannedRow]) -> None:
+        launched = self._forward.launch(rows)
+        self._in_flight.append(launched)
+        counts = self._scheduler.counts
+        counts.steps += 1
+        for row in rows:
+            if row.prefill:
+                counts.prefilled += row.span.count if row.incoming is None else 0
+                counts.arrived += row.span.count if row.incoming is not None else 0
+                if launched.error is None:  # published with the step, so that jobs waiting for it are admitted next
+                    row.sequence.publish()
+            else:
+                counts.decoded += 1
+                counts.drafted += row.guess_count
+                row.job.answer.drafted += row.guess_count
+
+    def _idle(self) -> bool:
+        """Nothing is in flight and nothing can be launched.
+
+        Either a store may still bring something, or the first waiting job can never be admitted and ends.
+        """
+        if self._scheduler.fetching:
+            time.sleep(STORE_POLL_SECONDS)
+            self.cache.poll()
+            self._restart_failed(None)
+            return True
+        for job in self._scheduler.waiting[:1]:
+            name = job.request.label or "a request"
+            message = f"{name} cannot be admitted: something other than this engine holds the pools"
+            self._scheduler.end(job, "error", PrefixloomError(f"{message}. {self.cache.stats()}"))
+        return bool(self._scheduler.waiting)
+
+    def _collect(self, launched: LaunchedStep) -> None:
+        """Wait for a step, and continue its jobs with what it sampled. Only rows whose inputs were all valid count."""
+        launched.wait()
+        self.cache.poll()
+        self.forward_seconds += launched.seconds
+        self._restart_failed(launched)
+        for row in launched.rows if launched.error is None else ():
+            job = row.job
+            if row.samples and row.attempt == job.attempt:
+                job.unread_passes -= 1
+                self._take_tokens(row, job)
+
+    def _take_tokens(self, row: PlannedRow, job: Job) -> None:
+        """The tokens of a row are known: rewind what was guessed wrong, append the rest, and end a complete answer."""
+        fresh = self._verified_tokens(row)
+        request, answer = job.request, job.answer
+        answer.handed = row.outgoing
+        running = row.sequence.open and job.sequence is row.sequence
+        if row.guess_count and running:
+            wrong = row.guess_count + 1 - len(fresh)
+            row.sequence.rewind(wrong)
+            job.launched -= wrong
+        job.answer_launched += len(fresh) - 1
+        job.guesses_kept = len(fresh) - 1 if row.incoming is None else -1
+        job.failures = 0
+        for at, token in enumerate(fresh):
+            answer.tokens.append(token)
+            answer.logprobs += row.logprobs[at : at + 1]
+            job.tokens.append(token)
+            if token in job.stops or len(answer.tokens) == request.max_tokens:
+                break
+        if running:
+            row.sequence.append(job.tokens[row.sequence.named :])
+        if answer.tokens[-1] in job.stops:
+            self._scheduler.end(job, "stop")
+        elif len(answer.tokens) == request.max_tokens:
+            self._scheduler.end(job, "length")
+        elif running and self._scheduler.publishes_while_decoding:
+            self._publish_on_boundary(row.sequence)
+
+    def _publish_on_boundary(self, sequence: Sequence) -> None:
+        """Publish a decode where its running state stands on a boundary and all tokens before it are known."""
+        if sequence.published < sequence.committed == sequence.publishable:
+            sequence.publish()
+
+    def _verified_tokens(self, row: PlannedRow) -> list[int]:
+        """Return the guesses that were right, and the token that the model sampled after them."""
+        right = 0
+        while right < row.guess_count and row.sampled[right] == row.guesses[right]:
+            right += 1
+        self._scheduler.counts.accepted += right
+        row.job.answer.accepted += right
+        return row.sampled[: right + 1]
+
+    def _restart_failed(self, launched: LaunchedStep | None) -> None:
+        """Restart jobs that lost what they computed; end a job that failed too often.
+
+        A job is lost if its step failed, if it had read what a failed step or copy was to write, or if a flush took all
+        that it held. The cache may report a failure of a later step before that step is collected here.
+        """
+        lost = {
+            job.number: (job, job.sequence.failed)
+            for job in self._scheduler.running
+            if job.sequence and not job.sequence.open
+        }
+        if launched is not None:
+            if launched.error is not None:
+                log.warning("a forward pass of %d requests failed: %r", len(launched.rows), launched.error)
+            for row in launched.rows:  # a job may have been retracted since, so ``running`` does not name them all
+                failed = launched.error or row.sequence.failed
+                if failed is not None and row.attempt == row.job.attempt:
+                    lost[row.job.number] = row.job, failed
+        for job, failed in lost.values():
+            if failed is not None:
+                self._scheduler.counts.failed += 1
+                job.failures += 1
+                if job.failures > RETRIES:
+                    self._scheduler.end(job, "error", failed)
+                    continue
+            self._scheduler.restart(job)
+
+    # ------------------------------------------------------------ whole answers
+    def generate(self, prompts: Iterable[Request | Iterable[int]], max_tokens: int = 32) -> list[Answer]:
+        """Answer all prompts and return the answers in their order; a prompt is a ``Request`` or a list of tokens.
+
+        If one prompt is refused, none is begun. An exception or an interrupt aborts what this call has begun.
+        """
+        if isinstance(prompts, (str, bytes, Request)) or not isinstance(prompts, Iterable):
+            raise InputError(f"generate takes a list of prompts, each a Request or a list of tokens, got {prompts!r}")
+        requests = [p if isinstance(p, Request) else Request(p, max_tokens) for p in prompts]
+        answers: list[Answer] = []
+        try:
+            with defer_interrupts():
+                for request in requests:
+                    answers.append(self.add(request))
+            while not all(answer.done for answer in answers):
+                self.step()
+        finally:
+            with defer_interrupts():
+                for answer in answers:
+                    self._abort(answer)
+        return answers
+
+    def stream(self, prompt: Request | Iterable[int], max_tokens: int = 32) -> AnswerStream:
+        """Return the tokens of one answer as they come, while other requests run. Closing the iterator aborts it."""
+        request = prompt if isinstance(prompt, Request) else Request(prompt, max_tokens)
+        with defer_interrupts():  # if an interrupt is raised here, the stream is dropped, and so the request aborted
+            return AnswerStream(self, self.add(request))
+
+    @property
+    def counts(self) -> Counts:
+        return self._scheduler.counts
+
+    def drain(self) -> None:
+        """Read the results of everything that was launched, without launching more."""
+        with defer_interrupts(), self._restart_all_on_error():
+            while self._in_flight:
+                self._collect(self._in_flight.popleft())
+
+    def close(self) -> None:
+        """Abort what still runs, wait for what is in flight, and end the worker. A second call does nothing."""
+        if self._closed:
+            return
+        with defer_interrupts():
+            for answer in list(self._scheduler.jobs):
+                self._abort(answer)
+            self._forward.close()
+            self._closed = True
+            self._in_flight.clear()
+            self.cache.poll()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class AnswerStream:
+    """Iterates over the tokens of an answer. Closing or dropping it early aborts the request."""
+
+    def __init__(self, engine: Engine, answer: Answer) -> None:
+        self.engine, self.answer = engine, answer
+        self._returned = 0
+
+    def __iter__(self) -> AnswerStream:
+        return self
+
+    def __next__(self) -> int:
+        answer = self.answer
+        while self._returned == len(answer.tokens):
+            if answer.error is not None:
+                raise answer.error
+            if answer.done:
+                raise StopIteration
+            self.engine.step()
+        self._returned += 1
+        return answer.tokens[self._returned - 1]
+
+    def close(self) -> None:
+        self.engine.abort(self.answer)
+
+    __del__ = close

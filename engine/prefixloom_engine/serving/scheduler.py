@@ -1,0 +1,401 @@
+"""The scheduler: decides which tokens of which jobs the next step computes, and reserves the slots for them.
+
+It plans from what the planning thread knows and never reads a tensor, so it can plan one step ahead of the device. A
+planned step's slots are reserved in the pools when it is planned. The rules:
+
+- Jobs that decode come first. What is left of the ``chunk`` goes to prefill, and then to waiting jobs, which are
+  admitted as far as *every* pool has pages. If a pool runs short, the running job that ranks last is retracted: what it
+  computed stays cached, and it waits for its next turn.
+- A prefill step ends where a checkpoint is useful: at the end of a chunk, at the branch that the match reported, at the
+  last boundary of the prompt, and where a waiting job's prompt diverges from this one. That waiting job waits for the
+  checkpoint instead of computing the same tokens again.
+- What a tier below the device has is brought back when a job is admitted. If a store has to be asked, the job keeps its
+  place, and others run meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from prefixloom import Cache, CapacityError, InputError, encode
+
+from ..contract.handover import Handover
+from ..contract.model import Span
+from ..contract.requests import Answer, Reason
+from ..forward.jobs import Job, PlannedRow
+from .admission import POLICIES, PageBudget, cached_tokens
+from .guessing import Guesser
+
+RETRIES = 2
+"""How many times in a row a job starts over because a step or a copy failed. The last time it restores nothing from
+below the device."""
+
+
+@attrs.define
+class Counts:
+    """What an engine has done so far.
+
+    ``steps``                           launched steps
+    ``admitted``, ``retracted``         admissions and retractions; a retracted request is admitted again
+    ``waited``                          requests that waited for another one's checkpoint
+    ``prefilled``, ``decoded``          tokens launched in prefill, and rows launched in decoding
+    ``arrived``                         tokens of prompts that another engine had computed
+    ``restored``                        tokens that a tier below the device brought back
+    ``drafted``, ``accepted``           tokens guessed ahead, and how many of these guesses were right
+    ``failed``                          how often a request had to start over because a step or a copy failed
+    """
+
+    steps: int = 0
+    admitted: int = 0
+    retracted: int = 0
+    waited: int = 0
+    prefilled: int = 0
+    arrived: int = 0
+    restored: int = 0
+    decoded: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    failed: int = 0
+
+
+class Scheduler:
+    """Owns the jobs of one engine.
+
+    ``jobs``      by answer: all jobs that have not ended; each is in ``waiting`` or in ``running``
+    ``guesser``   None where a draft model guesses on the device
+    """
+
+    def __init__(self, cache: Cache, policy: str, chunk: int, max_running: int, guesser: Guesser | None) -> None:
+        if policy not in POLICIES:
+            raise InputError(f"a policy is one of {', '.join(POLICIES)}, got {policy!r}")
+        self.cache = cache
+        self.page, self.lookahead = cache.composition.page, cache.composition.lookahead
+        self.chunk = max(chunk // self.page * self.page, self.page)
+        self.free_rows = list(range(max_running))[::-1]
+        """Device rows that no running job has."""
+        self.guesser = guesser
+        self.order = POLICIES[policy]
+        self.by_priority = policy == "priority"
+        self.budget = PageBudget(cache, self.chunk)
+        self.counts = Counts()
+        self.jobs: dict[Answer, Job] = {}
+        self.waiting: list[Job] = []
+        self.running: list[Job] = []
+        parts = cache.composition.parts
+        self.stateful = any(not part.page_tokens for part in parts)
+        tracked = all(part.manifest.checkpoint_every for part in parts if not part.page_tokens)
+        self.publishes_while_decoding = self.stateful and not tracked
+        """Whether the engine publishes the states of a decode. Otherwise there are none, or the cache keeps them."""
+
+    def add(self, job: Job) -> None:
+        self.jobs[job.answer] = job
+        self.waiting.append(job)
+
+    # ------------------------------------------------------------ planning
+    def plan(self) -> list[PlannedRow]:
+        """Plan the next step. Returns no rows if nothing can be launched before a result is read."""
+        planned: dict[int, PlannedRow] = {}
+        for job in self.fetching:
+            if job.restoring is not None and job.restoring.over:
+                self._finish_restore(job)
+        for job in self._ranked(self.running):
+            if job.sequence is not None and not job.prefilling:
+                self._plan_decode(job, planned)
+        budget = self.chunk - len(planned)
+        for job in self._ranked(self.running):
+            if job.sequence is not None and job.prefilling and job.restoring is None and budget > 0:
+                budget -= self._plan_prefill(job, budget, planned)
+        if budget > 0 and self.waiting and self.free_rows:
+            self._admit(budget, planned)
+        return list(planned.values())
+
+    def _ranked(self, jobs: Iterable[Job]) -> list[Job]:
+        """Sort running jobs by rank. The first is served first, and the last is the first to be retracted."""
+        if self.by_priority:
+            return sorted(jobs, key=lambda job: (-job.request.priority, job.number))
+        return sorted(jobs, key=lambda job: job.number)
+
+    def _plan_decode(self, job: Job, planned: dict[int, PlannedRow]) -> None:
+        if job.answer_left <= 0 or (job.speculate and job.unread_passes):
+            return
+        if job.unread_passes and self.publishes_while_decoding and self.lookahead and job.launched % self.page == 0:
+            return  # the running state stands on a boundary: it is published once the token after it is known
+        known = job.tokens[job.launched :]
+        most = min(self._most_guesses(job), job.answer_left - 1) if job.speculate else 0
+        if self.guesser is None and job.guesses_kept < 0:
+            most = 0  # the draft model has not seen this job yet
+        guesses = [0] * most if self.guesser is None else self.guesser.guess(job.tokens, most) if most else []
+        count = 1 + len(guesses)
+        if not self._grow(job, count, planned):
+            return
+        assert job.sequence is not None
+        span = Span(job.launched, job.launched + count)
+        kept = job.guesses_kept if self.guesser is None and guesses else -1
+        planned[job.number] = PlannedRow(
+            job, job.sequence, span, known + guesses, job.attempt, True,
+            guesses=guesses, guess_count=len(guesses), guesses_kept=kept,
+        )  # fmt: skip
+        job.answer_launched += 1
+        job.unread_passes += 1
+        job.launched = span.end
+
+    def _most_guesses(self, job: Job) -> int:
+        """Where the engine publishes the states of a decode, no step may pass a boundary without ending on it."""
+        most = job.speculate
+        if self.publishes_while_decoding:
+            most = min(most, (job.launched // self.page + 1) * self.page - job.launched - 1)
+        return most
+
+    def _plan_prefill(self, job: Job, budget: int, planned: dict[int, PlannedRow]) -> int:
+        """Plan the next chunk of a prompt; return the number of its tokens."""
+        if job.handover is not None:
+            return self._plan_handover_copy(job, job.handover, planned)
+        end = self._chunk_end(job, budget, not planned)
+        count = end - job.launched
+        if count <= 0 or not self._grow(job, count, planned):
+            return 0
+        assert job.sequence is not None
+        samples = end == job.prefill_end
+        span = Span(job.launched, end)
+        next_token = 0 if samples else job.tokens[end]
+        known = job.tokens[span.start : end]
+        planned[job.number] = PlannedRow(
+            job, job.sequence, span, known, job.attempt, samples, prefill=True, next_token=next_token
+        )
+        job.launched = end
+        if samples:
+            job.answer_launched += 1
+            job.unread_passes += 1
+        return count
+
+    def _plan_handover_copy(self, job: Job, handover: Handover, planned: dict[int, PlannedRow]) -> int:
+        """Plan the copy of what another engine has computed; return the number of its tokens.
+
+        The copy takes two steps: to the boundary, where the job publishes as after a prefill here, and then to the end.
+        """
+        end = handover.boundary if job.launched < handover.boundary else handover.end
+        count = end - job.launched
+        if not self._grow(job, count, planned, arriving=True):
+            return 0
+        assert job.sequence is not None
+        samples = end == handover.end
+        span = Span(job.launched, end)
+        planned[job.number] = PlannedRow(
+            job, job.sequence, span, [], job.attempt, samples, prefill=True, incoming=handover
+        )
+        job.launched = end
+        if samples:
+            job.answer_launched += 1
+            job.unread_passes += 1
+            job.handover, job.guesses_kept = None, -1
+        return count
+
+    def _chunk_end(self, job: Job, budget: int, alone: bool) -> int:
+        """Where the next chunk ends: at the end of the prompt or on a boundary.
+
+        ``alone``: nothing else is planned, so the chunk reaches at least the next boundary.
+        """
+        start, page = job.launched, self.page
+        end = min(start + budget, job.prefill_end)
+        if end < job.prefill_end:
+            end = end // page * page
+            if end <= start and alone:
+                end = min(start // page * page + page, job.prefill_end)
+        if self.stateful:
+            last = (job.prefill_end - 1) // page * page
+            if start < last < end:
+                end = last
+        for stop in job.prefill_stops:
+            if start < stop < end:
+                end = stop
+        return end
+
+    # ------------------------------------------------------------ admission
+    def _admit(self, budget: int, planned: dict[int, PlannedRow]) -> None:
+        """Admit waiting jobs in the policy's order and plan the first chunk of each, as far as pools and rows allow."""
+        for job in self.order(self.waiting, self.cache):
+            if budget <= 0 or not self.free_rows:
+                return
+            if job.unread_passes or self._awaits_checkpoint(job):
+                continue
+            if not self._open(job):
+                return
+            if job.restoring is not None:
+                continue
+            if self.stateful:
+                self._stop_where_waiting_diverge(job)
+            taken = self._plan_prefill(job, budget, planned)
+            if not taken:
+                return
+            budget -= taken
+
+    def _stop_where_waiting_diverge(self, job: Job) -> None:
+        """End a prefill step where a waiting prompt diverges from ``job``: with a state there, that one can hit."""
+        for other in self.waiting:
+            if other is not job and other.request.namespace == job.request.namespace:
+                shared = common_prefix(job.tokens, other.tokens, len(other.tokens) - 1) // self.page * self.page
+                if job.launched < shared < job.prefill_end:
+                    job.prefill_stops.add(shared)
+
+    def _awaits_checkpoint(self, job: Job) -> bool:
+        """Whether a running prefill is about to leave a checkpoint that is deeper than what ``job`` would hit now."""
+        deepest, whose = 0, None
+        for other in self.running:
+            if other.prefilling and other.request.namespace == job.request.namespace:
+                shared = common_prefix(job.tokens, other.tokens, len(job.tokens) - 1) // self.page * self.page
+                to_come = other.launched <= shared if self.stateful else other.launched < other.prefill_end
+                if shared > deepest and to_come:
+                    deepest, whose = shared, other
+        if whose is None or cached_tokens(job, self.cache) >= deepest:
+            return False
+        if deepest < whose.prefill_end:
+            whose.prefill_stops.add(deepest)
+        self.counts.waited += not job.awaited_checkpoint
+        job.awaited_checkpoint = True
+        return True
+
+    def _open(self, job: Job) -> bool:
+        """Open the sequence of a waiting job and begin its restore. False: a pool is too short."""
+        request = job.request
+        try:
+            sequence = self.cache.open(
+                job.key, namespace=request.namespace, leave=1, label=request.label, priority=request.priority
+            )
+        except CapacityError:
+            return False
+        job.launched, job.prefill_end = sequence.ready, len(job.tokens)
+        if self.running and not self._pools_suffice(job):
+            sequence.abort()
+            return False
+        job.sequence = sequence
+        job.device_row = self.free_rows.pop()
+        self.waiting.remove(job)
+        self.running.append(job)
+        self.counts.admitted += 1
+        job.restoring = sequence.restore() if job.failures < RETRIES else None
+        if job.restoring is None or job.restoring.over:
+            self._finish_restore(job)
+        return True
+
+    @property
+    def fetching(self) -> list[Job]:
+        """The running jobs that wait for what a store may bring."""
+        return [job for job in self.running if job.restoring is not None]
+
+    def _finish_restore(self, job: Job) -> None:
+        """Every tier has brought what it can: the job goes on from there."""
+        sequence, handover = job.sequence, job.handover
+        assert sequence is not None
+        job.restoring = None
+        brought, job.launched = sequence.ready - job.launched, sequence.ready
+        if handover is not None and not handover.have <= sequence.ready < handover.end == job.prefill_end:
+            job.handover = (
+                None  # its beginning was evicted here, or tokens were answered since: the job is computed here
+            )
+        job.prefill_stops = {sequence.branch} if sequence.branch else set()
+        self.counts.restored += brought
+        if not job.admitted:
+            job.answer.hit, job.answer.restored = sequence.ready, brought
+        job.admitted = True
+
+    def _pools_suffice(self, job: Job) -> bool:
+        jobs = [*self.running, job]
+        if self.budget.suffices(jobs):
+            return True
+        self.cache.reclaim()  # running sequences give back what they keep without needing it
+        return self.budget.suffices(jobs)
+
+    # ------------------------------------------------------------ slots
+    def _grow(self, job: Job, count: int, planned: dict[int, PlannedRow], *, arriving: bool = False) -> bool:
+        """Reserve slots for ``count`` more tokens, and retract jobs that rank lower until they fit.
+
+        False: the job itself was retracted or ended.
+        """
+        while True:
+            assert job.sequence is not None
+            try:
+                job.sequence.grow(count, arriving=arriving)
+                return True
+            except CapacityError as error:
+                if len(self.running) == 1:  # there is no other job to retract
+                    self.end(job, "error", error)
+                    return False
+                victim = self._ranked(self.running)[-1]
+                dropped = planned.pop(victim.number, None)
+                if dropped is not None:
+                    self._unplan(dropped)
+                self.retract(victim)
+                if victim is job:
+                    return False
+
+    def _unplan(self, row: PlannedRow) -> None:
+        """Undo what planning this row has changed in its job."""
+        job = row.job
+        job.launched = row.span.start
+        job.handover = row.incoming
+        if row.samples:
+            job.answer_launched -= 1
+            job.unread_passes -= 1
+
+    # ------------------------------------------------------------ how a job stops running
+    def retract(self, job: Job) -> None:
+        """Give back the pages of a running job. What it computed stays cached, and it waits for its next turn."""
+        assert job.sequence is not None
+        job.sequence.close()
+        self.counts.retracted += 1
+        self._requeue(job)
+
+    def _requeue(self, job: Job) -> None:
+        """Make a running job wait; it starts over from what is cached then."""
+        self._stop_running(job)
+        job.key = encode(job.tokens)
+        self.waiting.append(job)
+
+    def restart(self, job: Job) -> None:
+        """Void everything in flight for a job: it starts over from its answer so far and from what is cached.
+
+        The failure may be due to what another engine handed over, so that is not used again.
+        """
+        job.attempt += 1
+        job.unread_passes = 0
+        job.answer_launched = len(job.answer.tokens)
+        job.tokens = [*job.request.tokens, *job.answer.tokens]
+        job.handover = None
+        if job.sequence is not None:
+            job.sequence.abort()
+            self._requeue(job)
+
+    def end(self, job: Job, reason: Reason, error: BaseException | None = None) -> None:
+        """End the answer. Only a job that ended with "length" or "stop" is published."""
+        del self.jobs[job.answer]
+        job.answer.reason, job.answer.error = reason, error
+        job.attempt += 1
+        if job.sequence is None:
+            self.waiting.remove(job)
+            return
+        if reason in ("length", "stop"):
+            job.sequence.close()
+        else:
+            job.sequence.abort()
+        self._stop_running(job)
+
+    def _stop_running(self, job: Job) -> None:
+        """Free the job's device row. Work in flight may still write the row, and its next owner comes later on the
+        stream."""
+        job.sequence = job.restoring = None
+        self.running.remove(job)
+        self.free_rows.append(job.device_row)
+
+
+def common_prefix(a: list[int], b: list[int], most: int) -> int:
+    """How many of the first ``most`` tokens of ``a`` and ``b`` agree."""
+    low, high = 0, min(most, len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,141 @@
+"""``python -m bench``: it measures workloads, also beside another commit, and names what it could not run."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("runner", "drivers", "workloads", "peers", "__main__")
+"""From the lowest room up. A room imports only from rooms before it."""
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT))
+    yield importlib.import_module("bench.runner.figures")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bench"]:
+        del sys.modules[name]
+
+
+def start(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "bench", *arguments], cwd=root, capture_output=True, text=True)
+
+
+def run(root: Path, *arguments: str) -> Any:
+    ran = start(root, *arguments)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_every_row_has_a_median_between_its_least_and_its_most() -> None:
+    result = run(ROOT, "slot_kernels", "--rounds", "2", "--json")
+    assert len(result["rows"]) == 10
+    for row in result["rows"]:
+        here = row["here"]
+        assert 0 < here["least"] <= here["median"] <= here["most"], row
+    assert result["skipped"] == {}
+    readings = result["machine"]
+    assert list(readings) == ["loop iteration", "memory access"]
+    assert all(len(each) == 3 and min(each) > 0 for each in readings.values())  # before each round, and after the last
+
+
+def test_other_commits_are_measured_with_their_own_sources(tmp_path: Path) -> None:
+    """One commit executes a hundred more bytecodes to compose, another cannot compose, and a third does not fuse."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    tree = tmp_path / "tree"
+    ignored = shutil.ignore_patterns("__pycache__", "tests")
+    for part in ("bench", "core", "plugins", "engine"):
+        shutil.copytree(ROOT / part, tree / part, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    (tree / "bench/workloads/by_name.py").write_text(
+        "def bytecodes():\n"
+        "    import prefixloom\n"
+        "    return {'answer': [float(prefixloom.compose())]}\n"
+        "WORKLOADS, USUAL = {'bytecodes': bytecodes}, ('bytecodes',)\n"
+        "def path_of(name): return f'{__name__}:{name}'\n"
+    )
+    source = tree / "core/prefixloom/__init__.py"
+    git = ["git", "-C", str(tree), "-c", "user.name=a", "-c", "user.email=a@b.example", "-c", "commit.gpgsign=false"]
+
+    def commit(tag: str, text: str) -> None:
+        source.write_text(text)
+        for command in (["add", "-A"], ["commit", "-qm", tag], ["tag", tag]):
+            subprocess.run([*git, *command], check=True)
+
+    subprocess.run(["git", "init", "-q", str(tree)], check=True)
+    commit("fused", "def compose(fuse=True):\n    return 3 if fuse else 5\n")
+    commit("broken", "def compose():\n    raise NotImplementedError('not yet')\n")
+    shutil.move(tree / "core", tree / "elsewhere")  # a commit may keep its packages in other folders
+    project = tree / "pyproject.toml"
+    project.write_text(project.read_text().replace('"core/prefixloom"', '"elsewhere/prefixloom"'))
+    source = tree / "elsewhere/prefixloom/__init__.py"
+    commit("moved", "def compose():\n    return 2\n")
+
+    def against(*arguments: str) -> Any:
+        return run(tree, "bytecodes", "--rounds", "1", "--json", "--against", *arguments)
+
+    (row,) = against("fused")["rows"]
+    assert (row["here"]["median"], row["fused"]["median"], row["ratio"]) == (2, 3, 1.5)
+    (row,) = against("fused", "--as-written")["rows"]
+    assert (row["fused as written"]["median"], row["ratio"]) == (5, 2.5)
+    result = against("broken")
+    assert result["skipped"] == {"bytecodes, broken": "NotImplementedError: not yet"}
+    assert all("ratio" not in row for row in result["rows"])
+    (why,) = against("moved", "--as-written")["skipped"].values()
+    assert why.startswith("NoFuseOption: prefixloom.compose has no option fuse")
+    left = subprocess.run([*git, "worktree", "list"], check=True, capture_output=True, text=True).stdout
+    assert len(left.splitlines()) == 1
+
+
+def test_the_ratio_is_the_other_commit_over_ours(figures: ModuleType) -> None:
+    sides = {"here": {"work": {"a, us": [1.0, 2.0, 9.0]}}, "old": {"work": {"a, us": [5.0, 4.0, 3.0]}}}
+    (row,) = figures.summary(sides)
+    assert row["here"] == {"median": 2.0, "least": 1.0, "most": 9.0}
+    assert row["ratio"] == 2.0
+    assert "2.000" in figures.table([row], list(sides))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [(["nothing"], "no workload nothing"), (["--as-written"], "--as-written needs --against REV")],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(arguments: list[str], reason: str) -> None:
+    ran = start(ROOT, *arguments)
+    assert ran.returncode == 2
+    assert reason in ran.stderr
+
+
+def imported(source: Path) -> Iterator[str]:
+    """The modules of bench that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bench"):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("bench"))
+
+
+def test_each_room_imports_only_from_the_rooms_below_it() -> None:
+    for source in sorted((ROOT / "bench").rglob("*.py")):
+        room = source.relative_to(ROOT / "bench").with_suffix("").parts[0]
+        for module in imported(source):
+            assert ROOMS.index(module.split(".")[1]) <= ROOMS.index(room), f"{source} imports {module}"
+
+
+def test_only_one_module_of_the_workloads_uses_internals_of_prefixloom() -> None:
+    public = {"", "storage", "storage.checksum"}
+    for source in sorted((ROOT / "bench").rglob("*.py")):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "prefixloom":
+                assert (node.module or "").partition(".")[2] in public, f"{source} imports {node.module}"

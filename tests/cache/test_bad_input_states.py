@@ -1,0 +1,299 @@
+"""Bad input around windows and states: a clear result, nothing lost, and nobody else's locks are touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import prefixloom
+from prefixloom import CapacityError, CompositionError, Path, Point, ProtocolError, Window
+from prefixloom.cache.cache import Cache
+from prefixloom.testing.toy import composition
+from tests.support import helpers
+from tests.support.helpers import cache_of, held, part, run, serve, settle, unprotected
+from tests.support.traffic import REGISTRY
+
+TOKENS = list(range(40))
+
+
+def locks(cache: Cache) -> dict[tuple[str, int, int], int]:
+    """Lock counts; without those of roots, which count their children."""
+    return {what: count for what, count in helpers.locks(cache).items() if what[2]}
+
+
+def fsm(slots: int = 8, *, debug: bool = True, **state: Any) -> Cache:
+    parts = (part("full", Path()), part("window", Window(10)), part("state", Point(), **state))
+    return cache_of(*parts, slots=slots, debug=debug, max_rewind=state.get("max_rewind", 0))
+
+
+# ---------------------------------------------------------------- refused when it is composed
+
+
+@pytest.mark.parametrize("window", [0, -1, 1.5, None, True])
+def test_a_window_of_nothing_is_refused_with_the_layer(window: Any) -> None:
+    with pytest.raises(CompositionError, match=r"layer 0 .*sliding_window=.*must be a whole number of at least 1"):
+        prefixloom.compose(composition("FS", sliding_window=window), capacity=4096, registry=REGISTRY)
+    with pytest.raises(CompositionError):
+        Window(window)
+
+
+@pytest.mark.parametrize("running", [3, 7])
+@pytest.mark.parametrize(
+    ("name", "rewind", "each"), [("FSM", 0, 1), ("FSM", 2, 4), ("M", 0, 1), ("two kinds of state", 0, 1)]
+)
+def test_too_few_state_slots_are_refused_with_the_number_needed(
+    name: str, rewind: int, each: int, running: int
+) -> None:
+    config = composition(name)
+    needed = running * each + 1
+    rough = prefixloom.compose(config, capacity=4096, registry=REGISTRY, device="meta")
+
+    def sizes(slots: int) -> Mapping[str, int]:
+        return {part.name: 256 if part.page_tokens else slots for part in rough.composition.parts}
+
+    options: dict[str, Any] = {"registry": REGISTRY, "max_running": running, "max_rewind": rewind, "device": "meta"}
+    with pytest.raises(CompositionError, match=rf"'mamba' has {needed - 1} state slots.*need {needed}: {each} each"):
+        prefixloom.compose(config, capacity=sizes(needed - 1), **options)
+    cache = prefixloom.compose(config, capacity=sizes(needed), **options)
+    sequences = [cache.open([number] * 8) for number in range(running)]
+    assert len(sequences) == running
+
+
+# ---------------------------------------------------------------- refused while it runs
+
+
+@pytest.mark.parametrize("upto", [4, 12, 13, 20])
+def test_a_checkpoint_off_the_grid_is_refused_and_changes_nothing(upto: int) -> None:
+    cache = fsm(grid=8)
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 20)
+        before, counts, had = cache.stats(), locks(cache), sequence.pages("window")
+        with pytest.raises(ProtocolError, match=f"cannot publish {upto}: it must be a multiple of 8"):
+            sequence.publish(upto)
+        assert (cache.stats(), locks(cache), sequence.pages("window")) == (before, counts, had)
+        assert sequence.publish() == 16
+    settle(cache)
+
+
+def test_checkpoints_on_the_way_are_kept_on_the_grid_only() -> None:
+    """Every 12 tokens, where states are exact at multiples of 8: at 16 and 32."""
+    cache = fsm(16, grid=8, checkpoint_every=12)
+    with cache.open(TOKENS[:38]) as sequence:
+        for _ in range(19):
+            run(sequence, 2)
+    assert cache.peek([*TOKENS[:38], 1]) == 32
+    settle(cache)
+
+
+def without_a_state(cache: Cache, sequence: Any, before: Mapping[Any, int]) -> None:
+    """Pages are published, and no state: the boundary cannot be resumed at, and a match says what is missing."""
+    assert cache.stats().components["state"].cached == 0
+    plan = cache.match(TOKENS)
+    assert (plan.ready, plan.walked, plan.limited_by) == (0, sequence.published, "state")
+    assert {what: locks(cache)[what] for what in before} == before
+    assert unprotected(cache) == []
+
+
+def another(cache: Cache) -> tuple[Any, dict[Any, int]]:
+    """Somebody else, who holds pages of every kind; all that is locked for him."""
+    serve(cache, [500 + i for i in range(24)])
+    other = cache.open([*[500 + i for i in range(24)], 1])
+    run(other, 1)
+    cache.evict({"state": 8})
+    return other, dict(locks(cache))
+
+
+def test_a_publication_off_the_states_boundary_has_no_state() -> None:
+    cache = fsm()
+    other, before = another(cache)
+    sequence = cache.open(TOKENS)
+    run(sequence, 18)
+    assert sequence.publish() == 16
+    without_a_state(cache, sequence, before)
+    run(sequence, 2)
+    assert sequence.publish() == 20
+    assert cache.peek(TOKENS) == 20, "the state itself was not lost"
+    for one in (sequence, other):
+        one.abort()
+    settle(cache)
+
+
+def test_a_publication_after_a_failed_step_has_no_state() -> None:
+    cache = fsm()
+    other, before = another(cache)
+    sequence = cache.open(TOKENS)
+    run(sequence, 16)
+    sequence.grow(4)
+    with pytest.raises(ZeroDivisionError), cache.step([sequence]) as step:
+        step.run_ops()
+        raise ZeroDivisionError
+    assert sequence.publish() == 16
+    without_a_state(cache, sequence, before)
+    for one in (sequence, other):
+        one.close()
+    settle(cache)
+
+
+def test_a_publication_while_a_step_writes_the_state_has_no_state() -> None:
+    cache = fsm()
+    other, before = another(cache)
+    sequence = cache.open(TOKENS)
+    run(sequence, 16)
+    sequence.grow(4)
+    with cache.step([sequence]) as step:
+        step.run_ops()
+        assert sequence.publish() == 16
+        without_a_state(cache, sequence, before)
+    assert sequence.publish() == 20
+    assert cache.peek(TOKENS) == 20
+    for one in (sequence, other):
+        one.abort()
+    settle(cache)
+
+
+def test_a_rewound_state_that_was_not_copied_yet_is_not_published() -> None:
+    cache = fsm(24, max_rewind=3)
+    other, before = another(cache)
+    sequence = cache.open(TOKENS)
+    run(sequence, 16)
+    run(sequence, 3)
+    sequence.rewind(3 - 1)
+    sequence.append([1, 2, 3])
+    assert sequence.publish() == 16
+    without_a_state(cache, sequence, before)
+    for one in (sequence, other):
+        one.close()
+    settle(cache)
+
+
+# ---------------------------------------------------------------- a pool that runs dry
+
+
+def fill_states(cache: Cache) -> list[Any]:
+    """Sequences until no state slot can be had."""
+    fillers = []
+    while True:
+        try:
+            fillers.append(cache.open([1000 + len(fillers)] * 4))
+        except CapacityError:
+            return fillers
+
+
+@pytest.mark.parametrize("pool", ["full", "window", "state"])
+def test_dry_while_matching_a_request_is_refused_and_nothing_was_taken(pool: str) -> None:
+    cache = fsm()
+    serve(cache, TOKENS)
+    holder = cache.open([*TOKENS, 1])
+    spans = [cache.pool(pool).mint(cache.pool(pool).free)]  # somebody outside holds all that is left
+    before, counts = cache.stats().components, locks(cache)
+    if pool == "state":
+        with pytest.raises(CapacityError, match="state: needs 1"):
+            cache.open([*TOKENS, 2])
+    else:
+        with cache.open([*TOKENS, *range(30)]) as sequence:  # a match needs no page
+            assert sequence.ready == 40
+            with pytest.raises(CapacityError, match=pool):
+                sequence.grow(30)
+            assert sequence.reserved == 40
+            sequence.abort()
+    assert locks(cache) == counts
+    assert cache.stats().components == before
+    run_ops(cache, holder)
+    spans.pop().free()
+    holder.close()
+    assert held(cache, TOKENS) == 40
+    settle(cache)
+
+
+def run_ops(cache: Cache, sequence: Any) -> None:
+    with cache.step([sequence]) as step:
+        step.run_ops()
+
+
+def check_dry_before_the_copy(debug: bool) -> None:
+    """Between a match and its copy the pool runs dry, and all that may go is evicted: the source stays."""
+    cache = fsm(4, debug=debug)
+    content = cache.pool("state").buffers["data"]
+    with cache.open(TOKENS) as first:
+        run(first, 40)
+        content[:, first.pages("state")[0]] = 41
+    sequence = cache.open([*TOKENS, 1])
+    assert sequence.ready == 40
+    counts = locks(cache)
+    assert cache.evict({"state": 4}) == {"state": 0}
+    fillers = fill_states(cache)
+    for filler in fillers:
+        run_ops(cache, filler)
+        content[:, filler.pages("state")[0]] = 7
+    assert locks(cache) == counts
+    run_ops(cache, sequence)
+    assert (content[:, sequence.pages("state")[0]] == 41).all(), "copied, and from the state that was matched"
+    assert len(fillers) == 2
+    late = cache.open([9] * 4)  # the source is covered until it was copied, and no longer
+    assert cache.stats().components["state"].cached == 0
+    for one in (late, sequence, *fillers):
+        one.abort()
+    settle(cache)
+
+
+def test_dry_before_the_copy_the_source_stays_until_it_was_copied() -> None:
+    for debug in (True, False):
+        check_dry_before_the_copy(debug)
+
+
+def test_dry_while_donating_a_checkpoint_is_left_out_and_counted() -> None:
+    """No slot to go on with: the sequence keeps its state, its pages are published, and it runs on."""
+    cache = fsm(5)
+    serve(cache, [500 + i for i in range(24)])
+    other = cache.open([*[500 + i for i in range(24)], 1])  # pins a state that is not copied yet
+    sequence = cache.open(TOKENS)
+    run(sequence, 20)
+    slot = sequence.pages("state")
+    fillers = fill_states(cache)
+    before = locks(cache)
+    assert sequence.publish() == 20
+    assert sequence.pages("state") == slot
+    assert cache.stats().skipped_checkpoints == 1
+    assert {what: locks(cache)[what] for what in before} == before
+    plan = cache.match(TOKENS)
+    assert (plan.ready, plan.walked, plan.branch) == (0, 20, 20)
+    run(sequence, 4)
+    fillers.pop().abort()
+    assert sequence.publish() == 24, "and now there is a slot"
+    assert cache.peek(TOKENS) == 24
+    for one in (sequence, other, *fillers):
+        one.close()
+    settle(cache)
+
+
+def test_dry_while_a_checkpoint_is_kept_beside_it_is_left_out_and_counted() -> None:
+    cache = fsm(4, checkpoint_every=8)
+    sequence = cache.open(TOKENS)
+    fillers = fill_states(cache)
+    for _ in range(5):
+        run(sequence, 4)
+    assert sequence.owned("state") == 1
+    assert cache.stats().skipped_checkpoints == 2
+    fillers.pop().abort()
+    run(sequence, 4)
+    assert sequence.owned("state") == 2, "and now there is a slot"
+    sequence.rewind(0)
+    sequence.close()
+    assert cache.peek(TOKENS) == 24
+    for filler in fillers:
+        filler.abort()
+    settle(cache)
+
+
+def test_dry_at_the_end_a_sequence_donates_what_it_has() -> None:
+    """Its last publication needs no slot to go on with."""
+    cache = fsm(2)
+    other = cache.open([5] * 4)
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 40)
+    assert cache.peek([*TOKENS, 1]) == 40
+    assert cache.stats().skipped_checkpoints == 0
+    other.abort()
+    settle(cache)

@@ -1,0 +1,332 @@
+"""Steps: ops run once and in order, drafts run none, a step is used once, a failed step commits nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from prefixloom import Claim, Component, InputError, Op, Path, PluginError, Point, ProtocolError, hookimpl
+from prefixloom.device.streams import InlineStream, ThreadStream
+from tests.support.helpers import cache_of, held, part, path_cache, run, serve, settle
+
+TOKENS = list(range(40))
+
+
+class Flushing(Component):
+    """Adds an op of its own to every step, and remembers what ran."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.ran: list[tuple[Op, Any]] = []
+        self.batches: list[Any] = []
+        self.answer: Any = (Op("flush", "mine", dst=(1,)),)
+        self.fails = False
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> Any:
+        self.batches.append(batch)
+        return self.answer
+
+    @hookimpl
+    def run_forward_op(self, op: Op, stream: Any) -> None:
+        self.ran.append((op, stream))
+        if self.fails:
+            raise LookupError("no stream")
+
+
+def flushing() -> tuple[Any, Flushing]:
+    mine = part("mine", Point(), kind=Flushing)
+    assert isinstance(mine, Flushing)
+    return cache_of(part("path", Path()), mine, part("state", Point())), mine
+
+
+def test_a_step_commits_what_was_reserved_when_it_ends_well() -> None:
+    cache = path_cache()
+    with cache.open(TOKENS) as first, cache.open([9] * 8) as second:
+        first.grow(10)
+        second.grow(8)
+        with cache.step([first, second]):
+            pass
+        assert (first.committed, second.committed) == (10, 8)
+    settle(cache)
+
+
+def test_a_step_that_fails_commits_nothing() -> None:
+    cache = path_cache()
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(10)
+        with pytest.raises(ZeroDivisionError), cache.step([sequence]):
+            raise ZeroDivisionError
+        assert (sequence.committed, sequence.reserved) == (0, 10)
+    assert held(cache, TOKENS) == 0
+    settle(cache)
+
+
+def test_the_derived_ops_come_first_and_then_the_plugins_own() -> None:
+    cache, mine = flushing()
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            assert [(op.kind, op.component) for op in step.ops] == [
+                ("clear", "mine"), ("clear", "state"), ("flush", "mine")
+            ]  # fmt: skip
+            assert mine.ran == []
+            stream = InlineStream("a stream")
+            step.run_ops(stream)
+        assert mine.ran == [(Op("flush", "mine", dst=(1,)), stream)]
+        (batch,) = mine.batches
+        assert [(view.boundary, view.key_tokens) for view in batch] == [(0, 40)]
+    settle(cache)
+
+
+def test_ops_run_once_however_a_forward_is_split() -> None:
+    cache, mine = flushing()
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            step.run_ops()
+            with pytest.raises(ProtocolError, match="have run already"):
+                step.run_ops()
+        assert len(mine.ran) == 1
+    settle(cache)
+
+
+def test_a_draft_step_has_no_ops_and_commits_nothing() -> None:
+    cache, mine = flushing()
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        with cache.step([sequence], role="draft") as step:
+            assert step.ops == ()
+            step.run_ops()
+        assert (mine.ran, mine.batches, sequence.committed) == ([], [], 0)
+        run(sequence, 0)
+        assert sequence.committed == 8
+    settle(cache)
+
+
+def test_ops_that_were_not_run_are_an_error_and_nothing_is_committed() -> None:
+    cache, _ = flushing()
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        with pytest.raises(ProtocolError, match="ops that were not run"), cache.step([sequence]):
+            pass
+        assert sequence.committed == 0
+    settle(cache)
+
+
+def test_a_step_is_used_once_and_its_ops_inside_of_it() -> None:
+    cache = path_cache()
+    with cache.open(TOKENS) as sequence:
+        step = cache.step([sequence])
+        with pytest.raises(ProtocolError, match="inside of the step's with block"):
+            step.run_ops()
+        with step:
+            step.run_ops()
+        with pytest.raises(ProtocolError, match="used once"), step:
+            pass
+        with pytest.raises(ProtocolError, match="inside of the step's with block"):
+            step.run_ops()
+
+
+def test_a_step_skips_sequences_that_ended_while_it_ran() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    bystander = cache.open([4] * 8)
+    run(bystander, 8)
+    stays, leaves = cache.open(TOKENS), cache.open([5] * 8)
+    for sequence in (stays, leaves):
+        sequence.grow(8)
+    step = cache.step([stays, leaves])
+    leaves.abort()
+    other = cache.open([6] * 8)  # may get the slot that the aborted one had
+    content = cache.pool("state").buffers["data"]
+    content.fill_(77)
+    with step:
+        step.run_ops()
+    (cleared,) = stays.pages("state")
+    written = [slot for slot in range(content.shape[1]) if not (content[:, slot] == 77).all()]
+    assert written == [cleared], "a late op must not hit a slot that is somebody else's by now"
+    assert (stays.committed, leaves.open) == (8, False)
+    for sequence in (stays, other, bystander):
+        sequence.close()
+    settle(cache)
+
+
+def test_an_op_that_fails_fails_the_step_and_the_derived_ones_are_not_run_again() -> None:
+    cache, mine = flushing()
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        mine.fails = True
+        with pytest.raises(PluginError, match="'mine': run_forward_op raised"), cache.step([sequence]) as step:
+            step.run_ops()
+        assert sequence.committed == 0
+        mine.fails = False
+        with cache.step([sequence]) as step:
+            assert [op.kind for op in step.ops] == ["flush"]
+            step.run_ops()
+        assert sequence.committed == 8
+    settle(cache)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        5, [Op("flush", "mine")], (5,), (Op("flush", "nobody"),), (Op("flush", "state"),),
+        (Op("clear", "mine", dst=(99,)),), (Op("clear", "mine", dst=(-1,)),), (Op("copy", "mine", dst=(1,)),), (None,),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_ops_that_cannot_be_run_are_refused_before_anything_runs(answer: Any) -> None:
+    cache, mine = flushing()
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        mine.answer = answer
+        with pytest.raises(PluginError, match="'mine': deferred_forward_ops must answer"):
+            cache.step([sequence])
+        mine.answer = None
+        with cache.step([sequence]) as step:
+            assert [op.kind for op in step.ops] == ["clear", "clear"]
+            step.run_ops()
+    settle(cache)
+
+
+class Claiming(Flushing):
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Claim:
+        return Claim(ops=(Op("load", "mine"),))
+
+
+def test_claimed_ops_run_in_the_first_step_and_never_again() -> None:
+    mine = part("mine", Path(), kind=Claiming)
+    assert isinstance(mine, Claiming)
+    mine.answer = None
+    cache = cache_of(mine)
+    with cache.open(TOKENS) as sequence:
+        for expected in (["load"], [], []):
+            sequence.grow(4)
+            with cache.step([sequence]) as step:
+                assert [op.kind for op in step.ops] == expected
+                step.run_ops()
+    assert [op.kind for op, _ in mine.ran] == ["load"]
+    settle(cache)
+
+
+def test_the_role_and_the_sequences_of_a_step_are_checked() -> None:
+    cache, other = path_cache(), path_cache()
+    with cache.open(TOKENS) as mine, other.open(TOKENS) as foreign:
+        with pytest.raises(InputError, match="'target' or 'draft', got 'both'"):
+            cache.step([mine], role="both")  # type: ignore[arg-type]
+        with pytest.raises(ProtocolError, match="belongs to another cache"):
+            cache.step([mine, foreign])
+        with pytest.raises(InputError, match="no component 'ghost' here; there are path"):
+            cache.step([mine]).table("ghost")
+        for wrong in (mine, [5], None):
+            with pytest.raises((InputError, ProtocolError)):
+                cache.step(wrong)  # type: ignore[arg-type]
+    serve(cache, TOKENS)
+    settle(cache)
+
+
+def test_what_is_reserved_for_the_next_step_is_not_committed_by_this_one() -> None:
+    cache = path_cache()
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        with cache.step([sequence]):
+            sequence.grow(8)  # overlap: the next step is prepared while this one runs
+        assert sequence.committed == 8
+
+
+def test_tables_are_padded_with_absent_pages() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    with cache.open(TOKENS) as first, cache.open([7] * 6) as second:
+        first.grow(12)
+        second.grow(6)
+        step = cache.step([first, second])
+        table = step.table("path")
+        assert table.dtype == torch.int32
+        assert table.tolist() == [first.pages("path"), [*second.pages("path"), -1]]
+        assert step.table("state").tolist() == [first.pages("state"), second.pages("state")]
+        assert cache.step([]).table("path").shape == (0, 0)
+
+
+def test_a_state_that_a_running_step_writes_is_never_handed_to_the_tree() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 20)
+        sequence.grow(4)
+        with cache.step([sequence]) as step:
+            step.run_ops()
+            (written,) = sequence.pages("state")
+            sequence.publish(20)  # the scheduler is one step ahead
+            assert sequence.pages("state") == [written]
+        assert sequence.committed == 24
+    settle(cache)
+
+
+class Snapshots(Flushing):
+    """Says ops of its own kinds and of the core's, before and behind the layers."""
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_plugins_ops_run_before_and_behind_the_layers_on_the_stream(threaded: bool) -> None:
+    mine = part("mine", Path(), kind=Snapshots)
+    assert isinstance(mine, Snapshots)
+    cache = cache_of(mine)
+    data = cache.pool("mine").buffers["data"]
+    stream = ThreadStream("forward") if threaded else InlineStream("forward")
+    order: list[str] = []
+    mine.ran = Order(order)  # type: ignore[assignment]
+    chosen = torch.tensor([1, 0])
+    mine.answer = (
+        Op("late", "mine", after=True), Op("track", "mine", dst=(9,), src=(4,)), Op("early", "mine"),
+        Op("copy", "mine", dst=(10, 11), src=((1, 4), (4, 1)), selector=chosen, after=True),
+    )  # fmt: skip
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            assert [op.kind for op in step.ops] == ["early", "late", "track", "copy"]
+            step.run_ops(stream)
+            stream.run(lambda: order.append("layers"))
+            stream.run(lambda: data[:, 4].fill_(4))
+            assert threaded or order == ["early", "layers"]
+        stream.record().synchronize()
+        assert order == ["early", "layers", "late"]
+        assert [int(data[0, slot].max()) for slot in (9, 10, 11)] == [4, 4, 4]
+        sequence.abort()
+    cache.poll()
+    stream.close()
+    settle(cache)
+
+
+class Order(list[Any]):
+    """Takes what a plugin's op tells, and keeps its kind."""
+
+    def __init__(self, order: list[str]) -> None:
+        super().__init__()
+        self.order = order
+
+    def append(self, told: Any) -> None:
+        self.order.append(told[0].kind)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (Op("track", "mine", dst=(1,)),),
+        (Op("copy", "mine", dst=(1,), src=((1, 99),), selector=torch.tensor([0])),),
+        (Op("copy", "mine", dst=(1, 2), src=((1, 2), (1,)), selector=torch.tensor([0, 0])),),
+        (Op("copy", "mine", dst=(1,), src=((1, 2),), selector=torch.tensor([0, 0])),),
+        (Op("copy", "mine", dst=(1,), src=((1, 2), (1, 2)), selector=torch.tensor([0])),),
+    ],
+    ids=["no source", "no such slot", "unequal choices", "too many selected", "too many choices"],
+)
+def test_tracks_and_selections_that_cannot_be_are_refused(answer: Any) -> None:
+    cache, mine = flushing()
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        mine.answer = answer
+        with pytest.raises(PluginError, match="'mine': deferred_forward_ops must answer"):
+            cache.step([sequence])
+        mine.answer = None
+    settle(cache)

@@ -1,0 +1,147 @@
+"""prefixloom new-component: what it writes installs, is found, and passes the kit; what cannot be is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixloom.cli import main
+from prefixloom.testing import LAWS, ComponentCase, report_on
+from tests.support.sampling import sampled
+
+VARIANTS: dict[str, list[str]] = {
+    "path": [],
+    "window": ["--reach", "window:6", "--buffer", "k:2x4:float32", "--layers", "3"],
+    "point": ["--reach", "point"],
+    "custom": ["--reach", "custom"],
+    "sinks": ["--reach", "sinks:3+window:8", "--page-size", "8"],
+    "chunk": ["--reach", "chunk:16"],
+    "tail": ["--reach", "tail:16:4+window:3", "--grid", "8"],
+    "draft": ["--reach", "path", "--lookahead", "1"],
+    "groups": ["--reach", "window:8", "--tokens-per-slot", "2"],
+    "grid_state": ["--reach", "point", "--grid", "8", "--buffer", "conv:3x4:float32", "--buffer", "h:4x8"],
+}
+
+
+def written(name: str, into: Path) -> Path:
+    assert main(["new-component", name, *VARIANTS[name], "--into", str(into)]) == 0
+    return into / f"prefixloom-{name.replace('_', '-')}"
+
+
+def loaded(path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", sampled(VARIANTS, 3))
+def test_what_is_written_keeps_every_law_that_needs_no_traffic_and_serves(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(name, tmp_path)
+    module = loaded(folder / f"prefixloom_{name}" / "__init__.py", f"prefixloom_{name}", monkeypatch)
+    case: ComponentCase = loaded(folder / "tests" / "test_conformance.py", f"conformance_of_{name}", monkeypatch).case
+    case.effort = 1
+    cheap = [law for law in LAWS if "fault" not in law.__name__ and "schedule" not in law.__name__]
+    report = report_on(case, cheap)
+    assert [(verdict.law, verdict.told) for verdict in report.broken] == []
+    assert module.prefixloom_component().kind == name
+    assert "believed" not in "".join(report.untested), "the test says all that there is to say of the layers"
+    code = (folder / f"prefixloom_{name}" / "__init__.py").read_text().splitlines()
+    assert len([line for line in code if line.strip()]) < 60 and max(map(len, code)) <= 120
+
+
+def run(python: Path, *arguments: str, cwd: Path, path: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    call = [str(python), *arguments]
+    return subprocess.run(call, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_it_installs_into_an_environment_and_its_own_tests_and_the_command_pass(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="the build backend; the extra 'test' brings it")
+    pytest.importorskip("pip", reason="it installs")
+    folder = written("sinks", tmp_path)
+    venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env" / "bin" / "python"
+    here = [entry for entry in sys.path if entry]
+    site = tmp_path / "env" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
+    done = run(python, "-m", "pip", "install", *options, str(folder), cwd=tmp_path, path=here)
+    assert done.returncode == 0, done.stderr
+    assert (site / "prefixloom_sinks" / "__init__.py").is_file()
+    plugin = ["-p", "prefixloom.testing.pytest_plugin"]
+    done = run(python, "-m", "pytest", "-q", *plugin, str(folder / "tests"), cwd=folder / "tests", path=here)
+    assert done.returncode == 0 and "passed" in done.stdout and "failed" not in done.stdout, done.stdout + done.stderr
+    command = "import sys; from prefixloom.cli import main; sys.exit(main(['components']))"
+    done = run(python, "-c", command, cwd=tmp_path, path=here)
+    assert "prefixloom-sinks" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["Ring"], "a component's kind is a lower-case word such as ring_kv, got 'Ring'"),
+        (["class"], "a lower-case word"),
+        (["ring", "--reach", "window"], "--reach window: it takes path, window:N"),
+        (
+            ["ring", "--reach", "window:0"],
+            "--reach window:0: it takes path, window:N, sinks:N, chunk:N, tail:N:K (whole",
+        ),
+        (["ring", "--reach", "point+path"], "a state, or a reach of one's own, stands alone"),
+        (["ring", "--buffer", "k"], "--buffer takes NAME:SHAPE[:DTYPE]"),
+        (["ring", "--layers", "0"], "--layers must be at least 1"),
+        (["ring", "--reach", "point", "--page-size", "4"], "a state has no pages"),
+        (["ring", "--buffer", "k:2:float7"], "float7"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new-component", *arguments, "--into", str(tmp_path)]) == 2
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_it_prints_brings_pytest_along_and_runs_the_one_that_it_brought(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An environment that has only prefixloom has no pytest; a bare ``pytest`` is then another environment's."""
+    folder = written("path", tmp_path)
+    out = capsys.readouterr().out
+    assert f"pip install -e '{folder}[test]'\n" in out
+    assert f"python -m pytest {folder}\n" in out
+    assert "pip install -e '.[test]' && prefixloom conformance path && python -m pytest\n" in (
+        folder / "README.md"
+    ).read_text(encoding="utf-8")
+    assert '\ntest = ["prefixloom[testing]"]\n' in (folder / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written("path", tmp_path)
+    assert main(["new-component", "path", "--into", str(tmp_path)]) == 2
+    assert "exists; give another name, or another folder with --into" in capsys.readouterr().err
+
+
+def test_a_name_whose_package_is_there_already_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two installed packages of one name, Python would import one or the other."""
+    assert main(["new-component", "full", "--into", str(tmp_path)]) == 2
+    assert "a package 'prefixloom_full' is installed already; give another name" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_can_be_written_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["new-component", "path", "--into", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == (
+        f"prefixloom: {tmp_path / 'file' / 'prefixloom-path'} cannot be written: Not a directory\n"
+    )

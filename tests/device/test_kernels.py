@@ -1,0 +1,356 @@
+"""The batch kernels: bitwise what a loop over pairs does, on every path, without a temporary the size of the data."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from prefixloom import InputError
+from prefixloom.device import kernels
+from prefixloom.device.kernels import clear_slots, copy_slots, select_slots
+from tests.support.content import Made, bits, noise
+
+DTYPES = [
+    torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.float16, torch.bool, torch.complex64, torch.uint8,
+    torch.int64, torch.float8_e4m3fn,
+]  # fmt: skip
+SHAPES = [(), (1,), (3,), (4,), (2, 5), (16,), (3, 2, 7)]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+
+
+def with_triton() -> ModuleType:
+    from prefixloom.device import kernels_triton
+
+    return kernels_triton
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "each slot by a call": {"DIRECT": 0},
+    "by index": {"DIRECT": 1 << 60, "FEW": 0},
+    "by index in small pieces": {"DIRECT": 1 << 60, "FEW": 0, "CHUNK": 48},
+    "by index in smallest pieces": {"DIRECT": 1 << 60, "FEW": 0, "CHUNK": 1},
+}
+if INTERPRETED:
+    PATHS["triton"] = {"triton_for": lambda tensors: with_triton()}
+    PATHS["triton in small blocks"] = {"triton_for": lambda tensors: with_triton(), "BLOCK": 4}
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in PATHS[request.param].items():
+        monkeypatch.setattr(with_triton() if name == "BLOCK" else kernels, name, value)
+    return str(request.param)
+
+
+def same(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    return all(torch.equal(bits(f), bits(w)) for f, w in zip(found, wanted, strict=True))
+
+
+def naive(tensors: Sequence[Tensor], src: Sequence[int], dst: Sequence[int]) -> None:
+    for tensor in tensors:
+        for s, d in zip(src, dst, strict=True):
+            tensor[:, d] = tensor[:, s].clone()
+
+
+def some_tensors(choice: random.Random, capacity: int) -> list[Tensor]:
+    """One to four buffers, two of them of one shape more often than not."""
+    made = []
+    for _ in range(choice.randrange(1, 4)):
+        shape = (choice.randrange(1, 4), capacity, *choice.choice(SHAPES))
+        dtype = choice.choice(DTYPES)
+        made += [noise(shape, dtype, choice.randrange(1 << 30)) for _ in range(choice.choice((1, 2)))]
+    return made
+
+
+def check(tensors: Sequence[Tensor], kernel: Callable[[], object], src: Sequence[int], dst: Sequence[int]) -> None:
+    wanted = [tensor.clone() for tensor in tensors]
+    naive(wanted, src, dst)
+    kernel()
+    assert same(tensors, wanted), (src, dst, [(t.shape, t.dtype) for t in tensors])
+
+
+CASES = 20 if INTERPRETED else 120
+
+
+# ---------------------------------------------------------------- copy
+
+
+def test_a_copy_is_bitwise_what_a_loop_does_with_chains_and_repeats(path: str) -> None:
+    for seed in range(CASES):
+        choice = random.Random(seed)
+        capacity = choice.choice((1, 2, 4, 30))
+        count = choice.choice((0, 1, 2, 5, 40))
+        src = [choice.randrange(capacity) for _ in range(count)]
+        dst = [choice.randrange(capacity) for _ in range(count)]
+        tensors = some_tensors(choice, capacity)
+        check(tensors, lambda t=tensors, s=src, d=dst: copy_slots(t, s, d), src, dst)  # type: ignore[misc]
+
+
+def test_a_copy_of_many_slots_to_others_is_bitwise(path: str) -> None:
+    for seed in range(CASES // 4):
+        choice = random.Random(seed)
+        both = choice.sample(range(64), 60)
+        tensors = some_tensors(choice, 64)
+        check(tensors, lambda t=tensors, b=both: copy_slots(t, b[:30], b[30:]), both[:30], both[30:])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("src", "dst"),
+    [
+        ([0, 1, 2], [1, 2, 3]),  # a chain: all become slot 0
+        ([2, 1, 0], [3, 2, 1]),  # a shift: each moves on
+        ([0, 1, 3], [3, 0, 1]),  # two change places through a third
+        ([0, 1], [2, 2]),  # the last one stays
+        ([0, 2, 1], [2, 3, 2]),  # what was read between two writes
+        ([1, 1, 1], [0, 2, 3]),
+        ([1], [1]),
+        ([], []),
+    ],
+)
+def test_pairs_take_effect_in_order(path: str, src: list[int], dst: list[int]) -> None:
+    tensors = [noise((2, 4, 3), torch.float32, 1), noise((1, 4), torch.int8, 2)]
+    check(tensors, lambda: copy_slots(tensors, src, dst), src, dst)
+
+
+def test_other_slots_are_not_touched_where_tensors_are_parts_of_one(path: str) -> None:
+    """A buffer may start in the middle of an allocation, at an address that no word divides."""
+    whole = noise((301,), torch.int8, 3)
+    before = whole.clone()
+    tensor = whole[5:293].view(2, 9, 16)
+    copy_slots([tensor], [1, 2], [3, 4])
+    wanted = before.clone()
+    naive([wanted[5:293].view(2, 9, 16)], [1, 2], [3, 4])
+    assert torch.equal(whole, wanted) and not torch.equal(whole, before)
+
+
+def test_pairs_that_go_together_may_go_in_any_order() -> None:
+    """A launch runs them all at once: none writes what another one reads or writes."""
+    together = 0
+    for seed in range(2000):
+        choice = random.Random(seed)
+        count = choice.randrange(1, 9)
+        reads = [[choice.randrange(12) for _ in range(choice.choice((1, 1, 2)))] for _ in range(count)]
+        dst = [choice.randrange(12) for _ in range(count)]
+        waves = list(kernels._waves(reads, dst))
+        assert [number for wave in waves for number in range(*wave)] == list(range(count))
+        for wave in waves:
+            for one in range(*wave):
+                for other in range(*wave):
+                    assert one == other or dst[one] not in (dst[other], *reads[other])
+                    together += 1
+    assert together > 10_000
+
+
+# ---------------------------------------------------------------- clear
+
+
+def test_a_clear_leaves_zero_bits_there_and_nothing_else_changed(path: str) -> None:
+    for seed in range(CASES):
+        choice = random.Random(seed)
+        capacity = choice.choice((1, 2, 4, 30))
+        dst = [choice.randrange(capacity) for _ in range(choice.choice((0, 1, 2, 5, 40)))]
+        tensors = some_tensors(choice, capacity)
+        wanted = [tensor.clone() for tensor in tensors]
+        for tensor in wanted:
+            for d in dst:
+                tensor[:, d] = 0
+        clear_slots(tensors, dst)
+        assert same(tensors, wanted), (dst, [(t.shape, t.dtype) for t in tensors])
+
+
+# ---------------------------------------------------------------- select
+
+
+def by_index(
+    tensors: list[Tensor], choices: Sequence[Sequence[int]], selector: Tensor, dst: Sequence[int], triton: Any = None
+) -> None:
+    """As on CUDA: what was chosen is not known here."""
+    if dst:
+        chosen = torch.tensor(choices).gather(1, selector.view(-1, 1).long()).view(-1)
+        kernels._select(tensors, choices, chosen, dst, triton)
+
+
+SELECTS: dict[str, Callable[..., None]] = {"here": select_slots, "on the device": by_index}
+if INTERPRETED:
+    SELECTS["triton"] = lambda *a: by_index(*a, triton=with_triton())
+
+
+@pytest.mark.parametrize("select", SELECTS)
+@pytest.mark.parametrize("ints", [torch.int32, torch.int64], ids=str)
+def test_a_select_copies_what_the_selector_says(path: str, select: str, ints: torch.dtype) -> None:
+    for seed in range(CASES // 2):
+        choice = random.Random(seed)
+        capacity = choice.choice((2, 4, 30, 60))
+        count, width = choice.choice((0, 1, 2, 5, 10)), choice.choice((1, 2, 5))
+        choices = [[choice.randrange(capacity) for _ in range(width)] for _ in range(count)]
+        picked = [choice.randrange(width) for _ in range(count)]
+        dst = [choice.randrange(capacity) for _ in range(count)]
+        src = [row[index] for row, index in zip(choices, picked, strict=True)]
+        tensors = some_tensors(choice, capacity)
+        selector = torch.tensor(picked, dtype=ints)
+        check(tensors, lambda t=tensors, c=choices, s=selector, d=dst: SELECTS[select](t, c, s, d), src, dst)  # type: ignore[misc]
+
+
+def test_a_selector_out_of_range_is_refused_where_it_is_read() -> None:
+    tensor = noise((1, 4), torch.float32, 1)
+    for index in (-1, 2):
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            select_slots([tensor], [[0, 1]], torch.tensor([index]), [2])
+
+
+def test_a_select_of_other_lengths_is_refused() -> None:
+    tensor = noise((1, 4), torch.float32, 1)
+    with pytest.raises(InputError, match="2 slots are to be filled: got 1 choices, 1 selected"):
+        select_slots([tensor], [[0, 1]], torch.tensor([0]), [2, 3])
+
+
+# ---------------------------------------------------------------- bounds, meta, nothing
+
+
+@pytest.mark.parametrize("bad", [-1, 4])
+def test_a_slot_that_does_not_exist_is_refused_before_anything_changes(path: str, bad: int) -> None:
+    tensors = [noise((2, 9, 3), torch.float32, 1), noise((2, 4, 3), torch.float32, 1)]
+    before = [tensor.clone() for tensor in tensors]
+    calls: list[Callable[[], None]] = [
+        lambda: copy_slots(tensors, [0, bad], [2, 3]),
+        lambda: copy_slots(tensors, [0, 1], [2, bad]),
+        lambda: clear_slots(tensors, [0, bad]),
+        lambda: select_slots(tensors, [[0, 1], [1, bad]], torch.tensor([0, 0]), [2, 3]),
+        lambda: select_slots(tensors, [[0, 1], [1, 0]], torch.tensor([0, 0]), [2, bad]),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match=f"slot {bad} does not exist: there are 4"):
+            call()
+    assert same(tensors, before)
+
+
+def test_a_tensor_that_is_not_contiguous_is_refused(path: str) -> None:
+    with pytest.raises(InputError, match="a buffer must be contiguous"):
+        copy_slots([noise((4, 2, 3), torch.float32, 1).transpose(0, 1)], [0], [1])
+
+
+def test_tensors_without_content_and_no_tensors_are_nothing_to_do() -> None:
+    meta = torch.empty((2, 4, 3), device="meta")
+    for tensors in ([meta], []):
+        copy_slots(tensors, [0], [1])
+        clear_slots(tensors, [0])
+        select_slots(tensors, [[0, 1]], torch.empty(1, dtype=torch.int64, device="meta"), [1])
+        select_slots(tensors, [[0, 1]], torch.tensor([1]), [1])
+
+
+# ---------------------------------------------------------------- memory, and the device
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((4, 1024, 512), torch.float32),
+        ((1, 1 << 15, 32), torch.float32),
+        ((2, 8, 1 << 20), torch.float32),
+        ((4, 1 << 18), torch.uint8),
+    ],
+    ids=str,
+)
+def test_no_temporary_is_larger_than_a_chunk_but_the_slots_numbers(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Up to 32 MiB are moved, in slots of many sizes."""
+    tensors = [torch.zeros(shape, dtype=dtype) for _ in range(2)]
+    half = shape[1] // 2
+    src, dst = list(range(half)), list(range(half, 2 * half))
+    selector = torch.ones(half, dtype=torch.int32)
+    choices = [[0, s] for s in src]
+    calls: list[Callable[[], None]] = [
+        lambda: copy_slots(tensors, src, dst),
+        lambda: clear_slots(tensors, dst),
+        lambda: by_index(tensors, choices, selector, dst),
+    ]
+    for call in calls:
+        with Made() as made:
+            call()
+        assert max(made.sizes, default=0) <= max(kernels.CHUNK, 2 * 8 * half)
+
+
+def test_nothing_that_a_device_holds_is_ever_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the meta device stand for a device's: they have no content, and whoever asks for it raises."""
+    monkeypatch.setattr(kernels, "_live", list)
+    tensors = [torch.empty((2, 40, 300_000), device="meta"), torch.empty((2, 40, 3), device="meta")]
+    selector = torch.empty(4, dtype=torch.int32, device="meta")
+    select_slots(tensors, [[0, 1], [1, 2], [3, 4], [0, 5]], selector, [7, 8, 7, 9])
+    copy_slots(tensors, [0, 1, 7], [7, 8, 9])
+    clear_slots(tensors, range(30))
+    for read in (selector.tolist, selector[0].item):
+        with pytest.raises((NotImplementedError, RuntimeError), match="meta tensor"):
+            read()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_triton_moves_the_widest_words_that_divide_every_address() -> None:
+    whole = torch.zeros(2 * 4 * 16 + 8, dtype=torch.uint8)
+    found = [with_triton()._geometry(whole[start : start + 128].view(2, 4, 16)) for start in (0, 1, 2, 4)]
+    assert found == [(2, 64, 16, 8), (2, 64, 16, 1), (2, 64, 16, 2), (2, 64, 16, 4)]
+    assert with_triton()._geometry(whole[:48].view(2, 4, 6)) == (2, 24, 6, 2)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that run")
+def test_the_kernels_for_triton_do_the_same_in_its_interpreter() -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    here = Path(__file__)
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-o",
+            "addopts=",
+            "-p",
+            "no:cacheprovider",
+            str(here),
+            "-k",
+            "triton and not interpreter",
+        ],
+        cwd=here.parents[2],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0 and " passed" in run.stdout, run.stdout + run.stderr
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.parametrize("ones", [False, True], ids=["numbers", "ones"])
+def test_the_kernels_for_triton_compile_for_a_gpu_that_is_not_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ones: bool
+) -> None:
+    """Triton makes a constant of an argument that is 1; the kernels must compile either way."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    triton = pytest.importorskip("triton")
+    compiler = pytest.importorskip("triton.backends.compiler")
+    module = with_triton()
+    for kernel, pointers in ((module._copy, ("src", "dst")), (module._clear, ("dst",))):
+        for word in module.WORDS.values():
+            types = {name: "constexpr" if name.isupper() else "i32" for name in kernel.arg_names}
+            types |= dict.fromkeys(("addresses", *pointers), "*i64")
+            constants = {"WORD": word, "BLOCK": module.BLOCK}
+            if ones:
+                types |= dict.fromkeys(("count", "layers", "chunks"), "constexpr")
+                constants |= dict.fromkeys(("count", "layers", "chunks"), 1)
+            source = triton.compiler.ASTSource(fn=kernel, signature=types, constexprs=constants)
+            made = triton.compile(source, target=compiler.GPUTarget("cuda", 90, 32))
+            assert "st.global" in made.asm["ptx"]

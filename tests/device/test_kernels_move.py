@@ -1,0 +1,306 @@
+"""Moving slots between two pools' buffers: bitwise what a loop does, whatever the layouts, on every path."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from prefixloom import InputError
+from prefixloom.device import kernels, kernels_move
+from prefixloom.device.kernels_move import Move, move_slots
+from tests.support.content import Made, bits, noise
+
+DTYPES = [
+    torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.float16, torch.bool, torch.complex64, torch.uint8,
+    torch.int64, torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+SHAPES = [(), (1,), (3,), (4,), (2, 5), (16,), (3, 2, 7)]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def with_triton(move: Move, pairs: list[Any]) -> None:
+    from prefixloom.device import kernels_triton
+
+    kernels_triton.move(pairs, *move._indices(pairs[0][0]))
+
+
+def each(move: Callable[..., None]) -> Callable[..., None]:
+    """As it is called for every pair of tensors."""
+
+    def all_of_them(whole: Move, pairs: list[Any]) -> None:
+        for source, target in pairs:
+            move(source, target, whole._src, whole._dst)
+
+    return all_of_them
+
+
+PATHS: dict[str, tuple[Callable[..., None] | None, dict[str, int]]] = {
+    "as it comes": (None, {}),
+    "each run by a call": (None, {"DIRECT": 0}),
+    "by index": (None, {"DIRECT": 1 << 60, "FEW": 0}),
+    "by index in small pieces": (None, {"DIRECT": 1 << 60, "FEW": 0, "CHUNK": 48}),
+    "by index in smallest pieces": (None, {"DIRECT": 1 << 60, "FEW": 0, "CHUNK": 1}),
+    "each layer by a call": (each(kernels_move._move_in_place), {}),
+    "staged": (each(kernels_move._move_staged), {}),
+    "staged in small pieces": (each(kernels_move._move_staged), {"STAGE": 100}),
+}
+if INTERPRETED:
+    PATHS["triton"] = (with_triton, {})
+    PATHS["triton in small blocks"] = (with_triton, {"BLOCK": 4})
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The ways across to a device are the same on a CPU, but for the waiting."""
+    move, settings = PATHS[request.param]
+    if move is not None:
+        monkeypatch.setattr(Move, "_here", move)
+    for name, value in settings.items():
+        if name == "BLOCK":
+            from prefixloom.device import kernels_triton as module
+        else:
+            module = kernels_move if name == "STAGE" else kernels
+        monkeypatch.setattr(module, name, value)
+    return str(request.param)
+
+
+def page_first(capacity: int, layers: int, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
+    """All layers of a slot together, and behind them (sometimes) the room of another buffer's."""
+    behind = seed % 3
+    whole = noise((capacity, layers + behind, *shape), dtype, seed)
+    return whole[:, :layers].transpose(0, 1)
+
+
+def some_pairs(choice: random.Random, capacities: tuple[int, int]) -> tuple[list[Tensor], list[Tensor]]:
+    """One to four buffers; either side may be page-first, and two of one shape are there more often than not."""
+    sides: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for _ in range(choice.randrange(1, 4)):
+        layers, shape, dtype = choice.randrange(1, 4), choice.choice(SHAPES), choice.choice(DTYPES)
+        kinds = [choice.random() < 0.5 for _ in sides]
+        for _ in range(choice.choice((1, 2))):
+            for side, capacity, paged in zip(sides, capacities, kinds, strict=True):
+                seed = choice.randrange(1 << 30)
+                made = page_first(capacity, layers, shape, dtype, seed) if paged else None
+                side.append(noise((layers, capacity, *shape), dtype, seed) if made is None else made)
+    return sides
+
+
+def some_slots(choice: random.Random, capacity: int, count: int) -> list[int]:
+    """Different ones, often in runs."""
+    slots: list[int] = []
+    free = list(range(capacity))
+    while len(slots) < count:
+        at, run = choice.randrange(len(free)), choice.choice((1, 1, 2, 5))
+        slots += (taken := free[at : at + run][: count - len(slots)])
+        del free[at : at + len(taken)]
+    return slots
+
+
+def check(
+    source: list[Tensor], src: list[int], target: list[Tensor], dst: list[int], layers: slice | None = None
+) -> None:
+    before = [tensor.clone() for tensor in source]
+    wanted = [tensor.clone() for tensor in target]
+    for w, s in zip(wanted, source, strict=True):
+        for p, d in zip(src, dst, strict=True):
+            w[layers or slice(None), d] = s[layers or slice(None), p]
+    move_slots(source, src, target, dst, layers)
+    for found, right in zip([*source, *target], [*before, *wanted], strict=True):
+        assert torch.equal(bits(found), bits(right)), (src, dst, layers, found.shape, found.stride(), found.dtype)
+
+
+CASES = 20 if INTERPRETED else 100
+
+
+def test_a_move_is_bitwise_what_a_loop_does(path: str) -> None:
+    for seed in range(CASES):
+        choice = random.Random(seed)
+        capacities = choice.choice((1, 2, 9, 40)), choice.choice((1, 3, 9, 40))
+        count = choice.randrange(min(capacities) + 1)
+        source, target = some_pairs(choice, capacities)
+        src, dst = (some_slots(choice, capacity, count) for capacity in capacities)
+        if choice.random() < 0.2 and src:
+            src = [choice.choice(src) for _ in src]  # one source, several destinations
+        check(source, src, target, dst, choice.choice((None, slice(1, 2), slice(0, 2), slice(2, None))))
+
+
+def test_a_move_and_back_leaves_what_was_there(path: str) -> None:
+    for seed in range(CASES // 4):
+        choice = random.Random(seed)
+        source, target = some_pairs(choice, (20, 30))
+        before = [tensor.clone() for tensor in source]
+        src, dst = some_slots(choice, 20, 12), some_slots(choice, 30, 12)
+        move_slots(source, src, target, dst)
+        for tensor in source:
+            for slot in src:
+                tensor[:, slot] = 0
+        assert not all(torch.equal(bits(s), bits(b)) for s, b in zip(source, before, strict=True))
+        move_slots(target, dst, source, src)
+        assert all(torch.equal(bits(s), bits(b)) for s, b in zip(source, before, strict=True))
+
+
+def test_runs_are_where_both_sides_go_on_by_one() -> None:
+    assert kernels_move._runs([1, 2, 3, 5, 6, 8], [4, 5, 6, 7, 9, 10]) == [
+        (1, 4, 3), (5, 7, 1), (6, 9, 1), (8, 10, 1),
+    ]  # fmt: skip
+    assert kernels_move._runs([2, 1, 0, 9], [6, 5, 4, 7]) == [(0, 4, 3), (9, 7, 1)]
+    assert kernels_move._runs([2, 1, 0], [4, 5, 6]) == [(2, 4, 1), (1, 5, 1), (0, 6, 1)]
+
+
+def test_a_move_has_numbers_of_its_own_and_its_layers_go_one_by_one(path: str) -> None:
+    source, target = [noise((3, 30, 5), torch.bfloat16, 1)], [noise((3, 40, 5), torch.bfloat16, 2)]
+    src, dst = list(range(20)), list(range(39, 19, -1))
+    wanted = target[0].clone()
+    wanted[:, dst] = source[0][:, src]
+    move = Move(source, src, target, dst)
+    src.reverse()
+    dst[:] = [0] * 20
+    for layer in (2, 0, 1):
+        assert not torch.equal(bits(target[0]), bits(wanted))
+        move.run(slice(layer, layer + 1))
+    assert torch.equal(bits(target[0]), bits(wanted))
+
+
+# ---------------------------------------------------------------- what is refused, before anything changes
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"src": [0, -1]}, "slot -1 does not exist: there are 4"),
+        ({"src": [0, 4]}, "slot 4 does not exist: there are 4"),
+        ({"dst": [6, 1]}, "slot 6 does not exist: there are 6"),
+        ({"dst": [-1, 1]}, "slot -1 does not exist: there are 6"),
+        ({"dst": [1, 1]}, "written twice"),
+        ({"dst": [1]}, "differ in number: 1 and 1 tensors, 2 and 1 slots"),
+        ({"target": []}, "differ in number: 1 and 0 tensors"),
+        ({"target": [torch.zeros(2, 6, 3, dtype=torch.int32)]}, "slots of torch.float32"),
+        ({"target": [torch.zeros(2, 6, 4)]}, "cannot be moved into"),
+        ({"target": [torch.zeros(3, 6, 3)]}, "cannot be moved into"),
+        ({"target": [torch.zeros(2, 6, 6)[:, :, ::2]]}, "must be contiguous"),
+        ({"source": [torch.zeros(3)], "target": [torch.zeros(3)]}, "cannot be moved into"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_moved_is_refused(path: str, change: dict[str, Any], reason: str) -> None:
+    given = {"source": [noise((2, 4, 3), torch.float32, 1)], "src": [0, 1], "dst": [2, 3]}
+    given |= {"target": [noise((2, 6, 3), torch.float32, 2)], **change}
+    before = [tensor.clone() for tensor in (*given["source"], *given["target"])]  # type: ignore[misc]
+    with pytest.raises(InputError, match=reason):
+        move_slots(**given)  # type: ignore[arg-type]
+    after = [*given["source"], *given["target"]]  # type: ignore[misc]
+    assert all(torch.equal(bits(a), bits(b)) for a, b in zip(after, before, strict=True))
+
+
+def test_a_move_within_one_memory_is_refused() -> None:
+    whole = noise((2, 8, 3), torch.float32, 1)
+    with pytest.raises(InputError, match="use copy_slots"):
+        move_slots([whole[:, :4]], [0], [whole[:, 4:]], [0])
+
+
+def test_tensors_without_content_no_slots_and_no_layers_are_nothing_to_do() -> None:
+    meta, here = torch.empty((2, 4, 3), device="meta"), noise((2, 4, 3), torch.float32, 1)
+    before = here.clone()
+    move_slots([meta], [0], [here], [1])
+    move_slots([here], [0], [meta], [1])
+    move_slots([], [0], [], [1])
+    move_slots([here.clone()], [], [here], [])
+    move_slots([here.clone()], [0], [here], [1], slice(2, None))
+    assert torch.equal(here, before)
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize(
+    ("layers", "capacity", "size"), [(4, 1024, 2048), (1, 1 << 15, 64), (2, 8, 1 << 22), (32, 512, 1000)]
+)
+@pytest.mark.parametrize("each", [False, True], ids=["scattered", "alike"])
+def test_no_temporary_is_larger_than_a_chunk_but_the_slots_numbers(
+    layers: int, capacity: int, size: int, paged: bool, each: bool
+) -> None:
+    source = [torch.zeros((layers, capacity, size), dtype=torch.uint8)]
+    made = torch.zeros((capacity, layers, size), dtype=torch.uint8).transpose(0, 1)
+    target = [made if paged else source[0].clone()]
+    src = list(range(capacity))
+    dst = src if each else random.Random(1).sample(src, capacity)
+    for call in (lambda: move_slots(source, src, target, dst), lambda: move_slots(target, dst, source, src)):
+        with Made() as seen:
+            call()
+        assert max(seen.sizes, default=0) <= max(kernels.CHUNK, 8 * capacity)
+
+
+def test_nothing_that_a_device_holds_is_ever_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the meta device stand for a device's: they have no content, and whoever asks for it raises."""
+    device = torch.empty((2, 40, 300), device="meta", dtype=torch.int64)
+    for host in (torch.zeros((2, 40, 300), dtype=torch.int64), page_first(40, 2, (300,), torch.int64, 3)):
+        for move in (kernels_move._move_in_place, kernels_move._move_staged):
+            move(device, host.to("meta"), [1, 2, 3], [4, 5, 6])
+            move(host.to("meta"), device, [1, 2, 3], [4, 5, 6])
+
+
+# ---------------------------------------------------------------- triton
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that run")
+def test_the_kernel_for_triton_does_the_same_in_its_interpreter() -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    here = Path(__file__)
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-o",
+            "addopts=",
+            "-p",
+            "no:cacheprovider",
+            str(here),
+            "-k",
+            "triton and not kernel_for",
+        ],
+        cwd=here.parents[2],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0 and " passed" in run.stdout, run.stdout + run.stderr
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
+@pytest.mark.parametrize("ones", [False, True], ids=["numbers", "ones"])
+def test_the_kernel_for_triton_compiles_for_a_gpu_that_is_not_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ones: bool
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    triton = pytest.importorskip("triton")
+    compiler = pytest.importorskip("triton.backends.compiler")
+    from prefixloom.device import kernels_triton
+
+    kernel = kernels_triton._move
+    for word in kernels_triton.WORDS.values():
+        types = {name: "constexpr" if name.isupper() else "i32" for name in kernel.arg_names}
+        types |= dict.fromkeys(("sources", "targets", "src", "dst"), "*i64") | {"target_slot": "i64"}
+        constants = {"WORD": word, "BLOCK": kernels_triton.BLOCK}
+        if ones:
+            alike = ("count", "layers", "chunks", "words", "source_slot")
+            types |= dict.fromkeys(alike, "constexpr")
+            constants |= dict.fromkeys(alike, 1)
+        source = triton.compiler.ASTSource(fn=kernel, signature=types, constexprs=constants)
+        made = triton.compile(source, target=compiler.GPUTarget("cuda", 90, 32))
+        assert "st.global" in made.asm["ptx"]

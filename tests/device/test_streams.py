@@ -1,0 +1,281 @@
+"""Streams: order within one, events between them, what failed, and the vector clocks that go along."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+from prefixloom import InputError, InvariantError
+from prefixloom.device.streams import Event, InlineStream, Stream, ThreadStream, stream_for
+from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
+from tests.support.stream_helpers import SOON, Gate
+
+
+def fails(error: BaseException) -> Callable[[], None]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
+# ---------------------------------------------------------------- inline
+
+
+def test_an_inline_stream_runs_at_once_and_raises_to_the_caller() -> None:
+    stream, seen = InlineStream("inline"), list[int]()
+    stream.run(lambda: seen.append(1))
+    assert seen == [1] and stream.inline and stream.record().done
+    with pytest.raises(ZeroDivisionError):
+        stream.run(lambda: 1 // 0)
+    assert stream.failure(0, 9) is None
+
+
+def test_an_inline_stream_that_waits_blocks_the_caller(threads: Callable[..., ThreadStream]) -> None:
+    worker = threads()
+    gate = Gate(worker)
+    event = worker.record()
+    threading.Timer(0.05, gate.free.set).start()
+    InlineStream("inline").wait(event)
+    assert event.done
+
+
+# ---------------------------------------------------------------- threads
+
+
+def test_a_worker_runs_its_work_in_order_beside_the_caller(threads: Callable[..., ThreadStream]) -> None:
+    worker, seen = threads(), list[object]()
+    gate = Gate(worker)
+    for number in range(100):
+        worker.run(partial(seen.append, number))
+    worker.run(lambda: seen.append(threading.current_thread()))
+    event = worker.record()
+    assert gate.begun.wait(SOON)
+    assert not event.done and not seen
+    gate.free.set()
+    assert event.synchronize(SOON) and event.done
+    assert seen[:100] == list(range(100)) and seen[100] is not threading.current_thread()
+
+
+def test_an_event_is_done_once_all_before_it_is_over_and_not_what_comes_after(
+    threads: Callable[..., ThreadStream],
+) -> None:
+    worker = threads()
+    worker.run(lambda: None)
+    before = worker.record()
+    assert before.synchronize(SOON)
+    gate = Gate(worker)
+    after = worker.record()
+    assert before.done and not after.done
+    gate.free.set()
+    assert after.synchronize(SOON)
+
+
+def test_an_event_of_a_worker_that_was_given_nothing_is_done(threads: Callable[..., ThreadStream]) -> None:
+    assert threads().record().done
+
+
+def test_waiting_for_an_event_ends_when_the_time_is_up(threads: Callable[..., ThreadStream]) -> None:
+    worker = threads()
+    gate = Gate(worker)
+    start = time.monotonic()
+    assert worker.record().synchronize(0.02) is False
+    assert time.monotonic() - start >= 0.02
+    gate.free.set()
+    assert worker.record().synchronize(SOON) is True
+
+
+def test_a_worker_that_waits_goes_on_after_the_other_one_and_the_caller_does_not_wait(
+    threads: Callable[..., ThreadStream],
+) -> None:
+    first, second, seen = threads("first"), threads("second"), list[str]()
+    gate = Gate(first)
+    first.run(lambda: seen.append("first"))
+    event = first.record()
+    second.run(lambda: seen.append("before"))
+    ahead = second.record()
+    second.wait(event)
+    second.run(lambda: seen.append("second"))
+    assert ahead.synchronize(SOON)
+    assert seen == ["before"] and not second.record().done
+    gate.free.set()
+    assert second.record().synchronize(SOON)
+    assert seen == ["before", "first", "second"]
+
+
+def test_a_worker_that_waits_for_itself_does_not_hang(threads: Callable[..., ThreadStream]) -> None:
+    worker = threads()
+    worker.run(lambda: None)
+    worker.wait(worker.record())
+    assert worker.record().synchronize(SOON) and worker.tick == 1
+
+
+def test_what_work_raises_is_told_by_its_tick_and_the_worker_goes_on(threads: Callable[..., ThreadStream]) -> None:
+    worker, seen, errors = threads(), list[int](), [ValueError("one"), KeyboardInterrupt("two")]
+    worker.run(lambda: None)
+    for error in errors:
+        worker.run(fails(error))
+    worker.run(lambda: seen.append(1))
+    assert worker.record().synchronize(SOON) and seen == [1]
+    assert [worker.failure(n, n + 1) for n in range(4)] == [None, *errors, None]
+    assert worker.failure(0, 4) is errors[0] and worker.failure(2, 4) is errors[1] and worker.failure(3, 9) is None
+
+
+def test_a_failure_is_not_told_before_it_happened(threads: Callable[..., ThreadStream]) -> None:
+    worker, error = threads(), ValueError("late")
+    gate = Gate(worker)
+    worker.run(fails(error))
+    assert worker.failure(0, worker.tick) is None
+    gate.free.set()
+    assert worker.record().synchronize(SOON)
+    assert worker.failure(0, worker.tick) is error
+
+
+def test_what_a_test_injects_comes_ahead_of_every_piece(threads: Callable[..., ThreadStream]) -> None:
+    seen = list[str]()
+    worker = threads(before=lambda: seen.append("delay"))
+    for name in "ab":
+        worker.run(partial(seen.append, name))
+    assert worker.record().synchronize(SOON)
+    assert seen == ["delay", "a", "delay", "b"]
+
+
+def test_closing_a_worker_finishes_its_work_and_then_takes_none(threads: Callable[..., ThreadStream]) -> None:
+    worker, seen = threads(), list[int]()
+    for number in range(50):
+        worker.run(partial(seen.append, number))
+    event = worker.record()
+    worker.close()
+    assert seen == list(range(50)) and event.done
+    worker.close()
+    with pytest.raises(InputError, match="<ThreadStream 'worker'> is closed"):
+        worker.run(lambda: None)
+    with pytest.raises(InputError, match="is closed"):
+        worker.wait(threads("other").record())
+    assert worker.tick == 50 and len(seen) == 50
+
+
+def test_many_workers_that_wait_for_each_other_keep_every_order(threads: Callable[..., ThreadStream]) -> None:
+    """Chains over four workers with random delays: each link runs after the one before it."""
+    choice, delays = random.Random(1), random.Random(2)
+    workers = [threads(str(n), lambda: time.sleep(0.0003 * delays.random())) for n in range(4)]
+    chains: list[list[int]] = [[] for _ in range(8)]
+    last: list[Event | None] = [None] * 8
+    for link in range(20):
+        for number, chain in enumerate(chains):
+            worker = choice.choice(workers)
+            event = last[number]
+            if event is not None:
+                worker.wait(event)
+            worker.run(partial(chain.append, link))
+            last[number] = worker.record()
+    for worker in workers:
+        assert worker.record().synchronize(SOON)
+    assert chains == [list(range(20))] * 8
+
+
+# ---------------------------------------------------------------- simulated
+
+
+def test_a_simulated_stream_runs_when_it_is_told_one_piece_at_a_time() -> None:
+    (stream,), seen = Simulation("a").streams, list[int]()
+    for number in range(3):
+        stream.run(partial(seen.append, number))
+    event = stream.record()
+    assert not seen and stream.ready and not event.done
+    stream.advance()
+    assert seen == [0] and not event.done
+    stream.advance()
+    stream.advance()
+    assert seen == [0, 1, 2] and event.done and not stream.ready
+
+
+def test_a_simulated_stream_that_waits_is_ready_once_the_event_is_over() -> None:
+    sim = Simulation("a", "b")
+    a, b = sim.streams
+    assert sim["b"] is b
+    with pytest.raises(KeyError):
+        sim["c"]
+    a.run(lambda: None)
+    b.wait(a.record())
+    a.run(lambda: None)
+    assert sim.ready == [a] and not b.ready
+    with pytest.raises(InvariantError, match=r"<Event 1 of <SimulatedStream 'b'>> is waited for, .* cannot go on"):
+        b.record().synchronize()
+    a.advance()
+    assert sim.ready == [a, b]
+    assert b.record().synchronize()
+    assert sim.ready == [a] and a.record().synchronize()
+
+
+def test_draining_runs_all_and_tells_of_what_waits_for_ever() -> None:
+    sim, seen = Simulation("a", "b"), list[str]()
+    a, b = sim.streams
+    b.run(lambda: seen.append("b"))
+    a.wait(b.record())
+    a.run(lambda: seen.append("a"))
+    sim.drain()
+    assert seen == ["b", "a"] and a.over == a.tick == 2
+    outside = SimulatedStream("c")
+    outside.run(lambda: None)
+    a.wait(outside.record())
+    with pytest.raises(InvariantError, match="<SimulatedStream 'a'> waits for what never comes"):
+        sim.drain()
+
+
+def test_a_simulated_failure_is_told_by_its_tick() -> None:
+    sim, error = Simulation("a", "b"), ValueError("one")
+    a, b = sim.streams
+    a.wait(b.record())
+    a.run(fails(error))
+    assert a.failure(0, 2) is None
+    sim.drain()
+    assert (a.failure(0, 1), a.failure(1, 2), a.failure(0, 9)) == (None, error, error)
+
+
+# ---------------------------------------------------------------- which stream is meant
+
+
+def test_on_a_cpu_no_stream_is_the_caller_and_always_the_same_one() -> None:
+    known: dict[object, Stream] = {}
+    stream = stream_for(None, "cpu", known)
+    assert stream.inline and stream_for(None, "cpu", known) is stream_for(None, "meta", known) is stream
+    assert stream_for(None, "cpu", {}) is not stream
+
+
+def test_a_stream_of_ours_is_itself_and_anything_else_is_refused() -> None:
+    stream = SimulatedStream("a")
+    assert stream_for(stream, "cpu", {}) is stream
+    with pytest.raises(InputError, match=r"a stream is a prefixloom Stream, .* or None, got 'cuda'"):
+        stream_for("cuda", "cpu", {})
+
+
+def test_streams_and_events_say_who_they_are() -> None:
+    stream = SimulatedStream("a")
+    stream.run(lambda: None)
+    assert repr(stream) == "<SimulatedStream 'a'>" and repr(stream.record()) == "<Event 1 of <SimulatedStream 'a'>>"
+    assert SimulatedStream("a").number != stream.number
+
+
+class FakeCuda:
+    """As much of a torch.cuda.Stream as tells where it is."""
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+        self.cuda_stream = 7
+
+
+def test_a_stream_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", FakeCuda)
+    known: dict[object, Stream] = {}
+    assert stream_for(FakeCuda(1), "cuda:1", known) is stream_for(FakeCuda(1), "cuda", known)
+    for device in ("cpu", "meta", "cuda:0"):
+        with pytest.raises(InputError, match=f"the cache lies on '{device}', and .* is a stream of cuda:1"):
+            stream_for(FakeCuda(1), device, {})
+    with pytest.raises(InputError, match="cannot tell when work on 'cuda:0' is over"):
+        stream_for(SimulatedStream("a"), "cuda:0", {})

@@ -1,0 +1,214 @@
+"""The house: which room may import which, who reads whose private attributes, and that a class name means one class.
+
+The order of the rooms stands here, in ``BELOW``, and nowhere else. Imports under TYPE_CHECKING and inside functions
+count. ``docs/design.md`` says what each room is for.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import ROOT
+
+CORE = ("errors", "storage", "contract", "device", "tree", "operations", "cache", "tiers", "compose", "testing", "cli")
+"""The rooms of the core from the lowest up. Each may import all below it."""
+PACKAGES: dict[str, Path] = {
+    "prefixloom": ROOT / "core/prefixloom",
+    "prefixloom_full": ROOT / "plugins/full/prefixloom_full",
+    "prefixloom_swa": ROOT / "plugins/swa/prefixloom_swa",
+    "prefixloom_mamba": ROOT / "plugins/mamba/prefixloom_mamba",
+    "prefixloom_hicache": ROOT / "plugins/hicache/prefixloom_hicache",
+    "prefixloom_engine": ROOT / "engine/prefixloom_engine",
+    "bench": ROOT / "bench",
+}
+BELOW: dict[str, dict[str, set[str]]] = {
+    "prefixloom": {room: set(CORE[:at]) for at, room in enumerate(CORE)} | {
+        "tiers": {"errors", "storage", "contract", "device", "tree", "operations"},  # and not the faces
+    },
+    "prefixloom.testing": {
+        "inside": set(),
+        "toy": {"inside"},
+        "schedules": {"inside", "toy"},
+        "kit": {"inside", "toy", "schedules"},
+        "oracle": {"inside", "toy", "schedules", "kit"},
+        "laws": {"inside", "toy", "schedules", "kit", "oracle"},
+    },
+    "prefixloom_hicache": {
+        "records": set(),
+        "memory_store": {"records"},
+        "file_store": {"records"},
+        "guards": set(),
+        "host": {"guards"},
+    },
+    "prefixloom_engine": {
+        "contract": set(),
+        "threeway": {"contract"},
+        "hf": {"contract"},
+        "forward": {"contract"},
+        "serving": {"contract", "forward"},
+        "disaggregation": {"contract", "forward", "serving"},
+        "demo": {"contract", "serving", "threeway", "hf"},
+    },
+    "bench": {
+        "runner": set(),
+        "drivers": {"runner"},
+        "workloads": {"runner", "drivers"},
+        "peers": {"runner", "drivers", "workloads"},
+    },
+}  # fmt: skip
+"""By package: the rooms that each of its rooms may import from, besides itself."""
+MOST_FILES = 14
+"""Of one room: more are hard to find one's way in."""
+FACES = {"__init__", "__main__", "conformance", "suites", "pytest_plugin", "pytest_suite", "adapter"}
+"""Files beside the rooms, which hand names on: they stand above all rooms of their package."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of every package, by its dotted name."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = (package, *path.relative_to(folder).with_suffix("").parts)
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(source: str, module: str, is_package: bool) -> Iterator[str]:
+    """The modules of ours that ``module`` imports, wherever the import stands."""
+    parts = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            base = [*base, *(node.module or "").split(".")] if node.module else base
+            for alias in node.names:
+                name = ".".join((*base, alias.name))
+                found = name if name in MODULES else ".".join(base)
+                if found in MODULES:
+                    yield found
+
+
+def room_of(module: str, package: str) -> str:
+    """The room of ``package`` that a module lies in; empty for the files beside the rooms."""
+    inside = module.removeprefix(package).strip(".").split(".")[0]
+    return "" if inside in FACES else inside
+
+
+def upward(source: str, module: str, is_package: bool = False) -> list[str]:
+    """Imports of a module that go to a room that its own may not import."""
+    found = []
+    for other in imports(source, module, is_package):
+        for package, below in BELOW.items():
+            if module.startswith(f"{package}.") and (other.startswith(f"{package}.") or other == package):
+                here, there = room_of(module, package), room_of(other, package)
+                if here and here != there and there not in below.get(here, set()):
+                    found.append(f"{module} imports {other}")
+    return found
+
+
+def private_reads(source: str) -> set[str]:
+    """Private attributes that are read of something else than ``self`` and that the module does not define itself."""
+    nodes = list(ast.walk(ast.parse(source)))
+    reads = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr.startswith("_")]
+    own = [node for node in reads if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")]
+    defined = {node.attr for node in own}
+    defined |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+            if any(isinstance(target, ast.Name) and target.id == "__slots__" for target in targets):
+                defined |= {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    return {node.attr for node in reads if node not in own and not node.attr.startswith("__")} - defined
+
+
+def circles(edges: dict[str, set[str]]) -> list[str]:
+    """What is left when modules that import nothing that is left are taken away, again and again."""
+    left = dict(edges)
+    while leaves := [module for module, others in left.items() if not others & (left.keys() - {module})]:
+        for module in leaves:
+            del left[module]
+    return sorted(left)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_rooms_below_its_own(module: str) -> None:
+    path = MODULES[module]
+    assert upward(path.read_text(), module, path.name == "__init__.py") == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """A room's face only hands names on: who imports the room's modules does not depend on it."""
+    edges = {
+        module: set(imports(path.read_text(), module, False))
+        for module, path in MODULES.items()
+        if path.name != "__init__.py"
+    }
+    assert circles({module: others & edges.keys() for module, others in edges.items()}) == []
+
+
+OTHERS_PRIVATE = {
+    "bench.drivers.drive_sglang": {"_mamba_cache_chunk_size"},  # of a peer
+    "bench.peers.rows": {"_exit"},  # of ``os``
+    "bench.workloads.slot_kernels": {"_foreach_copy_"},  # of torch
+}
+"""What belongs to others and has no public name."""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_reads_no_private_attribute_of_another(module: str) -> None:
+    assert private_reads(MODULES[module].read_text()) == OTHERS_PRIVATE.get(module, set())
+
+
+def test_a_class_name_means_one_class() -> None:
+    found = collections.defaultdict(list)
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(module)
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
+@pytest.mark.parametrize("package", BELOW)
+def test_every_folder_is_a_room_that_says_what_it_is_for(package: str) -> None:
+    folder = MODULES[package].parent
+    rooms = {path.name for path in folder.iterdir() if (path / "__init__.py").exists()}
+    rooms |= {path.stem for path in folder.glob("*.py")} - FACES
+    assert rooms == BELOW[package].keys()
+    for room in rooms:
+        path = folder / room / "__init__.py"
+        if path.exists():
+            docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+            assert len(docstring) > 80 and re.search(r"first|Read ", docstring), f"{path}: what to read first?"
+            assert len(list(path.parent.glob("*.py"))) - 1 <= MOST_FILES, f"{path.parent} has too many files"
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "seen"),
+    [
+        ("from ..tree.radix import Node", "prefixloom.operations.match", False),
+        ("from ..operations.match import find", "prefixloom.tree.radix", True),
+        ("def f():\n    from ..cache.cache import Cache", "prefixloom.operations.match", True),
+        ("if TYPE_CHECKING:\n    from ..cache.cache import Cache", "prefixloom.tiers.restore", True),
+        ("from prefixloom.compose.entry import compose", "prefixloom.device.pool", True),
+        ("from ..serving.engine import Engine", "prefixloom_engine.forward.stream", True),
+    ],
+)
+def test_the_rule_sees_an_import_that_is_not_downward(source: str, module: str, seen: bool) -> None:
+    assert bool(upward(source, module)) is seen
+
+
+def test_the_rule_sees_a_private_attribute_of_another_module_and_a_circle() -> None:
+    assert private_reads("def f(index):\n    return index._tables") == {"_tables"}
+    assert private_reads("def f(self, other):\n    return self._tables == other._tables") == set()
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]

@@ -1,0 +1,247 @@
+"""Two processes, and the next turn of a conversation: it hits in the decode process as it would in one process.
+
+A prompt is handed over with what its last boundary needs, too, and published there. Where the decode process has no
+room for that, it goes on without.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, Reach, Window, compose
+from prefixloom_engine import Batch, Engine, Request, ThreeWay, by_count, memory_with
+from prefixloom_engine.disaggregation import DecodeEngine
+from prefixloom_engine.forward.handover import plan_handover
+from tests.support.engines import CAPACITY, cache_for, decoding, model, nothing_left, plain, prompt, serving
+
+pytestmark = pytest.mark.usefixtures("installed", "one_thread")
+AHEAD = pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
+GUESSING = pytest.mark.parametrize("speculate", [0, 3])
+
+
+class Remembering:
+    """What comes next follows from all tokens, from the last few, and from two recurrences: each must be right."""
+
+    vocabulary, stops, config = 97, frozenset[int](), None
+
+    def bind(self, cache: Cache) -> BoundRemembering:
+        return BoundRemembering(cache)
+
+
+class BoundRemembering:
+    groups = staticmethod(by_count)
+
+    def __init__(self, cache: Cache) -> None:
+        self.memories = {name: memory_with(cache, 0, name) for name in ("all", "near", "sum", "mixed")}
+
+    def forward(self, batch: Batch) -> Tensor:
+        out = torch.zeros(len(batch.spans), batch.wanted, Remembering.vocabulary)
+        for r, span in enumerate(batch.spans):
+            for i, token in enumerate(batch.tokens[r].tolist()):
+                told = self.one(batch, r, span.start + i, i, token)
+                if i >= batch.count - batch.wanted:
+                    out[r, i - batch.count, told % Remembering.vocabulary] = 1
+        return out
+
+    def one(self, batch: Batch, r: int, at: int, i: int, token: int) -> int:
+        told = 0
+        for name, back in (("all", at), ("near", 4)):
+            memory = self.memories[name]
+            size, table = memory.page_tokens, batch.tables[memory.component][r].tolist()
+            rows = memory.rows[name]
+            rows[table[at // size], at % size] = token
+            told += sum(int(rows[table[p // size], p % size]) * (p + 1) for p in range(max(0, at - back), at + 1))
+        for name, factor in (("sum", 3), ("mixed", 5)):
+            memory = self.memories[name]
+            slot = batch.tables[memory.component][r, 0]
+            state = (int(memory.rows[name][slot]) * factor + token) % 1009
+            singles = batch.singles.get(memory.component)
+            for each in [slot, *([singles[r, i]] if singles is not None and batch.count <= singles.shape[1] else [])]:
+                memory.rows[name][each] = state
+            told += state
+        return told
+
+
+def remembered(**options: Any) -> Cache:
+    """Two kinds of recurrence, of which ``every`` may keep checkpoints by itself, and a window smaller than a page."""
+    every = options.pop("every", 0)
+    parts = [
+        Component("all", Manifest([Buffer("all", (), "int64")]), Path()),
+        Component("near", Manifest([Buffer("near", (), "int64")]), Window(5)),
+        Component("sum", Manifest([Buffer("sum", (), "int64")], max_rewind=8, checkpoint_every=every), Point()),
+        Component("mixed", Manifest([Buffer("mixed", (), "int64")], max_rewind=8), Point()),
+    ]
+    capacity = options.pop("capacity", {"all": 4096, "near": 1024, "sum": 48, "mixed": 48})
+    return compose(None, plugins=parts, page_size=16, capacity=capacity, **{"max_rewind": 4, "debug": True, **options})
+
+
+def said(seed: int, length: int) -> list[int]:
+    return [token % Remembering.vocabulary for token in prompt(seed, length)]
+
+
+def turns(decode: Any, first: list[int], answer: int = 2) -> tuple[list[Any], list[int]]:
+    """Two turns of a conversation, and the second one's prompt."""
+    (one,) = decode.generate([Request(first, answer)])
+    history = [*first, *one.tokens, *said(99, 30)]
+    (two,) = decode.generate([Request(history, 6)])
+    return [one, two], history
+
+
+@AHEAD
+@GUESSING
+@pytest.mark.parametrize("length", [150, 192, 129, 40])
+def test_the_next_turn_hits_at_the_prompts_last_boundary(length: int, speculate: int, overlap: bool) -> None:
+    cache = cache_for(model())
+    with serving(lambda: cache_for(model())) as server:
+        with decoding(cache, server, overlap=overlap, speculate=speculate) as decode:
+            (one, two), history = turns(decode, prompt(1, length))
+        assert decode.handed_over == (length >= 64) + (len(history) - two.hit >= 64)
+        assert two.hit == length // 64 * 64
+        assert [one.tokens, two.tokens] == plain(model(), [Request(prompt(1, length), 2), Request(history, 6)])
+    nothing_left(cache)
+
+
+def test_with_a_draft_too() -> None:
+    it = ThreeWay("tiny", dtype="float64", draft=True)
+    capacity = {**CAPACITY, "draft": 1200}
+    for length, hits in ((150, 128), (192, 192), (193, 192)):
+        cache = cache_for(it, capacity)
+        with serving(lambda: cache_for(it, capacity), it) as server, decoding(cache, server, it, speculate=3) as decode:
+            (_, two), _ = turns(decode, prompt(1, length))
+            assert decode.handed_over >= 1
+        assert two.hit == hits
+        nothing_left(cache)
+
+
+@AHEAD
+@GUESSING
+@pytest.mark.parametrize("every", [0, 16], ids=["kept by the engine", "one of two kept by the cache"])
+@pytest.mark.parametrize("length", [150, 144, 145, 65])
+def test_with_two_recurrences_and_a_window_smaller_than_a_page(
+    length: int, every: int, speculate: int, overlap: bool
+) -> None:
+    it = Remembering()
+    with Engine(it, remembered()) as alone:
+        right, history = turns(alone, said(1, length))
+    cache = remembered(every=every)
+    with (
+        serving(lambda: remembered(every=every), it) as server,
+        decoding(cache, server, it, overlap=overlap, speculate=speculate) as decode,
+    ):
+        told, _ = turns(decode, said(1, length))
+        assert decode.handed_over >= 1
+        assert decode.engine.counts.prefilled < 64
+    assert [answer.tokens for answer in told] == [answer.tokens for answer in right]
+    assert told[1].hit == length // 16 * 16
+    nothing_left(cache)
+    assert len(history) - told[1].hit < 64, "the rest was computed here"
+
+
+def test_of_windows_alone_the_last_boundarys_comes_along() -> None:
+    """Without a recurrence the window of the boundary begins before that of the end, and nothing else is lacking."""
+    parts = [
+        Component("all", Manifest([Buffer("all", (), "int64")]), Path()),
+        Component("near", Manifest([Buffer("near", (), "int64")]), Window(5)),
+    ]
+    cache = compose(None, plugins=parts, page_size=16, capacity=1024)
+    assert plan_handover(cache, 0, 0, 150) == (144, {"all": list(range(10)), "near": [8, 9]})
+    assert plan_handover(cache, 144, 144, 150) == (0, {"all": [9], "near": [9]})
+    assert plan_handover(cache, 0, 0, 16) == (0, {"all": [0], "near": [0]}), "there is no boundary before its end but 0"
+    paths = compose(None, plugins=parts[:1], page_size=16, capacity=1024)
+    assert plan_handover(paths, 0, 0, 150) == (0, {"all": list(range(10))}), "of a path the end's is all"
+
+
+class Odd(Reach):
+    """Inside of a page the first one is needed, and at its end it is not."""
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        return ((0, min(n, 16)),) if n % 16 else ()
+
+
+def test_what_the_end_needs_and_the_boundary_does_not_goes_over_at_once() -> None:
+    """There would be no slots for it in the second of two steps."""
+    odd = Component("odd", Manifest([Buffer("odd", (), "int64")]), Odd())
+    state = Component("sum", Manifest([Buffer("sum", (), "int64")]), Point())
+    cache = compose(None, plugins=[odd, state], page_size=16, capacity=1024)
+    assert plan_handover(cache, 0, 144, 150) == (0, {"odd": [0]})
+    assert plan_handover(cache, 16, 144, 150) == (144, {"odd": []}), "the receiver has it: nothing stands in the way"
+
+
+@AHEAD
+def test_a_decode_process_without_room_for_a_checkpoint_goes_on_without(overlap: bool) -> None:
+    """Of states it has what runs and one to copy into; so nothing is kept, and nothing fails."""
+    it, first = Remembering(), said(1, 150)
+    with Engine(it, remembered()) as alone:
+        right, _ = turns(alone, first)
+    tight = {"all": 512, "near": 384, "sum": 2, "mixed": 2}
+    cache = remembered(capacity=tight, max_rewind=0)
+    with (
+        serving(lambda: remembered(), it) as server,
+        decoding(cache, server, it, overlap=overlap, max_running=2) as decode,
+    ):
+        told, _ = turns(decode, first)
+        many = decode.generate([Request(said(n, 150), 40) for n in range(5, 11)])
+        assert decode.engine.counts.arrived >= 300
+        assert cache.stats().skipped_checkpoints > 0
+    with Engine(it, remembered()) as alone:
+        expected = alone.generate([Request(said(n, 150), 40) for n in range(5, 11)])
+    assert [answer.tokens for answer in (*told, *many)] == [answer.tokens for answer in (*right, *expected)]
+    nothing_left(cache)
+
+
+def test_what_arrived_in_part_before_a_pass_failed_is_computed_here() -> None:
+    """Between the two copies: the request starts over from what was published, or from nothing."""
+    it, first = Remembering(), said(1, 150)
+    with Engine(it, remembered()) as engine:
+        (computed,) = engine.generate([Request(first, 1, hand_over=0)])
+        (right,) = engine.generate([Request(first, 6)])
+    cache = remembered()
+    with Engine(it, cache, overlap=False) as engine:
+        answer = engine.add(Request(first, 6), computed.handed)
+        assert engine.step()
+        assert engine.counts.arrived == 144
+        engine._scheduler.restart(next(iter(engine._scheduler.jobs.values())))
+        while engine.step():
+            pass
+        assert (engine.counts.arrived, engine.counts.prefilled) == (144, 6)
+    assert answer.tokens == right.tokens
+    nothing_left(cache)
+
+
+def test_content_that_does_not_fit_costs_a_recompute() -> None:
+    it, first = Remembering(), said(1, 150)
+    with Engine(it, remembered()) as engine:
+        (computed,) = engine.generate([Request(first, 1, hand_over=0)])
+        (right,) = engine.generate([Request(first, 6)])
+    assert computed.handed is not None
+    computed.handed.states.clear()  # type: ignore[attr-defined]
+    cache = remembered()
+    with Engine(it, cache, overlap=False) as engine:
+        answer = engine.add(Request(first, 6), computed.handed)
+        while engine.step():
+            pass
+        assert engine.counts.failed == 1
+    assert (answer.tokens, answer.reason) == (right.tokens, "length")
+    nothing_left(cache)
+
+
+def test_a_conversation_hits_turn_by_turn() -> None:
+    """Each turn asks the prefill process for no more than what the decode process lacks."""
+    it = Remembering()
+    cache = remembered()
+    with serving(lambda: remembered(), it) as server:
+        decode = DecodeEngine(Engine(it, cache), server.address, least=16)
+        with decode:
+            history, before = said(1, 100), 0
+            for n in range(6):
+                (answer,) = decode.generate([Request(history, 20)])
+                assert answer.hit >= before
+                before = (len(history) + 19) // 16 * 16
+                history = [*history, *answer.tokens, *said(n, 40)]
+                assert cache.peek(history, leave=1) == before
+            assert decode.handed_over == 6
+    nothing_left(cache)

@@ -1,0 +1,78 @@
+"""Every row of the kill table that is a mistake in our own code: each mutant is run, and its killer must fail on it.
+
+Nothing is recorded: a row that is no longer true, or whose text is no longer in the core, fails here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from prefixloom.testing import LAWS, ComponentCase, check_law
+from prefixloom.testing.conformance import name_of
+from tests.lessons import mutants_of_lessons as lessons
+from tests.support.broken import BROKEN, ORIGINALS
+from tests.support.conformance_tables import ROOT
+from tests.support.killing import mutated
+from tests.support.mutants import LESSONS_BY_LAW, MUTANTS, Mutant
+from tests.support.sampling import sampled_rows
+
+LAW = {name_of(law): law for law in LAWS}
+EVERY = 14
+"""Each so many-th mutant is run by default."""
+
+
+def run(*options: str) -> dict[str, str]:
+    """What came of each mutant of a run, in words; empty for one that survived."""
+    call = [sys.executable, "-m", "tests.support.killing", "--json", *options]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=True, timeout=3000)
+    results: dict[str, str] = json.loads(done.stdout)
+    return results
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, str]:
+    """What came of every mutant, all run at once."""
+    return run()
+
+
+def test_every_mistake_of_the_table_can_still_be_made() -> None:
+    assert [mutant.name for mutant in MUTANTS if mutated(mutant) is None] == []
+
+
+def test_some_mistakes_in_the_core_are_killed() -> None:
+    told = run("--every", str(EVERY))
+    assert len(told) == -(-len(MUTANTS) // EVERY)
+    assert [name for name, what in told.items() if not what or "ImportError" in what or "SyntaxError" in what] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mistake_in_the_core_is_killed_by_what_the_table_says(mutant: Mutant, told: dict[str, str]) -> None:
+    assert mutated(mutant) is not None, f"stale: {mutant.file} has no longer {mutant.old!r}"
+    assert told[mutant.name], f"{mutant.killer} says nothing"
+    assert "ImportError" not in told[mutant.name] and "SyntaxError" not in told[mutant.name], told[mutant.name]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "law", "name"), sampled_rows(LESSONS_BY_LAW, 4, 1), ids=[f"{row[0]}-{row[1]}" for row in LESSONS_BY_LAW]
+)
+def test_a_mistake_of_the_lessons_is_killed_by_a_law_of_the_kit_too(mutant: str, law: str, name: str) -> None:
+    make, truth = ORIGINALS[name]
+    change: Callable[[pytest.MonkeyPatch], None] = getattr(lessons, mutant)
+    with pytest.MonkeyPatch.context() as patch:
+        change(patch)
+        with pytest.raises(Exception):  # noqa: B017 - whatever the mistake breaks
+            check_law(LAW[law], ComponentCase(make, truth, name, effort=1))
+
+
+def test_every_law_kills_something_and_names_are_told_once() -> None:
+    killers = {broken.law for broken in BROKEN} | {mutant.killer[1] for mutant in MUTANTS}
+    killers |= {law for _, law, _ in LESSONS_BY_LAW}
+    assert [name for name in LAW if name not in killers] == []
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 60

@@ -1,0 +1,78 @@
+"""The kit's state machine and its faults: they meet what they are meant to meet, and see what is put wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prefixloom.testing import ComponentCase, LawBroken, Pit, check_law, replay
+from prefixloom.testing.conformance import LAWS, name_of
+from prefixloom.testing.kit.bench import Failure
+from prefixloom.testing.laws.hooks import COUNTED, FAIL, quiet
+from prefixloom.testing.laws.machine import LENGTH, PITS
+from prefixloom.testing.laws.schedules import BUDGET, SCENARIOS, explored
+from prefixloom.testing.oracle import faults
+from prefixloom.testing.oracle.machine import fails, written
+from tests.support.broken import BROKEN, ORIGINALS
+from tests.support.sampling import only
+
+SETS = "law_every_answer_is_what_the_sets_say"
+LAW = {name_of(law): law for law in LAWS}
+KINDS = ("path", "window", "state", "every hook")
+
+
+def case_of(name: str) -> ComponentCase:
+    make, truth = ORIGINALS[name]
+    return ComponentCase(make, truth, name, effort=1)
+
+
+@pytest.mark.parametrize("name", only(KINDS, "window"))
+def test_the_machine_meets_hits_refusals_losses_splits_and_rewinds(name: str) -> None:
+    counts: dict[str, int] = {}
+    for number, beside in enumerate(PITS):
+        pit = Pit(case_of(name), beside)
+        for seed in range(4):
+            world = replay(pit, written(f"{number} {seed}", pit, LENGTH))
+            for what, times in world.counts.items():
+                counts[what] = counts.get(what, 0) + times
+    for what in ("hit", "miss", "lost", "split", "rewind", "grow refused", "step failed", "publish", "arrive"):
+        assert counts.get(what, 0) > 0, (what, counts)
+
+
+@pytest.mark.parametrize("name", only(KINDS, "window"))
+def test_every_kind_of_fault_is_met(name: str) -> None:
+    pit = Pit(case_of(name), ("window",))
+    script = faults.walkthrough(pit.unit)
+    with quiet():
+        raised = {hook: faults.in_hook(pit.case, pit.beside, hook, script) for hook in (*FAIL, *COUNTED)}
+        assert all(raised.values()), raised
+        assert faults.in_pools(pit.case, pit.beside, script) > 20
+        assert faults.in_layers(pit.case, pit.beside, script) > 40
+
+
+def test_what_the_machine_finds_comes_with_a_script_that_can_be_pasted() -> None:
+    (broken,) = [row for row in BROKEN if row.mistake == "an op clears all states"]
+    with pytest.raises(LawBroken) as told:
+        check_law(LAW[SETS], broken.case())
+    code = told.value.script
+    assert code.startswith("from prefixloom.testing import Pit, replay\n")
+    assert code.count("('") <= 8, code
+    with pytest.raises(Failure):
+        exec(code, {"case": broken.case()})
+    exec(code, {"case": case_of("state")})
+
+
+def test_a_script_fails_the_same_way_each_time() -> None:
+    (broken,) = [row for row in BROKEN if row.mistake == "until is a page too early"]
+    pit = Pit(broken.case())
+    script = written("again", pit, 200)
+    told: list[Any] = [str(fails(pit, script)) for _ in range(2)]
+    assert told[0] == told[1] and "lacks pages" in told[0]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_schedule_of_a_scenario_is_tried(scenario: Any) -> None:
+    for name, beside in (("window", ()), ("state", ("path",)), ("path", ("state",))):
+        report = explored(case_of(name), scenario, beside)
+        assert report.complete and 10 <= report.classes < BUDGET, report

@@ -1,0 +1,355 @@
+"""Faults from outside: reaches that raise, interrupts in the middle of a hook, copied handles, broken policies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from prefixloom import (
+    Claim,
+    Component,
+    CompositionError,
+    EvictionPolicy,
+    InvariantError,
+    Op,
+    Path,
+    PluginError,
+    Point,
+    ProtocolError,
+    Reach,
+    SplitRule,
+    WalkView,
+    Window,
+    hookimpl,
+)
+from prefixloom.contract.reach import Interval
+from tests.support.helpers import cache_of, part, path_cache, run, serve, settle
+
+TOKENS = list(range(100, 140))
+
+
+class Moody(Reach):
+    """A window in plain Python that can be made to raise."""
+
+    raising = False
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        if self.raising:
+            raise RuntimeError("moody")
+        return ((max(0, n - 7), n),) if n else ()
+
+    def until(self, p: int) -> float:
+        return p + 7
+
+
+def test_a_publication_that_fails_half_way_ends_its_sequence() -> None:
+    """The tree has what was handed over, a state among it, and the lease does not cover that: it cannot go on."""
+    reach = Moody()
+    cache = cache_of(part("path", Path()), part("moody", reach), part("state", Point()), slots=4, debug=False)
+    sequence = cache.open(TOKENS[:24])
+    run(sequence, 8)
+    reach.raising = True
+    with pytest.raises(RuntimeError, match="moody") as raised:
+        sequence.publish()
+    reach.raising = False
+    assert not sequence.open
+    assert sequence.failed is raised.value
+    with pytest.raises(ProtocolError, match="or its publication did") as refused:
+        sequence.grow(8)
+    assert refused.value.__cause__ is raised.value
+    sequence.close()
+    sequence.abort()
+    assert serve(cache, TOKENS[:24]) in (0, 8), "what was handed over may be there"
+    cache.flush()
+    assert sorted(cache.pool("state").free_ids()) == [0, 1, 2, 3]
+    settle(cache)
+
+
+class KeepsTheEnd(Component):
+    @hookimpl
+    def commit_insert(self, walk: WalkView) -> Claim | None:
+        return Claim(keep=((walk.boundary - 4, walk.boundary),)) if walk.last else None
+
+
+def test_what_a_failed_publication_handed_over_is_not_given_back_at_the_end() -> None:
+    reach = Moody()
+    cache = cache_of(part("moody", reach, kind=KeepsTheEnd), debug=False)
+    sequence = cache.open(TOKENS)
+    run(sequence, 22)
+    reach.raising = True
+    with pytest.raises(RuntimeError, match="moody"):
+        sequence.publish()
+    reach.raising = False
+    sequence.close()
+    assert cache.stats().components["moody"].running == 0
+    settle(cache)
+
+
+@pytest.mark.parametrize("kind", [Component, KeepsTheEnd])
+@pytest.mark.parametrize("first", ["path", "moody"])
+def test_what_a_failed_publication_handed_over_may_be_evicted(first: str, kind: type[Component]) -> None:
+    reach = Moody()
+    parts = [part("path", Path()), part("moody", reach, kind=kind), part("state", Point())]
+    cache = cache_of(*parts[:: 1 if first == "path" else -1], slots=4, debug=False)
+    sequence = cache.open(TOKENS[:24])
+    run(sequence, 8)
+    reach.raising = True
+    with pytest.raises(RuntimeError, match="moody"):
+        sequence.publish()
+    reach.raising = False
+    cache.evict(dict.fromkeys(("path", "moody", "state"), 1000))
+    for name, pages in cache.stats().components.items():
+        assert (pages.free, pages.cached, pages.leased) == (pages.capacity, 0, 0), name
+    assert cache.stats().nodes == 0
+
+
+def test_a_reach_that_raises_in_open_leaves_nothing_behind() -> None:
+    reach = Moody()
+    cache = cache_of(part("path", Path()), part("moody", reach))
+    serve(cache, TOKENS, chunk=8)
+    before = cache.stats().components
+    reach.raising = True
+    with pytest.raises(RuntimeError, match="moody"):
+        cache.open(TOKENS)
+    reach.raising = False
+    cache.poll()
+    assert cache.stats().components == before
+    assert serve(cache, [*TOKENS, 1]) == 40
+    settle(cache)
+
+
+class Interrupted(Component):
+    """Is interrupted in whatever hook is asked."""
+
+    interrupted = False
+
+    def maybe(self) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    @hookimpl
+    def redistribute_on_node_split(self, parent: Any, child: Any) -> SplitRule | None:
+        self.maybe()
+        return None
+
+    @hookimpl
+    def evict_component(self, node: Any, tier: Any) -> Claim | None:
+        self.maybe()
+        return None
+
+
+@pytest.mark.parametrize("reach", [Path(), Window(9)], ids=repr)
+def test_an_interrupt_in_a_split_hook_changes_nothing(reach: Reach) -> None:
+    cache = cache_of(part("path", Path()), part("it", reach, kind=Interrupted))
+    serve(cache, TOKENS)
+    cache.composition.parts[1].component.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        cache.open([*TOKENS[:16], 1, 2])
+    cache.composition.parts[1].component.interrupted = False
+    cache.poll()
+    assert cache.stats().nodes == 1
+    assert serve(cache, [*TOKENS[:16], 1, 2]) == 16
+    settle(cache)
+
+
+@pytest.mark.parametrize("reach", [Path(), Window(9)], ids=repr)
+def test_an_interrupt_in_an_eviction_hook_loses_no_victim(reach: Reach) -> None:
+    cache = cache_of(part("it", reach, kind=Interrupted))
+    serve(cache, TOKENS, chunk=8)
+    held = cache.stats().components["it"].cached
+    cache.composition.parts[0].component.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        cache.evict({"it": 4})
+    cache.composition.parts[0].component.interrupted = False
+    cache.poll()
+    gone = held - cache.stats().components["it"].cached
+    assert cache.evict({"it": 64})["it"] == held - gone
+    settle(cache)
+
+
+def handles() -> list[Any]:
+    cache = path_cache()
+    serve(cache, TOKENS)
+    return [cache.pool("path").mint(2), cache.lease(cache.match(TOKENS)), cache.open(TOKENS)]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["span", "lease", "sequence"])
+def test_a_handle_is_neither_copied_nor_pickled(which: int) -> None:
+    held = handles()
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(ProtocolError, match=r"cannot be (copied|pickled)"):
+            attempt(held[which])
+    held[0].free()
+    held[1].release()
+    held[2].abort()
+
+
+def test_debug_mode_sees_a_slot_that_nobody_owns() -> None:
+    cache = path_cache()
+    span = cache.pool("path").mint(2)
+    cache.poll()
+    span.free()
+    cache.pool("path").take(3)
+    with pytest.raises(InvariantError, match="3 slots are nobody's"):
+        cache.poll()
+
+
+def test_lfu_keeps_no_bucket_for_uses_that_nothing_has() -> None:
+    cache = path_cache(policy="lfu")
+    serve(cache, TOKENS)
+    for _ in range(300):
+        cache.lease(cache.match(TOKENS)).release()
+    queue: Any = cache.core.shape.lanes[0].queue
+    assert len(queue._buckets) == 1
+    assert len(queue._ranks) < 100
+
+
+def test_the_pages_of_a_plan_at_the_start_are_none() -> None:
+    cache = path_cache()
+    sequence = cache.open(TOKENS)
+    plan = cache.match([1, 2, 3, 4])
+    sequence.abort()
+    assert list(plan.pages("path")) == []
+
+
+class Careless(Component):
+    op = Op("copy", "it", dst=(0,), src=(0,))
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        return (self.op,)
+
+
+@pytest.mark.parametrize("op", [Op("copy", "it", dst=("a",), src=("b",)), Op("clear", "it", dst=5.5)])  # type: ignore[arg-type]
+def test_ops_over_things_that_are_no_slots_are_a_plugin_error(op: Op) -> None:
+    cache = cache_of(part("it", Path(), kind=Careless))
+    cache.composition.parts[0].component.op = op
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(4)
+        with pytest.raises(PluginError, match="must answer slots"):
+            cache.step([sequence])
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
+class Rude(Component):
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Any:
+        return Unspeakable()
+
+
+def test_an_answer_whose_repr_raises_is_counted_like_any_other() -> None:
+    cache = cache_of(part("it", Path(), kind=Rude))
+    serve(cache, TOKENS)
+    assert cache.stats().plugin_errors == 1
+    assert cache.peek(TOKENS) == 40
+
+
+@pytest.mark.parametrize("make", [lambda: None, lambda: 1 / 0], ids=["none", "raises"])
+def test_a_policy_that_makes_no_queue_is_refused_at_composition(make: Any) -> None:
+    with pytest.raises(CompositionError, match="eviction policy 'broken'"):
+        path_cache(policy=EvictionPolicy("broken", make=make))
+
+
+# ---------------------------------------------------------------- across components
+
+
+def test_thinning_spares_the_states_where_paths_part() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), states_per_path=2))
+    serve(cache, TOKENS[:8])
+    serve(cache, [*TOKENS[:8], 1, 1, 1, 1])
+    serve(cache, [*TOKENS[:8], 2, 2, 2, 2])
+    with cache.open([*TOKENS[:8], 1, 1, 1, 1, *TOKENS[12:20]]) as sequence:
+        run(sequence, 8)
+    assert cache.peek([*TOKENS[:8], 9, 9, 9, 9]) == 8, "the state where two paths part is still there"
+    assert cache.peek([*TOKENS[:8], 1, 1, 1, 1, 9, 9, 9, 9]) == 8, "the one between went instead"
+
+
+def test_a_priority_reaches_the_nodes_that_were_there_before() -> None:
+    cache = path_cache(policy="priority")
+    serve(cache, TOKENS[:8])
+    serve(cache, [1] * 8)
+    with cache.open(TOKENS[:8], leave=8, priority=3) as sequence:
+        run(sequence, 8)
+    assert cache.evict({"path": 2}) == {"path": 2}
+    assert (cache.peek(TOKENS[:8]), cache.peek([1] * 8)) == (8, 0)
+
+
+def test_a_plan_is_frozen() -> None:
+    cache = path_cache()
+    serve(cache, TOKENS)
+    plan = cache.match(TOKENS)
+    with pytest.raises(ProtocolError, match="a plan is frozen"):
+        plan.ready = 8
+    with cache.open(plan) as sequence:
+        assert sequence.ready == 40
+
+
+def test_a_fifo_queue_does_not_grow_with_use() -> None:
+    cache = path_cache(policy="fifo")
+    for first in range(3):
+        serve(cache, [first] * 8)
+    for _ in range(300):
+        cache.lease(cache.match([0] * 8)).release()
+    queue: Any = cache.core.shape.lanes[0].queue
+    assert len(queue._heap) == 3
+    cache.evict({"path": 2})
+    assert [cache.peek([first] * 8) for first in range(3)] == [0, 8, 8], "first in, first out, however often used"
+
+
+def test_a_slot_with_two_owners_is_told_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = path_cache()
+    with cache.open(TOKENS, label="the first") as sequence:
+        sequence.grow(len(TOKENS))
+        sequence.commit()
+        slot, pool = sequence.pages("path")[0], cache.pool("path")
+        free = list(pool.free_ids())
+        monkeypatch.setattr(type(pool), "free_ids", lambda self: [*free, slot])
+        with pytest.raises(InvariantError, match="owned by the free list and by the sequence 'the first' made at "):
+            sequence.append([7])
+        monkeypatch.undo()
+        sequence.publish()
+        free = list(pool.free_ids())
+        monkeypatch.setattr(type(pool), "free_ids", lambda self: [*free, slot])
+        with pytest.raises(InvariantError, match="owned by the free list and by <Node "):
+            sequence.append([7])
+        monkeypatch.undo()
+
+
+def test_a_wrong_count_of_nodes_is_told() -> None:
+    cache = path_cache()
+    serve(cache, TOKENS)
+    cache.core.index.tree.nodes += 1
+    with pytest.raises(InvariantError, match="2 nodes are counted, and there are 1"):
+        cache.evict(0)
+
+
+def test_a_reach_that_raises_when_a_step_commits_leaves_no_sequence_behind_its_state() -> None:
+    """The layers have written the states of all of them: who were left behind would compute the same tokens twice."""
+
+    class Unsure(Moody):
+        def until(self, p: int) -> float:
+            if self.raising:
+                raise RuntimeError("moody")
+            return super().until(p)
+
+    reach = Unsure()
+    cache = cache_of(part("path", Path()), part("moody", reach), part("state", Point()), capacity={"moody": 40})
+    sequences = [cache.open(range(start, start + 20)) for start in (0, 100)]
+    for sequence in sequences:
+        sequence.grow(20)
+    with pytest.raises(RuntimeError, match="moody"), cache.step(sequences) as step:
+        step.run_ops()
+        reach.raising = True  # and the pool is full: what need not be kept goes at once
+    reach.raising = False
+    assert [sequence.committed for sequence in sequences] == [20, 20]
+    for sequence in sequences:
+        sequence.close()
+    assert cache.peek(range(100, 120)) == 20
+    settle(cache)

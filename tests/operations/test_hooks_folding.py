@@ -1,0 +1,349 @@
+"""Folding: what a hook answers can narrow what is valid and widen what is protected, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from prefixloom import CapacityError, Claim, Component, Op, Path, PluginError, Point, Window, hookimpl
+from prefixloom.contract.values import SplitRule
+from tests.support.helpers import cache_of, every_reach, finish, held, part, run, serve, settle
+
+TOKENS = list(range(40))
+
+
+class Answering(Component):
+    """Every hook that a test sets answers through a plain function; the others say nothing."""
+
+    match: Callable[[Any], Any] = staticmethod(lambda walk: None)
+    insert: Callable[[Any], Any] = staticmethod(lambda walk: None)
+    evicting: Callable[[Any], Any] = staticmethod(lambda victims: None)
+    splitting: Callable[[Any, Any], Any] = staticmethod(lambda parent, child: None)
+    valid: Callable[[Any], Any] = staticmethod(lambda walk: walk.boundary)
+
+    @hookimpl
+    def create_match_validator(self, tiers: Any) -> Any:
+        assert tiers == ("device",)
+        return lambda walk: self.valid(walk)
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Any:
+        return self.match(walk)
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Any:
+        return self.insert(walk)
+
+    @hookimpl
+    def evict_component(self, node: Any, tier: str) -> Any:
+        return self.evicting(node)
+
+    @hookimpl
+    def redistribute_on_node_split(self, parent: Any, child: Any) -> Any:
+        return self.splitting(parent, child)
+
+    @hookimpl
+    def run_forward_op(self, op: Op, stream: Any) -> None: ...
+
+
+def answering(name: str, reach: Any) -> Any:
+    return part(name, reach, kind=Answering)
+
+
+# ---------------------------------------------------------------- matching
+
+
+def test_a_validator_narrows_to_its_own_grid() -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine)
+    serve(cache, TOKENS)
+    mine.valid = lambda walk: walk.boundary // 16 * 16
+    plan = cache.match(TOKENS)
+    assert (plan.ready, plan.limited_by) == (32, "mine")
+    assert [cache.peek(TOKENS[:n]) for n in (40, 32, 31, 15)] == [32, 32, 16, 0]
+    settle(cache)
+
+
+@pytest.mark.parametrize("wider", [lambda walk: walk.boundary + 4, lambda walk: 10**9, lambda walk: walk.key_tokens])
+def test_a_validator_cannot_widen(wider: Any) -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine, part("window", Window(10)))
+    serve(cache, TOKENS, chunk=20)
+    mine.valid = wider
+    cache.evict({"window": 64})
+    assert cache.peek(TOKENS) == 0
+    assert cache.peek([*TOKENS, *range(8)]) == 0
+
+
+def test_validators_and_reaches_are_lowered_to_a_common_boundary() -> None:
+    first, second = answering("first", Path()), answering("second", Point())
+    cache = cache_of(first, second, slots=12)
+    serve(cache, TOKENS, chunk=8)
+    first.valid = lambda walk: walk.boundary // 24 * 24
+    second.valid = lambda walk: walk.boundary - 4 if walk.boundary == 24 else walk.boundary
+    assert cache.peek(TOKENS) == 0, "24 is refused, at 20 there is no state, 16 is not on the first one's grid"
+    first.valid = lambda walk: walk.boundary // 12 * 12
+    assert cache.peek(TOKENS) == 0
+    first.valid = lambda walk: walk.boundary
+    assert cache.peek(TOKENS) == 40
+
+
+def test_a_validator_that_lowers_page_by_page_walks_down_a_long_prompt() -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine, tokens=8000, debug=False)
+    serve(cache, range(8000))
+    mine.valid = lambda walk: walk.boundary if walk.boundary <= 8 else walk.boundary - 4
+    assert cache.peek(range(8000)) == 8
+
+
+def test_a_validator_sees_the_walk_and_a_boundary_inside_of_a_page_is_floored() -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine)
+    serve(cache, TOKENS, namespace="n")
+    seen: list[Any] = []
+    mine.valid = lambda walk: seen.append(walk) or walk.boundary - 1
+    mine.valid = lambda walk: (seen.append(walk), 19 if walk.boundary == 40 else walk.boundary)[1]
+    assert cache.peek([*TOKENS, 1], namespace="n") == 16
+    assert [(w.namespace, w.boundary, w.key_tokens, w.walked) for w in seen] == [("n", 40, 41, 40), ("n", 16, 41, 40)]
+
+
+def test_a_reject_tries_the_next_candidate() -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine, part("state", Point()), slots=12)
+    serve(cache, TOKENS, chunk=8)
+    asked: list[int] = []
+
+    def match(walk: Any) -> Claim:
+        asked.append(walk.boundary)
+        return Claim(reject=walk.boundary > 20)
+
+    mine.match = match
+    assert cache.match(TOKENS).ready == 16
+    assert asked == [40, 32, 24, 16], "each candidate once, from the deepest"
+
+
+def test_a_reject_of_everything_ends_at_nothing() -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine)
+    serve(cache, TOKENS)
+    mine.match = lambda walk: Claim(reject=True)
+    assert cache.peek(TOKENS) == 0
+    assert serve(cache, TOKENS) == 0
+
+
+def test_needs_are_summed_with_the_derived_one() -> None:
+    mine, state = answering("mine", Path()), answering("state", Point())
+    cache = cache_of(mine, state, tokens=64, slots=4)
+    mine.match = lambda walk: Claim(need=3)
+    state.match = lambda walk: Claim(need=2)
+    plan = cache.match(TOKENS)
+    assert plan.need == {"mine": 3, "state": 3}
+    state.match = lambda walk: Claim(need=4)
+    with pytest.raises(CapacityError, match="state: needs 5 pages"):
+        cache.open(TOKENS)
+    settle(cache)
+
+
+def test_ops_are_concatenated_after_the_derived_ones_in_the_order_of_composition() -> None:
+    first, second = answering("first", Path()), answering("second", Point())
+    cache = cache_of(first, second)
+    first.match = lambda walk: Claim(ops=(Op("a", "first"), Op("b", "second")))
+    second.match = lambda walk: Claim(ops=(Op("c", "second"),))
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(4)
+        with cache.step([sequence]) as step:
+            assert [op.kind for op in step.ops] == ["clear", "a", "b", "c"]
+            step.run_ops()
+    settle(cache)
+
+
+@pytest.mark.parametrize(("claimed", "branch"), [(30, 28), (28, 28), (3, None), (16, None), (41, None), (0, None)])
+def test_a_branch_is_floored_to_the_grid_and_must_lie_ahead(claimed: int, branch: int | None) -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine)
+    serve(cache, TOKENS[:16])
+    mine.match = lambda walk: Claim(branch=claimed)
+    assert cache.match(TOKENS).branch == branch
+
+
+def test_of_several_branches_the_deepest_is_taken() -> None:
+    first, second = answering("first", Path()), answering("second", Window(6))
+    cache = cache_of(first, second)
+    first.match = lambda walk: Claim(branch=24)
+    second.match = lambda walk: Claim(branch=12)
+    assert cache.match(TOKENS).branch == 24
+
+
+def test_peeking_asks_the_same_and_changes_nothing() -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine)
+    serve(cache, TOKENS)
+    mine.match = lambda walk: Claim(reject=walk.boundary > 20)
+    before = cache.stats()
+    assert cache.peek(TOKENS) == cache.match(TOKENS).ready == 20
+    assert cache.stats() == before
+
+
+# ---------------------------------------------------------------- inserting
+
+
+def test_what_is_kept_is_united_with_what_the_boundary_needs() -> None:
+    mine = answering("mine", Window(9))
+    cache = cache_of(part("path", Path()), mine, max_rewind=40)
+    mine.insert = lambda walk: Claim(keep=((0, 2),))
+    with cache.open(TOKENS) as sequence:
+        finish(sequence)
+        sequence.publish(40)
+        pages = cache.match(TOKENS).pages("mine").tolist()
+        assert cache.stats().components["mine"].cached == 3, "page 0 by request, two for the window"
+        assert [p >= 0 for p in pages[-2:]] == [True, True]
+    assert cache.peek(TOKENS) == 40
+    settle(cache)
+
+
+def test_an_empty_keep_cannot_take_away_what_the_boundary_needs() -> None:
+    for name, reach in every_reach().items():
+        mine = answering("mine", reach)
+        cache = cache_of(part("path", Path()), mine)
+        mine.insert = lambda walk: Claim(keep=())
+        serve(cache, TOKENS)
+        assert cache.peek(TOKENS) == (0 if name == "point" else 40), name
+        settle(cache)
+
+
+def test_a_state_stays_with_the_sequence_if_it_is_not_to_be_kept() -> None:
+    mine = answering("mine", Point())
+    cache = cache_of(part("path", Path()), mine)
+    mine.insert = lambda walk: Claim(keep=()) if walk.boundary < 40 else None
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 20)
+        slot = sequence.pages("mine")
+        sequence.publish()
+        assert sequence.pages("mine") == slot
+        assert cache.stats().components["mine"].cached == 0
+        run(sequence, 20)
+    assert cache.peek(TOKENS) == 40
+    settle(cache)
+
+
+def test_an_insert_sees_the_span_that_is_published() -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine)
+    seen: list[tuple[int, int]] = []
+    mine.insert = lambda walk: seen.append((walk.start, walk.boundary))
+    serve(cache, TOKENS, chunk=12)
+    assert seen == [(0, 12), (12, 24), (24, 36), (36, 40)]
+
+
+def test_what_a_later_boundary_needs_is_not_given_back_because_an_earlier_one_does_not() -> None:
+    """Needs that are not convex: boundary 32 needs nothing, boundary 40 needs [8, 12) again."""
+    from prefixloom import Reach
+
+    class Late(Reach):
+        def needs(self, n: int) -> Any:
+            return ((8, 12),) if n >= 40 else ()
+
+    mine = answering("mine", Late())
+    cache = cache_of(part("path", Path()), mine)
+    mine.insert = lambda walk: Claim(keep=((walk.boundary - 1, walk.boundary),))
+    with cache.open(TOKENS) as sequence:
+        run(sequence, 32)
+        sequence.publish()
+        run(sequence, 8)
+        assert sequence.pages("mine")[2] >= 0, "the running sequence still needs it"
+    assert cache.peek(TOKENS) == 40
+
+
+# ---------------------------------------------------------------- splitting, evicting
+
+
+def test_a_state_may_be_dropped_when_its_node_is_split() -> None:
+    mine = answering("mine", Point())
+    cache = cache_of(part("path", Path()), mine)
+    views: list[tuple[int, int, int]] = []
+
+    def splitting(parent: Any, child: Any) -> SplitRule:
+        views.append((parent.start, parent.end, child.end))
+        return SplitRule("drop")
+
+    mine.splitting = splitting
+    serve(cache, TOKENS)
+    plan = cache.match(TOKENS)
+    serve(cache, [*TOKENS[:12], *[7] * 8])
+    assert views == [(0, 12, 40)]
+    assert plan.stale
+    assert (cache.peek(TOKENS), cache.stats().components["mine"].cached) == (0, 1)
+    settle(cache)
+
+
+def test_a_state_that_a_lease_covers_is_not_dropped_on_a_split() -> None:
+    mine = answering("mine", Point())
+    cache = cache_of(part("path", Path()), mine)
+    mine.splitting = lambda parent, child: SplitRule("drop")
+    serve(cache, TOKENS)
+    with cache.lease(cache.match(TOKENS)):
+        serve(cache, [*TOKENS[:12], *[7] * 8])
+        assert cache.peek(TOKENS) == 40
+    settle(cache)
+
+
+def test_dropping_is_for_states_and_page_cells_are_sliced_all_the_same() -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine)
+    mine.splitting = lambda parent, child: SplitRule("drop")
+    serve(cache, TOKENS)
+    serve(cache, [*TOKENS[:12], *[7] * 8])
+    assert cache.peek(TOKENS) == 40
+    settle(cache)
+
+
+@pytest.mark.parametrize("reach", [Path(), Window(20), Point()], ids=repr)
+def test_a_victim_is_held_back_once_and_a_full_pool_still_makes_room(reach: Any) -> None:
+    mine = answering("mine", reach)
+    keys = [] if isinstance(reach, Path) else [part("keys", Path())]
+    cache = cache_of(*keys, mine, slots=6)
+    for i in range(3):
+        serve(cache, [i] * 8)
+    shown: list[list[int]] = []
+
+    def evicting(victims: Any) -> Claim:
+        shown.append([victim.end for victim in victims])
+        return Claim(keep=tuple(range(len(victims))) if len(shown) == 1 else ())
+
+    mine.evicting = evicting
+    cache.evict({"mine": 1})
+    assert [held(cache, [i] * 8) for i in range(3)] == [8, 0, 8], "the first was held back, the second went"
+    assert shown == [[8], [8]]
+    mine.evicting = lambda victims: Claim(keep=tuple(range(len(victims))))
+    cache.evict({"mine": 100})
+    assert cache.stats().components["mine"].cached == 0
+    settle(cache)
+
+
+def test_what_is_held_back_becomes_recent() -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine)
+    for i in range(3):
+        serve(cache, [i] * 8)
+    answers = iter([Claim(keep=(0,))])
+    mine.evicting = lambda victims: next(answers, None)
+    cache.evict({"mine": 1})
+    mine.evicting = lambda victims: None
+    cache.evict({"mine": 1})
+    assert [held(cache, [i] * 8) for i in range(3)] == [8, 0, 0]
+
+
+def test_a_plugin_error_names_the_component_and_chains_its_cause() -> None:
+    mine = answering("mine", Path())
+    cache = cache_of(mine)
+    cause = LookupError("why")
+
+    def match(walk: Any) -> None:
+        raise cause
+
+    mine.match = match
+    with pytest.raises(PluginError, match="component 'mine': finalize_match_result raised LookupError") as caught:
+        cache.match(TOKENS)
+    assert caught.value.__cause__ is cause

@@ -1,0 +1,398 @@
+"""Leases: what they cover, that a release undoes exactly its own acquire, and what hooks may add."""
+
+from __future__ import annotations
+
+import gc
+import random
+from typing import Any
+
+import pytest
+
+from prefixloom import Component, Path, PluginError, Point, ProtocolError, Receipt, Touch, Window, hookimpl
+from tests.support.helpers import cache_of, every_reach, held, locks, part, path_cache, run, serve, settle
+
+TOKENS = list(range(40))
+each = pytest.mark.parametrize("name", every_reach())
+
+
+def served(*components: Component, **options: Any) -> Any:
+    cache = cache_of(*components, **options)
+    serve(cache, TOKENS, chunk=20)
+    return cache
+
+
+def test_running_out_of_states_leaves_everybody_elses_locks_alone() -> None:
+    """Lesson 1: a match with the state pool full, and what it evicts, touch no lock of another request."""
+    cache = cache_of(part("path", Path()), part("window", Window(10)), part("state", Point()), slots=4)
+    serve(cache, TOKENS, chunk=20)
+    holder = cache.lease(cache.match(TOKENS))
+    serve(cache, [7] * 8)
+    serve(cache, [8] * 8)
+    before = locks(cache)
+    mine = {place: count for place, count in before.items() if count}
+    assert {name for name, *_ in mine} == {"path", "window", "state"}
+    other = cache.open([*TOKENS, 1])  # evicts a state to run in
+    assert other.ready == 40
+    after = locks(cache)
+    assert all(after[place] >= count for place, count in mine.items())
+    other.abort()
+    assert {place: count for place, count in locks(cache).items() if count} == mine
+    cache.evict({"window": 64, "path": 64, "state": 4})
+    assert cache.peek(TOKENS) == 40
+    holder.release()
+    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
+    settle(cache)
+
+
+@each
+def test_counts_are_the_same_before_and_after_any_number_of_leases(name: str) -> None:
+    cache = served(part("keys", Path()), part(name, every_reach()[name]))
+    cache.lease(cache.match(TOKENS[:39])).release()  # the split stays
+    before = locks(cache)
+    leases = [cache.lease(cache.match(TOKENS[:n])) for n in (20, 40, 39, 0, 40, 20)]
+    assert locks(cache) != before
+    random.Random(4).shuffle(leases)
+    for lease in leases:
+        lease.release()
+    assert locks(cache) == before
+    settle(cache)
+
+
+@each
+def test_what_a_lease_covers_is_exactly_what_its_reach_needs(name: str) -> None:
+    reach = every_reach()[name]
+    cache = served(part("keys", Path()), part(name, reach))
+    for boundary in (20, 40):
+        with cache.lease(cache.match(TOKENS[:boundary])):
+            spans = reach.needs(boundary)
+            for (lane, start, end), count in locks(cache).items():
+                if lane == name and end > start:
+                    needed = any(lo < end and start < hi for lo, hi in spans)
+                    at_end = reach.unit == "boundary" and end == boundary
+                    assert count == (needed or at_end), (boundary, start, end)
+
+
+@each
+@pytest.mark.parametrize("where", ["above", "at", "below"])
+def test_a_lease_survives_a_split_and_its_release_unlocks_both_halves(name: str, where: str) -> None:
+    cache = served(part("keys", Path()), part(name, every_reach()[name]), slots=16)
+    cut = {"above": 8, "at": 20, "below": 28}[where]
+    lease = cache.lease(cache.match(TOKENS[:20]))
+    serve(cache, [*TOKENS[:cut], *[900] * 8], chunk=4)
+    cache.evict(256)
+    assert cache.peek(TOKENS[:20]) == 20
+    lease.release()
+    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
+    cache.evict(dict.fromkeys(cache.stats().components, 64))
+    assert cache.stats().components["keys"].cached == 0
+    settle(cache)
+
+
+def test_two_leases_on_one_boundary_hold_it_until_both_are_released() -> None:
+    cache = served(part("path", Path()), part("window", Window(10)))
+    first, second = cache.lease(cache.match(TOKENS)), cache.lease(cache.match(TOKENS))
+    first.release()
+    cache.evict(256)
+    assert cache.peek(TOKENS) == 40
+    second.release()
+    cache.evict(256)
+    assert cache.peek(TOKENS) == 0
+
+
+@each
+def test_two_leases_survive_a_split_above_them(name: str) -> None:
+    cache = served(part("keys", Path()), part(name, every_reach()[name]), slots=16)
+    leases = [cache.lease(cache.match(TOKENS)) for _ in range(2)]
+    serve(cache, [*TOKENS[:8], *[900] * 8])
+    serve(cache, [*TOKENS[:28], *[900] * 8])
+    for lease in leases:
+        assert cache.peek(TOKENS) == 40
+        lease.release()
+    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
+    settle(cache)
+
+
+def test_a_lease_says_where_it_is_and_whether_it_holds() -> None:
+    cache = served(part("path", Path()))
+    lease = cache.lease(cache.match(TOKENS[:30]))
+    assert (lease.boundary, lease.active) == (28, True)
+    assert repr(lease) == "<Lease at 28>"
+    lease.release()
+    assert not lease.active
+    assert repr(lease) == "<Lease at 28, released>"
+
+
+def test_a_lease_at_nothing_covers_nothing_and_is_released_all_the_same() -> None:
+    cache = served(part("path", Path()))
+    with cache.lease(cache.match([5, 5, 5, 5], namespace="elsewhere")) as lease:
+        assert lease.boundary == 0
+    assert cache.stats().components["path"].leased == 0
+    settle(cache)
+
+
+def test_releasing_twice_is_refused_and_changes_nothing() -> None:
+    cache = served(part("path", Path()))
+    keeper, lease = cache.lease(cache.match(TOKENS)), cache.lease(cache.match(TOKENS))
+    lease.release()
+    before = locks(cache)
+    with pytest.raises(ProtocolError, match="released already"):
+        lease.release()
+    with pytest.raises(ProtocolError, match="released already"):
+        lease.__enter__()
+    assert locks(cache) == before
+    keeper.release()
+
+
+def test_a_with_block_releases_even_when_it_raises_and_even_if_it_released_itself() -> None:
+    cache = served(part("path", Path()))
+    with pytest.raises(KeyError), cache.lease(cache.match(TOKENS)):
+        raise KeyError
+    assert cache.stats().components["path"].leased == 0
+    with cache.lease(cache.match(TOKENS)) as lease:
+        lease.release()
+    settle(cache)
+
+
+def test_a_lease_from_a_stale_plan_covers_what_is_true_now() -> None:
+    cache = served(part("path", Path()))
+    plan = cache.match(TOKENS)
+    cache.evict(8)
+    assert plan.stale
+    with cache.lease(plan) as lease:
+        assert lease.boundary == 20
+        cache.evict(256)
+        assert cache.peek(TOKENS) == 20
+    settle(cache)
+
+
+def test_a_plan_of_another_cache_is_refused() -> None:
+    first, second = path_cache(), path_cache()
+    for what in (first.match(TOKENS), None, "plan", 5):
+        with pytest.raises(ProtocolError, match="was not made by this cache"):
+            second.lease(what)  # type: ignore[arg-type]
+    settle(second)
+
+
+def test_a_dropped_lease_is_recovered_and_reported_with_where_it_was_made(caplog: pytest.LogCaptureFixture) -> None:
+    cache = served(part("path", Path()), part("state", Point()))
+    lease = cache.lease(cache.match(TOKENS))
+    assert cache.stats().components["path"].leased == 10
+    del lease
+    gc.collect()
+    cache.poll()
+    assert cache.stats().components["path"].leased == 0
+    assert cache.stats().recovered == 1
+    assert "test_a_dropped_lease_is_recovered_and_reported_with_where_it_was_made" in caplog.text
+    settle(cache)
+
+
+def test_a_lease_that_was_released_is_not_recovered_again() -> None:
+    cache = served(part("path", Path()))
+    lease = cache.lease(cache.match(TOKENS))
+    lease.release()
+    del lease
+    gc.collect()
+    cache.poll()
+    assert cache.stats().recovered == 0
+
+
+@each
+def test_any_interleaving_of_leases_splits_and_releases_ends_at_zero(name: str) -> None:
+    draw = random.Random(5)
+    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]), tokens=512, slots=40)
+    leases = []
+    for _ in range(150):
+        if leases and draw.random() < 0.45:
+            leases.pop(draw.randrange(len(leases))).release()
+        tokens = [draw.randrange(2) for _ in range(draw.randint(1, 40))]
+        if draw.random() < 0.5:
+            serve(cache, tokens, chunk=draw.choice([4, 12, None]))
+        else:
+            leases.append(cache.lease(cache.match(tokens)))
+        if draw.random() < 0.2:
+            cache.evict(draw.randint(1, 64))
+    for lease in leases:
+        lease.release()
+    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
+    settle(cache)
+
+
+# ---------------------------------------------------------------- part release
+
+
+def test_a_sequence_gives_a_window_free_as_soon_as_it_has_passed_it() -> None:
+    cache = served(part("path", Path()), part("window", Window(10)))
+    with cache.open([*TOKENS, *range(100, 140)]) as sequence:
+        assert cache.stats().components["window"].leased > 0
+        run(sequence, 8)
+        cache.reclaim()
+        assert cache.stats().components["window"].leased > 0, "boundary 48 still needs [39, 48)"
+        run(sequence, 8)
+        assert cache.stats().components["window"].leased > 0, "there is room, and nobody asked"
+        assert cache.reclaim()["window"] > 0
+        assert cache.stats().components["window"].leased == 0
+        assert cache.stats().components["path"].leased == 10
+        settle(cache)
+    settle(cache)
+
+
+def test_a_state_is_covered_until_it_has_been_copied_and_no_longer() -> None:
+    cache = served(part("path", Path()), part("state", Point()))
+    with cache.open([*TOKENS, 1, 2]) as sequence:
+        assert cache.stats().components["state"].leased == 1
+        sequence.grow(2)
+        with cache.step([sequence]) as step:
+            assert cache.stats().components["state"].leased == 1
+            step.run_ops()
+            assert cache.stats().components["state"].leased == 0
+    settle(cache)
+
+
+def test_sinks_stay_covered_while_the_window_moves_on() -> None:
+    from prefixloom import Sinks
+
+    cache = served(part("path", Path()), part("streaming", Sinks(6) | Window(10)))
+    with cache.open([*TOKENS, *range(100, 164)]) as sequence:
+        for _ in range(8):
+            run(sequence, 8)
+            settle(cache)
+        cache.evict({"streaming": 64})
+        settle(cache)
+        assert min(sequence.pages("streaming")[:2]) >= 0
+    settle(cache)
+
+
+# ---------------------------------------------------------------- hooks
+
+
+class Widening(Component):
+    """Covers the first eight positions as well, and says what a release touches."""
+
+    wide: Any = Receipt(positions=((0, 8),), data="mine")
+    touch: Any = None
+    released: list[Any]
+
+    @hookimpl
+    def acquire_component_lock(self, anchor: Any, tier: str) -> Any:
+        assert tier == "device"
+        return self.wide
+
+    @hookimpl
+    def release_component_lock(self, receipt: Any) -> Any:
+        self.__dict__.setdefault("released", []).append(receipt)
+        return self.touch
+
+
+@pytest.mark.parametrize("name", [n for n in every_reach() if n != "point"])
+def test_a_hook_widens_what_a_lease_covers_and_the_release_undoes_it(name: str) -> None:
+    component = part(name, every_reach()[name], kind=Widening)
+    cache = served(part("keys", Path()), component)
+    serve(cache, [*TOKENS[:8], 99, 99, 99, 99], chunk=8)  # the first eight positions are a node of their own
+    before = locks(cache)
+    lease = cache.lease(cache.match(TOKENS))
+    if (name, 0, 8) in before:
+        assert locks(cache)[name, 0, 8] > before[name, 0, 8]
+    cache.evict({name: 64})
+    assert (name, 0, 8) not in before or (name, 0, 8) in locks(cache)
+    lease.release()
+    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
+    assert component.released[-1].data == "mine"  # type: ignore[attr-defined]
+    settle(cache)
+
+
+@pytest.mark.parametrize("positions", [((0, 10**6),), ((-5, 3),), ((36, 36),), (), ((4, 2),), ((2, 3), (1, 2))])
+def test_positions_outside_of_what_is_held_are_passed_over(positions: Any) -> None:
+    component = part("window", Window(10), kind=Widening)
+    component.wide = Receipt(positions=positions)  # type: ignore[attr-defined]
+    cache = served(component)
+    before = locks(cache)
+    cache.lease(cache.match(TOKENS)).release()
+    assert locks(cache) == before
+    settle(cache)
+
+
+def test_a_hook_can_widen_and_never_narrow() -> None:
+    component = part("window", Window(10), kind=Widening)
+    component.wide = Receipt(positions=())  # type: ignore[attr-defined]
+    cache = served(component)
+    with cache.lease(cache.match(TOKENS)):
+        cache.evict(256)
+        assert cache.peek(TOKENS) == 40
+
+
+def test_a_lock_hook_beside_a_state_leaves_no_lock_behind() -> None:
+    cache = cache_of(part("path", Path(), kind=Widening), part("state", Point()))
+    serve(cache, TOKENS, chunk=8)
+    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
+    settle(cache)
+
+
+def test_a_state_whose_own_hook_widens_is_covered_only_until_it_was_copied() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), kind=Widening))
+    with cache.open(TOKENS) as sequence:
+        for _ in range(5):
+            run(sequence, 8)
+            sequence.publish()
+        run(sequence, 0)
+        assert cache.stats().components["state"].leased == 0
+    settle(cache)
+
+
+@pytest.mark.parametrize(("touch", "first_to_go"), [(Touch(positions=()), 0), (None, 1), (Touch(), 1)])
+def test_what_a_release_does_not_touch_is_the_first_to_go(touch: Any, first_to_go: int) -> None:
+    component = part("path", Path(), kind=Widening)
+    cache = cache_of(component)
+    prompts = [[1] * 8, [2] * 8]
+    for prompt in reversed(prompts):
+        serve(cache, prompt)
+    component.touch = touch  # type: ignore[attr-defined]
+    cache.lease(cache.match(prompts[0])).release()
+    component.touch = None  # type: ignore[attr-defined]
+    cache.evict(4)
+    assert [held(cache, prompt) for prompt in prompts] == [8 * (i != first_to_go) for i in range(2)]
+    settle(cache)
+
+
+class Late(Component):
+    """Fails when it is asked for a lock, so that what others took must be given back."""
+
+    fails = False
+
+    @hookimpl
+    def acquire_component_lock(self, anchor: Any) -> None:
+        if self.fails:
+            raise LookupError("not today")
+
+
+def test_a_lock_hook_that_raises_half_way_leaves_nothing_locked() -> None:
+    late = part("late", Window(10), kind=Late)
+    cache = served(part("path", Path()), part("state", Point()), late, part("after", Window(6)))
+    before, figures = locks(cache), cache.stats().components
+    late.fails = True  # type: ignore[attr-defined]
+    for attempt in (lambda: cache.lease(cache.match(TOKENS)), lambda: cache.open(TOKENS)):
+        with pytest.raises(PluginError, match="'late': acquire_component_lock raised LookupError"):
+            attempt()
+        assert locks(cache) == before
+        assert cache.stats().components == figures
+    settle(cache)
+    late.fails = False  # type: ignore[attr-defined]
+    assert serve(cache, [*TOKENS, 1]) == 40
+
+
+@pytest.mark.parametrize("end", ["publish", "close"])
+def test_a_lock_hook_that_raises_while_publishing_leaves_a_usable_sequence(end: str) -> None:
+    late = part("late", Path(), kind=Late)
+    cache = served(late, part("window", Window(10)))
+    sequence = cache.open([*TOKENS, *range(100, 120)])
+    run(sequence, 20)
+    late.fails = True  # type: ignore[attr-defined]
+    with pytest.raises(PluginError, match="not today"):
+        getattr(sequence, end)()
+    late.fails = False  # type: ignore[attr-defined]
+    settle(cache)
+    if end == "publish":
+        assert (sequence.open, sequence.published) == (True, 40)
+        sequence.publish()
+        sequence.close()
+        assert held(cache, [*TOKENS, *range(100, 120)]) == 60
+    settle(cache)

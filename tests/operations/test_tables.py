@@ -1,0 +1,133 @@
+"""Page tables while steps run: who writes which row when, and what the layers read of it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from prefixloom import Path, Point, ProtocolError, RaceError
+from prefixloom.testing.schedules.simulated import Simulation
+from tests.support.helpers import cache_of, enqueue, part, settle
+
+TOKENS = list(range(40))
+
+
+def test_a_table_that_is_made_on_one_stream_is_not_cleared_under_another() -> None:
+    """Stream a is late: what made the table, and then grew it, must not undo what b wrote since."""
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a", "b")
+    one, two = cache.open(TOKENS), cache.open([5] * 40)
+    for length in (8, 40):
+        seen = []
+        for sequence, stream in ((one, sim["a"]), (two, sim["b"])):
+            sequence.grow(length - sequence.reserved)
+            with cache.step([sequence]) as step:
+                step.run_ops(stream)
+                seen.append((sequence, step.table("path")))
+        while ready := sim.ready:
+            ready[-1].advance()
+        for sequence, table in seen:
+            assert table.tolist() == [sequence.pages("path")]
+        cache.poll()
+
+
+def test_the_table_of_a_step_whose_sequences_all_ended_is_absent_throughout() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    sim = Simulation("a")
+    for stream in (None, sim["a"]):
+        sequences = cache.open(TOKENS), cache.open(TOKENS)
+        step = cache.step(sequences)
+        for sequence in sequences:
+            sequence.abort()
+        with step:
+            step.run_ops(stream)
+            table, slots = step.table("path"), step.table("state")
+        sim.drain()
+        cache.poll()
+        assert tuple(table.shape) == (2, 0)
+        assert slots.tolist() == [[-1], [-1]]
+        assert sim["a"].failure(0, 99) is None
+
+
+def test_what_is_read_in_the_tree_after_the_ops_ran_is_waited_for_before_the_layers() -> None:
+    """A publication inside of the block swaps duplicates for pages of the tree that a step on another stream writes."""
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a", "b")
+    one, two = cache.open(TOKENS), cache.open(TOKENS)
+    for sequence, stream in ((two, sim["b"]), (one, sim["a"])):
+        sequence.grow(8)
+        enqueue(stream, sequence)
+    one.publish()
+    two.grow(4)
+    with cache.step([two]) as step:
+        step.run_ops(sim["b"])
+        two.publish()
+        assert two.pages("path")[:2] == one.pages("path"), "it reads the tree's from now on"
+        step.table("path")
+        sim["b"].run(lambda: None)
+    while sim["b"].ready:
+        sim["b"].advance()
+    assert sim["b"].pending, "it waits for what stream a writes"
+    sim.drain()
+
+
+def test_what_the_layers_read_is_told_as_the_table_has_it() -> None:
+    """The same without the table's wait: the race detector sees the pages that the table named, not older ones."""
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a", "b")
+    one, two = cache.open(TOKENS), cache.open(TOKENS)
+    for sequence, stream in ((two, sim["b"]), (one, sim["a"])):
+        sequence.grow(8)
+        enqueue(stream, sequence)
+    one.publish()
+    two.grow(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prefixloom.device.flight.Flight.order", lambda *args: None)
+        with pytest.raises(RaceError, match=r"reads slot .* of pool 'path'"), cache.step([two]) as step:
+            step.run_ops(sim["b"])
+            two.publish()
+            step.table("path")
+
+
+def test_a_table_is_asked_for_after_run_ops_where_steps_are_in_flight() -> None:
+    """Before that nobody knows on which stream it would be written: here it would be at once, under running steps."""
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a")
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            assert step.table("path").tolist() == [sequence.pages("path")]  # nothing is in flight
+            step.run_ops(sim["a"])
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            with pytest.raises(ProtocolError, match=r"call run_ops first: it says on which stream"):
+                step.table("path")
+            step.run_ops(sim["a"])
+            step.table("path")
+    sim.drain()
+
+
+def test_a_flush_keeps_the_tables_that_a_running_step_reads() -> None:
+    cache, simulation = cache_of(part("path", Path())), Simulation("a")
+    first = cache.open(list(range(16)))
+    first.grow(8)
+    with cache.step([first]) as step:
+        step.run_ops(simulation["a"])
+        step.table("path")
+    old = weakref.ref(cache.core.tables)
+    cache.flush()
+    with cache.open([9] * 16) as second:
+        second.grow(4)
+        for expected in (True, False):
+            with cache.step([second]) as step:
+                step.run_ops(simulation["a"])
+                step.table("path")
+            gc.collect()
+            assert (old() is not None) == expected
+            simulation.drain()
+            cache.poll()
+    cache.poll()
+    simulation.drain()
+    settle(cache)

@@ -1,0 +1,85 @@
+"""The property test: random scripts of operations against the oracle of ``prefixloom.testing.oracle``.
+
+    python -m tests.random.property --ops 1000000 --seed 1 --compositions all
+
+That it can fail is seen with ``mutants.py``, which also has the table of what killed each mutant.
+A script is plain data, made by a seed; a failure is shrunk and printed, and can be run again with ``replay``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pprint
+import sys
+import time
+from collections.abc import Sequence
+
+from prefixloom.testing.oracle.machine import SCRIPT, fails, replay, shrink, written
+from prefixloom.testing.oracle.operations import Op
+from tests.support import setups as compositions
+from tests.support.setups import setups
+
+
+def explain(name: str, ops: Sequence[Op], limit: float = 60.0) -> str:
+    """A failing script, shrunk, with what it runs into."""
+    setup = setups()[name]
+    short = shrink(setup, ops, limit)
+    error = fails(setup, short)
+    script = pprint.pformat(short, width=110, compact=True)
+    return f"{type(error).__name__}: {error}\n\nreplay(setups()[{name!r}],\n{script})"
+
+
+def run(name: str, seed: object, count: int, patience: float = 60.0) -> dict[str, int]:
+    """``count`` operations on one composition, in scripts; how often each thing happened."""
+    setup = setups()[name]
+    counts: dict[str, int] = {}
+    done = script = 0
+    while done < count:
+        ops = written(f"{seed} {name} {script}", setup, min(SCRIPT, count - done))
+        try:
+            world = replay(setup, ops)
+        except Exception as error:
+            what = explain(name, ops, patience) if patience else f"{type(error).__name__}: {error}"
+            raise AssertionError(f"{name}, seed {seed}, script {script}: {what}") from error
+        done += len(ops)
+        script += 1
+        for what, times in world.counts.items():
+            counts[what] = counts.get(what, 0) + times
+    return counts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Random operations against a brute-force model.")
+    parser.add_argument("--ops", type=int, default=1_000_000)
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--compositions", default="all", help="all, or part of the names")
+    parser.add_argument("--first", action="store_true", help="stop at the first failure, and do not shrink it")
+    parser.add_argument("--no-debug", action="store_true", help="without the cache's own checks: the model alone")
+    options = parser.parse_args(arguments)
+    compositions.DEBUG = not options.no_debug
+    names = [name for name in setups() if options.compositions in ("all", name) or options.compositions in name]
+    if not names:
+        parser.error(f"no composition is called {options.compositions!r}; there are {', '.join(setups())}")
+    each = -(-options.ops // len(names))
+    total: dict[str, int] = {}
+    done, start, failed = 0, time.monotonic(), 0
+    for name in names:
+        try:
+            counts = run(name, options.seed, each, patience=0 if options.first else 60)
+        except AssertionError as error:
+            print(f"FAILED {error}\n", flush=True)
+            failed += 1
+            if options.first:
+                return 1
+            continue
+        done += each
+        for what, times in counts.items():
+            total[what] = total.get(what, 0) + times
+        print(f"{done:>9} operations, {done / (time.monotonic() - start):.0f}/s: {name}", flush=True)
+    print(", ".join(f"{what} {times}" for what, times in sorted(total.items())))
+    print(f"{failed} of {len(names)} compositions failed" if failed else "no difference from the model")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Random operations against the sets: the part that CI runs. A million: ``python -m tests.random.property``."""
+
+from __future__ import annotations
+
+import pytest
+
+from prefixloom.testing.oracle.machine import fails, replay, shrink, written
+from tests.random.property import run, setups
+
+OPERATIONS = 400
+"""For each composition."""
+
+
+@pytest.mark.parametrize("name", list(setups()))
+def test_random_operations_agree_with_the_sets(name: str) -> None:
+    counts = run(name, "ci", OPERATIONS)
+    assert counts["open"] > 5, counts
+    assert counts["publish"] > 5, counts
+
+
+@pytest.mark.parametrize("name", list(setups())[::4])
+def test_random_operations_agree_with_the_sets_without_debug_mode(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A cache that keeps no second books has plain pools and plain operations."""
+    monkeypatch.setattr("tests.support.setups.DEBUG", False)
+    assert run(name, "plain", OPERATIONS)["open"] > 5
+
+
+def test_the_scripts_meet_what_they_are_meant_to_meet() -> None:
+    """A property test that never evicts, splits, refuses or refills proves nothing."""
+    counts: dict[str, int] = {}
+    for name in ("path", "path and window", "path, window and point", "everything"):
+        for what, times in run(name, "coverage", 500).items():
+            counts[what] = counts.get(what, 0) + times
+    for what in ("hit", "stale plan", "grow refused", "lost", "drop_namespace", "complete", "rewind", "flush", "split"):
+        assert counts.get(what, 0) > 0, (what, counts)
+
+
+def test_a_script_is_the_same_for_the_same_seed() -> None:
+    setup = setups()["path"]
+    assert written("seed", setup, 100) == written("seed", setup, 100)
+    assert written("seed", setup, 100) != written("other", setup, 100)
+
+
+def test_a_failing_script_is_shrunk_to_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = setups()["path"]
+    script = written("seed", setup, 120)
+    assert fails(setup, script) is None
+    from prefixloom.tree.path_lane import PathLane
+
+    honest = PathLane.close
+
+    def leaky(self: PathLane, holding: object) -> None:
+        holding.table.pop() if holding.table else None  # type: ignore[attr-defined]
+        honest(self, holding)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PathLane, "close", leaky)
+    assert fails(setup, script) is not None
+    short = shrink(setup, script, limit=10)
+    assert fails(setup, short) is not None
+    assert len(short) <= 6, short
+    monkeypatch.undo()
+    replay(setup, short)

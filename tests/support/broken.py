@@ -1,0 +1,234 @@
+"""The kill table of the conformance kit: broken components with the law that must kill each, and sound ones.
+
+The truth of the layers is the original's; only the component errs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from prefixloom import (
+    Buffer,
+    Claim,
+    Codec,
+    Component,
+    Manifest,
+    Op,
+    Path,
+    Point,
+    Reach,
+    Receipt,
+    Sinks,
+    Touch,
+    Window,
+    hookimpl,
+)
+from prefixloom.testing import ComponentCase, Truth
+from tests.support.broken_parts import (
+    KV,
+    PATH,
+    RAISING,
+    SHARED,
+    SINKS,
+    STATE,
+    WINDOW,
+    AnswersTrue,
+    ByAddress,
+    ByChance,
+    ByTheClock,
+    ByValue,
+    ClearsAll,
+    ClearsAnothersSlot,
+    ClosedUpward,
+    ConvexAndNot,
+    DropsOnSplit,
+    EarlyByAPage,
+    EarlyByOne,
+    Fickle,
+    ForEver,
+    FreesTwice,
+    Growing,
+    K,
+    KeepsNothing,
+    Misspelt,
+    MutatesTheSplit,
+    MutatesTheWalk,
+    NoNumber,
+    OpBefore,
+    OpWritesElsewhere,
+    OwnPool,
+    PastTheBoundary,
+    Plain,
+    Renamed,
+    SeesOneRun,
+    StateWithPositions,
+    StrangeArgument,
+    Swelling,
+    TakesASlot,
+    Tiring,
+    Unmarked,
+    V,
+    W,
+    Widening,
+    WritesInAHook,
+    raising,
+)
+
+
+@attrs.frozen
+class Broken:
+    """A mistake, the component that makes it, what is true of its layers, and the law that must kill it."""
+
+    mistake: str
+    make: Callable[[], Any]
+    truth: Truth
+    law: str
+    seed: int = 0
+    effort: int = 1
+
+    def case(self) -> ComponentCase:
+        return ComponentCase(self.make, self.truth, self.mistake, seed=self.seed, effort=self.effort)
+
+
+def of(kind: Any = Component, reach: Callable[[], Reach] = lambda: Window(W), **facts: Any) -> Callable[[], Any]:
+    """What makes such a component."""
+    buffers = facts.pop("buffers", (K, V))
+    return lambda: kind("subject", Manifest(buffers, **facts), reach())
+
+
+def rows() -> list[Broken]:
+    covers, content = "law_the_reach_covers_what_the_layers_read", "law_what_is_restored_is_what_was_live"
+    writes, early = "law_the_manifest_has_all_that_the_layers_write", "law_until_is_never_too_early"
+    itself, pure = "law_each_component_is_an_instance_of_its_own", "law_hooks_read_no_clock_and_take_no_random_number"
+    idle = "law_the_reach_names_nothing_that_no_layer_reads"
+    ahead, grid = "law_content_depends_on_no_later_token", "law_content_is_exact_on_the_grid"
+    touch, keeps = "law_hooks_change_nothing_that_they_are_shown", "law_a_running_sequence_keeps_what_it_still_needs"
+    found: list[Any] = [
+        ("the reach is one short", of(reach=lambda: Window(W - 1)), WINDOW, covers),
+        ("the reach is a page short", of(reach=lambda: Window(W - 4)), WINDOW, covers),
+        ("a window where the layers read all", of(), PATH, covers),
+        ("sinks are forgotten", of(), SINKS, covers),
+        ("the reach is one long", of(reach=lambda: Window(W + 1)), WINDOW, idle),
+        ("the reach is a page long", of(reach=lambda: Window(W + 4)), WINDOW, idle),
+        ("needs beyond the boundary", of(reach=PastTheBoundary), Truth(), "law_needs_lie_before_the_boundary"),
+        ("needs that tire", of(reach=Tiring), Truth(), "law_needs_and_until_are_pure"),
+        ("a reach that grows in use", of(reach=Swelling), WINDOW, "law_what_is_leased_is_not_evicted", 2, 2),
+        ("until is one too early", of(reach=EarlyByOne), WINDOW, early),
+        ("until is a page too early", of(reach=EarlyByAPage), WINDOW, early),
+        ("until is a page too early, served", of(reach=EarlyByAPage), WINDOW, keeps),
+        ("until never comes", of(reach=ForEver), WINDOW, "law_nothing_is_kept_for_ever"),
+        ("closed upward, and is not", of(reach=ClosedUpward), WINDOW, "law_closed_upward_is_true"),
+        ("convex, and is not", of(reach=ConvexAndNot), Truth(), "law_convex_is_true"),
+        ("a state that needs positions", of(reach=StateWithPositions), STATE, "law_a_state_needs_no_positions"),
+        ("a forgotten buffer", of(buffers=(K,)), WINDOW, writes),
+        ("a forgotten layer", of(buffers=(attrs.evolve(K, layers=(0,)), V)), WINDOW, writes),
+        ("two tokens in an entry of one", of(tokens_per_slot=2), WINDOW, writes),
+        ("lookahead is understated", of(reach=Path), attrs.evolve(PATH, ahead=1), ahead),
+        ("lookahead is one too small", of(lookahead=1), attrs.evolve(WINDOW, ahead=2), ahead),
+        ("the grid of a state is understated", of(reach=Point), attrs.evolve(STATE, grid=8), grid),
+        ("the grid of pages is understated", of(grid=4), attrs.evolve(WINDOW, grid=16), grid),
+        ("the same instance for all", lambda: SHARED, WINDOW, itself),
+        ("another name each time", lambda: Renamed(KV, Window(W)), WINDOW, itself),
+        ("compares by value", of(ByValue), WINDOW, itself),
+        ("a manifest that grows", lambda: Growing("subject", Window(W)), Truth(), itself),
+        ("a match decided by the clock", of(ByTheClock), WINDOW, pure),
+        ("a publication decided by chance", of(ByChance), WINDOW, pure),
+        ("answers that count over all instances", of(ByAddress), WINDOW, "law_the_same_calls_get_the_same_answers"),
+        ("a match that answers by turns", of(Fickle), WINDOW, "law_what_is_asked_of_a_match_is_pure"),
+        ("a validator that goes beyond", of(Widening), WINDOW, "law_a_validator_answers_no_more_than_it_is_asked"),
+        ("a validator that answers True", of(NoNumber), WINDOW, "law_a_validator_answers_no_more_than_it_is_asked"),
+        ("a hook changes the walk", of(MutatesTheWalk), WINDOW, touch),
+        ("a hook changes a split's halves", of(MutatesTheSplit), WINDOW, touch),
+        ("a hook writes content", of(WritesInAHook), WINDOW, touch),
+        ("a hook takes a slot", of(TakesASlot), WINDOW, touch),
+        ("an op writes what it does not name", of(OpWritesElsewhere), WINDOW, touch),
+        ("an op takes pages for one run", of(SeesOneRun), WINDOW, "law_no_hook_raises"),
+        ("an op clears another's slot", of(ClearsAnothersSlot), WINDOW, content),
+        ("an op clears all states", of(ClearsAll, Point), STATE, content),
+        ("a state is kept on the wrong half", of(DropsOnSplit, Point), STATE, "law_no_hook_raises"),
+        ("states that are never published", of(KeepsNothing, Point), STATE, keeps),
+        ("a pool of its own", of(OwnPool), WINDOW, "law_the_pool_has_the_shape_of_the_manifest"),
+        ("a slot is freed twice", of(FreesTwice), WINDOW, touch),
+        ("a hook with an argument of no such name", of(StrangeArgument), WINDOW, "law_hooks_fit_their_specifications"),
+        ("a hook whose name is misspelt", of(Misspelt), WINDOW, "law_hooks_fit_their_specifications"),
+        ("a hook that nobody marked", of(Unmarked), WINDOW, "law_hooks_fit_their_specifications"),
+        ("an op that looks up late", of(OpBefore), WINDOW, "law_no_schedule_of_steps_goes_wrong"),
+        ("an answer of another type", of(AnswersTrue), WINDOW, "law_no_hook_raises"),
+    ]  # fmt: skip
+    found += [(f"{hook} raises", of(raising(hook)), WINDOW, "law_no_hook_raises") for hook in RAISING]
+    return [Broken(*row) for row in found]
+
+
+BROKEN = rows()
+
+
+class Widens(Component):
+    """A sound component with every hook: none of them may be taken for a mistake."""
+
+    pool: Any = None
+
+    @hookimpl
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: int(walk.boundary) // 8 * 8
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Claim:
+        return Claim(reject=walk.boundary < 8)
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim:
+        return Claim(keep=((walk.start, walk.boundary),))
+
+    @hookimpl
+    def redistribute_on_node_split(self, parent: Any, child: Any) -> None:
+        return None
+
+    @hookimpl
+    def acquire_component_lock(self, anchor: Any) -> Receipt:
+        return Receipt(positions=((0, 4),))
+
+    @hookimpl
+    def release_component_lock(self, receipt: Any) -> Touch:
+        return Touch(positions=())
+
+    @hookimpl
+    def evict_component(self, node: Any) -> Claim:
+        return Claim(keep=(0,))
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        return tuple(Op("count", self.name, data=walk.walked) for walk in batch)
+
+    @hookimpl
+    def run_forward_op(self, op: Any) -> None:
+        pass
+
+
+ORIGINALS = {
+    "window": (of(), WINDOW),
+    "window in plain Python": (of(reach=Plain), WINDOW),
+    "path": (of(reach=Path), PATH),
+    "path that looks ahead": (of(reach=Path, lookahead=1), attrs.evolve(PATH, ahead=1)),
+    "window that looks two ahead": (of(lookahead=2), attrs.evolve(WINDOW, ahead=2)),
+    "window on a grid": (of(grid=16), attrs.evolve(WINDOW, grid=16)),
+    "state": (of(reach=Point), STATE),
+    "state on a grid": (of(reach=Point, grid=8), attrs.evolve(STATE, grid=8)),
+    "sinks and a window": (
+        of(reach=lambda: Sinks(2) | Window(W)),
+        SINKS,
+    ),
+    "entries of two tokens": (of(tokens_per_slot=2), attrs.evolve(WINDOW, tokens_per_entry=2)),
+    "nothing shared": (of(reach=lambda: Window(1), shareable=False), attrs.evolve(WINDOW, reads=lambda q: ())),
+    "states that rest as int8": (
+        of(reach=Point, stored_as=Codec("int8", 0.008), buffers=(Buffer("k", (2, 8), "float32"), V)),
+        attrs.evolve(STATE, layers=(0,)),
+    ),
+    "two states on a path": (of(reach=Point, states_per_path=2), STATE),
+    "every hook": (of(Widens), WINDOW),
+    "every hook on a path": (of(Widens, Path), PATH),
+    "every hook on a state": (of(Widens, Point), STATE),
+}
+"""What the mistakes were made in, right: it must break no law."""

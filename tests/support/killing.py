@@ -1,0 +1,149 @@
+"""Runs the mutants of ``mutants.py`` against their killers: each in a fork of one process.
+
+    python -m tests.support.killing [--only PART] [--every N] [--json]
+
+The forking process has imported torch and nothing of prefixloom; a child compiles the one changed module in its place.
+A mutant is killed if its killer fails on it. That no killer fails on the core as it is, is what the other tests say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+from tests.support.mutants import CORE, MUTANTS, Killer, Mutant
+from tests.support.places import test_file
+
+SECONDS = 240
+"""Of one killer; one that takes longer has not killed."""
+
+
+def mutated(mutant: Mutant) -> str | None:
+    """The changed source; None if the text is no longer there."""
+    text = (CORE / mutant.file).read_text()
+    return text.replace(mutant.old, mutant.new, 1) if mutant.old in text else None
+
+
+def take_the_place_of(path: Path, source: str) -> None:
+    """From now on the module of this file is the changed one."""
+    honest = SourceFileLoader.get_code
+
+    def get_code(self: Any, name: str) -> Any:
+        return compile(source, str(path), "exec") if Path(self.path) == path else honest(self, name)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+def killed_by(killer: Killer) -> str:
+    """What the killer says of the code in its place; empty if nothing."""
+    kind, name, what = killer
+    if kind == "composition":
+        from tests.random.property import run
+
+        run(name, "m", int(what), patience=0)
+    elif kind == "test":
+        import pytest  # its rewriting of asserts would load the core by itself, from the honest file
+
+        return (
+            "the test fails"
+            if pytest.main(
+                [
+                    "-qx",
+                    "--assert=plain",
+                    "-o",
+                    "addopts=--import-mode=importlib",
+                    "-p",
+                    "no:cacheprovider",
+                    str(test_file(name)),
+                    "-k",
+                    what,
+                ]
+            )
+            == 1
+            else ""
+        )
+    else:
+        from prefixloom.testing import ComponentCase, conformance
+        from prefixloom.testing.kit import outcomes
+        from prefixloom.testing.laws import machine
+        from tests.support.broken import BROKEN, ORIGINALS
+
+        machine.shrink = lambda arena, ops, limit: list(ops)  # whether it is found is asked here, not how short
+        outcomes.shrunk = lambda case, script, *_: list(script)
+        made = {broken.mistake: (broken.make, broken.truth) for broken in BROKEN} | ORIGINALS
+        (law,) = [law for law in conformance.LAWS if conformance.name_of(law) == name]
+        conformance.check_law(law, ComponentCase(*made[what], what, effort=1))
+    return ""
+
+
+def outcome(mutant: Mutant) -> str:
+    """What its killer says of a mutant, in words; empty if it survives, or is stale."""
+    source = mutated(mutant)
+    if source is None:
+        return ""
+
+    def work() -> str:
+        take_the_place_of(CORE / mutant.file, source)
+        return killed_by(mutant.killer)
+
+    return forked(work)
+
+
+def forked(work: Callable[[], str]) -> str:
+    """What ``work`` returns or raises in a child of this process; empty if it takes too long."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(read)
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            signal.alarm(SECONDS)  # which ends the child, without a word
+            try:
+                told = work()
+            except BaseException as error:
+                told = f"{type(error).__name__}: {error}"
+        os.write(write, told.encode()[:1000])
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        told = pipe.read().decode(errors="replace")
+    os.waitpid(child, 0)
+    return told
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Mutants of the core against what must kill them.")
+    parser.add_argument("--only", default="", help="part of a mutant's name")
+    parser.add_argument("--every", type=int, default=1, help="each so many-th mutant only")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    assert not any(name.partition(".")[0] == "prefixloom" for name in sys.modules)
+    start = time.monotonic()
+    chosen = [mutant for mutant in MUTANTS if options.only in mutant.name][:: options.every]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = dict(zip([mutant.name for mutant in chosen], pool.map(outcome, chosen), strict=True))
+    if options.json:
+        print(json.dumps(results))
+        return 0
+    for mutant in chosen:
+        word = "killed" if results[mutant.name] else "STALE" if mutated(mutant) is None else "SURVIVED"
+        print(f"{word:9} {mutant.name}: {' '.join(results[mutant.name].split())[:160]}")
+    print(f"{time.monotonic() - start:.0f} s")
+    return 0 if all(results.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""Where the repository's root and a test file of a given name are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+
+
+def test_file(name: str) -> Path:
+    """The one file of this name below ``tests``, whichever room it is in."""
+    (found,) = TESTS.rglob(name)
+    return found
+
+
+def relative(name: str) -> str:
+    """The path of a test file from the repository's root, as the documents print it."""
+    return str(test_file(name if name.endswith(".py") else f"{name}.py").relative_to(ROOT))

@@ -1,0 +1,22 @@
+"""A prefill process of its own, to be killed: ``python prefill_process.py``; prints its port."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from prefixloom_engine import Engine
+from prefixloom_engine.disaggregation import PrefillServer
+from tests.support.engines import cache_for, model
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    server = PrefillServer(Engine(model(), cache_for(model(), debug=False), chunk=64))
+    print(server.address[1], flush=True)
+    server.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Parameters of which a part runs by default and the rest with ``-m slow``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def slow(*values: Any) -> Any:
+    """The parameters of one case that is marked slow."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def sampled(values: Iterable[Any], every: int, first: int = 0) -> list[Any]:
+    """All ``values`` of one parameter; those that are not the ``every``-th, counted from ``first``, are marked slow."""
+    return [value if number % every == first else slow(value) for number, value in enumerate(values)]
+
+
+def sampled_rows(rows: Iterable[tuple[Any, ...]], every: int, first: int = 0) -> list[Any]:
+    """As ``sampled``, for rows of several parameters."""
+    return [row if number % every == first else slow(*row) for number, row in enumerate(rows)]
+
+
+def only(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """All ``values`` of one parameter; those that are not among ``quick`` are marked slow."""
+    return [value if value in quick else slow(value) for value in values]
+
+
+EVERY = {
+    "test_without_the_collector_nothing_is_left_of_a_tree": 4,
+    "test_a_sequence_that_arrived_goes_on_as_if_it_had_been_computed_here": 5,
+    "test_every_boundary_that_an_arrived_sequence_leaves_can_be_resumed_at": 5,
+    "test_law_a_checkpoint_keeps_the_window_that_it_is_resumed_with": 3,
+    "test_hypothesis_finds_nothing_in_a_sound_component": 3,
+    "test_whatever_a_policy_answers_the_books_are_right_after_every_operation": 3,
+    "test_no_boundary_is_lost_by_what_falls": 4,
+    "test_a_queue_that_raises_anywhere_is_dismissed_and_nothing_is_lost": 3,
+    "test_checkpoints_that_are_kept_while_running_are_exact": 3,
+    "test_over_random_traffic_every_composition_is_exact": 3,
+    "test_with_the_same_row_partition_the_cache_changes_no_bit": 3,
+    "test_what_is_restorable_is_what_sets_say_and_comes_back_as_it_was": 4,
+    "test_without_room_it_comes_to_the_deepest_candidate_that_fits": 4,
+    "test_a_step_and_another_sequence_read_what_a_load_has_yet_to_bring": 3,
+    "test_whatever_was_guessed_the_draft_remembers_what_a_plain_pass_makes_of_the_same_tokens": 4,
+    "test_answers_are_those_without_a_cache_and_without_a_draft": 4,
+    "test_answers_are_those_without_a_cache": 3,
+    "test_an_abort_at_any_time_disturbs_nobody": 2,
+    "test_guesses_right_or_wrong_change_no_token": 3,
+    "test_any_window_over_any_page_is_resumed_to_the_same_bits": 3,
+    "test_random_operations_agree_with_the_sets": 2,
+}
+"""Of these parametrized tests each so many-th case runs by default; the others are marked slow."""
+
+
+def mark_slow(items: Iterable[pytest.Item]) -> None:
+    """Mark the cases that ``EVERY`` leaves out, counting those of a test that are not marked slow already."""
+    seen: dict[tuple[str, str], int] = {}
+    for item in items:
+        name = getattr(item, "originalname", item.name)
+        every = EVERY.get(name)
+        if every is not None and item.get_closest_marker("slow") is None:
+            number = seen[str(item.path), name] = seen.get((str(item.path), name), -1) + 1
+            if number % every:
+                item.add_marker(pytest.mark.slow)

@@ -1,0 +1,185 @@
+"""Consensus: what is done counts when every rank has it, by the least amount; over a real gloo group, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefixloom import CompositionError, ProtocolError, RankError
+from prefixloom.tiers.consensus import (
+    ROOM,
+    Completions,
+    GroupConsensus,
+    LocalConsensus,
+    check_same,
+    done_everywhere,
+    least,
+)
+from tests.support.sampling import slow
+
+PROCESS = Path(__file__).parents[1] / "support" / "rank_process.py"
+
+
+def ranks(scenario: str, folder: Path, count: int = 3) -> list[list[Any]]:
+    """What each of so many processes printed."""
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", str(PROCESS)]
+    started = [
+        subprocess.Popen(
+            [*command, str(rank), str(count), str(folder / "store"), scenario],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+    try:
+        told = [process.communicate(timeout=60) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert all(process.returncode == 0 for process in started), [err for _, err in told]
+    return [[json.loads(line) for line in out.splitlines()] for out, _ in told]
+
+
+# ---------------------------------------------------------------- what follows
+
+
+def test_what_is_done_everywhere_is_the_intersection_with_the_least_amounts() -> None:
+    assert done_everywhere([{3: 5, 1: 2, 9: 1}, {1: 4, 3: 0}, {7: 1, 3: 8, 1: 3}]) == {1: 2, 3: 0}
+    assert list(done_everywhere([{5: 1, 2: 1}, {2: 1, 5: 1}])) == [2, 5]
+    for seed in range(200):
+        choice = random.Random(seed)
+        told = [{n: choice.randrange(9) for n in range(12) if choice.random() < 0.7} for _ in range(3)]
+        wanted = {n: min(t[n] for t in told) for n in range(12) if all(n in t for t in told)}
+        assert done_everywhere(told) == wanted
+        assert done_everywhere(told[::-1]) == wanted
+
+
+def test_the_least_of_each_value_and_a_difference_by_name() -> None:
+    assert least([{"kv": 4, "s": 1}, {"s": 0, "kv": 9}]) == {"kv": 4, "s": 0}
+    with pytest.raises(RankError, match="ranks 0 and 2 do not have the same: only one of them has window"):
+        least([{"kv": 4}, {"kv": 4}, {"kv": 4, "window": 1}])
+    check_same([{"a": "1"}, {"a": "1"}])
+    with pytest.raises(RankError, match="b is None on rank 0 and '2' on rank 1"):
+        check_same([{"a": "1"}, {"a": "1", "b": "2"}])
+
+
+def test_one_rank_agrees_with_itself() -> None:
+    local = LocalConsensus()
+    assert local.agree({2: 3, 1: 0}) == {1: 0, 2: 3}
+    assert local.agree_min({"kv": 3}) == {"kv": 3}
+    local.agree_same({"dtype": "int8"})
+
+
+# ---------------------------------------------------------------- completions
+
+
+class Slow(LocalConsensus):
+    """The other rank has only what is in ``there``."""
+
+    def __init__(self) -> None:
+        self.there: dict[int, int] = {}
+        self.asked = 0
+
+    def agree(self, done: Any) -> dict[int, int]:
+        self.asked += 1
+        return done_everywhere([done, self.there])
+
+
+def test_a_ticket_counts_once_when_all_ranks_have_it() -> None:
+    other = Slow()
+    completions = Completions(other)
+    assert completions.poll() == {} and other.asked == 0
+    tickets = [completions.open() for _ in range(3)]
+    assert tickets == [0, 1, 2]
+    completions.done(2, 7)
+    completions.done(0, 5)
+    assert completions.poll() == {}
+    other.there = {2: 9, 1: 1}
+    assert completions.poll() == {2: 7}
+    other.there = {1: 1, 0: 2}
+    assert completions.poll() == {0: 2}
+    assert completions.waiting == (1,)
+    completions.done(1, 0)
+    assert completions.poll() == {1: 0}
+    assert completions.waiting == () and completions.poll() == {}
+
+
+def test_a_ticket_is_done_once_and_was_opened() -> None:
+    completions = Completions(LocalConsensus())
+    ticket = completions.open()
+    for number in (1, -1):
+        with pytest.raises(ProtocolError, match="is not open"):
+            completions.done(number, 1)
+    with pytest.raises(ProtocolError, match="-1 cannot have arrived"):
+        completions.done(ticket, -1)
+    completions.done(ticket, 1)
+    with pytest.raises(ProtocolError, match="done before"):
+        completions.done(ticket, 1)
+    completions.poll()
+    with pytest.raises(ProtocolError, match="is not open"):
+        completions.done(ticket, 1)
+
+
+def test_threads_complete_while_one_polls() -> None:
+    completions = Completions(LocalConsensus())
+    tickets = [completions.open() for _ in range(2000)]
+    threads = [
+        threading.Thread(target=lambda k=k: [completions.done(t, t) for t in tickets[k::4]])  # type: ignore[misc]
+        for k in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    found: dict[int, int] = {}
+    while completions.waiting:
+        new = completions.poll()
+        assert not new.keys() & found.keys()
+        found |= new
+    for thread in threads:
+        thread.join()
+    assert found == {ticket: ticket for ticket in tickets}
+
+
+# ---------------------------------------------------------------- over a group
+
+
+def test_ranks_of_a_group_agree(tmp_path: Path) -> None:
+    told = ranks("agreeing", tmp_path)
+    assert told[0] == told[1] == told[2]
+    assert told[0][:3] == [[], [], [[1, 4], [3, 0]]]
+    assert told[0][3] == [[n, n] for n in range(ROOM)]
+    assert told[0][4] == [[2**60, 2**61]]
+    assert told[0][5:] == [{"kv": 98, "a state": 7, "überall": 3}, {}, None]
+
+
+@pytest.mark.slow
+def test_what_differs_is_refused_on_every_rank_by_its_name_and_other_calls_end_it(tmp_path: Path) -> None:
+    for names, settings, fine, calls, after in ranks("differing", tmp_path, 2):
+        assert "only one of them has window" in names["error"]
+        assert "dtype is 'bfloat16' on rank 0 and 'int8' on rank 1" in settings["error"]
+        assert fine == [0]
+        assert "at call 4, 'agree_min'" in calls["error"] and "at call 4, 'agree'" in calls["error"]
+        assert "have come apart before" in after["error"]
+
+
+@pytest.mark.parametrize("scenario", ["dying", slow("hanging")])
+def test_a_rank_that_does_not_answer_is_an_error_and_not_a_wait_without_end(scenario: str, tmp_path: Path) -> None:
+    told = ranks(scenario, tmp_path)
+    assert told[1] == [[0]]
+    for answers in (told[0], told[2]):
+        assert answers[0] == [0]
+        assert "one of them died, or did not answer for" in answers[1]["error"]
+        assert answers[1]["seconds"] < (5 if scenario == "hanging" else 15)  # who hangs is gone after 8
+        assert all("have come apart before" in answer["error"] for answer in answers[2:])
+
+
+def test_a_group_must_be_there() -> None:
+    with pytest.raises(CompositionError, match="call init_process_group first"):
+        GroupConsensus()

@@ -1,0 +1,80 @@
+"""Several processes on one directory: one writes from its cache until it is killed, others read what it stored."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path as File
+
+import pytest
+
+from prefixloom import StorageError
+from prefixloom_hicache import FileBackend
+from tests.support.helpers import settle
+from tests.support.store_process import CAPACITY, SEGMENT, parts, prompt
+from tests.support.stores import behind, composed, idle, read_back
+from tests.support.tiers import serve
+
+
+@contextmanager
+def writer(folder: File) -> Iterator[subprocess.Popen[str]]:
+    """It is killed in the end, in the middle of whatever it does."""
+    call = [sys.executable, str(File(__file__).parents[1] / "support" / "store_process.py"), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+def said(process: subprocess.Popen[str], count: int) -> dict[int, int]:
+    """The next so many prompts that it has stored."""
+    assert process.stdout is not None
+    lines = [process.stdout.readline().split() for _ in range(count)]
+    return {int(number): int(tokens) for number, tokens in lines}
+
+
+def test_a_reader_finds_what_the_writer_stored_while_both_run(tmp_path: File) -> None:
+    folder = tmp_path / "store"
+    with writer(folder) as process:
+        early = said(process, 3)
+        with pytest.raises(StorageError, match="has a writer already"):
+            FileBackend(folder, capacity=CAPACITY, segment_bytes=SEGMENT)
+        reading = FileBackend(folder, read_only=True)
+        cache, _ = composed(*parts(), store=reading, tokens=512)
+        assert {number: read_back(cache, [*prompt(number), 1]) for number in early} == early
+        late = said(process, 3)
+        time.sleep(0.1)  # it looks for news only so often
+        assert {number: read_back(cache, [*prompt(number), 1]) for number in late} == late
+        serve(cache, list(range(500, 540)))
+        idle(cache)
+        stored = behind(cache).writes
+        assert stored.stored == 0 and stored.refused > 0  # the directory is another one's to write
+        settle(cache)
+    reading.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_a_killed_process_had_stored_is_served_by_the_next(seed: int, tmp_path: File) -> None:
+    folder = tmp_path / "store"
+    with writer(folder) as process:
+        had = said(process, 4)
+        time.sleep(random.Random(seed).random() * 0.05)  # it goes on writing
+    store = FileBackend(folder, capacity=CAPACITY, segment_bytes=SEGMENT)
+    cache, _ = composed(*parts(), store=store, tokens=512)
+    assert {number: read_back(cache, [*prompt(number), 1]) for number in had} == had
+    for number in range(len(had), len(had) + 12):  # what it had just written, or was writing: right, as far as it goes
+        read_back(cache, [*prompt(number), 1])
+        serve(cache, prompt(number), chunk=20)
+    idle(cache)
+    assert behind(cache).writes.refused == 0
+    settle(cache)
+    store.close()

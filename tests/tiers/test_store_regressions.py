@@ -1,0 +1,269 @@
+"""Mistakes that were made about the store behind the host tier, each in the smallest case that shows it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import prefixloom.tiers.host_copies
+import prefixloom.tiers.host_tier
+from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, hookimpl
+from prefixloom.storage import Miss
+from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lanes
+from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
+from tests.support.helpers import cache_of, part, settle
+from tests.support.stores import TOKENS, Gated, behind, composed, idle, read_back, restored, stocked, until
+from tests.support.tiers import serve
+
+# ---------------------------------------------------------------- what a failed step wrote
+
+
+def test_what_a_failed_step_wrote_is_not_stored(threads: Any) -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), store=store)
+    down = put_transfer_stream(cache, "down", threads("down"))
+    forward, go = threads("forward"), threading.Event()
+
+    def broken() -> None:
+        assert go.wait(20)
+        raise RuntimeError("the step failed")
+
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(40)
+        with cache.step([sequence]) as step:
+            step.run_ops(forward)
+            forward.run(broken)
+        sequence.publish()
+        for _ in range(3):
+            cache.poll()  # the copy to the host is in flight, and handed over
+        go.set()
+        assert down.record().synchronize(10)
+        time.sleep(0.1)  # nobody has polled: only the store's thread knows
+        assert store.status().records == 0
+        for _ in range(3):
+            cache.poll()
+    idle(cache)
+    assert store.status().records == 0
+    assert tier_lanes(cache)[0].leased == 0
+    settle(cache)
+
+
+@pytest.mark.parametrize("names", ["path", "state"])
+def test_a_copy_that_fails_while_its_target_is_pinned_for_the_store(
+    names: str, threads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), part("state", Point()), store=store)
+    put_transfer_stream(cache, "down", threads("down"))
+    go, whole = threading.Event(), prefixloom.tiers.host_copies.copy_between
+
+    def broken(source: Any, *rest: Any) -> None:
+        assert go.wait(20)
+        if source.name == names:
+            raise RuntimeError("the copy failed")
+        whole(source, *rest)
+
+    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
+    serve(cache, TOKENS)
+    cache.poll()
+    cache.poll()
+    go.set()
+    idle(cache)
+    until(cache, lambda: not cache.core.flight.works)
+    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", whole)
+    for lane in tier_lanes(cache):
+        assert (lane.leased, lane.in_tree) == (0, 0), lane.device.name
+    cache.drop_namespace("")
+    assert cache.stats().nodes == 0 and not cache.core.index.dropped_roots
+    assert serve(cache, TOKENS) == 0
+    settle(cache)
+
+
+# ---------------------------------------------------------------- a ticket that is never done
+
+
+def test_a_fetch_that_finds_all_on_the_host_already_is_over() -> None:
+    """The host has it, and it was not worth a load: there is nothing to be read."""
+    tier = HostTier(
+        TierManifest(capacity=4096, load_at_least=1000), identity={"model": "m"}, fetch="wait",
+        limits=GuardLimits(deadline=5.0),
+    )  # fmt: skip
+    cache = cache_of(part("path", Path()), tier)
+    tier.attach(MemoryBackend(capacity=1 << 22))
+    cache.poll()
+    serve(cache, TOKENS)
+    idle(cache)
+    cache.evict(40)
+    with cache.open([*TOKENS, 1]) as sequence:
+        told = restored(cache, sequence)
+        assert told.ready == 0
+    assert not behind(cache).reads.fetches
+
+
+@pytest.mark.parametrize("held_in", ["looking", "reading"])
+@pytest.mark.parametrize("fetch", ["wait", "timeout"])
+def test_detach_ends_what_was_asked_of_a_store_that_hangs(held_in: str, fetch: str) -> None:
+    store = stocked(kind=Gated)
+    cache, tier = composed(store=store, fetch=fetch, limits=GuardLimits(deadline=60.0))
+    tier.fetch_base = 60.0
+    store.holds = ("exists",) if held_in == "looking" else ("get",)
+    store.gate.clear()
+    with cache.open([*TOKENS, 1]) as sequence:
+        told = sequence.restore()
+        until(cache, store.held.is_set)
+        tier.detach()
+        until(cache, lambda: told.over, 3.0)
+        assert sequence.ready == told.ready
+    store.gate.set()
+    until(cache, lambda: not behind(cache).reads.fetches)
+    settle(cache)
+
+
+def test_writes_that_a_detached_store_never_answers_are_counted_and_hold_nothing() -> None:
+    store = Gated(capacity=1 << 22)
+    cache, tier = composed(part("path", Path()), store=store, limits=GuardLimits(deadline=60.0))
+    store.gate.clear()
+    serve(cache, TOKENS)
+    cache.poll()
+    assert store.held.wait(5)
+    tier.detach()
+    until(cache, lambda: not behind(cache).writes.calls and not behind(cache).writes.let_go, 3.0)
+    assert cache.stats().tier.refused == 10  # type: ignore[union-attr]
+    assert tier_lanes(cache)[0].leased == 0
+    store.gate.set()
+
+
+def test_a_write_that_never_comes_back_pins_nothing() -> None:
+    """What it writes was copied out of the host's slots."""
+    store = Gated(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), store=store, limits=GuardLimits(deadline=60.0))
+    store.gate.clear()
+    serve(cache, TOKENS)
+    cache.poll()
+    assert store.held.wait(5)
+    until(cache, lambda: not behind(cache).writes.let_go, 3.0)
+    assert tier_lanes(cache)[0].leased == 0
+    store.gate.set()
+    idle(cache)
+    assert store.status().records == 10
+
+
+@pytest.mark.parametrize("call", ["exists", "get"])
+def test_timeout_counts_from_the_beginning(call: str) -> None:
+    """Looking may be slow as well as reading."""
+    store = stocked()
+    whole = getattr(store, call)
+    setattr(store, call, lambda *given: (time.sleep(1.5), whole(*given))[1])
+    cache, _ = composed(store=store, fetch="timeout")
+    with cache.open([*TOKENS, 1]) as sequence:
+        begun = time.monotonic()
+        told = restored(cache, sequence)
+        assert time.monotonic() - begun < 0.8
+        assert told.ready == 0 and "too slow" in told.why
+
+
+def test_a_fetch_must_promise_as_much_as_is_asked_for() -> None:
+    store = stocked(tokens=TOKENS[:8])
+    reads: list[int] = []
+    whole = store.get
+    store.get = lambda keys, into=None: (reads.append(len(keys)), whole(keys))[1]
+    cache, tier = composed(store=store)
+    tier.fetch_at_least = 16
+    with cache.open(TOKENS) as sequence:
+        assert restored(cache, sequence).ready == 0
+    assert reads == []
+    tier.fetch_at_least = 8
+    with cache.open(TOKENS) as sequence:
+        assert restored(cache, sequence).ready == 8
+
+
+# ---------------------------------------------------------------- what may be answered, and what plugins do
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [lambda keys: tuple(None for _ in keys), lambda keys: tuple(True for _ in keys), lambda keys: (),
+     lambda keys: None, lambda keys: [Miss(key, "absent") for key in keys]],
+    ids=["none", "booleans", "too few", "nothing", "a list"],
+)  # fmt: skip
+def test_nonsense_for_records_is_a_miss(answers: Callable[[Any], Any]) -> None:
+    store = stocked()
+    store.get = lambda keys, into=None: answers(keys)
+    cache, _ = composed(store=store)
+    with cache.open([*TOKENS, 1]) as sequence:
+        told = restored(cache, sequence)
+        assert told.ready == 0 and "error" in told.why
+    settle(cache)
+
+
+@pytest.mark.parametrize(
+    "answers", [lambda records: (), lambda records: tuple(None for _ in records), lambda records: None]
+)
+def test_only_what_a_store_says_it_stored_counts_as_stored(answers: Callable[[Any], Any]) -> None:
+    store = MemoryBackend(capacity=1 << 22)
+    store.put = lambda records: answers(records)  # type: ignore[method-assign]
+    cache, _ = composed(part("path", Path()), store=store)
+    serve(cache, TOKENS)
+    idle(cache)
+    assert (behind(cache).writes.stored, behind(cache).writes.refused) == (0, 10)
+
+
+class Moody(Component):
+    """Its hook raises where a test says so."""
+
+    bad = False
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> None:
+        if self.bad:
+            raise RuntimeError("a plugin's mistake")
+
+
+def test_a_plugin_that_raises_in_the_end_of_a_fetch_costs_that_fetch_only() -> None:
+    data = Manifest([Buffer("data", (2,), "int64")])
+    store = stocked(Moody("path", data, Path()))
+    moody = Moody("path", data, Path())
+    cache, _ = composed(moody, store=store)
+    first, second = cache.open([*TOKENS, 1]), cache.open([*TOKENS[:20], 1])
+    one, other = first.restore(), second.restore()
+    serve(cache, list(range(100, 140)))  # pins something for the store as well
+    moody.bad = True
+    end = time.monotonic() + 5
+    while not (one.over and other.over) and time.monotonic() < end:
+        cache.poll()  # raises nothing
+        time.sleep(0.001)
+    assert one.over and other.over
+    assert "a plugin's mistake" in one.why
+    moody.bad = False
+    idle(cache)
+    assert not behind(cache).reads.fetches
+    first.close()
+    second.close()
+    settle(cache)
+
+
+def test_a_record_of_another_prompt_is_no_answer() -> None:
+    """Of the same component and the same place."""
+    store = stocked()
+    cache, _ = composed(store=store)
+    serve(cache, other := list(range(100, 140)))
+    idle(cache)
+    asked: dict[Any, Any] = {}
+    whole = store.get
+
+    def get(keys: Any, into: Any = None) -> Any:
+        found = whole(keys)
+        asked.update({(record.component, record.start, record.end): record for record in found})
+        return found
+
+    store.get = get
+    cache, _ = composed(store=store)
+    assert read_back(cache, [*other, 1]) == 40
+    store.get = lambda keys, into=None: tuple(asked[r.component, r.start, r.end] for r in whole(keys))
+    with cache.open([*TOKENS, 1]) as sequence:
+        told = restored(cache, sequence)
+        assert told.ready == 0 and "another" in told.why

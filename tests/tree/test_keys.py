@@ -1,0 +1,281 @@
+"""Keys: every kind of tokens that is accepted, every kind that is refused, lookahead elements, extra keys."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prefixloom import InputError, Path, Tokens, encode
+from prefixloom.tree.keys import TOKEN_LIMIT, KeyMaker
+from tests.support.helpers import cache_of, finish, part, path_cache, run, serve, settle
+from tests.support.names import stable
+
+VALUES = [0, 1, 77, 100, 127]
+LARGE = [0, 40_000, 151_643, TOKEN_LIMIT - 1]
+SIGNED = "bhilq"
+
+
+def packed(values: Iterable[int]) -> bytes:
+    return b"".join(struct.pack("<I", value) for value in values)
+
+
+@pytest.mark.parametrize("make", [list, tuple, iter, Tokens.tolist, lambda v: (t for t in v)], ids=stable)
+def test_tokens_of_any_python_sequence_are_encoded(make: Any) -> None:
+    source = encode(VALUES) if make is Tokens.tolist else VALUES
+    assert encode(make(source)) == packed(VALUES)
+
+
+def test_a_range_is_tokens() -> None:
+    assert encode(range(3, 9)) == packed(range(3, 9))
+
+
+@pytest.mark.parametrize("code", "bBhHiIlLqQ")
+def test_an_array_of_any_integer_typecode_is_tokens(code: str) -> None:
+    assert encode(array(code, VALUES)) == packed(VALUES)
+    assert encode(memoryview(array(code, VALUES)) if code not in "bB" else array(code, VALUES)) == packed(VALUES)
+    assert encode(array(code)) == b""
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_a_numpy_array_of_any_integer_width_is_tokens(dtype: str) -> None:
+    assert encode(np.array(VALUES, dtype)) == packed(VALUES)
+    assert encode(np.array([[7, *VALUES], [9, *VALUES]], dtype)[1, 1:]) == packed(VALUES)
+    assert encode(np.array(VALUES * 2, dtype)[::2]) == packed((VALUES * 2)[::2]), "a strided view"
+    assert encode(np.array([], dtype)) == b""
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_a_torch_tensor_of_integers_is_tokens(dtype: torch.dtype) -> None:
+    assert encode(torch.tensor(VALUES, dtype=dtype)) == packed(VALUES)
+    assert encode(torch.tensor(VALUES * 2, dtype=dtype)[::2]) == packed((VALUES * 2)[::2])
+
+
+def test_numpy_scalars_in_a_list_are_tokens() -> None:
+    assert encode([np.int64(5), np.uint8(6)]) == packed([5, 6])
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda b: memoryview(b).cast("c")], ids=stable)
+def test_raw_bytes_are_encoded_tokens_already(kind: Any) -> None:
+    assert encode(kind(packed(LARGE))) == packed(LARGE)
+
+
+def test_encoded_tokens_pass_through_uncopied() -> None:
+    tokens = encode(LARGE)
+    assert encode(tokens) is tokens
+    assert tokens.tolist() == LARGE
+    assert tokens.count == len(LARGE)
+    assert tokens.part(1, 3).tolist() == LARGE[1:3]
+    assert tokens.extended([5]).tolist() == [*LARGE, 5]
+    assert isinstance(tokens.extended([5]), Tokens)
+
+
+def test_what_was_encoded_does_not_change_with_its_source() -> None:
+    source = bytearray(packed(VALUES))
+    tokens = encode(source)
+    source[0] = 99
+    numbers = np.array(VALUES)
+    second = encode(numbers)
+    numbers[0] = 99
+    assert tokens == second == packed(VALUES)
+
+
+@pytest.mark.parametrize("wrong", [-1, TOKEN_LIMIT, TOKEN_LIMIT + 1, 1 << 32, (1 << 32) + 5, 1 << 63, -(1 << 31)])
+def test_a_token_out_of_range_is_refused_with_its_place_and_value(wrong: int) -> None:
+    sources: list[Any] = [[3, wrong, 4], (3, wrong, 4)]
+    for code in "iIlq":
+        try:
+            sources += [array(code, [3, wrong, 4]), np.array([3, wrong, 4], np.dtype(code))]
+        except OverflowError:
+            continue
+    if -(1 << 63) <= wrong < 1 << 63:
+        sources += [torch.tensor([3, wrong, 4]), array("q", [3, wrong, 4])]
+    for source in sources:
+        with pytest.raises(InputError, match=rf"token 1 is {wrong}; tokens must lie between 0 and {TOKEN_LIMIT - 1}"):
+            encode(source)
+
+
+def test_raw_bytes_with_the_upper_bit_set_are_refused() -> None:
+    with pytest.raises(InputError, match="token 1 is"):
+        encode(packed([3, TOKEN_LIMIT + 3]))
+
+
+@pytest.mark.parametrize("wrong", [1.0, "7", None, [4], np.float32(2), 1j, b"x", object()])
+def test_a_token_that_is_no_whole_number_is_refused_with_its_place(wrong: Any) -> None:
+    with pytest.raises(InputError, match=r"token 2 is .*tokens must be whole numbers"):
+        encode([1, 2, wrong, 3])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "some text", None, 5, 3.5, object(), np.zeros(3), np.zeros((2, 2), int), np.array(5), np.array(["a", "b"]),
+        np.array([True, False]), np.array([1], ">i4"), np.array([1], object), np.array(["2020"], "datetime64[D]"),
+        array("f", [1]), array("d", [1]), torch.zeros(3), torch.zeros((2, 2), dtype=torch.int64), torch.tensor(5),
+        torch.zeros(2, dtype=torch.complex64), [[1, 2], [3, 4]], {1: 2, 3: 4}, {1, 2, 3}, torch.tensor([True]),
+    ],
+    ids=stable,
+)  # fmt: skip
+def test_what_is_no_sequence_of_whole_numbers_is_refused(wrong: Any) -> None:
+    with pytest.raises(InputError, match=r"tokens? "):
+        encode(wrong)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
+def test_bytes_that_are_no_whole_tokens_are_refused(count: int) -> None:
+    for kind in (bytes, bytearray, memoryview):
+        with pytest.raises(InputError, match=f"whole int32 values; got {count} bytes"):
+            encode(kind(bytes(count)))
+
+
+def test_tokens_on_another_device_are_refused_since_reading_them_would_wait() -> None:
+    with pytest.raises(InputError, match=r"tokens lie on meta.*pass a CPU copy"):
+        encode(torch.zeros(3, dtype=torch.int64, device="meta"))
+
+    class OnCuda:
+        """As much of a CUDA tensor as is looked at."""
+
+        device = torch.device("cuda", 1)
+
+        def detach(self) -> None: ...
+
+        def tolist(self) -> list[int]:
+            raise AssertionError("read back from the device")
+
+    with pytest.raises(InputError, match="tokens lie on cuda:1"):
+        encode(OnCuda())
+
+
+def test_every_kind_of_tokens_finds_what_a_list_published() -> None:
+    cache = path_cache()
+    tokens = list(range(20))
+    serve(cache, tokens)
+    raw = packed(tokens)
+    same: list[Any] = [tuple(tokens), range(20), array("q", tokens), np.array(tokens, "uint16"), raw, bytearray(raw)]
+    for kind in [*same, memoryview(raw), torch.tensor(tokens), encode(tokens)]:
+        assert cache.peek(kind) == 20
+
+
+# ---------------------------------------------------------------- lookahead
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_an_element_is_a_token_with_those_that_follow_it(k: int) -> None:
+    maker = KeyMaker(k)
+    wide = maker.widen(encode([5, 6, 7, 8, 9]))
+    assert maker.element_bytes == 4 * (k + 1)
+    assert wide == b"".join(packed(range(5 + i, 5 + i + k + 1)) for i in range(5 - k))
+
+
+def test_without_lookahead_an_element_is_a_token() -> None:
+    assert KeyMaker(0).widen(encode([5, 6])) == packed([5, 6])
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_prompt_no_longer_than_the_lookahead_has_no_element(k: int) -> None:
+    for count in range(k + 1):
+        assert KeyMaker(k).widen(encode(range(count))) == b""
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_page_is_shared_only_if_the_tokens_after_it_agree_too(k: int) -> None:
+    cache = cache_of(part("draft", Path(), lookahead=k))
+    tokens = list(range(20))
+    serve(cache, tokens)
+    assert cache.peek(tokens) == (20 - k) // 4 * 4
+    for differs in range(20):
+        other = [*tokens]
+        other[differs] = 999
+        assert cache.peek(other) == max(0, min(16, (differs - k) // 4 * 4)), f"token {differs} differs"
+    settle(cache)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_key_that_grows_token_by_token_equals_one_made_at_once(k: int) -> None:
+    tokens = list(range(50, 80))
+    cache = cache_of(part("draft", Path(), lookahead=k))
+    with cache.open(tokens[:3]) as sequence:
+        finish(sequence)
+        for token in tokens[3:]:
+            sequence.append([token])
+            run(sequence, 1)
+            assert sequence.publishable == max(0, sequence.named - k) // 4 * 4
+    assert cache.peek(tokens) == (30 - k) // 4 * 4
+
+
+# ---------------------------------------------------------------- extra keys
+
+
+def test_the_same_tokens_with_other_images_never_share_past_the_image() -> None:
+    cache = path_cache()
+    prompt = [1] * 8 + [0] * 8 + [2] * 8
+    serve(cache, prompt, extra=[(8, 16, "cat")])
+    assert cache.match(prompt, extra=[(8, 16, "cat")]).ready == 24
+    assert cache.match(prompt, extra=[(8, 16, "dog")]).ready == 8
+    assert cache.match(prompt).ready == 8
+
+
+def test_two_equal_images_side_by_side_are_not_one_long_image() -> None:
+    cache = path_cache()
+    prompt = [0] * 16
+    serve(cache, prompt, extra=[(0, 8, "cat"), (8, 16, "cat")])
+    assert cache.match(prompt, extra=[(0, 16, "cat")]).ready == 8
+    assert cache.match(prompt, extra=[(0, 8, "cat"), (8, 16, "cat")]).ready == 16
+    assert cache.match(prompt, extra=[(0, 4, "cat"), (4, 16, "cat")]).ready == 4
+
+
+def test_an_extra_key_keeps_the_token_at_its_place() -> None:
+    cache = path_cache()
+    serve(cache, [0] * 16, extra=[(0, 16, "cat")])
+    assert cache.match([0] * 12 + [1] * 4, extra=[(0, 16, "cat")]).ready == 12
+
+
+def test_extra_keys_may_be_any_hashable_and_compare_by_equality() -> None:
+    cache = path_cache()
+    for key in ["x", ("x", 1), b"x", frozenset({1}), 12, None]:
+        assert cache.match([0] * 8, extra=[(0, 8, key)]).ready == 0
+        serve(cache, [0] * 8, extra=[(0, 8, key)])
+        assert cache.match([0] * 8, extra=[(0, 8, key)]).ready == 8
+
+
+def test_the_same_extra_key_in_two_sequences_shares() -> None:
+    maker = KeyMaker(0)
+    first = maker.with_extra(encode([5, 6, 7]), [(1, 3, "cat")])
+    assert maker.with_extra(encode([5, 6, 7]), [(1, 3, "cat")]) == first
+    assert first[:4] == packed([5])
+    assert struct.unpack("<3i", first)[1:] < (0, 0), "interned keys have the sign bit that no token has"
+
+
+@pytest.mark.parametrize("span", [(-1, 3, "k"), (3, 3, "k"), (4, 2, "k"), (0, 9, "k"), (8, 12, "k")])
+def test_an_extra_span_outside_of_the_tokens_is_refused(span: tuple[int, int, str]) -> None:
+    with pytest.raises(InputError, match="lies outside of the 8 tokens"):
+        path_cache().match(range(8), extra=[span])
+
+
+@pytest.mark.parametrize("extra", [5, [5], [(0, 8)], [("a", 8, "k")], [(0, 8.0, "k")], [(0, 8, "k", 1)], "ab"])
+def test_extra_keys_of_the_wrong_form_are_refused(extra: Any) -> None:
+    with pytest.raises(InputError, match="extra"):
+        path_cache().match(range(8), extra=extra)
+
+
+def test_an_extra_key_that_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(InputError, match="must be hashable, got list"):
+        path_cache().match(range(8), extra=[(0, 8, ["cat"])])
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_an_image_at_the_end_of_a_prompt_still_counts_when_tokens_follow(k: int) -> None:
+    cache = cache_of(part("draft", Path(), lookahead=k), page=1)
+    with cache.open([5, 0], extra=[(1, 2, "cat")]) as sequence:
+        finish(sequence)
+        sequence.append([6, 7, 8, 9])
+        run(sequence, 4)
+    prompt = [5, 0, 6, 7, 8, 9]
+    assert cache.match(prompt, extra=[(1, 2, "cat")]).ready == 6 - k
+    assert cache.match(prompt, extra=[(1, 2, "dog")]).ready <= 1
+    assert cache.match(prompt).ready <= 1

@@ -1,0 +1,349 @@
+"""The tree: splits keep the lower half, plans and leases stay true, bare nodes go, depth costs no stack, no garbage."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from prefixloom import CapacityError, InvariantError, Path, Point, Window
+from prefixloom.cache.debug import Debug
+from prefixloom.contract.policy import BUILT_IN
+from prefixloom.tree.radix import Node, Tree
+from tests.support.helpers import (
+    cache_of,
+    edges,
+    every_reach,
+    finish,
+    held,
+    locks,
+    part,
+    path_cache,
+    run,
+    serve,
+    settle,
+)
+
+
+def key(*pages: int) -> bytes:
+    """One byte-ish token per position, pages of two tokens."""
+    return b"".join(bytes([page, 0, 0, 0, page, 1, 0, 0]) for page in pages)
+
+
+def test_a_split_keeps_the_lower_halfs_identity() -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.root("")
+    node = tree.attach(root, key(1, 2, 3), 6)
+    upper = tree.split(node, 2)
+    assert (node.start, node.end, node.parent) == (2, 6, upper)
+    assert (upper.start, upper.end, upper.parent) == (0, 2, root)
+    assert (upper.key, node.key) == (key(1), key(2, 3))
+    assert root.children == [upper]
+    assert upper.children == [node]
+    assert tree.nodes == 2
+
+
+def test_an_only_child_is_compared_whole_and_several_are_told_apart_by_their_first_pages() -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.root("")
+    first = tree.attach(root, key(1, 2), 4)
+    assert root.kids is first
+    assert (first.first, first.rest, first.key, root.forks) == (b"", key(1, 2), key(1, 2), False)
+    second = tree.attach(root, key(3, 4), 4)
+    assert root.kids == {key(1): first, key(3): second}
+    assert (first.first, first.rest, first.key, root.forks) == (key(1), key(2), key(1, 2), True)
+    for node in (first, second):
+        assert tree.walk(root, node.key) == (node, 4, node)
+    tree.prune(first)
+    assert (root.kids, root.forks) == ({key(3): second}, False)
+    assert tree.walk(root, key(3, 4)) == (second, 4, second)
+    assert tree.walk(root, key(1, 2)) == (root, 0, root)
+    tree.prune(second)
+    assert root.kids is None
+    assert tree.attach(root, key(1), 2) is root.kids
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("cut", [2, 4])
+def test_a_split_of_an_only_child_and_of_one_of_several(alone: bool, cut: int) -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.root("")
+    node = tree.attach(root, key(1, 2, 3), 6)
+    if not alone:
+        tree.attach(root, key(7), 2)
+    upper = tree.split(node, cut)
+    assert (upper.key, node.key) == (key(*range(1, cut // 2 + 1)), key(*range(cut // 2 + 1, 4)))
+    assert upper.kids is node
+    assert (root.kids is upper) == alone
+    assert tree.walk(root, key(1, 2, 3)) == (node, 6, node)
+    assert tree.walk(root, key(1, 9)) == ((upper, 2, upper) if cut == 2 else (upper, 2, root))
+    assert tree.walk(root, key(1, 2)) == ((node, 4, upper) if cut == 2 else (upper, 4, upper))
+    lower = tree.attach(upper, key(9), cut + 2)
+    assert upper.children == [node, lower]
+    assert tree.walk(root, upper.key + key(9)) == (lower, cut + 2, lower)
+
+
+@pytest.mark.parametrize("same", [0, 1, 2, 3])
+def test_what_is_published_beside_an_only_child_and_the_debug_mode_looks(same: int) -> None:
+    cache = path_cache()  # pages of 4, in debug mode
+    serve(cache, range(12))
+    serve(cache, [*range(4 * same), *range(50, 58)])
+    assert edges(cache) == [
+        [(0, 8), (0, 12)], [(0, 4), (4, 12), (4, 12)], [(0, 8), (8, 12), (8, 16)], [(0, 12), (12, 20)]
+    ][same]  # fmt: skip
+    assert held(cache, range(12)) == 12
+    assert held(cache, [*range(4 * same), *range(50, 58)]) == 4 * same + 8
+    settle(cache)
+
+
+@pytest.mark.parametrize("wrong", ["first", "rest", "kids"])
+def test_a_child_that_stands_wrong_is_seen_in_debug_mode(wrong: str) -> None:
+    cache = path_cache()
+    serve(cache, range(12))
+    root = cache.core.index.tree.roots[""]
+    (node,) = root.children
+    if wrong == "kids":
+        root.kids = {b"": node}
+    else:
+        setattr(node, wrong, node.rest[:16])
+    with pytest.raises(InvariantError):
+        serve(cache, range(100, 112))
+
+
+def test_a_split_gives_the_upper_half_the_priority() -> None:
+    tree = Tree(2, 4, 1)
+    node = tree.attach(tree.root(""), key(1, 2), 4)
+    node.priority = 7
+    assert tree.split(node, 2).priority == 7
+
+
+@pytest.mark.parametrize("page", [1, 2, 4, 16, 256])
+def test_agreed_finds_the_first_page_that_differs_wherever_it_is(page: int) -> None:
+    tree = Tree(page, 4, 1)
+    size = tree.page_bytes
+    pages = 40
+    edge = b"".join(bytes([i]) * size for i in range(1, pages + 1))
+    for at in (0, size, 3 * size):
+        prefix = b"\x77" * at
+        for same in range(pages + 1):
+            for byte in (0, size - 1):
+                other = bytearray(edge)
+                if same < pages:
+                    other[same * size + byte] ^= 0xFF
+                assert tree.agreed(prefix + bytes(other), at, edge) == same * size
+            assert tree.agreed(prefix + edge[: same * size], at, edge) == same * size, "a key that ends inside"
+        assert tree.agreed(prefix + edge + b"more", at, edge) == pages * size
+
+
+def test_a_walk_stops_inside_of_an_edge_at_a_page() -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.root("")
+    node = tree.attach(root, key(1, 2, 3), 6)
+    assert tree.walk(root, key(1, 2, 9)) == (node, 4, root)
+    assert tree.walk(root, key(1, 2, 3, 4)) == (node, 6, node)
+    assert tree.walk(root, key(1, 2)[:-1]) == (node, 2, root)
+    assert tree.walk(root, key(9)) == (root, 0, root)
+    assert tree.walk(root, b"") == (root, 0, root)
+
+
+def test_prune_unlinks_bare_nodes_upward_and_stops_at_what_is_kept() -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.root("")
+    first = tree.attach(root, key(1), 2)
+    second = tree.attach(first, key(2), 4)
+    third = tree.attach(second, key(3), 6)
+    first.leases = 1
+    tree.prune(second)
+    assert tree.nodes == 3, "a node with a kid stays"
+    tree.prune(third)
+    assert tree.nodes == 1
+    assert first.kids is None
+    first.leases = 0
+    tree.prune(first)
+    assert tree.nodes == 0
+    assert root.kids is None
+    tree.prune(third)
+    assert tree.nodes == 0, "what is unlinked already stays unlinked"
+
+
+def test_prune_stops_at_a_node_that_holds_something() -> None:
+    tree = Tree(2, 4, 2)
+    first = tree.attach(tree.root(""), key(1), 2)
+    first.cells[1] = object()
+    tree.prune(tree.attach(first, key(2), 4))
+    assert tree.nodes == 1
+
+
+def test_a_walk_goes_down_5000_nodes_and_all_of_it_is_evicted_without_recursion() -> None:
+    cache = cache_of(
+        part("path", Path()), part("window", Window(10)), page=1, tokens=6000, debug=False, capacity={"path": 6000}
+    )
+    tokens = list(range(5000))
+    with cache.open(tokens) as sequence:
+        for _ in range(5000):
+            run(sequence, 1)
+            sequence.publish()
+        assert cache.stats().nodes == 5000
+        lease = cache.lease(cache.match(tokens))
+    books = Debug(cache.core)
+    books.leased(lease)
+    books.check("a deep chain")
+    assert held(cache, tokens) == 5000
+    other = cache.open([*tokens[:2500], 7, 7])
+    assert other.ready == 2500
+    other.abort()
+    lease.release()
+    assert cache.evict(6000)["path"] == 5000
+    assert cache.stats().nodes == 0
+    serve(cache, tokens)
+    cache.flush()
+    assert cache.stats().nodes == 0
+    settle(cache)
+
+
+@pytest.mark.parametrize("end", ["flush", "drop_namespace"])
+def test_a_deep_chain_is_given_up_without_recursion(end: str) -> None:
+    cache = path_cache(page=1, tokens=6000, debug=False)
+    with cache.open(range(5000)) as sequence:
+        for _ in range(5000):
+            run(sequence, 1)
+            sequence.publish()
+    cache.flush() if end == "flush" else cache.drop_namespace("")
+    assert cache.stats().components["path"].free == 6000
+    gc.collect()
+
+
+# ---------------------------------------------------------------- plans and leases over changes
+
+
+@pytest.mark.parametrize("name", every_reach())
+@pytest.mark.parametrize("cut", [4, 12, 20, 28])
+def test_a_plan_stays_true_over_splits_above_at_and_below_it(name: str, cut: int) -> None:
+    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]), slots=16)
+    tokens = list(range(40))
+    serve(cache, tokens, chunk=20)
+    plan = cache.match(tokens[:20])
+    assert plan.ready == 20
+    serve(cache, [*tokens[:cut], *[777] * 12], chunk=4)
+    assert not plan.stale
+    assert plan.ready == 20
+    with cache.open(plan) as sequence:
+        assert sequence.ready == 20
+    settle(cache)
+
+
+@pytest.mark.parametrize("name", every_reach())
+def test_a_lease_stays_true_over_splits_and_inserts(name: str) -> None:
+    cache = cache_of(part("keys", Path()), part(name, every_reach()[name]), slots=32)
+    tokens = list(range(40))
+    serve(cache, tokens, chunk=20)
+    with cache.lease(cache.match(tokens)) as lease:
+        for cut in (36, 4, 20, 12, 28):
+            serve(cache, [*tokens[:cut], cut + 500, *range(20)], chunk=8)
+            serve(cache, [*tokens, *range(cut)])
+        assert lease.boundary == 40
+        cache.evict(256)
+        assert cache.peek(tokens) == 40, "what the lease covers is still there"
+    assert not any(count for (_, start, end), count in locks(cache).items() if end > start)
+    settle(cache)
+
+
+def test_an_eviction_makes_plans_stale_and_an_insert_does_not() -> None:
+    cache = path_cache()
+    serve(cache, range(16))
+    plan = cache.match(range(16))
+    serve(cache, range(100, 116))
+    assert not plan.stale
+    cache.evict(4)
+    assert plan.stale
+
+
+def test_a_boundary_that_only_a_plan_knows_is_not_lost_silently() -> None:
+    """A plan's node that is unlinked when its last lease ends must make the plan stale: it holds nothing, and yet it
+    was a boundary. Shrunk: a chunk needs nothing at its own end."""
+    from prefixloom import Chunk
+
+    cache = cache_of(part("chunk", Chunk(16)), max_rewind=4)
+    tokens = list(range(32))
+    serve(cache, tokens, chunk=16)
+    lease = cache.lease(cache.match(tokens))
+    cache.evict(64)
+    plan = cache.match(tokens)
+    assert plan.ready == 32
+    lease.release()
+    with cache.open(plan) as sequence:
+        sequence.append(range(8))
+        finish(sequence)
+    assert cache.peek([*tokens, *range(8)]) == sequence.published
+    settle(cache)
+
+
+# ---------------------------------------------------------------- garbage
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_whole_requests_make_no_cyclic_garbage(policy: str) -> None:
+    cache = cache_of(
+        *(part(name, reach) for name, reach in every_reach().items()), tokens=128, slots=3, debug=False, policy=policy
+    )
+    gc.collect()
+    for i in range(30):
+        serve(cache, [i % 7] * 40 + [i] * 20, chunk=20)
+        cache.lease(cache.match([i % 7] * 40)).release()
+        cache.open([i] * 8).abort()
+        with pytest.raises(CapacityError), cache.open([i] * 8) as sequence:
+            sequence.grow(124)
+            cache.open([1]).grow(8)
+        del sequence
+    cache.evict(128)
+    assert gc.collect() == 0
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_namespace_that_empties_makes_no_cyclic_garbage() -> None:
+    cache = cache_of(part("path", Path()), part("window", Window(10)), debug=False)
+    gc.collect()
+    for i in range(10):
+        cache.open([1], namespace=f"short {i}").close()
+        serve(cache, range(20), namespace=f"long {i}")
+    cache.evict(256)
+    assert cache.stats().namespaces == 0
+    assert gc.collect() == 0
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("end", ["flush", "drop_namespace"])
+def test_giving_up_a_tree_makes_no_cyclic_garbage(end: str) -> None:
+    cache = cache_of(part("path", Path()), part("window", Window(10)), part("state", Point()), debug=False)
+    for i in range(6):
+        serve(cache, [1] * 8 + [i] * 20, namespace="one", chunk=8)
+    gc.collect()
+    cache.flush() if end == "flush" else cache.drop_namespace("one")
+    assert gc.collect() == 0
+
+
+def test_an_interrupt_in_the_midst_of_pruning_leaves_the_count_right() -> None:
+    tree = Tree(2, 4, 1)
+    root = tree.root("")
+    first, second = tree.attach(root, key(1), 2), tree.attach(root, key(2), 2)
+
+    def interrupted() -> Iterator[Node]:
+        yield first
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tree.prune_all(interrupted())
+    assert root.children == [second]
+    assert tree.nodes == 1
+    assert tree.prune_all([first, second]) == 1
+    assert tree.nodes == 0
