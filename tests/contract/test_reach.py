@@ -177,9 +177,9 @@ def test_a_shift_that_is_no_whole_number_from_zero_up_is_refused(wrong: Any) -> 
 
 
 def test_a_state_can_neither_be_united_nor_shifted() -> None:
-    with pytest.raises(CompositionError, match="use a component of its own"):
+    with pytest.raises(CompositionError, match="use a separate component"):
         _ = Point() | Window(3)
-    with pytest.raises(CompositionError, match="use a component of its own"):
+    with pytest.raises(CompositionError, match="use a separate component"):
         _ = Window(3) | Point()
     with pytest.raises(CompositionError, match="cannot be shifted"):
         Point().shift(1)

@@ -30,6 +30,12 @@ Sabotage = Callable[[torch.Tensor], object]
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are as wide here whatever terminal the tests run in."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 def output(capsys: pytest.CaptureFixture[str], *more: str, code: int = 0) -> str:
     assert main([*SMALL, *more]) == code
     captured = capsys.readouterr()

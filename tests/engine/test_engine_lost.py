@@ -13,7 +13,6 @@ import attrs
 import pytest
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from prefixloom import Cache
 from prefixloom.testing.inside.backdoor import transfer_streams
 from prefixloom_engine import Answer, Engine, Request

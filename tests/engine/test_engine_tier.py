@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from prefixloom import Cache, ProtocolError, ThreadStream, TierManifest
+from prefixloom.device.flight import Gates
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lanes
 from prefixloom_engine import Engine, Request, ThreeWay
 from prefixloom_engine.serving.admission import POLICIES, cached_tokens

@@ -22,7 +22,7 @@ from prefixloom.operations.state import Hold, Running
 from prefixloom.operations.step import Step
 from prefixloom.operations.unwritten import Unwritten
 from prefixloom.tree.holdings import PageHolding, SteppedHolding
-from prefixloom.tree.lane import PageLane
+from prefixloom.tree.lane import Lane, PageLane
 from prefixloom.tree.path_lane import PathLane
 from prefixloom.tree.state_lane import StateLane
 from prefixloom.tree.window_lane import WindowLane
@@ -361,6 +361,7 @@ def a_donation_is_a_copy(patch: pytest.MonkeyPatch) -> None:
         holding.slot, holding.ready = kept
 
     patch.setattr(StateLane, "adopt", adopt)
+    patch.setattr(StateLane, "hand_over", Lane.hand_over)  # its fast path adopts by itself
 
 
 # ---------------------------------------------------------------- retention

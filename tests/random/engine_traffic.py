@@ -24,7 +24,6 @@ import attrs
 import torch
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from prefixloom import Cache, TierManifest
 from prefixloom.testing.inside.backdoor import tier_lanes, transfer_streams
 from prefixloom_engine import Answer, Engine, Request, ThreeWay

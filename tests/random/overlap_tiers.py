@@ -13,7 +13,6 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from prefixloom.cache.sequence import Sequence
 from prefixloom.contract.manifest import TierManifest
 from prefixloom.device.pool import Pool

@@ -27,7 +27,6 @@ import attrs
 import torch
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from prefixloom import Cache, TierManifest, compose
 from prefixloom_engine import Answer, Batch, Engine, Request, ThreeWay
 from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from prefixloom import TierManifest
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from tests.random.overlap_tiers import WRITES, Tiered
 from tests.support.sampling import slow
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from prefixloom import Path, Point, Window
 from prefixloom.cache.cache import Cache
 from prefixloom.testing.inside.backdoor import transfer_streams

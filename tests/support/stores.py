@@ -50,7 +50,7 @@ def idle(cache: Cache) -> None:
     """All that is to be stored has been."""
     store = behind(cache)
     writes = store.writes
-    until(cache, lambda: not (store._unseen or writes.queue or writes.calls or writes.let_go))
+    until(cache, lambda: not (store.unseen or writes.queue or writes.calls or writes.let_go))
 
 
 def behind(cache: Cache) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from prefixloom import Buffer, Component, Manifest, Path, Point, ProtocolError, TierManifest, Window, compose
 from prefixloom.cache.cache import Cache
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lanes, transfer_streams

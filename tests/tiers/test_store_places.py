@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from prefixloom import Path, Sinks, Window
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom.tree.keys import KeyMaker, encode

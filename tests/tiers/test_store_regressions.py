@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, hookimpl
 from prefixloom.storage import Miss
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lanes

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 import prefixloom.tiers.restore
 from prefixloom import Path, Point, RaceError, Window
 from prefixloom.testing.inside.backdoor import copies

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from prefixloom import Claim, Component, Outcome, Path, Point, TierManifest, Transfer, TransferPlan, Window, compose
 from prefixloom import hookimpl as hook
 from prefixloom.testing.inside.backdoor import copies

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 import prefixloom.tiers.restore
 from prefixloom import Component, Path, Point, Reach, Sinks, Transfer, TransferPlan, Window
 from prefixloom import hookimpl as hook

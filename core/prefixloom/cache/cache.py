@@ -107,6 +107,8 @@ class Cache:
         else:
             match = find(core, ask(core, tokens, namespace, leave, extra))
         sequence = Sequence(core, open_at(core, match, label, priority))
+        if core.below is not None:  # a copy down may be interrupted: by now the sequence gives back what it holds
+            core.below.used(sequence.running.node)
         if core.watcher is not None:
             core.leave("open")
         return sequence
@@ -140,7 +142,7 @@ class Cache:
             if running.lost and role == "target":
                 running.check_states()
             rows.append(running)
-        return Step(core, rows, role)
+        return Step(core, rows, role, sequences)
 
     # ------------------------------------------------------------ room
     def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:

@@ -11,11 +11,12 @@ from typing import Any
 
 from ..device.pool import NO_SLOT
 from ..tree.radix import Node
-from .lease import ask_receipts, cover, release, uncover
+from .lease import ask_receipts, cover, uncover
 from .match import wanted_at
 from .publish import split
 from .room import make_room
 from .state import CLEAR, Core, Fill, Match, Running
+from .teardown import give_back
 
 
 def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
@@ -52,19 +53,21 @@ def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
         fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
     running = Running(core, match, node, covers, receipts, held, fills, label, priority)
     node.leases += 1
-    if core.unwritten.nodes:
-        core.unwritten.read(running, node)
-    if core.watcher is not None:
-        core.watcher.leased(running)
-    if not with_slots:
-        _make_room(core, running)
+    try:
+        if core.unwritten.nodes:
+            core.unwritten.read(running, node)
+        if core.watcher is not None:
+            core.watcher.leased(running)
+        if not with_slots:
+            _make_room(core, running)
+    except BaseException:
+        give_back(core, running)
+        raise
     counts = core.counts
     counts.opened += 1
     counts.asked_tokens += running.names.count
     counts.hit_tokens += running.ready
     core.live[running] = None
-    if core.below is not None:
-        core.below.used(node)
     return running
 
 
@@ -81,18 +84,12 @@ def anchor(core: Core, match: Match) -> Node:
 def _make_room(core: Core, running: Running) -> None:
     """Make room for what a new sequence takes: running states, what is rebuilt by replay, and what plugins claim."""
     match = running.match
-    try:
-        lacking = [(lane, state) for lane, state in running.states if state.slot == NO_SLOT]
-        make_room(core, wanted_at(core, match, [lane for lane, _ in lacking]), "open a sequence")
-        for lane, state in lacking:
-            lane.start(state)
-        for lane, holding in running.paged:
-            if lane.replay:
-                lane.make_replayed(holding)
-    except BaseException:
-        for lane, holding in running.pairs:
-            lane.close(holding)
-        release(core, running)
-        raise
+    lacking = [(lane, state) for lane, state in running.states if state.slot == NO_SLOT]
+    make_room(core, wanted_at(core, match, [lane for lane, _ in lacking]), "open a sequence")
+    for lane, state in lacking:
+        lane.start(state)
+    for lane, holding in running.paged:
+        if lane.replay:
+            lane.make_replayed(holding)
     running.claimed_ops = [op for claim in match.claims if claim is not None for op in claim.ops]
     running.claim(core.flight)

@@ -171,19 +171,20 @@ def _publish_stop(core: Core, running: Running, upto: int, end: int, ends: bool)
     shape, covers, held = core.shape, running.covers, running.held
     work = running.work
     owned = owned_slots(running) if work is not None and not work.over else None
-    at_once = ends and upto == end and not shape.publication_ends_later
+    runs_on = not ends or upto < end
+    at_once = not runs_on and not shape.publication_ends_later
     giving: Many[Lane] = shape.in_order
     receipts = None
     if shape.publication_asks:
         receipts, giving = _ask(core, running, upto, end if ends else -1)
-    if not at_once:
+    if runs_on:
         for lane in shape.state_lanes:
             if not lane.live.at_hand:
                 giving = _with_slots_to_go_on(core, running, giving, upto)
                 break
     run = nodes_for(core, running, upto)
     try:
-        if giving is shape.in_order:
+        if giving is shape.in_order and (runs_on or at_once):
             for each in giving:
                 i = each.index
                 covers[i] = each.hand_over(run, held[i], covers[i], at_once)
@@ -191,15 +192,19 @@ def _publish_stop(core: Core, running: Running, upto: int, end: int, ends: bool)
             for each in shape.in_order:
                 i = each.index
                 receipt = None if receipts is None else receipts[i]
-                covers[i] = _hand_over_some(each, run, held[i], covers[i], at_once, each in giving, receipt)
+                cover = covers[i]
+                if each in giving:
+                    each.adopt(run, held[i])
+                covers[i] = _cover_anew(each, run, held[i], cover, runs_on, at_once, receipt)
             running.receipts = receipts
         if at_once:
             _end(core, running, run[-1])
         else:
             move_anchor(core, running, run[-1])
-            for state in shape.state_lanes:
-                if held[state.index].slot == NO_SLOT:
-                    _renew(core, running, state, held[state.index])
+            if runs_on:
+                for state in shape.state_lanes:
+                    if held[state.index].slot == NO_SLOT:
+                        _renew(core, running, state, held[state.index])
     except BaseException as error:  # a reach that is plain Python, or an interrupt
         end_half_way(core, running, run, error)
         raise
@@ -208,23 +213,29 @@ def _publish_stop(core: Core, running: Running, upto: int, end: int, ends: bool)
         _followed(core, running, run, owned, giving)
 
 
-def _hand_over_some(
-    lane: Lane, run: list[Node], holding: Any, cover: Any, ends: bool, gives: bool, receipt: Receipt | None
+def _cover_anew(
+    lane: Lane, run: list[Node], holding: Any, cover: Any, runs_on: bool, at_once: bool, receipt: Receipt | None
 ) -> Any:
-    """``hand_over`` of a lane that may keep what it has (``gives``), or whose plugin wants more covered."""
-    if gives:
-        lane.adopt(run, holding)
+    """The second part of ``hand_over``, of a lane that may have kept what it has, or whose plugin wants more covered.
+
+    A sequence that ends, but not at once, covers pages until what follows from its publication is done; a state is
+    covered only where a sequence that runs on goes on with a copy of it.
+    """
     if receipt is not None and lane.unit == "page":
         wider = lane.acquire_wider(run[-1], receipt.positions)
         if cover is not None:
             lane.release(cover)
         lane.line_up(run)
         return wider
-    if ends:
+    if at_once:
         lane.finish(run, cover)
         lane.close(holding)
         return None
-    return lane.follow(run, holding, cover)
+    if runs_on or lane.unit == "page":
+        return lane.follow(run, holding, cover)
+    if cover is not None:
+        lane.release(cover)
+    return None
 
 
 def _end(core: Core, running: Running, node: Node) -> None:

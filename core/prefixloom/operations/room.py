@@ -135,6 +135,8 @@ def shortage(core: Core, lane: Lane, count: int) -> Shortage:
 
 def evict_tokens(core: Core, count: int) -> dict[str, int]:
     """Free at least ``count`` tokens of every page component; the pages that were freed."""
+    if not count:
+        return {}
     return _evict_each(core, [(lane, -(-count // lane.page)) for lane in core.shape.page_lanes])
 
 

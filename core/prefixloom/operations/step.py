@@ -49,8 +49,8 @@ class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
     __slots__ = (
-        "_accepted", "_begun", "_core", "_gates", "_ordered", "_plugin_ops", "_running", "_state", "_stream", "_tracks",
-        "_watched", "_work", "role",
+        "_accepted", "_begun", "_core", "_faces", "_gates", "_ordered", "_plugin_ops", "_running", "_state", "_stream",
+        "_tracks", "_watched", "_work", "role",
     )  # fmt: skip
 
     _stream: Stream | None
@@ -60,10 +60,14 @@ class Step:
     _begun: list[tuple[Running, int, int]]  # of a target step in its block: from where, and up to where it computes
     _plugin_ops: Many[tuple[Running | None, Op]]  # plugins' own ops, each with the sequence that it was claimed for
 
-    def __init__(self, core: Core, running: Many[Running], role: Literal["target", "draft"]) -> None:
+    def __init__(
+        self, core: Core, running: Many[Running], role: Literal["target", "draft"], faces: Many[object] = ()
+    ) -> None:
+        """``faces``: what must live as long as the step, so that its sequences are not taken for dropped."""
         self._state = NEW  # first: it is looked at when the step goes
         self._core = core
         self._running = tuple(running)
+        self._faces = tuple(faces)
         self.role = role
         self._accepted = False
         self._stream = self._gates = None
@@ -204,7 +208,9 @@ class Step:
             if running is not None:
                 if running.core is None or op not in running.claimed_ops:  # another step may have run it
                     continue
-                running.claimed_ops = [other for other in running.claimed_ops if other is not op]
+                left = list(running.claimed_ops)
+                left.remove(op)
+                running.claimed_ops = left
             run_op(self._core, op, stream)
 
     def _take_stream(self, given: Any) -> Stream:

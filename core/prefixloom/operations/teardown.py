@@ -93,6 +93,7 @@ def forget_everything(core: Core) -> None:
     """Free all slots of all tiers, whoever held them, and begin with an empty tree."""
     shape = core.shape
     queues = [serving(shape.composition.policy) for _ in shape.all_lanes]  # first: a policy of a third party may raise
+    core.index.forget_everything()
     for running in core.live:
         core.flight.end_alone(running)
         running.core = None
@@ -104,7 +105,6 @@ def forget_everything(core: Core) -> None:
         lane.reset()
     if core.below is not None:
         core.below.flushed()
-    core.index.forget_everything()
     core.unwritten.flushed()
     core.tables = Tables(core.flight, shape.composition.device, core.tables if core.flight.works else None)
     core.keys.forget()

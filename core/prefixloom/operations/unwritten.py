@@ -71,7 +71,12 @@ class Unwritten(Generic[F]):
             self.add(hold.work, hold, run, slots)
 
     def add(self, work: Work[F], hold: F, run: list[Node], slots: Slots, below: bool = False) -> None:
-        """``work`` has yet to write these slots, which the nodes of ``run`` have already. ``hold`` stands for it."""
+        """``work`` has yet to write these slots, which the nodes of ``run`` have already. ``hold`` stands for it.
+
+        Nothing is noted of work that is over: it may have ended while room was made for the publication.
+        """
+        if work.over:
+            return
         publication: Publication[F] = Publication(hold, work.number, run, slots, below)
         self._by_work.setdefault(work, []).append(publication)
         for node in run:

@@ -13,7 +13,6 @@ import torch
 from transformers import DynamicCache
 
 import prefixloom.tiers.host_copies
-import prefixloom.tiers.host_tier
 from prefixloom import CapacityError, InputError, ProtocolError, TierManifest
 from prefixloom_engine.hf import HFModel, session
 from prefixloom_hicache import HostTier
@@ -128,7 +127,7 @@ def test_what_was_computed_from_a_copy_that_failed_is_not_answered(name: str, mo
         raise OSError("a copy failed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(prefixloom.tiers.host_tier, "copy_between", broken)
+        patch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
         with (
             pytest.raises(ProtocolError, match=r"pen .* again") as told,
             session(served.cache, served.model, ids_of(prompt(3, 100))) as s,
