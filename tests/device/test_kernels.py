@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +17,13 @@ from prefixloom import InputError
 from prefixloom.device import kernels
 from prefixloom.device.kernels import clear_slots, copy_slots, select_slots
 from tests.support.content import Made, bits, noise
+from tests.support.interpreter import INTERPRETED, pass_interpreted
 
 DTYPES = [
     torch.float32, torch.bfloat16, torch.int8, torch.float64, torch.float16, torch.bool, torch.complex64, torch.uint8,
     torch.int64, torch.float8_e4m3fn,
 ]  # fmt: skip
 SHAPES = [(), (1,), (3,), (4,), (2, 5), (16,), (3, 2, 7)]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 
 
 def with_triton() -> ModuleType:
@@ -307,29 +304,7 @@ def test_triton_moves_the_widest_words_that_divide_every_address() -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that run")
 def test_the_kernels_for_triton_do_the_same_in_its_interpreter() -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed")
-    here = Path(__file__)
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-o",
-            "addopts=",
-            "-p",
-            "no:cacheprovider",
-            str(here),
-            "-k",
-            "triton and not interpreter",
-        ],
-        cwd=here.parents[2],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0 and " passed" in run.stdout, run.stdout + run.stderr
+    pass_interpreted(__file__, "triton and not interpreter")
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")

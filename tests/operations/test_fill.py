@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from prefixloom import Buffer, Claim, Codec, Component, Manifest, Op, Path, Point, ProtocolError, hookimpl
-from tests.support.filling import FUSED, TOKENS, cached, content, hybrid
+from tests.support.filling import DEBUG_OR_NOT, TOKENS, cached, content, hybrid
 from tests.support.helpers import cache_of, held, part, run, settle
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_a_fresh_state_is_zeros_and_a_hit_is_a_copy(debug: bool) -> None:
     cache = hybrid(debug=debug)
     cache.pool("state").buffers["data"].fill_(9)
@@ -37,7 +37,7 @@ def test_a_fresh_state_is_zeros_and_a_hit_is_a_copy(debug: bool) -> None:
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_what_was_copied_from_may_go_as_soon_as_that_is_done(debug: bool) -> None:
     cache = hybrid(debug=debug)
     cached(cache, TOKENS[:8], 5)
@@ -51,7 +51,7 @@ def test_what_was_copied_from_may_go_as_soon_as_that_is_done(debug: bool) -> Non
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_a_second_time_there_is_nothing_to_do(debug: bool) -> None:
     cache = hybrid(debug=debug)
     with cache.open(TOKENS) as sequence:
@@ -67,7 +67,7 @@ def test_a_second_time_there_is_nothing_to_do(debug: bool) -> None:
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_after_a_publication_the_copy_of_what_was_handed_over_is_due(debug: bool) -> None:
     cache = hybrid(debug=debug)
     with cache.open(TOKENS) as sequence:
@@ -109,7 +109,7 @@ def test_what_rests_in_another_form_is_decoded() -> None:
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_a_state_that_layers_may_write_is_not_handed_to_the_tree(debug: bool) -> None:
     cache = hybrid(debug=debug)
     with cache.open(TOKENS) as sequence:
@@ -129,7 +129,7 @@ def test_a_state_that_layers_may_write_is_not_handed_to_the_tree(debug: bool) ->
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_between_fill_and_commit_a_state_cannot_be_rewound(debug: bool) -> None:
     cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=3), max_rewind=3, slots=12, debug=debug)
     with cache.open(TOKENS) as sequence:
@@ -177,7 +177,7 @@ def test_where_a_plugin_has_ops_of_its_own_a_step_has_to_run_them(kind: type[Com
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_what_cannot_be_filled_is_refused(debug: bool) -> None:
     cache = hybrid(debug=debug)
     sequence = cache.open(TOKENS)
@@ -202,7 +202,7 @@ def test_what_cannot_be_filled_is_refused(debug: bool) -> None:
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_an_op_that_fails_is_still_due(debug: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = hybrid(debug=debug)
     cached(cache, TOKENS[:8], 5)
@@ -225,7 +225,7 @@ def test_an_op_that_fails_is_still_due(debug: bool, monkeypatch: pytest.MonkeyPa
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_what_a_device_chose_in_a_step_is_past_once_more_is_computed_alone(debug: bool) -> None:
     cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=3), max_rewind=3, slots=12, debug=debug)
     with cache.open(TOKENS) as sequence:

@@ -9,7 +9,7 @@ import pytest
 from prefixloom import Path, Point, ProtocolError
 from prefixloom.device.streams import ThreadStream
 from prefixloom.testing.schedules.simulated import Simulation
-from tests.support.filling import FUSED, TOKENS, cached, content, hybrid
+from tests.support.filling import DEBUG_OR_NOT, TOKENS, cached, content, hybrid
 from tests.support.helpers import cache_of, enqueue, held, part, settle
 from tests.support.stream_helpers import Gate
 from tests.support.tiers import simulated, tiered
@@ -75,7 +75,7 @@ def test_layers_come_after_the_step_that_wrote_the_pages_that_they_read_also_wit
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_a_state_that_a_load_brings_is_there_once_that_is_over(debug: bool) -> None:
     """The load fills it: no op is due, and what comes after the fill reads it all the same."""
     cache = tiered(part("path", Path()), part("state", Point()), write="through", debug=debug)
@@ -97,7 +97,7 @@ def test_a_state_that_a_load_brings_is_there_once_that_is_over(debug: bool) -> N
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_after_a_flush_who_gets_its_slots_comes_after_its_layers(debug: bool) -> None:
     cache = cache_of(part("path", Path()), debug=debug)
     sim = Simulation("a", "b")
@@ -118,7 +118,7 @@ def test_after_a_flush_who_gets_its_slots_comes_after_its_layers(debug: bool) ->
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_what_a_failure_takes_from_a_sequence_is_not_free_before_its_layers_are_over(debug: bool) -> None:
     """A step of its own fails while its next layers are being enqueued on another stream."""
     cache = cache_of(part("path", Path()), debug=debug)
@@ -162,7 +162,7 @@ def test_after_a_flush_a_sequence_is_told_that_its_layers_failed() -> None:
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_who_reads_what_it_computed_comes_after_its_layers(debug: bool) -> None:
     cache = cache_of(part("path", Path()), debug=debug)
     sim = Simulation("a", "b")
@@ -183,7 +183,7 @@ def test_who_reads_what_it_computed_comes_after_its_layers(debug: bool) -> None:
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_a_copy_to_a_tier_comes_after_the_layers(debug: bool) -> None:
     cache = tiered(part("path", Path()), part("state", Point()), write="through", debug=debug)
     sim = simulated(cache)
@@ -210,7 +210,7 @@ def test_a_copy_to_a_tier_comes_after_the_layers(debug: bool) -> None:
 
 
 @pytest.mark.parametrize("way", ["abort", "close", "rewind"])
-@FUSED
+@DEBUG_OR_NOT
 def test_what_is_given_back_is_not_free_before_the_layers_are_over(debug: bool, way: str) -> None:
     cache = cache_of(part("path", Path()), debug=debug)
     stream = ThreadStream("layers")
@@ -294,7 +294,7 @@ def test_a_copy_that_fails_behind_ends_the_sequence_and_takes_nothing_with_it(
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 @pytest.mark.parametrize("how", ["fill", "step"])
 def test_what_is_refused_does_not_stand_for_the_step_before_it(how: str, debug: bool) -> None:
     """What the step in flight has yet to write is published with that, not with what never came after it."""
@@ -325,7 +325,7 @@ def test_what_is_refused_does_not_stand_for_the_step_before_it(how: str, debug: 
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_on_another_stream_it_comes_after_the_layers_on_the_one_before(debug: bool) -> None:
     cache = hybrid(debug=debug)
     stream = ThreadStream("layers")
@@ -343,7 +343,7 @@ def test_on_another_stream_it_comes_after_the_layers_on_the_one_before(debug: bo
     settle(cache)
 
 
-@FUSED
+@DEBUG_OR_NOT
 def test_a_fill_that_is_refused_changes_nothing(debug: bool) -> None:
     cache = cache_of(part("path", Path()), part("state", Point()), tokens=32, debug=debug)
     sim = Simulation("a")

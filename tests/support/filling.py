@@ -11,7 +11,7 @@ from prefixloom import Path, Point, Window
 from tests.support.helpers import cache_of, part, run
 
 TOKENS = list(range(40))
-FUSED = pytest.mark.parametrize("debug", [True, False], ids=["sources", "made"])
+DEBUG_OR_NOT = pytest.mark.parametrize("debug", [True, False], ids=["debug", "plain"])
 
 
 def hybrid(**options: Any) -> Any:

@@ -174,7 +174,6 @@ def make_shape(
         has_insert_hooks=has_insert_hooks,
         has_admission=has_admission,
         limits_states_per_path=limits,
-        has_unshared=has_unshared,
         match_asks_more=has_match_hooks or composition.tier is not None,
         open_takes_more=has_match_hooks or replay > 0,
         publication_asks=has_unshared or has_insert_hooks or has_admission or has_lock_hooks,

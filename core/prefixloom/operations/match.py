@@ -15,11 +15,10 @@ from ..errors import InputError, ProtocolError
 from ..tree.keys import TOKEN_BYTES, Tokens, encode, namespace_of
 from ..tree.radix import Node, climb
 from ..tree.state_lane import StateLane
+from .room import Wanted
 from .state import Core, Match
 
 Extra = Iterable[tuple[int, int, Hashable]]
-Wanted = list[tuple[Any, int, object]]
-"""(who has the pool, how many slots, who asks for them)"""
 
 
 def ask(core: Core, tokens: Any, namespace: str, leave: int, extra: Extra) -> Match:

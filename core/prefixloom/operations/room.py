@@ -18,7 +18,7 @@ from ..tree.radix import Node
 from .retain import reclaim
 from .state import Core, Running
 
-Wanted = Many[tuple[Any, int, Any]]
+Wanted = list[tuple[Any, int, Any]]
 """(who has the pool, how many slots, who asks for them)"""
 
 

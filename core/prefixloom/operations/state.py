@@ -95,7 +95,6 @@ class Shape:
     has_insert_hooks: bool
     has_admission: bool
     limits_states_per_path: bool
-    has_unshared: bool
     match_asks_more: bool
     """Whether a match asks more than the keys and the components: plugins' claims, or the tier below."""
     open_takes_more: bool
@@ -132,7 +131,7 @@ class Index:
         self.dropped_roots: list[Root] = []
 
     def _new_root(self, namespace: str) -> Root:
-        root = Root(namespace, self.tree.width)
+        root = self.tree.root(namespace)
         for lane in self._paths:
             lane.root_cell(root)
         return root
@@ -150,7 +149,7 @@ class Index:
 
     def prune(self, node: Node) -> None:
         """Unlink ``node`` if it is bare, and its ancestors as far as they are."""
-        if node.kids is None and not node.leases and self.tree.prune_all((node,)):  # 0 of a root: it leads nowhere
+        if self.tree.prune(node):  # not so of a root, to which no plan leads
             self.epoch += 1
 
     def prune_all(self, nodes: Iterable[Node]) -> None:
