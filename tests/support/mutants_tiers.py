@@ -31,7 +31,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("a state that was filled is loaded into", "tiers/restore.py", " or state.ready)}", ")}", FOUND),
     ("a copy of a state leaves no fence", "tiers/restore.py", "        running.fence = max(running.fence, work.number)\n    copies.follow", "        pass\n    copies.follow", FOUND),
     ("the state's lease is kept after a load", "tiers/restore.py", "        if state.ready:\n            release_part(running, lane)\n", "        if state.ready:\n            pass\n", COPIES),
-    ("an anchor is not held while it is loaded", "tiers/restore.py", "    end.leases += 1  # it may", "    end.leases += 0  # it may", TIER),
+    ("an anchor is not held while it is loaded", "tiers/restore.py", "    end.leases += 1  # so that", "    end.leases += 0  # so that", TIER),
     ("who reads the device waits for copies down", "operations/unwritten.py", "if publication.below == below and", "if", FOUND),
     ("who closed is not told what failed", "operations/teardown.py", "    hold.failed = error\n    if hold.active:\n", "    if hold.active:\n        hold.failed = error\n", "test_flight_regressions.py"),
     ("what is forgotten went well", "device/streams.py", "return forgotten if since < tick else None", "return None", "test_engine_lost.py"),
