@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.peers import budgets
 from bench.peers.sides import OURS, OURSELVES
 from bench.runner.machine import describe
 
@@ -103,8 +102,6 @@ def markdown(comparison: dict[str, Any]) -> str:
         "",
         *_beside(results),
     ]
-    if within := list(budgets.table(results)):
-        lines += ["", "### Budgets", "", *_head(budgets.HEAD), *map(_line, within)]
     lines += ["", describe(comparison["machine"])]
     return "\n".join(lines)
 

@@ -18,6 +18,7 @@ from prefixloom_engine import Answer, Engine
 from prefixloom_engine.serving.interrupts import defer_interrupts
 from tests.support.engines import CAPACITY, cache_for, mixed, model, nothing_left, plain
 from tests.support.helpers import owners
+from tests.support.sampling import slow
 
 OURS = tuple(str(Path(each.__file__).parent) for each in (prefixloom, prefixloom_engine))
 
@@ -76,10 +77,12 @@ STAGES: dict[str, Stage] = {
 }
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("stage", STAGES)
-def test_wherever_it_comes_the_books_are_right_and_others_go_on(stage: str, overlap: bool) -> None:
-    """Pressed once, at lines from the first to the last of one call, while other requests run."""
+@pytest.mark.parametrize("many", [5, slow(40)])
+def test_wherever_it_comes_the_books_are_right_and_others_go_on(stage: str, overlap: bool, many: int) -> None:
+    """Pressed once, at about so many lines from the first to the last of one call, while other requests run."""
     requests = mixed(4)
     expected = plain(model(), requests)
     cache = cache_for(model(), CAPACITY)
@@ -109,7 +112,6 @@ def test_wherever_it_comes_the_books_are_right_and_others_go_on(stage: str, over
         return line - pressed.left
 
     lines = ran(-1)
-    many = 29 if stage == "generate" else 5
     points = sorted({1, 3, lines - 1, lines, *range(5, lines, max(1, lines // many))})
     assert lines > 5
     for line in points:

@@ -21,7 +21,7 @@ def test_a_broken_component_is_killed_by_the_law_that_must_see_it(broken: Broken
     assert caught.value.clauses
 
 
-@pytest.mark.parametrize("name", only(ORIGINALS, "path", "window", "state"))
+@pytest.mark.parametrize("name", only(ORIGINALS, "state"))
 def test_what_the_mistakes_were_made_in_breaks_no_law(name: str) -> None:
     make, truth = ORIGINALS[name]
     broken = report_on(ComponentCase(make, truth, name, effort=1)).broken
