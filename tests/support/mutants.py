@@ -217,7 +217,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "    for root in []:", ("law", "law_every_answer_is_what_the_sets_say", "path")),
     Mutant("namespaces are shared", "operations/match.py", "    root = tree.roots.get(match.namespace)",
            '    root = tree.roots.get("")', ("law", "law_every_answer_is_what_the_sets_say", "path")),
-    Mutant("extra keys are ignored", "operations/match.py", "single = core.keys.with_extra(tokens, extra)",
+    Mutant("extra keys are ignored", "operations/match.py", "single = core.keys.with_extra(tokens, spans)",
            "single = tokens", ("law", "law_content_is_that_of_a_namespace_and_its_extra_keys", "path")),
     Mutant("an only child keeps its first page twice", "tree/radix.py", "        only.rest = edge[self.page_bytes :]\n",
            "", ("test", "test_tree.py", "told_apart")),

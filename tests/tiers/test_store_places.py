@@ -25,7 +25,7 @@ def test_extra_keys_on_top_of_each_other_have_lasting_names() -> None:
 
     def named(*extras: str) -> Any:
         keys = KeyMaker(0)
-        key = keys.with_extra(encode([1, 2, 3, 4]), [(0, 2, extra) for extra in extras])
+        key = keys.name_extra(encode([1, 2, 3, 4]), [(0, 2, extra) for extra in extras])
         return keys.meaning(key)
 
     assert named("cat", "lora") == named("cat", "lora")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from prefixloom import InputError, Path, Tokens, encode
+from prefixloom.testing.inside.backdoor import extra_numbers
 from prefixloom.tree.keys import TOKEN_LIMIT, KeyMaker
 from tests.support.helpers import cache_of, finish, part, path_cache, run, serve, settle
 from tests.support.names import stable
@@ -243,9 +244,43 @@ def test_extra_keys_may_be_any_hashable_and_compare_by_equality() -> None:
         assert cache.match([0] * 8, extra=[(0, 8, key)]).ready == 8
 
 
+@pytest.mark.parametrize("wrap", [lambda key: key, lambda key: ("image", (key, 2))], ids=["key", "in tuples"])
+def test_extra_keys_that_are_equal_to_python_alone_share_nothing(wrap: Any) -> None:
+    cache = path_cache()
+    keys = [1, True, 1.0, 1 + 0j]
+    for at, key in enumerate(keys):
+        assert cache.match([0] * 8, extra=[(0, 8, wrap(key))]).ready == 0, keys[:at]
+        serve(cache, [0] * 8, extra=[(0, 8, wrap(key))])
+    assert [cache.peek([0] * 8, extra=[(0, 8, wrap(key))]) for key in keys] == [8] * 4
+
+
+def test_a_match_leaves_nothing_behind_and_its_plan_can_be_opened() -> None:
+    cache = path_cache()
+    for number in range(100):
+        assert cache.peek(range(16), extra=[(0, 16, number)]) == 0
+    assert extra_numbers(cache) == {}
+    plan = cache.match(range(16), extra=[(0, 16, "cat")])
+    for _ in range(2):
+        with cache.open(plan) as sequence:
+            run(sequence, 16 - sequence.reserved)
+    assert cache.peek(range(16), extra=[(0, 16, "cat")]) == 16
+    assert cache.peek(range(16), extra=[(0, 16, "dog")]) == cache.peek(range(16)) == 0
+
+
+def test_extra_keys_that_nothing_uses_are_forgotten_and_the_others_hit() -> None:
+    cache = path_cache(tokens=1024, page=16)
+    for number in range(500):
+        serve(cache, range(16), extra=[(0, 16, number)])
+        assert len(extra_numbers(cache)) <= 3 * 1024
+    kept = [number for number in range(500) if cache.peek(range(16), extra=[(0, 16, number)])]
+    assert kept == list(range(500 - len(kept), 500))
+    assert len(kept) == 64
+
+
 def test_the_same_extra_key_in_two_sequences_shares() -> None:
     maker = KeyMaker(0)
-    first = maker.with_extra(encode([5, 6, 7]), [(1, 3, "cat")])
+    first = maker.name_extra(encode([5, 6, 7]), [(1, 3, "cat")])
+    assert maker.name_extra(encode([5, 6, 7]), [(1, 3, "cat")]) == first
     assert maker.with_extra(encode([5, 6, 7]), [(1, 3, "cat")]) == first
     assert first[:4] == packed([5])
     assert struct.unpack("<3i", first)[1:] < (0, 0), "interned keys have the sign bit that no token has"

@@ -17,6 +17,7 @@ from ..device.race import Race
 from ..device.streams import Stream
 from ..errors import InvariantError, ProtocolError
 from ..operations.state import Core, Hold, Running
+from ..tree.keys import numbers_in
 from ..tree.lane import Lane
 from ..tree.radix import Node
 
@@ -175,6 +176,8 @@ class Debug:
                     raise InvariantError(f"{kid!r} has an edge that is no whole pages")
                 if kid.end != node.end + len(kid.key) // tree.element_bytes:
                     raise InvariantError(f"{kid!r} ends at the wrong boundary")
+            if not self._core.keys.meant.keys() >= set(numbers_in(node.key)):
+                raise InvariantError(f"{node!r} has a number for an extra key that was forgotten")
             bare = node.kids is None and not node.leases and all(cell is None for cell in node.cells)
             if node.parent is not None and bare:
                 raise InvariantError(f"{node!r} is bare and was not unlinked")

@@ -14,7 +14,7 @@ from ..contract.values import AnchorView, Receipt, Touch
 from ..device.handles import dropped_without_release
 from ..errors import ProtocolError
 from ..tree.lane import Lane
-from ..tree.radix import Node, Root, unlink
+from ..tree.radix import Node, Root, descendants, unlink
 from .state import Core, Hold
 
 
@@ -202,15 +202,9 @@ def sweep(core: Core) -> int:
 
 
 def _clear(core: Core, root: Root) -> int:
-    """Free all below ``root`` that nothing covers, deepest first, without recursion; how many cells stayed."""
-    order: list[Node] = []
-    stack = root.children
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        stack += node.children
+    """Free all below ``root`` that nothing covers, deepest first; how many cells stayed."""
     kept = 0
-    for node in reversed(order):
+    for node in reversed(list(descendants(root))):
         for lane in core.shape.all_lanes:
             cell = node.cells[lane.index]
             if cell is None:

@@ -6,19 +6,19 @@ losses only: splits and inserts leave it true. A stale match is searched again, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..contract.reach import Interval
 from ..contract.values import Claim, WalkView
 from ..errors import InputError, ProtocolError
-from ..tree.keys import TOKEN_BYTES, Tokens, encode, namespace_of
+from ..tree.keys import TOKEN_BYTES, Span, Tokens, encode, namespace_of, spans_in
 from ..tree.radix import Node, climb
 from ..tree.state_lane import StateLane
 from .room import Wanted
 from .state import Core, Match
 
-Extra = Iterable[tuple[int, int, Hashable]]
+Extra = Iterable[Span]
 
 
 def ask(core: Core, tokens: Any, namespace: str, leave: int, extra: Extra) -> Match:
@@ -31,16 +31,18 @@ def ask(core: Core, tokens: Any, namespace: str, leave: int, extra: Extra) -> Ma
         tokens = encode(tokens)
     key: bytes = tokens
     single = None
+    spans: tuple[Span, ...] = ()
     lookahead = core.shape.lookahead
     if extra:
-        single = core.keys.with_extra(tokens, extra)
+        spans = spans_in(extra, len(tokens) // TOKEN_BYTES)
+        single = core.keys.with_extra(tokens, spans)
         key = core.keys.widen(single)
     elif lookahead:
         key = core.keys.widen(tokens)
     most = len(tokens) // TOKEN_BYTES - leave
     if leave < lookahead:
         most += leave - lookahead
-    return Match(tokens, key, single, namespace, most)
+    return Match(tokens, key, single, namespace, most, spans)
 
 
 def find(core: Core, match: Match) -> Match:
@@ -61,7 +63,10 @@ def find(core: Core, match: Match) -> Match:
 
 def find_again(core: Core, match: Match) -> Match:
     """The same question, answered as things are now."""
-    return find(core, match.of(match.key, match.most))
+    if not match.extra:
+        return find(core, match.of(match.key, match.single, match.most))
+    single = core.keys.with_extra(match.tokens, match.extra)  # more numbers may be known, or fewer
+    return find(core, match.of(core.keys.widen(single), single, match.most))
 
 
 def current(core: Core, match: Match) -> Match:
@@ -203,7 +208,7 @@ def candidates(core: Core, match: Match) -> tuple[Interval, ...]:
         else:
             runs.append((boundary, boundary))
         key = match.key[: (boundary - page) * core.keys.element_bytes]
-        boundary = find(core, match.of(key, boundary - page)).ready
+        boundary = find(core, match.of(key, match.single, boundary - page)).ready
     if runs and runs[-1][0] == page:
         runs[-1] = (0, runs[-1][1])
     else:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..device.pool import NO_SLOT
-from ..tree.radix import Node
+from ..tree.keys import numbers_in
+from ..tree.radix import Node, descendants
 from .lease import ask_receipts, cover, uncover
 from .match import wanted_at
 from .publish import split
@@ -24,6 +25,8 @@ def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
     shape, flight = core.shape, core.flight
     if flight.works:
         flight.poll(between_operations=False)
+    if match.extra:
+        _name_extra(core, match)
     node = anchor(core, match)
     receipts = ask_receipts(core, match.namespace, node.end) if shape.has_lock_hooks else None
     with_slots = not shape.open_takes_more  # all running states have their slots at once, or none before there is room
@@ -69,6 +72,24 @@ def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
     counts.hit_tokens += running.ready
     core.live[running] = None
     return running
+
+
+def _name_extra(core: Core, match: Match) -> None:
+    """Give numbers to the extra keys that have none yet: what the sequence publishes must be found under them.
+
+    Numbers that neither a node nor a sequence uses any more are forgotten first, where there are many.
+    """
+    keys, index = core.keys, core.index
+    if keys.crowded(index.tree.nodes):
+        used: set[int] = set()
+        for running in core.live:
+            used.update(running.names.extra_numbers)
+        for root in (*index.tree.roots.values(), *index.dropped_roots):
+            for node in descendants(root):
+                used.update(numbers_in(node.key))
+        keys.keep(used)
+    match.single = keys.name_extra(match.tokens, match.extra)
+    match.key = keys.widen(match.single)
 
 
 def anchor(core: Core, match: Match) -> Node:

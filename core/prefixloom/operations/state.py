@@ -22,7 +22,7 @@ from ..device.handles import Dropped, Handle
 from ..device.pool import Pool
 from ..device.streams import Stream, stream_for
 from ..errors import InputError, ProtocolError
-from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Tokens
+from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Span, Tokens
 from ..tree.lane import Lane, PageLane
 from ..tree.radix import Counted, Node, Root, Tree, unlink
 from .plugin_calls import PluginCalls
@@ -177,9 +177,9 @@ class Index:
 class Match:
     """What was asked of a match, and what was found. ``MatchPlan`` is its public face.
 
-    ``tokens`` are the prompt's and ``key`` what the tree compares; ``single`` are the tokens with extra keys in place,
-    where there are any. ``most``: so many tokens at most were to be resumed; less than 0 if not even 0 leaves as many
-    to compute as wanted.
+    ``tokens`` are the prompt's and ``key`` what the tree compares. ``single`` are the tokens with the extra keys of
+    ``extra`` in place, where there are any. ``most``: so many tokens at most were to be resumed; less than 0 if not
+    even 0 leaves as many to compute as wanted.
 
     Found (``operations.match.search``): ``ready`` is the deepest boundary that every component accepts, in ``node``.
     ``reached`` is the deepest node whose whole path the keys agree with. They agree with ``walked`` tokens, and
@@ -189,8 +189,8 @@ class Match:
     """
 
     __slots__ = (
-        "below", "branch", "claims", "epoch", "key", "limited_by", "most", "namespace", "node", "reached", "ready",
-        "restorable", "single", "tokens", "walked", "walked_to",
+        "below", "branch", "claims", "epoch", "extra", "key", "limited_by", "most", "namespace", "node", "reached",
+        "ready", "restorable", "single", "tokens", "walked", "walked_to",
     )  # fmt: skip
 
     node: Node
@@ -205,17 +205,20 @@ class Match:
     below: Node
     restorable: int
 
-    def __init__(self, tokens: Tokens, key: bytes, single: bytes | None, namespace: str, most: int) -> None:
+    def __init__(
+        self, tokens: Tokens, key: bytes, single: bytes | None, namespace: str, most: int, extra: Many[Span] = ()
+    ) -> None:
         self.tokens = tokens
         self.key = key
         self.single = single
+        self.extra = extra
         self.namespace = namespace
         self.most = most
         self.claims = ()
 
-    def of(self, key: bytes, most: int) -> Match:
+    def of(self, key: bytes, single: bytes | None, most: int) -> Match:
         """The same question of ``key``, with ``most`` tokens at most."""
-        return Match(self.tokens, key, self.single, self.namespace, most)
+        return Match(self.tokens, key, single, self.namespace, most, self.extra)
 
     @property
     def count(self) -> int:

@@ -1,7 +1,7 @@
 """Keys: tokens as bytes, and what a tree compares.
 
-A token is a little-endian int32 from 0 to 2**31 - 1; negative numbers stand for interned extra keys (the hash of an
-image at its placeholder, for example). Comparing bytes makes matching fast in CPython, so tokens are encoded once, when
+A token is a little-endian int32 from 0 to 2**31 - 1; negative numbers stand for extra keys (the hash of an image at its
+placeholder, for example). Comparing bytes makes matching fast in CPython, so tokens are encoded once, when
 they enter the cache. Nothing here knows a tree, a pool or a component.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from operator import index
 from typing import Any
 
@@ -18,6 +18,9 @@ from ..errors import InputError
 TOKEN_BYTES = 4
 
 TOKEN_LIMIT = 1 << 31
+
+Span = tuple[int, int, Hashable]
+"""The positions [start, end) whose content depends on an extra key as well, and that key."""
 
 
 class Tokens(bytes):
@@ -112,22 +115,33 @@ def _from_buffer(view: memoryview) -> bytes:
     return _pack(view.tolist())
 
 
+UNKNOWN = -1
+"""Stands in a key for an extra key that no number was given to: no node has it."""
+FEW = 1024
+"""Numbers of extra keys that are kept without asking whether they are in use."""
+
+
 class KeyMaker:
     """Makes the key elements, which the tree compares, from a sequence's tokens.
 
     With a lookahead of k, an element is the token together with the k tokens that follow it, so that two prefixes share
-    a page only if everything that its content depends on is equal; the last k tokens have no element yet. Extra keys
-    replace the tokens at their positions by interned numbers, which are exact within this cache.
+    a page only if everything that its content depends on is equal; the last k tokens have no element yet.
+
+    Extra keys replace the tokens at their positions by numbers, which are exact within this cache. A number is given
+    when a sequence is opened (``name_extra``). A match only looks numbers up, so it leaves nothing behind. A number is
+    forgotten when nothing uses it any more (``keep``), and never given twice: a key from before must not match data
+    from after.
     """
 
-    __slots__ = ("_meant", "_next", "element_bytes", "interned", "lookahead")
+    __slots__ = ("_kept", "_meant", "_next", "_numbers", "element_bytes", "lookahead")
 
     def __init__(self, lookahead: int) -> None:
         self.lookahead = lookahead
         self.element_bytes = TOKEN_BYTES * (lookahead + 1)
-        self.interned: dict[Hashable, int] = {}
+        self._numbers: dict[tuple[Hashable, int, bool], int] = {}
         self._meant: dict[int, tuple[Hashable, int, bool]] = {}
         self._next = -TOKEN_LIMIT
+        self._kept = 0
 
     def widen(self, tokens: bytes | bytearray) -> bytes:
         """The elements of ``tokens``: one for each but the last ``lookahead`` of them."""
@@ -143,40 +157,54 @@ class KeyMaker:
             wide[i :: k + 1] = single[i : i + count]
         return wide.tobytes()
 
-    def with_extra(self, tokens: bytes, spans: Iterable[tuple[int, int, Hashable]]) -> bytes:
-        """``tokens`` with the positions of each (start, end, key) span replaced by interned numbers."""
-        out = array("i", bytes(tokens))
-        try:
-            checked = [(index(start), index(end), key) for start, end, key in spans]
-        except (TypeError, ValueError) as error:
-            raise InputError(f"extra takes (start, end, key) spans of token positions: {error}") from None
-        for start, end, key in checked:
-            if not 0 <= start < end <= len(out):
-                raise InputError(f"extra key span [{start}, {end}) lies outside of the {len(out)} tokens")
-            try:
-                hash(key)
-            except TypeError:
-                raise InputError(f"an extra key must be hashable, got {type(key).__name__}") from None
-            for i in range(start, end):
-                out[i] = self._intern((key, out[i], i == start))
-        return out.tobytes()
+    # ------------------------------------------------------------ extra keys
+    def with_extra(self, tokens: bytes, spans: Iterable[Span]) -> bytes:
+        """``tokens`` with the positions of ``spans`` replaced by the numbers that are known."""
+        known = self._numbers
+        return _replaced(tokens, spans, lambda key, below, first: known.get((_exact(key), below, first), UNKNOWN))
 
-    def _intern(self, what: tuple[Hashable, int, bool]) -> int:
-        known = self.interned
-        number = known.get(what)
+    def name_extra(self, tokens: bytes, spans: Iterable[Span]) -> bytes:
+        """``with_extra``; what has no number yet is given one."""
+        return _replaced(tokens, spans, self._number)
+
+    def _number(self, key: Hashable, below: int, first: bool) -> int:
+        what = (_exact(key), below, first)
+        number = self._numbers.get(what)
         if number is None:
-            number = known[what] = self._next
-            self._meant[number] = what
-            self._next += 1  # never used twice: a key from before a flush must not match data from after it
+            number = self._next
+            if number == UNKNOWN:
+                raise InputError("no number is left for another extra key: flush the cache, or make another one")
+            self._next += 1
+            self._numbers[what] = number
+            self._meant[number] = (key, below, first)
         return number
 
+    def crowded(self, nodes: int) -> bool:
+        """Whether there are so many numbers that it is worth a look at ``nodes`` nodes which of them are in use."""
+        return len(self._meant) > max(FEW, 2 * self._kept, nodes)
+
+    def keep(self, used: Set[int]) -> None:
+        """Forget all numbers but those in ``used``, and those that these stand on."""
+        kept: dict[int, tuple[Hashable, int, bool]] = {}
+        for number in used:
+            while number < 0 and number not in kept and number in self._meant:
+                kept[number] = self._meant[number]
+                number = kept[number][1]
+        self._meant = kept
+        self._numbers = {(_exact(key), below, first): number for number, (key, below, first) in kept.items()}
+        self._kept = len(kept)
+
     def forget(self) -> None:
-        """Drop the interned extra keys. No tree may refer to them any more."""
-        self.interned.clear()
-        self._meant.clear()
+        """Forget all numbers. No tree may refer to them any more."""
+        self.keep(frozenset())
+
+    @property
+    def meant(self) -> Mapping[int, tuple[Hashable, int, bool]]:
+        """By number: the extra key, the token or number that it replaces, and whether its span begins there."""
+        return self._meant
 
     def meaning(self, page: bytes) -> tuple[bytes, bytes] | None:
-        """A page of elements in a form that is the same in every process: (without interned numbers, their meaning).
+        """A page of elements in a form that is the same in every process: (without these numbers, their meaning).
 
         None if an extra key has no such form: it may be any hashable object.
         """
@@ -194,13 +222,52 @@ class KeyMaker:
         return numbers.tobytes(), "\n".join(said).encode()
 
     def _lasting_name(self, number: int) -> str | None:
-        """The meaning of an interned number, as text: an extra key over a token, or over another interned number."""
+        """The meaning of a number, as text: an extra key over a token, or over another number."""
         meant = self._meant.get(number)
         if meant is None:
             return None
         key, below, first = meant
         said, under = _lasting(key), str(below) if below >= 0 else self._lasting_name(below)
         return None if said is None or under is None else f"({said},{under},{first})"
+
+
+def spans_in(extra: object, count: int) -> tuple[Span, ...]:
+    """Check the (start, end, key) spans of extra keys over ``count`` tokens."""
+    try:
+        spans = tuple((index(start), index(end), key) for start, end, key in extra)  # type: ignore[attr-defined]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"extra takes (start, end, key) spans of token positions: {error}") from None
+    for start, end, key in spans:
+        if not 0 <= start < end <= count:
+            raise InputError(f"extra key span [{start}, {end}) lies outside of the {count} tokens")
+        try:
+            hash(key)
+        except TypeError:
+            raise InputError(f"an extra key must be hashable, got {type(key).__name__}") from None
+    return spans
+
+
+def _replaced(tokens: bytes, spans: Iterable[Span], number_of: Callable[[Hashable, int, bool], int]) -> bytes:
+    out = array("i", bytes(tokens))
+    for start, end, key in spans:
+        for i in range(start, end):
+            out[i] = number_of(key, out[i], i == start)
+    return out.tobytes()
+
+
+def numbers_in(key: bytes | bytearray) -> Iterable[int]:
+    """The numbers in ``key`` that stand for extra keys."""
+    if key[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
+        return ()
+    return {number for number in array("i", bytes(key)) if number < 0}
+
+
+def _exact(key: Hashable) -> Hashable:
+    """``key`` so that only what is the same in a store is equal: 1, True and 1.0 are three keys."""
+    said = _lasting(key)
+    if said is not None:
+        return said
+    return tuple(map(_exact, key)) if isinstance(key, tuple) else (type(key), key)
 
 
 def _lasting(what: object) -> str | None:
@@ -251,6 +318,12 @@ class NamedTokens:
     def tokens(self) -> Tokens:
         """All tokens."""
         return Tokens(self._head + self._more)
+
+    @property
+    def extra_numbers(self) -> Iterable[int]:
+        """The numbers of the extra keys among them."""
+        wide = self._wide
+        return () if wide is None or wide.single is None else numbers_in(wide.single)
 
     def append(self, tokens: Tokens) -> None:
         """Append ``tokens``."""

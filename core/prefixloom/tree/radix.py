@@ -7,7 +7,7 @@ of the *lower* half, so a reference to a node always stands for the same boundar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -262,6 +262,15 @@ def climb(node: Node, boundary: int) -> Node:
     while node.parent is not None and node.parent.end >= boundary:
         node = node.parent
     return node
+
+
+def descendants(root: Node) -> Iterator[Node]:
+    """All nodes below ``root``, each after its parent, without recursion."""
+    stack = list(root.children)
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += node.children
 
 
 def unlink(root: Node) -> None:

@@ -109,9 +109,9 @@ def locks(cache: Cache) -> dict[tuple[str, int, int], int]:
     return found
 
 
-def interned_tokens(cache: Cache) -> dict[Any, int]:
-    """The negative number that the tree's keys use for each token that is not a plain number."""
-    return cache.core.keys.interned
+def extra_numbers(cache: Cache) -> dict[int, Any]:
+    """What each negative number of the tree's keys stands for."""
+    return dict(cache.core.keys.meant)
 
 
 def epoch(cache: Cache) -> int:

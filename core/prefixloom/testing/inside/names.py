@@ -39,9 +39,14 @@ class Names:
         return out
 
 
+def told_apart(key: Hashable) -> Hashable:
+    """Return an extra key so that it is equal to no key of another type: 1, True and 1.0 are three keys."""
+    return tuple(map(told_apart, key)) if isinstance(key, tuple) else (type(key).__name__, key)
+
+
 def with_extra(tokens: Iterable[int], spans: Iterable[Extra]) -> list[Hashable]:
     """Return the tokens, with those inside a span replaced by what their content depends on."""
     out: list[Hashable] = list(tokens)
     for start, end, key in spans:
-        out[start:end] = [(key, out[i], i == start) for i in range(start, end)]
+        out[start:end] = [(told_apart(key), out[i], i == start) for i in range(start, end)]
     return out

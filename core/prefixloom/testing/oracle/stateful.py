@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from .machine import Arena
 from .operations import Operations
 from .sequence_operations import DOCUMENTS, document
-from .writer import NAMESPACES
+from .writer import EXTRA_KEYS, NAMESPACES
 
 NUMBER = st.integers(0, 4)
 """A number that selects one of the sequences, leases or plans."""
@@ -31,7 +31,7 @@ def arguments(longest: int) -> dict[str, tuple[st.SearchStrategy[Any], ...]]:
     prompt = st.builds(
         lambda number, length: document(number)[:length], st.integers(0, DOCUMENTS - 1), st.integers(0, longest)
     )
-    extra = st.sampled_from(((), (), ((0, 1, "image 0"),)))
+    extra = st.sampled_from(((), (), *(((0, 1, key),) for key in EXTRA_KEYS)))
     asked = (st.sampled_from(NAMESPACES), prompt.filter(len), st.sampled_from((0, 1, 3)), extra)
     return {
         "open": (*asked, st.integers(0, 2), salt),

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..inside import backdoor
 from ..inside.contents import Contents
+from ..inside.names import told_apart
 from ..kit.bench import Failure
 from .sets import Facts, Piece, SetModel
 
@@ -60,26 +61,27 @@ class Reader:
         self.model = model
         self.slots = slots
         self._edges: dict[Any, tuple[list[int], tuple[int, ...]]] = {}
-        self._interned: dict[int, Hashable] = {}
+        self._extra: dict[int, Hashable] = {}
         self._flushes = 0
 
     def read(self, anchors: Sequence[tuple[str, Any]]) -> View:
         """Read the whole tree. ``anchors``: nodes that leases hold, from which dropped namespaces are found."""
         view = View({f.name: {} for f in self.model.facts}, {}, {f.name: set() for f in self.model.facts})
         cache = self.cache
-        if len(backdoor.interned_tokens(cache)) != len(self._interned) or backdoor.flushes(cache) != self._flushes:
-            self._interned = {number: what for what, number in backdoor.interned_tokens(cache).items()}
+        known = backdoor.extra_numbers(cache)
+        if known.keys() != self._extra.keys() or backdoor.flushes(cache) != self._flushes:
+            self._extra = {number: (told_apart(key), token, first) for number, (key, token, first) in known.items()}
             self._edges.clear()
             self._flushes = backdoor.flushes(cache)
         roots = backdoor.roots(cache)
         for namespace, root in roots.items():
             self._walk(view, root, namespace, found=True)
-        known = {id(root) for root in roots.values()}
+        walked = {id(root) for root in roots.values()}
         for namespace, node in anchors:
             while node.parent is not None:
                 node = node.parent
-            if id(node) not in known:
-                known.add(id(node))
+            if id(node) not in walked:
+                walked.add(id(node))
                 self._walk(view, node, namespace, found=False)
         return view
 
@@ -113,7 +115,7 @@ class Reader:
             element = tuple(numbers[at : at + width])
             require(not last or element[: width - 1] == last, "an element %s does not follow %s", element, last)
             for number in element if not ids and prefix == 0 else element[-1:]:
-                token = self._interned[number] if number < 0 else number
+                token = self._extra[number] if number < 0 else number
                 prefix = self.model.names.child(prefix, namespace, token)
                 ids.append(prefix)
             last = element[1:]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 
 from .operations import Op
 from .sequence_operations import DOCUMENTS, document
 
 NAMESPACES = ("", "b")
+EXTRA_KEYS: tuple[Hashable, ...] = ("an image", 1, True, 1.0)
+"""The last three are equal to Python, and three keys to a cache."""
 WEIGHTS = {
     "turn": 24, "open": 9, "grow": 12, "append": 7, "step": 14, "commit": 6, "publish": 12, "rewind": 6, "close": 10,
     "evict": 3, "match": 8, "plan": 4, "open_plan": 4, "lease": 4, "release": 5, "drop_namespace": 1, "flush": 0.6,
@@ -51,12 +54,12 @@ class Writer:
             tokens = tokens[:kept] + tuple(self.below(2) for _ in range(length - kept))
         return tokens
 
-    def extra(self, tokens: tuple[int, ...]) -> tuple[tuple[int, int, str], ...]:
+    def extra(self, tokens: tuple[int, ...]) -> tuple[tuple[int, int, Hashable], ...]:
         if len(tokens) < 2 or self.below(5):
             return ()
         start = self.below(len(tokens))
         end = min(len(tokens), start + 1 + self.below(6))
-        return ((start, end, f"image {self.below(2)}"),)
+        return ((start, end, self.chance.choice(EXTRA_KEYS)),)
 
     def request(self) -> tuple[object, ...]:
         tokens = self.prompt()
