@@ -83,7 +83,10 @@ class StalledStore(MemoryBackend):
 
 def with_store(stalled: bool) -> prefixloom.Cache:
     host = HostTier(
-        TierManifest(capacity=1 << 16), identity={"model": "m"}, fetch="timeout", limits=GuardLimits(deadline=0.05)
+        TierManifest(capacity=1 << 16),
+        identity={"model": "m", "weights": "1"},
+        fetch="timeout",
+        limits=GuardLimits(deadline=0.05),
     )
     cache = prefixloom.compose(
         Profile([installed(letter, 1024) for letter in "FSM"]), plugins=[host], page_size=16, device="meta",

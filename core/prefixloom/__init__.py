@@ -10,6 +10,7 @@ from .compose.entry import compose
 from .compose.sizing import Traffic
 from .contract.admission import AdmissionPolicy, StateView
 from .contract.hookspecs import hookimpl
+from .contract.identity import Identity
 from .contract.manifest import Buffer, Codec, Manifest, TierManifest
 from .contract.policy import EvictionPolicy, Use
 from .contract.reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
@@ -70,6 +71,7 @@ __all__ = [
     "Consensus",
     "EvictionPolicy",
     "GroupConsensus",
+    "Identity",
     "InputError",
     "InvariantError",
     "LayerFacts",

@@ -256,7 +256,7 @@ def test_every_python_block_runs(path: File, installed: None) -> None:
         pytest.importorskip(module, reason=f"the examples of {path.name} need it, and it is an extra")
     scope: dict[str, Any] = {"__name__": path.stem}
     found = list(blocks(path.read_text()))
-    assert len(found) >= 5
+    assert found
     assert path.read_text().count("```python") == len(found)
     for block in found:
         exec(compile(block, str(path), "exec"), scope)

@@ -186,7 +186,7 @@ class Slow(MemoryBackend):
 def process(store: MemoryBackend, overlap: bool = False) -> tuple[Cache, HostTier]:
     host = HostTier(
         TierManifest(capacity=HOST, overlap=overlap),
-        identity={"model": "ThreeWay"},
+        identity={"model": "ThreeWay", "weights": "seed 0"},
         fetch="wait",
         fetch_at_least=128,
         limits=GuardLimits(60.0),

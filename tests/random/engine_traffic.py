@@ -129,8 +129,8 @@ class Traffic:
             tier = HostTier(manifest)
         else:
             tier = HostTier(
-                manifest, identity={"model": "T"}, fetch=setting.fetch, fetch_at_least=16, keep=setting.keep,
-                limits=GuardLimits(60.0),
+                manifest, identity={"model": "T", "weights": "1"}, fetch=setting.fetch, fetch_at_least=16,
+                keep=setting.keep, limits=GuardLimits(60.0),
             )  # fmt: skip
         cache = cache_for(self.model, setting.pools, plugins=[tier], debug=setting.debug, layout=setting.layout)
         if self.store is not None:

@@ -102,7 +102,8 @@ class Drive:
         parts = [part(n, every_reach()[n], **({"checkpoint_every": 8} if n == "point" else {})) for n in names]
         host = {name: 8 if name == "point" else 96 for name in names}
         tier = HostTier(
-            TierManifest(capacity=host, write="through"), identity={"model": "m"}, keep=keep, fetch=fetch,  # type: ignore[arg-type]
+            TierManifest(capacity=host, write="through"), identity={"model": "m", "weights": "1"},
+            keep=keep, fetch=fetch,  # type: ignore[arg-type]
             fetch_base=DEADLINE / 2, limits=GuardLimits(deadline=DEADLINE, breaker=BreakerLimits(pause=0.01)),
         )  # fmt: skip
         cache = cache_of(*parts, tier, page=page, tokens=96, slots=8)

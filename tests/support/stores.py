@@ -28,7 +28,7 @@ def composed(
 ) -> Composed:  # fmt: skip
     """A cache over a host tier, with ``store`` attached."""
     tier = HostTier(
-        TierManifest(capacity=host, layout=layout), identity={"model": model}, fetch=fetch,  # type: ignore[arg-type]
+        TierManifest(capacity=host, layout=layout), identity={"model": model, "weights": "1"}, fetch=fetch,  # type: ignore[arg-type]
         limits=limits or GuardLimits(deadline=5.0), keep=keep,  # type: ignore[arg-type]
     )  # fmt: skip
     cache = cache_of(*(components or parts(("path", "window", "point"))), tier, page=page, **options)  # type: ignore[arg-type]

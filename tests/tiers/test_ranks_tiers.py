@@ -59,7 +59,7 @@ def program(rank: Rank, comps: str, write: str, done: list[int]) -> None:
     sizes = {part.name: 4 if part.name == "state" else capacity for part in SETS[comps]()}
     tier = HostTier(
         TierManifest(capacity=sizes, write=write),  # type: ignore[arg-type]
-        identity={"model": "m", "shards": {"tensor": (rank.index, rank.count)}},
+        identity={"model": "m", "weights": "1", "shards": {"tensor": (rank.index, rank.count)}},
         fetch="timeout" if rank.index % 2 else "wait", fetch_base=0.05, fetch_per_page=0.0,
         limits=GuardLimits(deadline=5.0), consensus=rank.consensus,
     )  # fmt: skip

@@ -88,7 +88,7 @@ def test_a_copy_that_fails_while_its_target_is_pinned_for_the_store(
 def test_a_fetch_that_finds_all_on_the_host_already_is_over() -> None:
     """The host has it, and it was not worth a load: there is nothing to be read."""
     tier = HostTier(
-        TierManifest(capacity=4096, load_at_least=1000), identity={"model": "m"}, fetch="wait",
+        TierManifest(capacity=4096, load_at_least=1000), identity={"model": "m", "weights": "1"}, fetch="wait",
         limits=GuardLimits(deadline=5.0),
     )  # fmt: skip
     cache = cache_of(part("path", Path()), tier)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from ..contract.composition import Composition
+from ..contract.identity import Identity
 from ..device.pool import Pool
 from ..errors import InputError, ProtocolError
 from ..operations.lease import Lease, acquire, drop_namespace
@@ -45,6 +46,20 @@ class Cache:
     def core(self) -> Core:
         """What lies behind it: for tiers, debug tools and tests, and no part of the public interface."""
         return self._core
+
+    @property
+    def identity(self) -> Identity | None:
+        """What content depends on beside its tokens, for operations whose ``namespace`` is a plain name.
+
+        Whoever drives a cache without an adapter that knows the model may set it, and must where content leaves the
+        process. Sessions and engines set it to their model's. What was cached under another one is found no more, until
+        that is set again. A namespace that ``Identity.namespace`` made is used as it is. None: plain names are alone.
+        """
+        return self._core.identity
+
+    @identity.setter
+    def identity(self, identity: Identity | Mapping[str, Any] | None) -> None:
+        self._core.identity = None if identity is None else Identity.of(identity)
 
     def __repr__(self) -> str:
         shape = self._core.shape
@@ -173,7 +188,7 @@ class Cache:
         return {lane.name: lane.pool.free - before[lane.name] for lane in core.shape.page_lanes}
 
     def drop_namespace(self, namespace: str) -> int:
-        """No future match finds anything of ``namespace``. What leases cover is freed when they end.
+        """No future match finds anything of ``namespace``, whatever the identity. What leases cover goes at their end.
 
         Returns how many cells are still covered.
         """

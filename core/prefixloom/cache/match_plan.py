@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import NoReturn
 
+from ..contract.identity import means, plain_name
 from ..contract.reach import Interval
 from ..errors import ProtocolError
 from ..operations.match import candidates, limit_of, wanted_at
@@ -112,7 +113,7 @@ class MatchPlan:
             )
         if self.walked < limit_of(self._core, self._match):
             if self.namespace not in self._core.index.tree.roots:
-                return f"nothing is cached in namespace {self.namespace!r}"
+                return self._why_namespace
             return (
                 f"the keys agree to {self.walked} tokens, in whole pages of {page}; nothing longer that begins so was "
                 f"published, or it was evicted"
@@ -121,6 +122,16 @@ class MatchPlan:
             return f"the whole prompt of {count} tokens is cached"
         told = f"{self.ready} of {count} tokens: a hit is a multiple of {page}"
         return told if count - self.ready < page else told + ", and some tokens are to be left to compute"
+
+    @property
+    def _why_namespace(self) -> str:
+        name = plain_name(self.namespace)
+        if any(means(name, each) for each in self._core.index.tree.roots):
+            return (
+                f"nothing is cached in namespace {name!r} under this identity: what is there was computed with other "
+                f"weights, adapters or positions"
+            )
+        return f"nothing is cached in namespace {name!r}"
 
     def pages(self, component: str) -> array[int]:
         """Page numbers of the matched prefix by position, -1 where absent. Only a lease keeps them true."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from ..contract.identity import means
 from ..contract.values import AnchorView, Receipt, Touch
 from ..device.handles import dropped_without_release
 from ..errors import ProtocolError
@@ -182,10 +183,16 @@ def move_anchor(core: Core, hold: Hold, node: Node) -> None:
 
 
 def drop_namespace(core: Core, namespace: str) -> int:
-    """Nothing is found of a namespace any more, nor of what a store still brings; the cells that are still covered."""
+    """Nothing is found of a namespace any more, nor of what a store still brings; the cells that are still covered.
+
+    A plain name means the namespace of that name under every identity.
+    """
     if core.below is not None:
         core.below.namespace_dropped(namespace)
-    return 0 if core.index.drop_root(namespace) is None else sweep(core)
+    meant = [each for each in core.index.tree.roots if means(namespace, each)]
+    for each in meant:
+        core.index.drop_root(each)
+    return sweep(core) if meant else 0
 
 
 def sweep(core: Core) -> int:

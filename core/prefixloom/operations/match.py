@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..contract.identity import MARK
 from ..contract.reach import Interval
 from ..contract.values import Claim, WalkView
 from ..errors import InputError, ProtocolError
@@ -25,6 +26,8 @@ def ask(core: Core, tokens: Any, namespace: str, leave: int, extra: Extra) -> Ma
     """What is asked of a match, checked."""
     if namespace.__class__ is not str:
         namespace = namespace_of(namespace)
+    if core.identity is not None and not namespace.startswith(MARK):
+        namespace = core.identity.namespace(namespace)
     if leave.__class__ is not int or leave < 0:
         raise InputError(f"leave takes a number of tokens from 0 up, got {leave!r}")
     if tokens.__class__ is not Tokens:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from ..contract.identity import Identity
 from ..device.flight import Flight, Work
 from ..device.handles import Dropped, Handle
 from ..device.pool import Pool
@@ -525,12 +526,13 @@ class Core:
     """What the operations of one cache share. Made by ``compose.build``, which wires its parts together once.
 
     ``below`` is the tier below the device and ``watcher`` debug mode, or None. ``live`` are the running sequences.
-    ``guarded``: an operation has something to do before it begins (``enter``).
+    ``guarded``: an operation has something to do before it begins (``enter``). ``identity`` is what plain namespaces
+    stand under.
     """
 
     __slots__ = (
-        "__weakref__", "below", "counts", "dropped", "flight", "guarded", "index", "inline", "keys", "live", "plugins",
-        "shape", "streams", "tables", "unwritten", "watcher",
+        "__weakref__", "below", "counts", "dropped", "flight", "guarded", "identity", "index", "inline", "keys", "live",
+        "plugins", "shape", "streams", "tables", "unwritten", "watcher",
     )  # fmt: skip
 
     below: Below | None
@@ -551,6 +553,7 @@ class Core:
         self.inline: Stream | None = None
         """The stream that None stands for, where that is the caller."""
         self.guarded = False
+        self.identity: Identity | None = None
         self.below = None
         self.watcher = None
 

@@ -31,6 +31,8 @@ def _layers(values: Iterable[int]) -> tuple[int, ...]:
 class Fingerprint:
     """Which cache wrote a record, and in what form.
 
+    ``model``, ``weights``, ``adapters``, ``precision``, ``positions`` and ``salt`` are those of an ``Identity``.
+
     ``shapes``  buffer name -> shape of an entry, from the manifest
     ``layers``  the numbers of the model's layers that a payload holds
     ``shards``  axis ("tensor", "pipeline", "context") -> (rank, number of ranks). Leave out an axis over which the
@@ -46,6 +48,10 @@ class Fingerprint:
     plugin_version: str
     layout: str = "layer_first"
     weights: str = ""
+    adapters: str = ""
+    precision: str = ""
+    positions: str = ""
+    salt: str = ""
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = attrs.field(default=(), converter=_shapes)
     layers: tuple[int, ...] = attrs.field(default=(), converter=_layers)
     shards: tuple[tuple[str, tuple[int, ...]], ...] = attrs.field(default=(), converter=_shapes)

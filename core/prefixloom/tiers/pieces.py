@@ -12,12 +12,13 @@ processes has no link; so it has no address, and nor have the pieces below it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Sequence as Many
 from typing import Any
 
 import attrs
 
+from ..contract.identity import Identity
 from ..storage import Fingerprint, Key, Miss, Record, Refused, key, next_link
 from ..storage.keys import root_link
 from ..tree.keys import KeyMaker
@@ -28,17 +29,17 @@ from .host_lane import HostLane
 # ---------------------------------------------------------------- addresses
 
 
-def fingerprint(lane: Lane, page: int, identity: Mapping[str, Any]) -> Fingerprint:
-    """The fingerprint of a component: everything beside the tokens that decides what its records mean.
-
-    ``identity`` comes from the tier: ``model``, and if they apply ``weights`` and ``shards``, by axis.
-    """
+def fingerprint(lane: Lane, page: int, identity: Identity) -> Fingerprint:
+    """The fingerprint of a component: everything beside the tokens that decides what its records mean."""
     part, manifest = lane.part, lane.pool.manifest
     component = type(part.component)
-    shards = identity.get("shards", {}) if part.manifest.placement == "sharded" else {}
     return Fingerprint(
-        model=str(identity["model"]),
-        weights=str(identity.get("weights", "")),
+        model=identity.model,
+        weights=identity.weights,
+        adapters=identity.adapters,
+        precision=identity.precision,
+        positions=identity.positions,
+        salt=identity.salt,
         dtype=",".join(buffer.dtype for buffer in manifest.buffers),
         page_size=part.page_tokens or page,
         plugin=f"{component.__module__}.{component.__qualname__}",
@@ -49,7 +50,7 @@ def fingerprint(lane: Lane, page: int, identity: Mapping[str, Any]) -> Fingerpri
             for buffer in manifest.buffers
         ],
         layers=sorted({layer for buffer in manifest.buffers for layer in buffer.layers}),
-        shards=shards,
+        shards=identity.shards if part.manifest.placement == "sharded" else {},
     )
 
 

@@ -7,9 +7,10 @@ ticket has the same number on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+from ..contract.identity import Identity
 from ..device.flight import Work
 from ..operations.state import Core, Hold
 from ..storage import Backend, Fingerprint, Reason
@@ -55,11 +56,11 @@ class GuardedStore(Protocol):
 class TierWithStore(Protocol):
     """A tier component that can have a store. ``store`` is None while there is none.
 
-    ``identity`` is its part of the fingerprint: the model, and if they apply its weights and the ranks' shards.
+    ``identity`` is what its records belong to.
     """
 
     store: GuardedStore | None
-    identity: Mapping[str, Any]
+    identity: Identity
     consensus: Consensus
     keep: Literal["through", "selective", "back"]
     fetch: Literal["best_effort", "wait", "timeout"]

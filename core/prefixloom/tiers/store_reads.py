@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from ..contract.identity import means
 from ..device.pool import ABSENT
 from ..errors import InvariantError
 from ..operations.lease import standing_for_copies
@@ -84,7 +85,7 @@ class StoreReads:
     def forget(self, namespace: str | None) -> None:
         """Give up the fetches of one namespace or of all."""
         for fetch in self.fetches.values():
-            if namespace is None or fetch.match.namespace == namespace:
+            if namespace is None or means(namespace, fetch.match.namespace):
                 fetch.forget()
 
 

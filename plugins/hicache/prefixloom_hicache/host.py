@@ -16,6 +16,7 @@ from prefixloom import (
     ComponentType,
     CompositionError,
     Consensus,
+    Identity,
     LocalConsensus,
     StorageError,
     TierManifest,
@@ -29,13 +30,17 @@ FETCHES = ("best_effort", "wait", "timeout")
 KEEPS = ("through", "selective", "back")
 
 
+def _identity(given: object) -> Identity:
+    return Identity.of(given)
+
+
 @attrs.define(eq=False)
 class HostTier:
     """A tier of host memory: pass ``HostTier(TierManifest(memory="200GiB"))`` among a profile's components, or in
     compose's ``plugins``.
 
-    ``identity``  what the records of a store belong to: ``model``, and where they apply ``weights`` and ``shards``
-                  (axis -> (rank, number of ranks)). A store needs it
+    ``identity``  what the records of a store belong to: an ``Identity``, or a mapping of its fields. A store needs its
+                  ``model`` and ``weights``, and the ``adapters``, ``shards`` and the rest where they apply
     ``keep``      what is written to the store. "through": all that comes to the host; "selective": what was hit as
                   often as the manifest says; "back": what the host is about to evict
     ``fetch``     how long a prompt waits for the store. "best_effort": never; "wait": until the store has answered;
@@ -47,7 +52,7 @@ class HostTier:
 
     manifest: TierManifest
     name: str = "host"
-    identity: Mapping[str, Any] = attrs.field(factory=dict)
+    identity: Identity = attrs.field(factory=Identity, converter=_identity)
     keep: Literal["through", "selective", "back"] = "through"
     fetch: Literal["best_effort", "wait", "timeout"] = attrs.field(default="timeout")
     fetch_at_least: int = 1
@@ -93,10 +98,11 @@ class HostTier:
         """
         if self.store is not None:
             raise StorageError("a store is attached already: detach it first")
-        if "model" not in self.identity:
+        if unknown := self.identity.unknown:
             raise StorageError(
-                "a store keeps records for other processes, so the tier must say of which model they are: "
-                "HostTier(..., identity={'model': ..., 'weights': ...})"
+                f"a store keeps records for other processes, so the tier must say what they belong to, and its "
+                f"{' and '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} unknown: "
+                f"HostTier(..., identity={{'model': ..., 'weights': ...}})"
             )
         backend = opened(kind, **options) if isinstance(kind, BackendType) else kind
         self.store = Guarded(backend, self.limits)
