@@ -31,7 +31,7 @@ import attrs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from prefixloom import Cache
+    from prefixloom import Cache, Identity
 
 
 @attrs.frozen
@@ -129,8 +129,27 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class Identified(Protocol):
+    """A model that says what its content depends on beside the tokens.
+
+    What is computed under one identity is never found under another. Of a model that is not ``Identified``, an engine
+    assumes that it never changes and that no other one uses the cache, and hands nothing over to another process.
+    """
+
+    @property
+    def identity(self) -> Identity:
+        """The identity of the model as it is. The engine asks for it at every request."""
+
+    def changed(self) -> bool:
+        """Whether the identity may be another one than it was when last asked for.
+
+        The engine asks before every step, so this must be cheap.
+        """
+
+
+@runtime_checkable
 class Model(Protocol):
-    """Weights and a config."""
+    """Weights and a config. A model may be ``Identified``, and should."""
 
     @property
     def config(self) -> object:

@@ -68,7 +68,7 @@ class DecodeEngine:
     # ------------------------------------------------------------ requests
     def add(self, request: Request) -> Pending:
         pending = Pending(request)
-        have = self.engine.cache.peek(request.tokens, namespace=request.namespace, leave=1)
+        have = self.engine.cache.peek(request.tokens, namespace=self.engine.namespace(request.namespace), leave=1)
         wire = self._connected() if len(request.tokens) - have >= self._least else None
         self.engine.check(request)
         if wire is None:

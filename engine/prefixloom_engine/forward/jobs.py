@@ -18,6 +18,7 @@ class Job:
     ``number``            counts jobs in the order of their arrival
     ``tokens``            all tokens known to the planning thread; with overlap, the device knows one more
     ``key``               the tokens with which the cache is asked for a match
+    ``namespace``         where the cache is asked for it: the request's namespace of the model's identity
     ``stops``             the token ids that end the answer
     ``speculate``         how many tokens to guess ahead
     ``sequence``          the running sequence in the cache; None while the job waits
@@ -40,6 +41,7 @@ class Job:
     number: int
     tokens: list[int]
     key: Tokens
+    namespace: str
     stops: frozenset[int]
     speculate: int
     sequence: Sequence | None = None

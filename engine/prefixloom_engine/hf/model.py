@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from prefixloom import Cache, CompositionError
+from prefixloom import Cache, CompositionError, Identity
 
+from .identity import check_evaluating, identity_of
 from .refusals import refuse, refuse_loaded
 from .runner import HFRunner
 
@@ -27,12 +28,9 @@ class HFModel:
             )
         refuse(config)
         refuse_loaded(model)
-        if model.training:
-            raise CompositionError(
-                f"{type(model).__name__} is in training mode, in which what it computes depends on chance: call "
-                f"model.eval()"
-            )
+        check_evaluating(model)
         self.model = model
+        self._identity = identity_of(model)
         self.text = config.get_text_config(decoder=True)
 
     @property
@@ -41,6 +39,13 @@ class HFModel:
         config = copy.deepcopy(self.text)
         config.dtype = self.model.dtype
         return config
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity.now()
+
+    def changed(self) -> bool:
+        return self._identity.changed()
 
     @property
     def vocabulary(self) -> int:

@@ -65,7 +65,9 @@ class Session:
         if self._used:
             raise ProtocolError("a session is used once: open another one")
         self._used = True
-        self.sequence = self._pool.open(self._ids, leave=1, namespace=self._namespace, label=self._label)
+        identity = self._pool.identity = self._hf.identity
+        namespace = identity.namespace(self._namespace)
+        self.sequence = self._pool.open(self._ids, leave=1, namespace=namespace, label=self._label)
         try:
             self.sequence.restore()
             self.ready = self.sequence.ready
@@ -154,6 +156,11 @@ class Session:
             self.sequence.publish()
 
     def _check(self) -> None:
+        if self._hf.changed():
+            raise ProtocolError(
+                "the model's weights, adapters or mode have changed since this session was opened, so what it would "
+                "compute does not continue what it has. Open another session"
+            )
         if self.sequence.failed is not None:
             raise ProtocolError(
                 "a copy or a step failed that this session had read from, so what it computed is void. Open the "

@@ -43,8 +43,8 @@ def lpm(waiting: Sequence[Job], cache: Cache) -> list[Job]:
 def cached_tokens(job: Job, cache: Cache) -> int:
     """How many tokens need not be computed: they are on the device, or a tier below can bring them back."""
     if cache.composition.tier is None:
-        return cache.peek(job.key, namespace=job.request.namespace, leave=1)
-    return cache.match(job.key, namespace=job.request.namespace, leave=1).restorable
+        return cache.peek(job.key, namespace=job.namespace, leave=1)
+    return cache.match(job.key, namespace=job.namespace, leave=1).restorable
 
 
 @attrs.define
@@ -66,7 +66,7 @@ def dfs_weight(waiting: Sequence[Job], cache: Cache) -> list[Job]:
     page = cache.composition.page
     roots: dict[str, _Branch] = {}
     for job in near:
-        branch = roots.setdefault(job.request.namespace, _Branch())
+        branch = roots.setdefault(job.namespace, _Branch())
         branch.weight += 1
         for at in range(0, cached_tokens(job, cache) // page * page, page):
             branch = branch.below.setdefault(tuple(job.tokens[at : at + page]), _Branch())

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from prefixloom import Cache, InputError, PrefixloomError, ProtocolError, Sequence, encode
+from prefixloom import Cache, Identity, InputError, PrefixloomError, ProtocolError, Sequence, encode
 
 from ..contract.handover import Handover
-from ..contract.model import Model
+from ..contract.model import Identified, Model
 from ..contract.requests import Answer, Request
 from ..forward.jobs import Job, PlannedRow
 from ..forward.stream import ForwardStream, LaunchedStep
@@ -71,6 +71,8 @@ class Engine:
         self._scheduler = Scheduler(cache, policy, chunk, max_running, guesser)
         self._forward = ForwardStream(runner, cache, max_running, overlap)
         self._in_flight: deque[LaunchedStep] = deque()
+        self._identified = model if isinstance(model, Identified) else None
+        self._identity: Identity | None = None
         self._jobs_added = 0
         self._closed = False
         self.forward_seconds = 0.0
@@ -84,8 +86,10 @@ class Engine:
         """
         speculate = self.check(request)
         stops = self.model.stops if request.stops is None else request.stops
+        self._identify()
         answer = Answer(request)
-        job = Job(answer, self._jobs_added, list(request.tokens), encode(request.tokens), stops, speculate)
+        key, namespace = encode(request.tokens), self.namespace(request.namespace)
+        job = Job(answer, self._jobs_added, list(request.tokens), key, namespace, stops, speculate)
         job.handover = handed
         self._jobs_added += 1
         try:
@@ -95,6 +99,28 @@ class Engine:
             self.abort(answer)
             raise
         return answer
+
+    def namespace(self, name: str) -> str:
+        """The namespace ``name`` of the model's identity: where the cache keeps what requests of that name compute."""
+        return name if self._identity is None else self._identity.namespace(name)
+
+    def _identify(self) -> None:
+        """See under which identity the model computes now. What runs under another one ends."""
+        if self._identified is None:
+            return
+        identity = self._identified.identity
+        self.cache.identity = identity
+        before, self._identity = self._identity, identity
+        if before is None or before == identity:
+            return
+        error = ProtocolError("the model's weights or adapters have changed while this request ran: ask again")
+        for job in list(self._scheduler.jobs.values()):
+            if job.sequence is None and not job.answer.tokens:
+                job.namespace = self.namespace(job.request.namespace)
+                continue
+            self._scheduler.end(job, "error", error)
+            if self._in_flight:  # what is published with a step may have been computed after the change
+                self.cache.drop_namespace(before.namespace(job.request.namespace))
 
     def check(self, request: Request) -> int:
         """Refuse a request that can never be answered; otherwise return how many tokens to guess ahead for it."""
@@ -137,6 +163,8 @@ class Engine:
         """
         with defer_interrupts(), self._restart_all_on_error():
             self._restart_failed(None)  # the program may have polled or flushed the cache since the last step
+            if self._identified is not None and self._identified.changed():
+                self._identify()
             rows = self._scheduler.plan()
             if rows:
                 self._launch(rows)

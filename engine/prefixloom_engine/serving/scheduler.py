@@ -234,7 +234,7 @@ class Scheduler:
     def _stop_where_waiting_diverge(self, job: Job) -> None:
         """End a prefill step where a waiting prompt diverges from ``job``: with a state there, that one can hit."""
         for other in self.waiting:
-            if other is not job and other.request.namespace == job.request.namespace:
+            if other is not job and other.namespace == job.namespace:
                 shared = common_prefix(job.tokens, other.tokens, len(other.tokens) - 1) // self.page * self.page
                 if job.launched < shared < job.prefill_end:
                     job.prefill_stops.add(shared)
@@ -243,7 +243,7 @@ class Scheduler:
         """Whether a running prefill is about to leave a checkpoint that is deeper than what ``job`` would hit now."""
         deepest, whose = 0, None
         for other in self.running:
-            if other.prefilling and other.request.namespace == job.request.namespace:
+            if other.prefilling and other.namespace == job.namespace:
                 shared = common_prefix(job.tokens, other.tokens, len(job.tokens) - 1) // self.page * self.page
                 to_come = other.launched <= shared if self.stateful else other.launched < other.prefill_end
                 if shared > deepest and to_come:
@@ -261,7 +261,7 @@ class Scheduler:
         request = job.request
         try:
             sequence = self.cache.open(
-                job.key, namespace=request.namespace, leave=1, label=request.label, priority=request.priority
+                job.key, namespace=job.namespace, leave=1, label=request.label, priority=request.priority
             )
         except CapacityError:
             return False

@@ -52,12 +52,18 @@ class Weights:
     def __init__(self, seed: int, dtype: torch.dtype, device: str) -> None:
         self._generator = torch.Generator().manual_seed(seed)
         self._dtype, self._device = dtype, device
-        self.count = 0
+        self.made: list[Tensor] = []
+
+    @property
+    def count(self) -> int:
+        """How many numbers they are."""
+        return sum(each.numel() for each in self.made)
 
     def __call__(self, *shape: int, gain: float = 1.0) -> Tensor:
         made = torch.randn(shape, generator=self._generator, dtype=torch.float32)
-        self.count += made.numel()
-        return made.mul(float(gain / shape[0] ** 0.5)).to(self._dtype).to(self._device)
+        matrix = made.mul(float(gain / shape[0] ** 0.5)).to(self._dtype).to(self._device)
+        self.made.append(matrix)
+        return matrix
 
 
 def normed(x: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prefixloom import Cache, ComponentSpec, CompositionError, InputError, Profile
+from prefixloom import Cache, ComponentSpec, CompositionError, Identity, InputError, Profile
 
 from ..contract.memory import LayerMemory, memory_with
 from ..contract.model import Batch, Span, by_count
+from ..contract.weights import WatchedWeights, combined
 from .delta_rule import CHUNK
 from .layers import Attention, DeltaRule, Sizes, Weights, normed
 
@@ -91,6 +92,18 @@ class ThreeWay:
         self.to_logits = weights(self.sizes.hidden, self.sizes.vocabulary, gain=2.0)
         self.draft = Draft(self.sizes, weights) if draft else None
         self.parameters = weights.count
+        self._weights = WatchedWeights(lambda: ((str(at), each) for at, each in enumerate(weights.made)))
+        self._identity: Identity | None = None
+
+    @property
+    def identity(self) -> Identity:
+        if self._identity is None or not self._weights.same() or not self._weights.same_samples():
+            weights = combined(self._weights.digests().items())
+            self._identity = Identity(model=f"ThreeWay {self.sizes}", weights=weights, precision=self.dtype)
+        return self._identity
+
+    def changed(self) -> bool:
+        return not self._weights.same()
 
     @property
     def vocabulary(self) -> int:

@@ -1,0 +1,104 @@
+"""Watched weights: a digest of a model's tensors, made once, and a cheap look at whether they are still the same.
+
+A tensor that was changed in place has another version, and one that was put in its place another address. A change
+through ``Tensor.data`` moves neither, so a few bytes of each tensor are compared as well. Such a change that leaves all
+of these as they are is not noticed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+Named = tuple[str, Tensor]
+Stamp = tuple[int, int, int]
+
+SAMPLE = 64
+"""About how many bytes of each tensor are compared."""
+LARGE = 1 << 20
+"""Bytes from which on a tensor is hashed on a thread of its own."""
+
+
+class WatchedWeights:
+    """The tensors of one model. ``tensors`` lists all that decide its outputs, by names that last."""
+
+    def __init__(self, tensors: Callable[[], Iterable[Named]]) -> None:
+        self._tensors = tensors
+        self._stamps: list[Stamp] = []
+        self._samples: list[memoryview] = []
+        self._digests: dict[str, tuple[Stamp, bytes, bytes]] = {}
+
+    def same(self) -> bool:
+        """Whether versions and addresses are those of the last ``digests``. For every pass."""
+        return bool(self._stamps) and [stamp(tensor) for _, tensor in self._tensors()] == self._stamps
+
+    def same_samples(self) -> bool:
+        """Whether the bytes that are compared are the same, too. To be asked only where ``same``. For every request."""
+        return [each.tobytes() for each in self._samples] == [seen for _, seen, _ in self._digests.values()]
+
+    def digests(self) -> dict[str, bytes]:
+        """By name, the digest of each tensor. Those that may have changed are hashed again."""
+        found = list(self._tensors())
+        stamps = [stamp(tensor) for _, tensor in found]
+        if stamps != self._stamps:
+            self._stamps = stamps
+            self._samples = [sample(tensor) for _, tensor in found]
+        sampled = [each.tobytes() for each in self._samples]
+        lacking: list[Named] = []
+        for (name, tensor), mark, seen in zip(found, stamps, sampled, strict=True):
+            if self._digests.get(name, ((), b"", b""))[:2] != (mark, seen):
+                lacking.append((name, tensor))
+        made = dict(zip((name for name, _ in lacking), _hashed([tensor for _, tensor in lacking]), strict=True))
+        self._digests = {
+            name: (mark, seen, made.get(name) or self._digests[name][2])
+            for (name, _), mark, seen in zip(found, stamps, sampled, strict=True)
+        }
+        return {name: digest for name, (_, _, digest) in self._digests.items()}
+
+
+def stamp(tensor: Tensor) -> Stamp:
+    """What a change of ``tensor`` changes, without a look at its content."""
+    version = 0 if tensor.is_inference() else tensor._version
+    return id(tensor), tensor.data_ptr(), version
+
+
+def sample(tensor: Tensor) -> memoryview:
+    """A view of some bytes of ``tensor``, spread over all of it; of none where reading them would wait for a device."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return memoryview(b"")
+    size = tensor.numel() * tensor.element_size()
+    return _memory(tensor, size)[:: size // SAMPLE | 1]
+
+
+def _memory(tensor: Tensor, size: int) -> memoryview:
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr() if size else 0)).cast("B")
+
+
+def _hashed(tensors: list[Tensor]) -> list[bytes]:
+    large = sum(tensor.numel() * tensor.element_size() > LARGE for tensor in tensors)
+    if large < 2:
+        return [_hash(tensor) for tensor in tensors]
+    with ThreadPoolExecutor(min(large, torch.get_num_threads())) as threads:
+        return list(threads.map(_hash, tensors))
+
+
+def _hash(tensor: Tensor) -> bytes:
+    hashed = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16, person=b"loom.weights")
+    if tensor.device.type != "meta" and tensor.numel():
+        here = tensor.detach().contiguous().cpu()
+        size = here.numel() * here.element_size()
+        hashed.update(_memory(here, size))
+    return hashed.digest()
+
+
+def combined(digests: Iterable[tuple[str, bytes]]) -> str:
+    """One digest of several tensors, whatever their order."""
+    hashed = hashlib.blake2b(digest_size=16, person=b"loom.weights")
+    for name, digest in sorted(digests):
+        hashed.update(f"{len(name)} {name}".encode() + digest)
+    return hashed.hexdigest()

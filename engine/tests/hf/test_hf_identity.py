@@ -1,0 +1,202 @@
+"""Content depends on weights and adapters too: what changes them leads to another namespace, never to a wrong hit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
+
+import torch
+
+from prefixloom import CompositionError, ProtocolError, compose
+from prefixloom_engine import Engine, Request
+from prefixloom_engine.hf import HFModel, session
+from tests.support.engines import nothing_left
+from tests.support.hf_models import model_of, prompt
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMPT = prompt(1, 80)
+IDS = torch.tensor([PROMPT])
+
+
+@pytest.fixture
+def model() -> Any:
+    return copy.deepcopy(model_of("llama"))
+
+
+def cache_for(model: Any) -> Any:
+    return compose(HFModel(model).config, capacity={"full": 512}, debug=True)
+
+
+def generated(model: Any, cache: Any = None) -> list[int]:
+    out = model.generate(
+        IDS, past_key_values=cache, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0,
+        attention_mask=torch.ones_like(IDS),
+    )  # fmt: skip
+    found: list[int] = out[0].tolist()
+    return found
+
+
+def by_session(model: Any, cache: Any) -> tuple[int, list[int]]:
+    with session(cache, model, IDS) as s:
+        return s.ready, generated(model, s.cache)
+
+
+def by_engine(model: Any, cache: Any) -> tuple[int, list[int]]:
+    with Engine(HFModel(model), cache) as engine:
+        (answer,) = engine.generate([Request(PROMPT, 12, stops=())])
+    assert answer.error is None
+    return answer.hit, PROMPT + answer.tokens
+
+
+Way = Callable[[Any, Any], tuple[int, list[int]]]
+EACH_WAY = pytest.mark.parametrize("way", [by_session, by_engine])
+
+
+def weight(model: Any) -> Any:
+    return model.model.layers[1].self_attn.v_proj.weight
+
+
+def in_place(model: Any) -> None:
+    with torch.no_grad():
+        weight(model).mul_(-1)
+
+
+def through_data(model: Any) -> None:
+    weight(model).data.mul_(-1)
+
+
+def other_data(model: Any) -> None:
+    weight(model).data = -weight(model).data
+
+
+def other_parameter(model: Any) -> None:
+    layer = model.model.layers[1].self_attn.v_proj
+    layer.weight = torch.nn.Parameter(-layer.weight.detach())
+
+
+def loaded(model: Any) -> None:
+    weights = {name: -each if "v_proj" in name else each for name, each in model.state_dict().items()}
+    model.load_state_dict(weights)
+
+
+@pytest.mark.parametrize("change", [in_place, through_data, other_data, other_parameter, loaded])
+@EACH_WAY
+def test_other_weights_find_nothing_of_these_and_the_same_again_do(
+    way: Way, change: Callable[[Any], None], model: Any
+) -> None:
+    """Every change is undone by another one: it takes values to their negatives."""
+    cache = cache_for(model)
+    before = generated(model)
+    assert way(model, cache) == (0, before)
+    assert way(model, cache) == (64, before)
+    change(model)
+    after = generated(model)
+    assert after != before
+    assert way(model, cache) == (0, after)
+    assert way(model, cache) == (64, after)
+    change(model)
+    assert way(model, cache) == (64, before)
+    nothing_left(cache)
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
+@EACH_WAY
+def test_adapters_find_their_own(way: Way, model: Any) -> None:
+    peft = pytest.importorskip("peft", reason="adapters of transformers' models need it")
+    cache = cache_for(model)
+
+    def own() -> list[int]:
+        right = generated(model)
+        assert way(model, cache) == (0, right)
+        assert way(model, cache) == (64, right)
+        return right
+
+    bare = own()
+    for name in ("a", "b"):
+        torch.manual_seed(ord(name))
+        lora = peft.LoraConfig(r=4, target_modules=["v_proj", "o_proj"], init_lora_weights=False, lora_dropout=0.0)
+        model.add_adapter(lora, name)
+    b = own()
+    model.set_adapter("a")
+    a = own()
+    assert len({tuple(bare), tuple(a), tuple(b)}) == 3
+    model.set_adapter("b")
+    assert way(model, cache) == (64, b)
+    model.disable_adapters()
+    assert way(model, cache) == (64, bare)
+    model.enable_adapters()
+    model.set_adapter("a")
+    assert way(model, cache) == (64, a)
+    layer = model.model.layers[0].self_attn.v_proj
+    layer.set_scale("a", 0.1)
+    own()
+    layer.set_scale("a", 1.0)
+    assert way(model, cache) == (64, a)
+    with torch.no_grad():
+        layer.lora_B["a"].weight.mul_(3)
+    own()
+    nothing_left(cache)
+
+
+@EACH_WAY
+def test_two_models_of_one_config_share_a_cache_and_nothing_in_it(way: Way, model: Any) -> None:
+    other = copy.deepcopy(model)
+    in_place(other)
+    cache = cache_for(model)
+    for _ in range(2):
+        for each in (model, other):
+            assert way(each, cache)[1] == generated(each)
+    assert (way(model, cache)[0], way(other, cache)[0]) == (64, 64)
+    twin = copy.deepcopy(model)
+    assert way(twin, cache) == (64, generated(model))
+
+
+@pytest.mark.parametrize("change", [in_place, other_parameter, lambda model: model.train()])
+def test_a_session_that_is_open_goes_on_with_no_other_weights(change: Callable[[Any], object], model: Any) -> None:
+    cache = cache_for(model)
+    told = pytest.raises(ProtocolError, match="weights, adapters or mode have changed since this session was opened")
+    with told, session(cache, model, IDS) as s, torch.no_grad():
+        model(IDS[:, :40], past_key_values=s.cache)
+        change(model)
+        model(IDS[:, 40:], past_key_values=s.cache)
+    model.eval()
+    assert by_session(model, cache) == (0, generated(model))
+    nothing_left(cache)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_what_runs_in_an_engine_ends_when_the_weights_change(steps: int, overlap: bool, model: Any) -> None:
+    """And a request that has not begun is served with the new ones."""
+    cache = cache_for(model)
+    with Engine(HFModel(model), cache, chunk=32, max_running=1, overlap=overlap) as engine:
+        first = engine.add(Request(PROMPT, 12, stops=()))
+        second = engine.add(Request(PROMPT, 12, stops=()))
+        for _ in range(steps):
+            engine.step()
+        in_place(model)
+        while engine.step():
+            pass
+        assert first.reason == "error" and "weights or adapters have changed" in str(first.error)
+        assert PROMPT + second.tokens == generated(model)
+    in_place(model)
+    assert by_engine(model, cache)[1] == generated(model)
+    nothing_left(cache)
+
+
+@pytest.mark.parametrize("part", ["model", "dropout"])
+def test_training_is_refused(part: str, model: Any) -> None:
+    cache = cache_for(model)
+    if part == "dropout":
+        model.model.layers[0].mlp.drop = torch.nn.Dropout(0.5)
+    else:
+        model.train()
+    with pytest.raises(CompositionError, match="in training mode"):
+        by_session(model, cache)
+    model.eval()
+    assert by_session(model, cache) == (0, generated(model))
