@@ -45,7 +45,9 @@ def counted(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in ("open", "names", "stat", "allocate", "write", "read", "read_into", "sync", "remove"):
+for _name in (
+    "open", "names", "find", "stat", "allocate", "write", "read", "read_into", "sync", "sync_directory", "remove",
+):  # fmt: skip
     setattr(Failing, _name, counted(_name))
 
 
@@ -169,11 +171,18 @@ def test_a_limit_of_the_system_on_files_is_a_counted_refusal(tmp_path: Path) -> 
 
 
 def test_a_segment_that_cannot_be_read_hides_no_news_of_others(tmp_path: Path) -> None:
+    names: dict[int, str] = {}
+
     class Bad(Disk):
-        first = -1
+        fails = False
+
+        def open(self, name: str, flags: int, directory: int) -> int:
+            file = super().open(name, flags, directory)
+            names[file] = name
+            return file
 
         def read(self, file: int, size: int, offset: int) -> bytes:
-            if file == self.first:
+            if self.fails and names[file] == "segment-00000001.loom":
                 raise OSError(errno.EIO, "Input/output error")
             return super().read(file, size, offset)
 
@@ -181,13 +190,13 @@ def test_a_segment_that_cannot_be_read_hides_no_news_of_others(tmp_path: Path) -
     stored(store, record_of(0, 3000))
     disk = Bad()
     reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0, disk=disk)
-    disk.first = reader._segments.by_name["segment-00000001.loom"].file.number
+    disk.fails = True
     for seed in range(1, 10):
         stored(store, record_of(seed, 3000))
     same(reader.get([key_of(9)])[0], record_of(9, 3000))
     (miss,) = reader.get([key_of(0)])
     assert isinstance(miss, Miss) and miss.reason == "io"
-    disk.first = -1
+    disk.fails = False
     same(reader.get([key_of(0)])[0], record_of(0, 3000))
 
 

@@ -24,7 +24,7 @@ from prefixloom.storage import BackendType, Checksum, Key, Miss, Record, Refused
 from ..records.counts import StoreCounts
 from ..records.frame import HEADER_BYTES, Flaw, HeaderPlace, RecordHeader, decode_header
 from ..records.index import RecordIndex
-from .disk import NO_ROOM, Disk
+from .disk import GONE, NO_MORE, NO_ROOM, Disk, remedy
 from .segment import Segment, fits_in_empty
 from .segment_format import FoundHeader
 from .segment_set import SegmentSet
@@ -102,11 +102,16 @@ class FileBackend:
         self._closed = False
         self._clock, self._refresh_seconds, self._refreshed_at = clock, refresh_seconds, clock()
         try:
-            self._index_new_segments()
+            self._index_new_segments(refuse=True)
             if not read_only:
                 self._resume_writing()
-        except OSError as error:
-            raise StorageError(f"{directory} cannot be read: {error.strerror}. Check the disk") from error
+        except BaseException as error:
+            self._segments.close()  # whoever keeps the error keeps this object
+            if not isinstance(error, OSError):
+                raise
+            raise StorageError(
+                f"{directory} cannot be read: {error.strerror}. {remedy(error, 'Check the disk')}"
+            ) from error
 
     @property
     def directory(self) -> Path:
@@ -123,8 +128,8 @@ class FileBackend:
 
     # ------------------------------------------------------------ the index
 
-    def _index_new_segments(self) -> None:
-        for segment in self._segments.open_new():
+    def _index_new_segments(self, refuse: bool = False) -> None:
+        for segment in self._segments.open_new(refuse):
             self._index_new_headers(segment)
 
     def _resume_writing(self) -> None:
@@ -143,6 +148,8 @@ class FileBackend:
         try:
             found = segment.read_new_headers(past_damage)
         except OSError as error:
+            if error.errno in NO_MORE:
+                raise
             segment.head, segment.flaw = None, f"cannot be read: {error.strerror}"
             return
         for each in found:
@@ -196,7 +203,7 @@ class FileBackend:
             self._index_new_segments()
 
     def _refresh_segment(self, segment: Segment) -> None:
-        if self._segments.was_removed(segment):
+        if not self._segments.is_there(segment):
             self._forget_all(segment)
             self._segments.forget(segment)
             return
@@ -247,9 +254,9 @@ class FileBackend:
         if isinstance(target, Miss):
             return target
         try:
-            done = self._disk.read_into(location.segment.file.number, target, location.payload_at)
+            done = location.segment.read_into(target, location.payload_at)
         except OSError as error:
-            return Miss(key, "io", f"{location.segment.name}: {error.strerror}")
+            return self._unreadable(key, location, error)
         if done == location.size and location.checksum.fits(target):
             return target
         return self._drop_invalid(key, location, _payload_flaw(location, done))
@@ -267,8 +274,17 @@ class FileBackend:
             if at.segment.is_generation(at.place.generation, is_writer):
                 return Record(key, at.component, at.start, at.end, at.layout, payload, at.checksum)
         except OSError as error:
-            return Miss(key, "io", f"{at.segment.name}: {error.strerror}")
+            return self._unreadable(key, at, error)
         return self._drop_invalid(key, at, Flaw("corrupt", at.segment.flaw or "the segment was used again"))
+
+    def _unreadable(self, key: Key, location: RecordLocation, error: OSError) -> Miss:
+        """Return the miss for a record whose file cannot be read. If the file is gone, forget the record."""
+        name = location.segment.name
+        if error.errno not in GONE:
+            return Miss(key, "io", f"{name}: {error.strerror}")
+        with self._lock:
+            self._forget(key.fingerprint.digest, key.content, location)
+        return Miss(key, "absent", f"{name} was removed meanwhile")
 
     def _drop_invalid(self, key: Key, location: RecordLocation, flaw: Flaw) -> Miss:
         """Forget a record whose bytes are not there any more, and return the miss.
@@ -284,7 +300,7 @@ class FileBackend:
     def _was_removed(self, location: RecordLocation) -> bool:
         """Whether the record was deleted, or its segment was begun anew."""
         try:
-            data = self._disk.read(location.segment.file.number, HEADER_BYTES, location.place.offset)
+            data = location.segment.read(HEADER_BYTES, location.place.offset)
             header = decode_header(data, location.place)
             # The head is read after the header: if the generation is unchanged here, the header was of it too.
             head = location.segment.read_head()
@@ -313,14 +329,24 @@ class FileBackend:
             known = self._index.find(key)
             if known is not None:
                 self._segments.touch(known.segment)
-                return self._counts.stored(key, fresh=False)
         try:
+            self._segments.check_place()
+            if known is not None:
+                if self._segments.is_there(known.segment):
+                    with self._lock:
+                        return self._counts.stored(key, fresh=False)
+                self._lose(known.segment)
             segment = self._segments.active
-            if segment is None or not segment.has_room_for(record):
+            if segment is None or segment.unsafe or not segment.has_room_for(record):
                 if not fits_in_empty(self._segments.segment_bytes, key.fingerprint, len(record.payload)):
                     return self._refuse_too_large(record)
                 segment = self._empty_segment()
-            place, payload_at = segment.append(record)
+            try:
+                place, payload_at = segment.append(record)
+            finally:
+                self._segments.wrote(segment)
+            if not self._segments.is_there(segment):
+                raise self._lose(segment)
         except OSError as error:
             with self._lock:
                 return self._counts.refused(key, "capacity" if error.errno in NO_ROOM else "io", str(error.strerror))
@@ -337,6 +363,12 @@ class FileBackend:
         with self._lock:
             return self._counts.refused(record.key, "size", detail)
 
+    def _lose(self, segment: Segment) -> OSError:
+        """Forget a segment whose file another program took away, and return what to say of it."""
+        with self._lock:
+            self._forget_all(segment)
+            return self._segments.lose(segment)
+
     def _empty_segment(self) -> Segment:
         """Return an empty segment: a new one, or one whose records are evicted."""
         failure = OSError(errno.ENOSPC, "the capacity is less than a segment")
@@ -346,6 +378,8 @@ class FileBackend:
                     with self._lock:
                         return self._segments.grow()
                 except OSError as error:
+                    if error.errno in NO_MORE:
+                        raise  # what is stored is not evicted for what may be over in a moment
                     failure = error  # for instance, the disk is full: a segment that exists may be begun anew
             victim = self._segments.next_to_evict()
             if victim is None:
@@ -354,10 +388,11 @@ class FileBackend:
                 finally:
                     del failure  # it refers to this frame, which would keep all files open
             with self._lock:
+                reusable = self._segments.can_recycle(victim)
                 self._counts.evicted += self._forget_all(victim)
-                empty = self._segments.recycle(victim)
-            if empty is not None:
-                return empty
+                if reusable:
+                    return self._segments.recycle(victim)
+                self._segments.remove(victim)
 
     def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
         with self._writing:
@@ -366,11 +401,17 @@ class FileBackend:
     def _delete(self, key: Key) -> bool:
         with self._lock:
             location = None if self._closed or not self._segments.is_writer else self._index.find(key)
-            if location is None:
-                return False
+        if location is None:
+            return False
+        try:
+            self._segments.check_place()
+        except OSError:
+            return False
+        with self._lock:
             self._forget(key.fingerprint.digest, key.content)
         with contextlib.suppress(OSError):  # then the record may come back, unchanged, when the store is opened again
             location.segment.mark_deleted(location.place, location.payload_at)
+        self._segments.wrote(location.segment)
         return True
 
     def flush(self) -> bool:
@@ -378,10 +419,13 @@ class FileBackend:
             if self._closed or not self._segments.is_writer:
                 return False
             try:
-                self._segments.sync()
+                self._segments.check_place()
+                gone = [segment for segment in self._segments.by_name.values() if not self._segments.is_there(segment)]
+                for segment in gone:
+                    self._lose(segment)
+                return self._segments.sync() and not gone
             except OSError:
                 return False
-            return True
 
     # ------------------------------------------------------------ status and end
 

@@ -5,6 +5,7 @@ The writer's lock is the kernel's, so it ends with its process, however the proc
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from prefixloom import StorageError
 
-from .disk import Disk, OpenFile
+from .disk import Disk, FileId, OpenFile, remedy
 
 LOCK = "writer.lock"
 _held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
@@ -21,10 +22,14 @@ _fork_hook: list[bool] = []
 
 
 class WriterLock:
-    """The lock of the one process that writes. A child process that it forks does not inherit the lock."""
+    """The lock of the one process that writes. A child process that it forks does not inherit the lock.
 
-    def __init__(self, file: OpenFile) -> None:
+    ``id``  which file is locked
+    """
+
+    def __init__(self, file: OpenFile, which: FileId) -> None:
         self._file: OpenFile | None = file
+        self.id = which
         _held.add(self)
         if not _fork_hook:
             _fork_hook.append(True)
@@ -43,46 +48,88 @@ def _release_all() -> None:
         lock.release()
 
 
-def open_directory(path: str | Path, create: bool) -> OpenFile:
+def distrust(path: Path, found: os.stat_result) -> str:
+    """Say why a file of the store must not be trusted, and what to do; "" if this user or root alone can write it."""
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to user {found.st_uid}: remove it, or `chown {os.geteuid()} {path}` if you trust it"
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        return f"others may write {path}: `chmod 600 {path}` if you trust what is in it, or remove it"
+    return ""
+
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _make_directory(disk: Disk, path: Path) -> None:
+    """Make a directory and those above it that are missing, so that they survive a crash of the machine."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    for folder in missing:
+        with contextlib.suppress(PermissionError):  # whoever may write into a directory may not always read it
+            above = OpenFile(os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            disk.sync_directory(above.number)
+
+
+def _close_to_others(path: Path, directory: OpenFile) -> None:
+    """Give an empty directory permissions 0700.
+
+    It is looked into twice. A directory that is in use for something else must not be changed. And only what is found
+    after the change is certain: until then, others might put files there.
+    """
+    if os.listdir(directory.number):
+        raise StorageError(f"{path} is open to others: `chmod 700 {path}`, or choose an empty directory")
+    os.fchmod(directory.number, 0o700)
+    planted = sorted(os.listdir(directory.number))
+    if planted:
+        raise StorageError(
+            f"somebody put {planted[0]} into {path} before it was closed to others: look at it, remove it if it is not "
+            f"yours, and open the store again"
+        )
+
+
+def open_directory(disk: Disk, path: Path, create: bool) -> OpenFile:
     """Open the directory of a store.
 
     With ``create``, it is made with permissions 0700 if it does not exist. A directory that another user owns, or that
     is open to others, is refused; an empty one of this user is closed to others instead.
     """
-    path = Path(path)
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         if create:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(mode=0o700, exist_ok=True)
-        directory = OpenFile(os.open(path, flags))
+            _make_directory(disk, path)
+        directory = OpenFile(os.open(path, _DIRECTORY))
         found = os.fstat(directory.number)
         if found.st_uid != os.geteuid():
             raise StorageError(f"{path} belongs to user {found.st_uid}: choose a directory of your own")
         if stat.S_IMODE(found.st_mode) & 0o077:
-            if not create or os.listdir(directory.number):
-                raise StorageError(f"{path} is open to others: `chmod 700 {path}`, or choose an empty directory")
-            os.fchmod(directory.number, 0o700)
+            if not create:
+                raise StorageError(f"{path} is open to others: `chmod 700 {path}`, or choose another directory")
+            _close_to_others(path, directory)
         if create and not os.access(path, os.W_OK | os.X_OK):
             raise StorageError(f"{path} cannot be written: give its owner permissions 0700, or open it read_only")
     except (NotADirectoryError, FileExistsError) as error:
         raise StorageError(f"{path} is a link or no directory: name the directory itself ({error.strerror})") from error
     except OSError as error:
-        raise StorageError(f"{path} cannot be opened: {error.strerror}. Check its permissions and parents") from error
+        hint = remedy(error, "Check its permissions and parents")
+        raise StorageError(f"{path} cannot be opened: {error.strerror}. {hint}") from error
     return directory
 
 
-def lock_directory(disk: Disk, directory: OpenFile, path: str | Path) -> WriterLock:
+def lock_directory(disk: Disk, directory: OpenFile, path: Path) -> WriterLock:
     """Take the writer's lock. Raise ``StorageError`` if another process has it or the lock file cannot be opened."""
     try:
         file = OpenFile(disk.open(LOCK, os.O_RDWR | os.O_CREAT, directory.number))
-        if not stat.S_ISREG(disk.stat(file.number).st_mode):
+        found = disk.stat(file.number)
+        if not stat.S_ISREG(found.st_mode):
             raise StorageError(f"{path}/{LOCK} is no file: remove it")
+        if reason := distrust(path / LOCK, found):
+            raise StorageError(reason)
         fcntl.flock(file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise StorageError(
             f"{path} has a writer already: open it with read_only=True, or choose another directory"
         ) from error
     except OSError as error:
-        raise StorageError(f"{path}/{LOCK} cannot be opened: {error.strerror}. Remove what is in its place") from error
-    return WriterLock(file)
+        hint = remedy(error, "Remove what is in its place")
+        raise StorageError(f"{path}/{LOCK} cannot be opened: {error.strerror}. {hint}") from error
+    return WriterLock(file, FileId.of(LOCK, found))

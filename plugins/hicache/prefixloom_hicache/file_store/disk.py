@@ -6,8 +6,21 @@ import errno
 import os
 from typing import Any
 
+import attrs
+
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The errors that mean a full disk, a quota or a limit on file sizes."""
+
+NO_MORE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""The errors that mean that this process has no more descriptors or memory now. They say nothing of the file."""
+
+GONE = frozenset({errno.ENOENT, errno.ESTALE})
+"""The errors that mean that a file does not stand under its name any more."""
+
+
+def remedy(error: OSError, otherwise: str) -> str:
+    """Say what to do about an error: ``otherwise``, unless the descriptors are used up."""
+    return "Raise the limit of open files: `ulimit -n`" if error.errno in NO_MORE else otherwise
 
 
 class Disk:
@@ -19,6 +32,10 @@ class Disk:
 
     def names(self, directory: int) -> list[str]:
         return os.listdir(directory)
+
+    def find(self, name: str, directory: int | None = None) -> os.stat_result:
+        """Say what stands under a name of the directory, or under a whole path."""
+        return os.stat(name, dir_fd=directory, follow_symlinks=directory is None)
 
     def stat(self, file: int) -> os.stat_result:
         return os.fstat(file)
@@ -55,6 +72,9 @@ class Disk:
     def sync(self, file: int) -> None:
         os.fdatasync(file)
 
+    def sync_directory(self, directory: int) -> None:
+        os.fsync(directory)
+
     def remove(self, name: str, directory: int) -> None:
         os.unlink(name, dir_fd=directory)
 
@@ -69,3 +89,16 @@ class OpenFile:
 
     def __del__(self) -> None:
         os.close(self.number)
+
+
+@attrs.frozen
+class FileId:
+    """Which file of a directory is meant: its name, and the numbers by which the kernel tells it from all others."""
+
+    name: str
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, name: str, found: os.stat_result) -> FileId:
+        return cls(name, found.st_dev, found.st_ino)

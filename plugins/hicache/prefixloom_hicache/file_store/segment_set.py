@@ -6,6 +6,7 @@ It knows files and the room that they take. It knows no key and no record.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -14,8 +15,9 @@ from pathlib import Path
 
 from prefixloom import StorageError
 
-from .directory import WriterLock, lock_directory, open_directory
-from .disk import Disk, OpenFile
+from .directory import WriterLock, distrust, lock_directory, open_directory
+from .disk import NO_MORE, Disk, FileId
+from .open_files import OpenFiles
 from .segment import Segment
 
 NAME = re.compile(r"segment-(\d{8})\.loom")
@@ -23,6 +25,8 @@ LARGEST = 64 << 20
 SEGMENTS = 8
 """A store has at least this many segments, so that one eviction costs no more than this part of it."""
 SMALLEST = 16 << 10
+MOST_UNSYNCED = 16
+"""The segments that may stay open because they were written and not synced. Beyond them the first one is synced."""
 
 
 def segment_size(capacity: int, asked: int | None) -> int:
@@ -38,7 +42,7 @@ def segment_size(capacity: int, asked: int | None) -> int:
 
 
 class SegmentSet:
-    """The open segments of one directory.
+    """The segments of one directory.
 
     ``by_name``  the segments by the names of their files
     ``active``   the segment that is being written
@@ -49,8 +53,13 @@ class SegmentSet:
     def __init__(self, path: str | Path, capacity: int, segment_bytes: int | None, read_only: bool, disk: Disk) -> None:
         self.segment_bytes = 0 if read_only else segment_size(capacity, segment_bytes)
         self.path, self.capacity, self.disk = Path(path), capacity, disk
-        self.directory = open_directory(path, create=not read_only)
-        self.lock: WriterLock | None = None if read_only else lock_directory(disk, self.directory, path)
+        directory = open_directory(disk, self.path, create=not read_only)
+        self._place = os.path.abspath(path)  # the process may change its working directory
+        self._directory_id = FileId.of(self._place, os.fstat(directory.number))
+        self.lock: WriterLock | None = None if read_only else lock_directory(disk, directory, self.path)
+        self.files = OpenFiles(disk, directory, writable=not read_only)
+        self._unsynced: dict[Segment, None] = {}
+        self._directory_unsafe = ""
         self.by_name: dict[str, Segment] = {}
         self.active: Segment | None = None
         self.ignored: dict[str, str] = {}
@@ -73,12 +82,16 @@ class SegmentSet:
 
     # ------------------------------------------------------------ opening
 
-    def open_new(self) -> Iterator[Segment]:
-        """Open the segments that are not open yet, and yield them, the oldest first."""
+    def open_new(self, refuse: bool = False) -> Iterator[Segment]:
+        """Open the segments that are not known yet, and yield them, the oldest first.
+
+        ``refuse``  raise ``StorageError`` for a file that must not be trusted. Otherwise it is ignored
+        """
         new: list[Segment] = []
-        for name in sorted(self.disk.names(self.directory.number)):
+        directory = self.files.directory
+        for name in sorted(self.disk.names(directory.number)):
             if NAME.fullmatch(name) and name not in self.by_name:
-                segment = self._open(name)
+                segment = self._open(name, refuse)
                 if segment is not None:
                     new.append(segment)
         new.sort(key=lambda segment: segment.head.order if segment.head else 0)
@@ -87,33 +100,77 @@ class SegmentSet:
             self.touch(segment)
             yield segment
 
-    def _open(self, name: str) -> Segment | None:
-        """Open one file. If it is not a regular file or cannot be read, ignore it and return None."""
+    def _open(self, name: str, refuse: bool) -> Segment | None:
+        """Open one file. If it is not a regular file, cannot be read or is not trusted, ignore it and return None."""
+        untrusted = ""
         try:
-            access = os.O_RDWR if self.lock is not None else os.O_RDONLY
-            file = OpenFile(self.disk.open(name, access, self.directory.number))
-            found = self.disk.stat(file.number)
-            if not stat.S_ISREG(found.st_mode):
-                self.ignored[name] = f"{name} is no file"
-                return None
-            segment = Segment(self.disk, name, file, found.st_size)
-            segment.head = segment.read_head()
+            which, found = self.files.find(name)
+            untrusted = distrust(self.path / name, found)
+            if untrusted or not stat.S_ISREG(found.st_mode):
+                self.files.forget(which)
+                self.ignored[name] = untrusted or f"{name} is no file"
+            else:
+                segment = Segment(self.disk, self.files, which, found.st_size)
+                segment.head = segment.read_head()
+                self.ignored.pop(name, None)
+                return segment
         except OSError as error:
-            self.ignored[name] = f"{name} cannot be read: {error.strerror}"
-            return None
-        self.ignored.pop(name, None)
-        return segment
+            if error.errno in NO_MORE:
+                raise
+            untrusted = f"{self.path / name} is a link: remove it" if error.errno == errno.ELOOP else ""
+            self.ignored[name] = untrusted or f"{name} cannot be read: {error.strerror}"
+        if untrusted and refuse:
+            raise StorageError(untrusted)
+        return None
 
-    def was_removed(self, segment: Segment) -> bool:
-        """Whether another process removed the file."""
-        return self.disk.stat(segment.file.number).st_nlink == 0
+    # ------------------------------------------------------------ what others did to the files
+
+    def check_place(self) -> None:
+        """Raise ``OSError`` if what is written now would not be found again under the path of the store."""
+        what = ""
+        try:
+            if FileId.of(self._place, self.disk.find(self._place)) != self._directory_id:
+                what = "is another directory now"
+        except (FileNotFoundError, NotADirectoryError):
+            what = "was removed or moved"
+        except PermissionError:
+            pass  # a directory above it was closed to this process meanwhile: this says nothing of what is there
+        if what:
+            raise OSError(errno.ESTALE, f"{self.path} {what}: open the store again")
+        if self.lock is not None and not self.files.is_there(self.lock.id):
+            what = f"{self.path / self.lock.id.name} was removed or replaced, so another process may write here"
+            raise OSError(errno.ESTALE, f"{what}: open the store again")
+
+    def is_there(self, segment: Segment) -> bool:
+        """Whether the file of the segment still stands under its name."""
+        return self.files.is_there(segment.id)
+
+    def lose(self, segment: Segment) -> OSError:
+        """Leave a segment out whose file is not there any more, and return what to say of it.
+
+        The caller has forgotten the segment's records before.
+        """
+        self.ignored[segment.name] = f"{segment.name} was removed or replaced by another program"
+        self.forget(segment)
+        return OSError(errno.ESTALE, self.ignored[segment.name])
 
     def notes(self) -> tuple[str, ...]:
-        """Say which files are ignored, which segments cannot be read, and how many headers are damaged."""
-        flaws = (f"{segment.name}: {segment.flaw}" for segment in self.by_name.values() if segment.flaw)
-        count = sum(segment.damaged for segment in self.by_name.values())
+        """Say what happened to the directory, which files are ignored, and which segments are not as they should be."""
+        gone: tuple[str, ...] = ()
+        try:
+            self.check_place()
+        except OSError as error:
+            gone = (str(error.strerror),)
+        segments = self.by_name.values()
+        flaws = (f"{segment.name}: {segment.flaw}" for segment in segments if segment.flaw)
+        count = sum(segment.damaged for segment in segments)
         damaged = (f"damaged headers between others: {count}",) if count else ()
-        return (*self.ignored.values(), *flaws, *damaged)
+        return (*gone, *self.ignored.values(), *flaws, *damaged, *self._unsafe())
+
+    def _unsafe(self) -> tuple[str, ...]:
+        """Say what may not survive a crash of the machine although it was to be synced."""
+        found = (*(segment.unsafe for segment in self.by_name.values()), self._directory_unsafe)
+        return tuple(text for text in found if text)
 
     # ------------------------------------------------------------ room
 
@@ -132,64 +189,102 @@ class SegmentSet:
 
     def grow(self) -> Segment:
         """Make a new segment and begin it. If this raises ``OSError``, it leaves no file behind."""
-        name, file = self._create_file()
-        segment = Segment(self.disk, name, file, self.segment_bytes)
+        segment = Segment(self.disk, self.files, self._create_file(), self.segment_bytes)
         try:
+            file = segment.hold()
             self.disk.allocate(file.number, self.segment_bytes)
             self._begin(segment)
         except OSError:
-            self.disk.remove(name, self.directory.number)
+            self._unsynced.pop(segment, None)
+            self._remove_file(segment)
             raise
-        self.by_name[name] = segment
+        self.by_name[segment.name] = segment
         return segment
 
-    def _create_file(self) -> tuple[str, OpenFile]:
+    def _create_file(self) -> FileId:
         """Create an empty file under a name that is free."""
         while True:
             numbers = [int(name[8:16]) for name in (*self.by_name, *self.ignored)]
             name = f"segment-{max(numbers, default=0) + 1:08}.loom"
             try:
-                access = os.O_RDWR | os.O_CREAT | os.O_EXCL
-                return name, OpenFile(self.disk.open(name, access, self.directory.number))
+                return self.files.create(name)
             except FileExistsError:
                 self.ignored[name] = f"{name} was made by another program"
 
-    def recycle(self, segment: Segment) -> Segment | None:
-        """Begin a segment anew and return it. A file of another size is removed instead, and None is returned.
+    def can_recycle(self, segment: Segment) -> bool:
+        """Whether the segment can be begun anew: its file has the right size, is there and can be written.
 
-        The caller has forgotten the segment's records before.
+        Raise ``OSError`` if this process has no descriptor for it now.
         """
-        if segment.size == self.segment_bytes:
-            self._begin(segment)
-            return segment
-        self.remove(segment)
-        return None
+        if segment.size != self.segment_bytes or not self.is_there(segment):
+            return False
+        try:
+            segment.hold()
+        except OSError as error:
+            if error.errno in NO_MORE:
+                raise
+            return False
+        return True
+
+    def recycle(self, segment: Segment) -> Segment:
+        """Begin a segment anew and return it. The caller has forgotten its records before."""
+        self._begin(segment)
+        return segment
 
     def remove(self, segment: Segment) -> None:
-        """Remove a segment and its file."""
-        with contextlib.suppress(FileNotFoundError):
-            self.disk.remove(segment.name, self.directory.number)
+        """Remove a segment and its file. A file that another program has put in its place is left alone."""
+        if self.is_there(segment):
+            self._remove_file(segment)
         self.forget(segment)
+
+    def _remove_file(self, segment: Segment) -> None:
+        directory = self.files.directory
+        self.files.forget(segment.id)
+        with contextlib.suppress(FileNotFoundError):
+            self.disk.remove(segment.name, directory.number)
 
     def forget(self, segment: Segment) -> None:
         """Remove a segment from this set, and leave its file alone."""
         del self.by_name[segment.name]
+        self._unsynced.pop(segment, None)
+        self.files.forget(segment.id)
+        segment.unsynced = None
+        if self.active is segment:
+            self.active = None
 
     def _begin(self, segment: Segment) -> None:
+        self._unsynced[segment] = None
         orders = [other.head.order for other in self.by_name.values() if other.head is not None]
         segment.begin(max(orders, default=0) + 1)
         self.touch(segment)
         self.active = segment
 
-    def sync(self) -> None:
-        """Wait until all segments, and the directory itself, are on the disk."""
-        for segment in list(self.by_name.values()):
+    def wrote(self, segment: Segment) -> None:
+        """Remember that a segment was written, or at least begun to be. If there are many such, sync the first."""
+        self._unsynced.pop(segment, None)
+        self._unsynced[segment] = None
+        while len(self._unsynced) > MOST_UNSYNCED:
+            first = next(iter(self._unsynced))
+            del self._unsynced[first]
+            first.sync()
+
+    def sync(self) -> bool:
+        """Wait until all segments, and the directory itself, are on the disk. Return whether they are."""
+        while self._unsynced:
+            segment, _ = self._unsynced.popitem()
             segment.sync()
-        os.fsync(self.directory.number)
+        directory = self.files.directory
+        try:
+            self.disk.sync_directory(directory.number)
+        except OSError as error:
+            self._directory_unsafe = f"the names of new segments may not be on the disk: {error.strerror}"
+        return not self._unsafe()
 
     def close(self) -> None:
-        """Release the files and the lock. A file that is being read stays open until that read is over."""
+        """Release the files and the lock. A file that is being used stays open until that use is over."""
         self.by_name.clear()
+        self._unsynced.clear()
+        self.files.close()
         self.active = None
         if self.lock is not None:
             self.lock.release()
