@@ -243,7 +243,9 @@ def test_older_foreign_empty_and_oversized_files_are_told_and_make_room_first(tm
     cut = whole[: HEAD_BYTES + 100]
     odd = {2: bytes(older), 3: os.urandom(SEGMENT), 4: b"", 5: whole + bytes(3 * SEGMENT), 6: cut}
     for number, content in odd.items():
-        (tmp_path / "s" / f"segment-{number:08}.loom").write_bytes(content)
+        place = tmp_path / "s" / f"segment-{number:08}.loom"
+        place.write_bytes(content)
+        place.chmod(0o600)
     store = FileBackend(tmp_path / "s", 16 * SEGMENT, segment_bytes=SEGMENT)
     told = " ".join(store.status().notes)
     assert "segment of format 0, and this is format 2" in told and "no segment begins here" in told

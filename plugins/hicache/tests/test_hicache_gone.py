@@ -179,6 +179,18 @@ def test_a_flush_promises_what_was_written_long_before_it(tmp_path: Path) -> Non
     assert not store.flush() and not store.flush()
 
 
+def test_a_flush_promises_what_an_earlier_process_wrote(tmp_path: Path) -> None:
+    """It may have died before it synced."""
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
+    stored(store, *(record_of(seed, 3000) for seed in range(8)))
+    store.close()
+    disk = Unsynced()
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT, disk=disk)
+    assert store.put([record_of(0, 3000)]) == (Stored(key_of(0), fresh=False),)
+    disk.failing = 1
+    assert not store.flush() and not store.flush()
+
+
 def test_a_flush_promises_the_way_to_the_directory_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[int] = set()
     fsync = os.fsync

@@ -111,6 +111,7 @@ def test_a_writer_may_die_at_any_byte_of_its_log(quick: Path) -> None:
             for cut in sorted(cuts):
                 images[name][offset : offset + cut] = content[:cut]
                 (copy / name).write_bytes(images[name])
+                (copy / name).chmod(0o600)
                 states += 1
                 reader = FileBackend(copy, 2 * SEGMENT, segment_bytes=SEGMENT, read_only=True)
                 check(reader, before & after)

@@ -317,20 +317,30 @@ class FileBackend:
 
     def put(self, records: Sequence[Record]) -> tuple[Stored | Refused, ...]:
         with self._writing:
-            return tuple(map(self._put, records))
+            gone = self._gone()
+            return tuple(self._put(record, gone) for record in records)
 
-    def _put(self, record: Record) -> Stored | Refused:
+    def _gone(self) -> str:
+        """Say why what is written now would not be found again; "" if it would."""
+        try:
+            self._segments.check_place()
+        except OSError as error:
+            return str(error.strerror)
+        return ""
+
+    def _put(self, record: Record, gone: str) -> Stored | Refused:
         key = record.key
         with self._lock:
             if self._closed:
                 return self._counts.refused(key, "closed", "the store was closed")
             if not self._segments.is_writer:
                 return self._counts.refused(key, "read_only", "this process may not write here, another process may")
+            if gone:
+                return self._counts.refused(key, "io", gone)
             known = self._index.find(key)
             if known is not None:
                 self._segments.touch(known.segment)
         try:
-            self._segments.check_place()
             if known is not None:
                 if self._segments.is_there(known.segment):
                     with self._lock:
@@ -345,7 +355,7 @@ class FileBackend:
                 place, payload_at = segment.append(record)
             finally:
                 self._segments.wrote(segment)
-            if not self._segments.is_there(segment):
+            if segment.was_removed():
                 raise self._lose(segment)
         except OSError as error:
             with self._lock:
@@ -371,6 +381,7 @@ class FileBackend:
 
     def _empty_segment(self) -> Segment:
         """Return an empty segment: a new one, or one whose records are evicted."""
+        self._segments.check_place()
         failure = OSError(errno.ENOSPC, "the capacity is less than a segment")
         while True:
             if self._segments.can_grow():
@@ -396,18 +407,15 @@ class FileBackend:
 
     def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
         with self._writing:
+            if self._gone():
+                return (False,) * len(keys)
             return tuple(map(self._delete, keys))
 
     def _delete(self, key: Key) -> bool:
         with self._lock:
             location = None if self._closed or not self._segments.is_writer else self._index.find(key)
-        if location is None:
-            return False
-        try:
-            self._segments.check_place()
-        except OSError:
-            return False
-        with self._lock:
+            if location is None:
+                return False
             self._forget(key.fingerprint.digest, key.content)
         with contextlib.suppress(OSError):  # then the record may come back, unchanged, when the store is opened again
             location.segment.mark_deleted(location.place, location.payload_at)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from prefixloom import StorageError
 
-from .disk import Disk, FileId, OpenFile, remedy
+from .disk import Disk, OpenFile, remedy
 
 LOCK = "writer.lock"
 _held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
@@ -22,14 +22,10 @@ _fork_hook: list[bool] = []
 
 
 class WriterLock:
-    """The lock of the one process that writes. A child process that it forks does not inherit the lock.
+    """The lock of the one process that writes. A child process that it forks does not inherit the lock."""
 
-    ``id``  which file is locked
-    """
-
-    def __init__(self, file: OpenFile, which: FileId) -> None:
+    def __init__(self, file: OpenFile) -> None:
         self._file: OpenFile | None = file
-        self.id = which
         _held.add(self)
         if not _fork_hook:
             _fork_hook.append(True)
@@ -38,6 +34,11 @@ class WriterLock:
     @property
     def held(self) -> bool:
         return self._file is not None
+
+    def was_removed(self, disk: Disk) -> bool:
+        """Whether the file of the lock was removed, so that another process can lock a new one."""
+        file = self._file
+        return file is not None and disk.stat(file.number).st_nlink == 0
 
     def release(self) -> None:
         self._file = None
@@ -132,4 +133,4 @@ def lock_directory(disk: Disk, directory: OpenFile, path: Path) -> WriterLock:
     except OSError as error:
         hint = remedy(error, "Remove what is in its place")
         raise StorageError(f"{path}/{LOCK} cannot be opened: {error.strerror}. {hint}") from error
-    return WriterLock(file, FileId.of(LOCK, found))
+    return WriterLock(file)

@@ -102,3 +102,7 @@ class FileId:
     @classmethod
     def of(cls, name: str, found: os.stat_result) -> FileId:
         return cls(name, found.st_dev, found.st_ino)
+
+    def fits(self, found: os.stat_result) -> bool:
+        """Whether this is the file that was found."""
+        return found.st_ino == self.inode and found.st_dev == self.device

@@ -65,7 +65,7 @@ class OpenFiles:
                 self._open.move_to_end(wanted)
                 return file
         file = OpenFile(self._disk.open(wanted.name, self._access, self.directory.number))
-        if FileId.of(wanted.name, self._disk.stat(file.number)) != wanted:
+        if not wanted.fits(self._disk.stat(file.number)):
             raise OSError(errno.ESTALE, "another file stands in its place")
         self._keep(wanted, file)
         return file
@@ -73,7 +73,7 @@ class OpenFiles:
     def is_there(self, wanted: FileId) -> bool:
         """Whether the file still stands under its name."""
         try:
-            return FileId.of(wanted.name, self._disk.find(wanted.name, self.directory.number)) == wanted
+            return wanted.fits(self._disk.find(wanted.name, self.directory.number))
         except FileNotFoundError:
             return False
 

@@ -50,6 +50,7 @@ class Segment:
     ``damaged``       how many headers before that are not valid
     ``fingerprints``  digests of the fingerprints whose full text is in this segment
     ``keys``          the records whose newest header is here. The store keeps them
+    ``inherited``     whether an earlier process wrote it, which may have died before it synced
     ``last_used``     the tick of the last use. The segment set keeps it
     ``unsynced``      the file, held open from the first write to the next ``sync``: the kernel tells only who has the
                       file open for certain that what was written could not be brought to the disk
@@ -58,8 +59,8 @@ class Segment:
     """
 
     __slots__ = (
-        "count", "damaged", "disk", "files", "fingerprints", "flaw", "head", "id", "keys", "last_used", "payloads_end",
-        "size", "unsafe", "unsynced",
+        "count", "damaged", "disk", "files", "fingerprints", "flaw", "head", "id", "inherited", "keys", "last_used",
+        "payloads_end", "size", "unsafe", "unsynced",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, files: OpenFiles, which: FileId, size: int) -> None:
@@ -69,6 +70,7 @@ class Segment:
         self.payloads_end, self.count, self.damaged = HEAD_BYTES, 0, 0
         self.keys: set[tuple[bytes, bytes]] = set()
         self.last_used = 0
+        self.inherited = False
         self.fingerprints: set[bytes] = set()
         self.unsynced: OpenFile | None = None
         self.unsafe = ""
@@ -209,6 +211,11 @@ class Segment:
         for first in self.read(1, payload_at):
             self.disk.write(file, bytes((first ^ 0xFF,)), payload_at)
 
+    def was_removed(self) -> bool:
+        """Whether the file has no name any more. This costs less than a look at the directory."""
+        file = self._file()
+        return self.disk.stat(file.number).st_nlink == 0
+
     def sync(self) -> None:
         """Wait until what was written is on the disk, and let go of the file. ``unsafe`` says whether this failed."""
         if self.unsynced is None:
@@ -217,7 +224,7 @@ class Segment:
             self.disk.sync(self.unsynced.number)
         except OSError as error:
             self.unsafe = f"{self.name} may not be on the disk: {error.strerror}"
-        self.unsynced = None
+        self.unsynced, self.inherited = None, False
 
 
 def _payload_end(after: int, payload: int, number: int, size: int) -> int:

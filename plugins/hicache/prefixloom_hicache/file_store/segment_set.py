@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prefixloom import StorageError
 
-from .directory import WriterLock, distrust, lock_directory, open_directory
+from .directory import LOCK, WriterLock, distrust, lock_directory, open_directory
 from .disk import NO_MORE, Disk, FileId
 from .open_files import OpenFiles
 from .segment import Segment
@@ -105,13 +105,13 @@ class SegmentSet:
         untrusted = ""
         try:
             which, found = self.files.find(name)
-            untrusted = distrust(self.path / name, found)
+            untrusted = distrust(self.path / name, found) if stat.S_ISREG(found.st_mode) else ""
             if untrusted or not stat.S_ISREG(found.st_mode):
                 self.files.forget(which)
                 self.ignored[name] = untrusted or f"{name} is no file"
             else:
                 segment = Segment(self.disk, self.files, which, found.st_size)
-                segment.head = segment.read_head()
+                segment.head, segment.inherited = segment.read_head(), True
                 self.ignored.pop(name, None)
                 return segment
         except OSError as error:
@@ -129,7 +129,7 @@ class SegmentSet:
         """Raise ``OSError`` if what is written now would not be found again under the path of the store."""
         what = ""
         try:
-            if FileId.of(self._place, self.disk.find(self._place)) != self._directory_id:
+            if not self._directory_id.fits(self.disk.find(self._place)):
                 what = "is another directory now"
         except (FileNotFoundError, NotADirectoryError):
             what = "was removed or moved"
@@ -137,8 +137,8 @@ class SegmentSet:
             pass  # a directory above it was closed to this process meanwhile: this says nothing of what is there
         if what:
             raise OSError(errno.ESTALE, f"{self.path} {what}: open the store again")
-        if self.lock is not None and not self.files.is_there(self.lock.id):
-            what = f"{self.path / self.lock.id.name} was removed or replaced, so another process may write here"
+        if self.lock is not None and self.lock.was_removed(self.disk):
+            what = f"{self.path / LOCK} was removed or replaced, so another process may write here"
             raise OSError(errno.ESTALE, f"{what}: open the store again")
 
     def is_there(self, segment: Segment) -> bool:
@@ -269,7 +269,14 @@ class SegmentSet:
             first.sync()
 
     def sync(self) -> bool:
-        """Wait until all segments, and the directory itself, are on the disk. Return whether they are."""
+        """Wait until all segments, and the directory itself, are on the disk. Return whether they are.
+
+        Raise ``OSError`` if a file cannot be opened for this.
+        """
+        for segment in self.by_name.values():
+            if segment.inherited:
+                segment.hold()
+                segment.sync()
         while self._unsynced:
             segment, _ = self._unsynced.popitem()
             segment.sync()
