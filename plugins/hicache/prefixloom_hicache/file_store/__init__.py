@@ -9,7 +9,8 @@ Read ``backend`` first. Below it, each module imports only those that come later
 ``segment_set``     the segments of the directory: which one is written, recycled or removed
 ``segment``         one segment file: reading its headers, appending a record
 ``segment_format``  where heads, headers and payloads stand in a segment, and how to scan them
-``directory``       permissions, and the lock of the one writer
+``open_files``      the descriptors: a bounded number of them, however many segments there are
+``directory``       permissions and owners, and the lock of the one writer
 ``disk``            the system calls, in one place
 """
 
