@@ -161,6 +161,8 @@ OTHERS_PRIVATE = {
     "bench.drivers.drive_sglang": {"_mamba_cache_chunk_size"},  # of a peer
     "bench.peers.rows": {"_exit"},  # of ``os``
     "bench.workloads.slot_kernels": {"_foreach_copy_"},  # of torch
+    "prefixloom_engine.contract.weights": {"_version"},  # of torch
+    "prefixloom_engine.hf.identity": {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"},  # of torch
 }
 """What belongs to others and has no public name."""
 
