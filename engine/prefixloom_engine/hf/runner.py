@@ -14,6 +14,7 @@ from prefixloom import Cache, CompositionError
 
 from ..contract.model import Batch, Span
 from .cache import cache_over
+from .rope import length_dependent
 
 CACHE_NAMES = ("past_key_values", "cache_params")
 """The parameters by which models of transformers take a cache."""
@@ -33,6 +34,8 @@ class HFRunner:
                 f"{type(model).__name__} takes none of {', '.join(CACHE_NAMES)}, so it cannot be given what is cached"
             )
         self.cache_name = names[0]
+        self.input_names = list(takes)
+        self.rope = length_dependent(model.config.get_text_config(decoder=True))
         self._takes_positions = "position_ids" in takes
         self._takes_wanted = "logits_to_keep" in takes
 
@@ -41,6 +44,9 @@ class HFRunner:
 
         So the tokens that are computed never need padding; only their past does.
         """
+        if self.rope is not None:
+            for span in spans:  # a batch has one set of frequencies, so the engine serves the first regime alone
+                self.rope.check("", span.end)
         found: dict[tuple[int, bool], list[int]] = {}
         for row, span in enumerate(spans):
             found.setdefault((span.count, span.start == 0), []).append(row)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -24,8 +25,15 @@ from .cache import PooledCache
 from .model import HFModel
 from .rows import Rows
 
-KEYED_INPUTS = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position", "labels", "logits_to_keep"})
-"""The tensors that a forward pass may be given: what is cached of a token follows from these inputs and its key."""
+CHECKED_INPUTS = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position"})
+"""What a forward pass may be given that its content depends on: each is checked against the session's tokens."""
+OTHER_INPUTS = frozenset({
+    "past_key_values", "cache_params", "use_cache", "labels", "logits_to_keep", "num_logits_to_keep", "return_dict",
+    "output_attentions", "output_hidden_states", "output_router_logits",
+})  # fmt: skip
+"""What it may be given that changes nothing of what is cached. Anything else is refused, whatever its type."""
+TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
+"""What it may be given if it is all zeros, which is the same as if it were not given."""
 
 
 class Session:
@@ -50,6 +58,7 @@ class Session:
         self._prompt = len(self._ids)
         self._chunk = chunk
         self._namespace, self._label = namespace, label
+        self._regime = self._runner.rope.regime(self._prompt) if self._runner.rope is not None else ""
         self._page = cache.composition.page
         states = [part.manifest for part in cache.composition.parts if not part.page_tokens]
         self._stateful = bool(states)
@@ -66,7 +75,7 @@ class Session:
             raise ProtocolError("a session is used once: open another one")
         self._used = True
         identity = self._pool.identity = self._hf.identity
-        namespace = identity.namespace(self._namespace)
+        namespace = attrs.evolve(identity, positions=self._regime).namespace(self._namespace)
         self.sequence = self._pool.open(self._ids, leave=1, namespace=namespace, label=self._label)
         try:
             self.sequence.restore()
@@ -107,6 +116,8 @@ class Session:
         stops = set(range(self.ready + self._chunk, last, self._chunk)) if self._chunk else set()
         if self._stateful:
             stops |= {self.sequence.branch or 0, last // self._page * self._page}
+        if self._runner.rope is not None and self._regime:
+            stops = {stop for stop in stops if stop > self._runner.rope.limit}
         with torch.no_grad():
             for stop in sorted(stop for stop in stops if self.ready < stop <= last):
                 start = self.sequence.committed
@@ -119,9 +130,7 @@ class Session:
         if kwargs.get(self._runner.cache_name) is not self.cache:
             return
         self._check()
-        given = dict(kwargs)
-        if args:
-            given["input_ids"] = args[0]
+        given = {**dict(zip(self._runner.input_names, args, strict=False)), **kwargs}
         start, count = self._name_tokens(given)
         sequence = self.sequence
         sequence.grow(start + count - sequence.reserved)
@@ -186,8 +195,9 @@ class Session:
     def _name_tokens(self, given: Mapping[str, Any]) -> tuple[int, int]:
         """Return where this pass starts and how many tokens it has; append its new tokens to the sequence's key."""
         start = self.sequence.committed
-        _refuse_inputs_outside_the_key(given)
-        _refuse_other_positions(given, start)
+        _refuse_inputs_outside_the_key(given, start)
+        if self._runner.rope is not None:
+            self._runner.rope.check(self._regime, start + given["input_ids"].shape[1])
         tokens = given["input_ids"][0].tolist()
         known = self._ids[start : start + len(tokens)]
         if known != tokens[: len(known)]:
@@ -202,9 +212,9 @@ class Session:
         return start, len(tokens)
 
 
-def _refuse_inputs_outside_the_key(given: Mapping[str, Any]) -> None:
+def _refuse_inputs_outside_the_key(given: Mapping[str, Any], start: int) -> None:
     """Refuse a pass in which the entry of a token depends on more than the token's id and those before it."""
-    ids, mask = given.get("input_ids"), given.get("attention_mask")
+    ids = given.get("input_ids")
     if ids is None:
         raise InputError("a session knows tokens by their ids, and this pass has none: inputs_embeds cannot be cached")
     if ids.ndim != 2 or ids.shape[0] != 1 or not ids.shape[1]:
@@ -214,26 +224,51 @@ def _refuse_inputs_outside_the_key(given: Mapping[str, Any]) -> None:
         )
     if torch.is_grad_enabled():
         raise InputError("a session cannot be differentiated through: call the model under torch.no_grad()")
-    if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2 and (ids.shape[1] == 1 or mask.all())):
-        raise InputError(
-            "a session's attention_mask must be all ones: leave padding out. Where ids have the pad token in them, "
-            "generate makes a mask that hides it; pass torch.ones_like(ids) then"
-        )
+    if torch.is_autocast_enabled(ids.device.type):
+        raise InputError("under autocast a model computes in other dtypes than its weights have: leave autocast out")
+    if given.get("use_cache") is False:
+        raise InputError("with use_cache=False the model leaves its cache alone, so a session has nothing to do")
     for name, value in given.items():
-        if name not in KEYED_INPUTS and isinstance(value, Tensor) and bool(value.any()):
-            raise InputError(f"what is cached is known by token ids alone, and this pass has {name} as well")
-
-
-def _refuse_other_positions(given: Mapping[str, Any], start: int) -> None:
-    """Refuse a pass that does not begin where the session stands."""
-    positions = given.get("position_ids")
-    if isinstance(positions, Tensor) and positions.numel():
-        first = int(positions.flatten()[0])
-        if first != start:
+        if value is None or name in CHECKED_INPUTS or name in OTHER_INPUTS:
+            continue
+        if name not in TYPES or not isinstance(value, Tensor) or bool(value.any()):
             raise InputError(
-                f"this pass begins at position {first}, and {start} tokens are computed. Give generate the whole ids, "
-                f"those of this session included"
+                f"what is cached is known by token ids alone, and this pass has {name} as well. A session takes "
+                f"{', '.join(sorted(CHECKED_INPUTS))}"
             )
+    end = start + ids.shape[1]
+    _refuse_other_mask(given.get("attention_mask"), end)
+    for name in ("position_ids", "cache_position"):
+        _refuse_other_positions(name, given.get(name), start, end)
+
+
+def _refuse_other_mask(mask: Any, end: int) -> None:
+    """Refuse a mask that hides one of the ``end`` tokens."""
+    if mask is None or (isinstance(mask, Tensor) and mask.shape == (1, end) and bool(mask.all())):
+        return
+    if isinstance(mask, Tensor) and mask.ndim == 2 and bool(mask.all()):
+        raise InputError(
+            f"this pass ends at {end} tokens, and its attention_mask is of shape {tuple(mask.shape)}. Give generate "
+            f"the whole ids, those of this session included"
+        )
+    raise InputError(
+        "a session's attention_mask must be all ones: leave padding out. Where ids have the pad token in them, "
+        "generate makes a mask that hides it; pass torch.ones_like(ids) then"
+    )
+
+
+def _refuse_other_positions(name: str, positions: Any, start: int, end: int) -> None:
+    """Refuse positions other than those of the tokens [start, end)."""
+    if positions is None:
+        return
+    right = torch.arange(start, end, device=getattr(positions, "device", None))
+    if not isinstance(positions, Tensor) or positions.shape[-1:] != right.shape:
+        raise InputError(f"this pass has tokens at {start} to {end - 1}, and {name} of another form")
+    if not bool((positions == right).all()):
+        raise InputError(
+            f"this pass has {name} from {int(positions.flatten()[0])} to {int(positions.flatten()[-1])}, and its "
+            f"tokens are at {start} to {end - 1}. Give generate the whole ids, those of this session included"
+        )
 
 
 def _token_list(ids: Any) -> list[int]:

@@ -17,7 +17,7 @@ from types import TracebackType
 from prefixloom import Cache, Identity, InputError, PrefixloomError, ProtocolError, Sequence, encode
 
 from ..contract.handover import Handover
-from ..contract.model import Identified, Model
+from ..contract.model import Identified, Model, Span
 from ..contract.requests import Answer, Request
 from ..forward.jobs import Job, PlannedRow
 from ..forward.stream import ForwardStream, LaunchedStep
@@ -65,7 +65,7 @@ class Engine:
         self.model, self.cache = model, cache
         self.overlap = overlap
         self._speculate = self._guess_depth(speculate, "the engine")
-        runner = model.bind(cache)
+        runner = self._runner = model.bind(cache)
         if guesser is None and getattr(runner, "drafter", None) is None:
             guesser = PromptLookup()
         self._scheduler = Scheduler(cache, policy, chunk, max_running, guesser)
@@ -131,7 +131,9 @@ class Engine:
         wrong = next((t for t in request.tokens if t.__class__ is not int or not 0 <= t < most), None)
         if wrong is not None:
             raise InputError(f"{name} has the token {wrong!r}: the model's are whole numbers from 0 to {most - 1}")
-        self._scheduler.budget.check(len(request.tokens) + request.max_tokens - 1, name)
+        longest = len(request.tokens) + request.max_tokens - 1
+        self._scheduler.budget.check(longest, name)
+        self._runner.groups([Span(0, longest)])  # which refuses what it can never compute
         return self._speculate if request.speculate is None else self._guess_depth(request.speculate, name)
 
     def _guess_depth(self, tokens: int, name: str) -> int:

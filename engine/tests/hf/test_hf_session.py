@@ -283,7 +283,7 @@ def test_the_same_ids_twice_in_a_session_are_refused_where_they_would_be_fed_aga
     ids = ids_of(prompt(17, 40))
     with session(served.cache, served.model, ids) as s:
         generated(served.model, ids, 5, s.cache)
-        with pytest.raises(InputError, match=r"begins at position .*, and 44 tokens are computed"):
+        with pytest.raises(InputError, match=r"position_ids from 4 to 39, and its tokens are at 44 to 79"):
             generated(served.model, ids, 5, s.cache)
 
 
@@ -316,7 +316,16 @@ def test_an_assistant_is_refused(served: Served) -> None:
         ({"attention_mask": torch.zeros(1, 1, 40, 40)}, "attention_mask must be all ones"),
         ({"token_type_ids": torch.ones(1, 40, dtype=torch.long)}, "this pass has token_type_ids as well"),
         ({"input_ids": None, "inputs_embeds": torch.zeros(1, 40, 32).double()}, "this pass has none: inputs_embeds"),
-        ({"position_ids": torch.arange(3, 43)[None]}, "begins at position 3, and 0 tokens are computed"),
+        ({"position_ids": torch.arange(3, 43)[None]}, "position_ids from 3 to 42, and its tokens are at 0 to 39"),
+        ({"position_ids": torch.arange(40).flip(0)[None]}, "position_ids from 39 to 0"),
+        ({"position_ids": torch.tensor([[*range(30), *range(10)]])}, "position_ids from 0 to 9"),
+        ({"position_ids": torch.arange(39)[None]}, "position_ids of another form"),
+        ({"cache_position": torch.arange(5, 45)}, "cache_position from 5 to 44"),
+        ({"attention_mask": torch.ones(1, 39)}, r"attention_mask is of shape \(1, 39\)"),
+        ({"mm_encoder_outputs": {"image": torch.ones(1, 4)}}, "this pass has mm_encoder_outputs as well"),
+        ({"pixel_values": torch.zeros(1, 3, 4, 4)}, "this pass has pixel_values as well"),
+        ({"head_mask": [1.0]}, "this pass has head_mask as well"),
+        ({"use_cache": False}, "with use_cache=False"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -328,6 +337,34 @@ def test_what_token_ids_do_not_tell_is_refused(served: Served, more: dict[str, A
         pytest.raises(InputError, match=told),
     ):
         served.model(**{"input_ids": ids, "past_key_values": s.cache, **more})
+
+
+def test_a_pass_of_one_token_may_hide_nothing_either(served: Served) -> None:
+    ids, mask = ids_of(prompt(19, 41)), torch.ones(1, 41)
+    mask[0, 7] = 0
+    with session(served.cache, served.model, ids) as s, torch.no_grad():
+        served.model(ids[:, :40], past_key_values=s.cache)
+        with pytest.raises(InputError, match="attention_mask must be all ones"):
+            served.model(ids[:, 40:], past_key_values=s.cache, attention_mask=mask)
+        served.model(ids[:, 40:], past_key_values=s.cache, attention_mask=torch.ones(1, 41))
+
+
+def test_what_says_nothing_new_is_taken(served: Served) -> None:
+    ids = ids_of(prompt(19, 40))
+    more = {"token_type_ids": torch.zeros_like(ids), "position_ids": torch.arange(40)[None], "pixel_values": None}
+    with session(served.cache, served.model, ids) as s, torch.no_grad():
+        before = served.model._forward_pre_hooks.copy()
+        inputs = {"input_ids": ids, "past_key_values": s.cache, **more}
+        for hook in before.values():
+            hook(served.model, (), inputs)
+        assert s.sequence.reserved == 40
+
+
+def test_autocast_is_refused(served: Served) -> None:
+    ids = ids_of(prompt(19, 40))
+    told = pytest.raises(InputError, match="under autocast")
+    with session(served.cache, served.model, ids) as s, torch.no_grad(), torch.autocast("cpu"), told:
+        served.model(ids, past_key_values=s.cache)
 
 
 def test_gradients_are_refused(served: Served) -> None:
