@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -104,7 +105,7 @@ def test_what_goes_over_is_what_the_reaches_need_at_the_end_and_at_the_last_boun
         for mine, theirs in ((handed.content, back.content), (handed.states, back.states)):
             assert mine.keys() == theirs.keys()
             assert all(theirs[name].equal(content) for name, content in mine.items())
-    with pytest.raises(InputError, match="bytes, and its header announces"):
+    with pytest.raises(InputError, match="damaged on its way"):
         decode_handover(encode_handover(rest.handed) + b"x")
 
 
@@ -123,12 +124,17 @@ def test_what_came_too_late_to_fit_is_computed_here() -> None:
     nothing_left(cache)
 
 
+def one_bit(data: bytes) -> bytes:
+    return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+
+
+@pytest.mark.parametrize("damage", [one_bit, lambda data: data[:-1], lambda data: data + b"x", lambda data: data[1:]])
 def test_what_came_and_cannot_be_read_costs_a_recompute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes]
 ) -> None:
     from prefixloom_engine.disaggregation import decode_engine
 
-    monkeypatch.setattr(decode_engine, "decode_handover", lambda data: decode_handover(data[:-1]))
+    monkeypatch.setattr(decode_engine, "decode_handover", lambda data: decode_handover(damage(data)))
     requests = [Request(prompt(1, 150), 6)]
     cache = cache_for(model())
     with serving(lambda: cache_for(model())) as server, decoding(cache, server) as decode:
@@ -150,6 +156,45 @@ def test_two_that_keep_other_things_do_not_work_together() -> None:
     other = ThreeWay("tiny")
     with serving(lambda: cache_for(other), other) as server, pytest.raises(InputError, match="from the same config"):
         decoding(cache_for(model()), server).generate([Request(prompt(1, 150), 2)])
+
+
+def test_two_that_compute_something_else_do_not_work_together() -> None:
+    other = ThreeWay("tiny", dtype="float64", seed=1)
+    told = pytest.raises(InputError, match=r"computes something else: weights is '.*' there and '.*' here")
+    with serving(lambda: cache_for(other), other) as server, told:
+        decoding(cache_for(model()), server).generate([Request(prompt(1, 150), 2)])
+
+
+class Unidentified:
+    """A model that says nothing of its identity."""
+
+    def __init__(self, it: ThreeWay) -> None:
+        self.config, self.vocabulary, self.stops, self.bind = it.config, it.vocabulary, it.stops, it.bind
+
+
+def test_content_of_a_model_without_identity_stays_in_its_process() -> None:
+    for make in (PrefillServer, lambda engine: DecodeEngine(engine, ("127.0.0.1", 1))):
+        engine = Engine(Unidentified(model()), cache_for(model()))
+        with pytest.raises(InputError, match="Unidentified does not say its identity"):
+            make(engine)
+        engine.close()
+
+
+@pytest.mark.parametrize("whose", ["prefill", "decode"])
+def test_weights_that_change_between_two_prompts_cost_a_recompute(caplog: pytest.LogCaptureFixture, whose: str) -> None:
+    theirs, mine = (ThreeWay("tiny", dtype="float64") for _ in range(2))
+    changing = theirs if whose == "prefill" else mine
+    cache = cache_for(mine)
+    with serving(lambda: cache_for(theirs), theirs) as server, decoding(cache, server, mine) as decode:
+        for changed in (False, True):
+            if changed:
+                changing.to_logits.neg_()
+            requests = [Request(prompt(7 + changed, 150), 6)]
+            (answer,) = decode.generate(requests)
+            assert [answer.tokens] == plain(mine, requests)
+            assert decode.handed_over == 1
+    assert "weights or adapters here are others" in caplog.text
+    nothing_left(cache)
 
 
 def test_no_prefill_process_costs_a_recompute_and_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -245,7 +290,7 @@ def test_a_prompt_that_nobody_wants_any_more_is_not_computed() -> None:
     request = Request(prompt(1, 150), 2)
     server = PrefillServer(Engine(model(), cache_for(model()), chunk=16))
     wire = Wire(socket.create_connection(server.address))
-    wire.send(ASK, 7, encode_question(request, 0))
+    wire.send(ASK, 7, encode_question(request, 0, model().identity))
     while not server._asked:
         server.serve_once()
     wire.send(DROP, 8, b"")  # no such prompt

@@ -15,25 +15,36 @@ from collections.abc import Iterable
 
 import attrs
 
-from prefixloom import InputError
+from prefixloom import Identity, InputError
 
 from ..contract.requests import Answer, Request
 from ..serving.engine import Engine
-from .messages import cache_format, check_handover, decode_handover, encode_question
+from .messages import (
+    check_handover,
+    decode_handover,
+    disagreement,
+    encode_question,
+    greeting,
+    identity_of,
+)
 from .wire import ASK, DROP, HELLO, REFUSED, Address, Wire, WireClosed
 
 log = logging.getLogger("prefixloom.engine")
 RECONNECT_SECONDS = 1.0
 """How long to wait after a prefill process is lost before connecting again."""
 HELLO_SECONDS = 10.0
-"""How long a prefill process may take to accept a connection, and then to send the format of its cache."""
+"""How long a prefill process may take to accept a connection, and then to send its greeting."""
 
 
 @attrs.define(eq=False)
 class Pending:
-    """A request of a ``DecodeEngine``. ``answer``: None while the prefill process computes the prompt."""
+    """A request of a ``DecodeEngine``, and the identity under which it was asked for.
+
+    ``answer``: None while the prefill process computes the prompt.
+    """
 
     request: Request
+    identity: Identity
     answer: Answer | None = None
     dropped: bool = False
 
@@ -57,6 +68,7 @@ class DecodeEngine:
         if not patience > 0:
             raise InputError(f"patience is a number of seconds above 0, got {patience!r}")
         self.engine = engine
+        identity_of(engine)
         self._address, self._least, self._patience = prefill, least, patience
         self._silent_since = 0.0
         self._wire: Wire | None = None
@@ -67,7 +79,7 @@ class DecodeEngine:
 
     # ------------------------------------------------------------ requests
     def add(self, request: Request) -> Pending:
-        pending = Pending(request)
+        pending = Pending(request, identity_of(self.engine))
         have = self.engine.cache.peek(request.tokens, namespace=self.engine.namespace(request.namespace), leave=1)
         wire = self._connected() if len(request.tokens) - have >= self._least else None
         self.engine.check(request)
@@ -79,7 +91,7 @@ class DecodeEngine:
             self._silent_since = time.monotonic()
         self._asked[self._questions] = pending
         try:
-            wire.send(ASK, self._questions, encode_question(request, have))
+            wire.send(ASK, self._questions, encode_question(request, have, pending.identity))
         except WireClosed as error:
             self._compute_here(error)
         return pending
@@ -132,22 +144,19 @@ class DecodeEngine:
         return self._wire
 
     def _say_hello(self, wire: Wire) -> Wire:
-        """Exchange cache formats. Both sides must keep the same things in the same way, or content means nothing."""
-        mine = cache_format(self.engine.cache)
-        wire.send(HELLO, 0, json.dumps(mine).encode())
+        """Exchange greetings. Both sides must compute and keep the same, or content means nothing."""
+        wire.send(HELLO, 0, json.dumps(greeting(self.engine)).encode())
         until = time.monotonic() + HELLO_SECONDS
         while time.monotonic() < until:
             for kind, _, data in wire.receive(0.1):
-                if kind == HELLO and json.loads(data) == mine:
+                differs = disagreement(self.engine, data) if kind == HELLO else "says no greeting"
+                if not differs:
                     return wire
                 wire.close()
                 host, port = self._address
-                raise InputError(
-                    f"the prefill process at {host}:{port} keeps other things in its cache than this one: compose "
-                    f"both from the same config"
-                )
+                raise InputError(f"the prefill process at {host}:{port} {differs}")
         wire.close()
-        raise WireClosed(f"it has not described its cache within {HELLO_SECONDS:g} s")
+        raise WireClosed(f"it has not greeted within {HELLO_SECONDS:g} s")
 
     def _receive(self, timeout: float) -> None:
         if self._wire is None:
@@ -175,6 +184,8 @@ class DecodeEngine:
         self.received += len(data)
         try:
             handover = decode_handover(data)
+            if pending.identity != identity_of(self.engine):
+                raise InputError("the model's weights or adapters have changed meanwhile")
             check_handover(self.engine.cache, handover, len(pending.request.tokens), self.engine.model.vocabulary)
         except Exception as error:  # malformed bytes may raise anything
             log.warning("what the prefill process handed over cannot be read (%r). It is computed here", error)

@@ -12,28 +12,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prefixloom import Cache, InputError
+from prefixloom import Cache, Identity, InputError
+from prefixloom.storage import Checksum
 
 from ..contract.handover import Handover
 from ..contract.requests import Request
 from ..forward.handover import pages_needed
+from ..serving.engine import Engine
 
-VERSION = 3
+VERSION = 4
 """Of the messages. Both sides compare it when they connect, as a part of ``cache_format``."""
 
 
+def identity_of(engine: Engine) -> Identity:
+    """The identity of an engine's model. Content that has none must not leave the process."""
+    identity = engine.identity
+    if identity is None:
+        raise InputError(
+            f"{type(engine.model).__name__} does not say its identity (prefixloom_engine.Identified), so nobody can "
+            f"tell whether two processes compute the same: it cannot be served by two"
+        )
+    return identity
+
+
+def greeting(engine: Engine) -> dict[str, Any]:
+    """What both sides must agree on when they connect: what the model's content depends on, and how caches keep it."""
+    return {"identity": identity_of(engine).said, "cache": cache_format(engine.cache)}
+
+
+def disagreement(engine: Engine, data: bytes) -> str:
+    """What is different in another process's greeting, in a sentence; empty if nothing is."""
+    try:
+        theirs = json.loads(data)
+        differs = identity_of(engine).difference(theirs["identity"])
+        agrees = theirs["cache"] == cache_format(engine.cache)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return "says something else than this protocol does"
+    if not agrees:
+        return "keeps other things in its cache than this one: compose both from the same config"
+    return f"computes something else: {differs}" if differs else ""
+
+
 def cache_format(cache: Cache) -> dict[str, Any]:
-    """Describe what a cache keeps and how. Both sides must agree on it; they compare it when they connect."""
+    """Describe what a cache keeps and how."""
     parts = {}
     for part in cache.composition.parts:
         buffers = [[b.name, list(b.shape), str(b.dtype), len(b.layers)] for b in part.manifest.buffers]
-        parts[part.name] = [part.page_tokens, repr(part.reach), part.manifest.lookahead, buffers]
+        kind = f"{type(part.component).__module__}.{type(part.component).__qualname__} {part.manifest.version}"
+        parts[part.name] = [kind, part.page_tokens, repr(part.reach), part.manifest.lookahead, buffers]
     return {"version": VERSION, "page": cache.composition.page, "parts": parts}
 
 
-def encode_question(request: Request, have: int) -> bytes:
-    """Ask for the prompt of a request of which ``have`` tokens are cached here."""
+def encode_question(request: Request, have: int, identity: Identity) -> bytes:
+    """Ask for the prompt of a request of which ``have`` tokens are cached here, computed under ``identity``."""
     question = {
+        "identity": identity.digest,
         "tokens": request.tokens, "temperature": request.temperature, "seed": request.seed,
         "namespace": request.namespace, "priority": request.priority, "logprobs": request.logprobs, "have": have,
     }  # fmt: skip
@@ -81,9 +114,10 @@ def encode_handover(handover: Handover) -> bytes:
         "logprob": handover.logprob, "pages": {name: list(pages) for name, pages in handover.pages.items()},
         "content": _index(handover.content), "states": _index(handover.states),
     }  # fmt: skip
-    header = json.dumps(fields).encode()
     tensors = (*handover.content.values(), *handover.states.values())
-    return b"".join((struct.pack("<I", len(header)), header, *map(_bytes, tensors)))
+    content = b"".join(map(_bytes, tensors))
+    header = json.dumps({**fields, "checksum": Checksum.of(content, "crc32").value}).encode()
+    return b"".join((struct.pack("<I", len(header)), header, content))
 
 
 def _index(tensors: Mapping[tuple[str, str], Tensor]) -> list[list[Any]]:
@@ -95,6 +129,8 @@ def decode_handover(data: bytes) -> Handover:
     (length,) = struct.unpack_from("<I", data)
     fields = json.loads(data[4 : 4 + length])
     at, whole = 4 + length, bytearray(data)
+    if not Checksum("crc32", fields.pop("checksum")).fits(memoryview(data)[at:]):
+        raise InputError("what was handed over was damaged on its way: its checksum is another one")
     for kind in ("content", "states"):
         fields[kind], at = _tensors(whole, at, fields[kind])
     if at != len(data):

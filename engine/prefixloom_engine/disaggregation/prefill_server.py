@@ -13,11 +13,11 @@ import time
 
 import attrs
 
-from prefixloom import PrefixloomError
+from prefixloom import InputError, PrefixloomError
 
 from ..contract.requests import Answer, Request
 from ..serving.engine import Engine
-from .messages import cache_format, encode_handover
+from .messages import encode_handover, greeting, identity_of
 from .wire import ANSWER, ASK, BUSY, DROP, HELLO, REFUSED, Address, Wire, WireClosed
 
 log = logging.getLogger("prefixloom.engine")
@@ -32,6 +32,7 @@ class PrefillServer:
 
     def __init__(self, engine: Engine, address: Address = ("127.0.0.1", 0)) -> None:
         self.engine = engine
+        identity_of(engine)
         self._listening = socket.create_server(address)
         self._listening.setblocking(False)
         self._wires: list[Wire] = []
@@ -82,8 +83,7 @@ class PrefillServer:
 
     def _handle(self, wire: Wire, kind: bytes, number: int, data: bytes) -> None:
         if kind == HELLO:
-            mine = json.dumps(cache_format(self.engine.cache)).encode()
-            wire.send(HELLO, 0, mine)
+            wire.send(HELLO, 0, json.dumps(greeting(self.engine)).encode())
             return
         if kind == DROP:
             for answer in [answer for answer, asked in self._asked.items() if asked == (wire, number)]:
@@ -95,6 +95,8 @@ class PrefillServer:
         try:
             fields = json.loads(data)
             have = int(fields.pop("have"))
+            if fields.pop("identity", None) != identity_of(self.engine).digest:
+                raise InputError("the model's weights or adapters here are others than those that are asked for")
             answer = self.engine.add(Request(**fields, max_tokens=1, stops=(), speculate=0, hand_over=have))
         except REFUSABLE as error:
             wire.send(REFUSED, number, str(error).encode())

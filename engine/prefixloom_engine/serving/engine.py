@@ -100,6 +100,12 @@ class Engine:
             raise
         return answer
 
+    @property
+    def identity(self) -> Identity | None:
+        """The identity of the model as it is; None if the model does not say it."""
+        self._identify()
+        return self._identity
+
     def namespace(self, name: str) -> str:
         """The namespace ``name`` of the model's identity: where the cache keeps what requests of that name compute."""
         return name if self._identity is None else self._identity.namespace(name)
