@@ -14,12 +14,14 @@ import torch
 
 from prefixloom import CompositionError
 from prefixloom_engine.hf import session
+from prefixloom_engine.hf.refusals import refuse
 
 from .hf_models import Served, distance, prompt
-from .hf_tiny import tiny_model
+from .hf_tiny import tiny_config, tiny_model
 
-FIRST, WHOLE, MORE, ANSWER = 48, 80, 100, 6
-"""The tokens of the first part, of the first prompt, of the prompt that hits, and of an answer."""
+FIRST, WHOLE, MORE, ANSWER = 64, 96, 120, 6
+"""The tokens of the first part, of the first prompt, of the prompt that hits, and of an answer. The first is a whole
+chunk of every recurrent kernel."""
 ROUNDING = 1e-10
 SINGLE = 1e-4
 """How far results may be apart if the model's own code computes a part in float32, in which it is then told apart."""
@@ -47,9 +49,9 @@ class Outcome:
 
 def outcome_of(model_type: str) -> Outcome:
     """What becomes of a model type of the installed transformers."""
-    model = tiny_model(model_type)
     try:
-        return measured(model)
+        refuse(tiny_config(model_type))
+        return measured(tiny_model(model_type))
     except CompositionError as error:
         return Outcome(refused=str(error))
 
@@ -85,9 +87,12 @@ def alone(model: Any, tokens: list[int]) -> torch.Tensor:
 
 def greedy(model: Any, tokens: list[int]) -> list[int]:
     """The greedy answer without any cache."""
-    tokens = list(tokens)
+    tokens, ends = list(tokens), model.generation_config.eos_token_id
     for _ in range(ANSWER):
-        tokens.append(int(alone(model, tokens)[-1].argmax()))
+        logits = alone(model, tokens)[-1]
+        if ends is not None:
+            logits[ends] = -torch.inf  # as ``generate`` does before ``min_new_tokens``
+        tokens.append(int(logits.argmax()))
     return tokens[-ANSWER:]
 
 
@@ -98,7 +103,7 @@ def generated(served: Served, tokens: list[int]) -> list[int]:
         assert opened.ready >= FIRST
         out = served.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=ANSWER, min_new_tokens=ANSWER, do_sample=False,
-            **{served.runner.cache_name: opened.cache},
+            use_cache=True, **{served.runner.cache_name: opened.cache},
         )  # fmt: skip
     return [int(token) for token in out[0, len(tokens) :]]
 

@@ -54,8 +54,8 @@ SMALL: dict[str, Any] = {
     **HEADS, **WIDTHS, **INNER, **COUNTS, **EXPERTS, **CHOSEN, **POSITIONS, **WINDOWS,
     "vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY, "unpadded_vocab_size": VOCABULARY,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "num_key_value_heads": 2, "num_kv_heads": 2, "kv_n_heads": 2, "head_dim": 8, "dim_head": 8, "d_head": 8,
-    "attention_head_dim": 8, "kv_channels": 8, "rotary_dim": 4, "query_pre_attn_scalar": 8, "attention_chunk_size": 32,
+    "num_key_value_heads": 2, "num_kv_heads": 2, "kv_n_heads": 2, "head_dim": 16, "dim_head": 16, "d_head": 16,
+    "attention_head_dim": 16, "kv_channels": 16, "rotary_dim": 4, "query_pre_attn_scalar": 8, "attention_chunk_size": 32,
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
     "qk_head_dim": 12, "o_lora_rank": 16, "topk_group": 1, "first_k_dense_replace": 1, "o_groups": 2,
     "index_topk": 16, "index_head_dim": 8, "index_n_heads": 16, "index_topk_blocks": 2, "index_block_size": 16,
@@ -72,8 +72,10 @@ SMALL: dict[str, Any] = {
 PER_LAYER = ("layer_types", "layers_block_type", "attention_layers", "attn_layers")
 """The lists that name the kind of each layer."""
 
+ABSENT = object()
+"""A value that a tiny config is made without."""
 FULL, SLIDING = "full_attention", "sliding_attention"
-HEADED = {"head_dim": 8}
+HEADED = {"head_dim": 16}
 ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SHARING = {"layer_types": [SLIDING, FULL] * 2, "num_kv_shared_layers": 2}
 INDEXER = {
@@ -82,22 +84,28 @@ INDEXER = {
 }  # fmt: skip
 MLA = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8}
 NOTES = {"num_key_value_heads": 4, "head_dim": 12, "per_layer_config": dict.fromkeys((2, 3), {**MLA, "num_attention_heads": 4})}
-SHARES_ALL = {
-    "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": LAYERS,
-    "num_hidden_layers": LAYERS, "layer_types": [SLIDING, SLIDING, SLIDING, FULL], "per_layer_config": {},
+ASSISTS = {
+    **SHARING, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_hidden_layers": LAYERS,
+    "per_layer_config": {},
 }  # fmt: skip
 SPECIAL: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3], "layer_types": ABSENT},
     "blt": {"encoder_hash_byte_group_vocab": 101},
     "cohere_compass_text": {"rope_parameters": {FULL: {"rope_type": "default", "rope_theta": 10000.0}}},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "dots3_note": {"text_config": {"model_type": "dots3_note_text", **NOTES}},
+    "dots3_note": {"text_config": {"model_type": "dots3_note_text", **NOTES}, "vision_config": {"adapter_in_dim": 32, "adapter_out_dim": 32},
+        "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32},
+    },
     "dots3_note_text": NOTES,
     "gemma3n_text": {**SHARING, "intermediate_size": 48, "activation_sparsity_pattern": [0.0] * LAYERS},
-    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **SHARES_ALL}, "backbone_hidden_size": 32},
+    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **ASSISTS, "num_kv_shared_layers": LAYERS}, "backbone_hidden_size": 32},
     "gemma4_unified_assistant": {
-        "text_config": {"model_type": "gemma4_unified_text", **SHARES_ALL}, "backbone_hidden_size": 32
+        "text_config": {"model_type": "gemma4_unified_text", **ASSISTS}, "backbone_hidden_size": 32
     },
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
     "hunyuan_v1_dense": HEADED,
     "hunyuan_v1_moe": {**HEADED, "num_experts": 4, "moe_topk": 2},
     "inkling_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 8, "d_rel": 4},
@@ -122,7 +130,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 UNBUILT = {
-    name: {"text_config": {"model_type": text, **SHARES_ALL}}
+    name: {"text_config": {"model_type": text, **ASSISTS, "num_kv_shared_layers": LAYERS}}
     for name, text in (("gemma4_assistant", "gemma4_text"), ("gemma4_unified_assistant", "gemma4_unified_text"))
 }
 """What a model type's config class needs before its other values can be read."""
@@ -141,7 +149,7 @@ def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     for name, value in over.items():
         inside = out.get(name)
         out[name] = merged(inside, value) if isinstance(inside, Mapping) and isinstance(value, Mapping) else value
-    return out
+    return {name: value for name, value in out.items() if value is not ABSENT}
 
 
 def tiny_model(model_type: str) -> Any:
@@ -175,6 +183,10 @@ def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
             out[name] = value
         else:
             out[name] = SMALL[name]
+    if "kv_lora_rank" in out and "num_key_value_heads" in out:
+        out["num_key_value_heads"] = out["num_attention_heads"]  # latents are spread to all heads
+        if "qk_rope_head_dim" in out and config.get("head_dim") == config["qk_rope_head_dim"]:
+            out["head_dim"] = out["qk_rope_head_dim"]
     return out
 
 
