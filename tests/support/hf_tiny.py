@@ -55,7 +55,7 @@ SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY, "unpadded_vocab_size": VOCABULARY,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "num_key_value_heads": 2, "num_kv_heads": 2, "kv_n_heads": 2, "head_dim": 16, "dim_head": 16, "d_head": 16,
-    "attention_head_dim": 16, "kv_channels": 16, "rotary_dim": 4, "query_pre_attn_scalar": 8, "attention_chunk_size": 32,
+    "attention_head_dim": 16, "kv_channels": 16, "rotary_dim": 4, "query_pre_attn_scalar": 8, "attention_chunk_size": 48,
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
     "qk_head_dim": 12, "o_lora_rank": 16, "topk_group": 1, "first_k_dense_replace": 1, "o_groups": 2,
     "index_topk": 16, "index_head_dim": 8, "index_n_heads": 16, "index_topk_blocks": 2, "index_block_size": 16,
@@ -79,7 +79,7 @@ HEADED = {"head_dim": 16}
 ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SHARING = {"layer_types": [SLIDING, FULL] * 2, "num_kv_shared_layers": 2}
 INDEXER = {
-    "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 16,
+    "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
     "indexer_compress_ratio": 1,
 }  # fmt: skip
 MLA = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8}
@@ -105,11 +105,12 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "gemma4_unified_text", **ASSISTS}, "backbone_hidden_size": 32
     },
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "helium": {"head_dim": 8},
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
     "hunyuan_v1_dense": HEADED,
     "hunyuan_v1_moe": {**HEADED, "num_experts": 4, "moe_topk": 2},
-    "inkling_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 8, "d_rel": 4},
-    "inkling2_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 8, "d_rel": 4},
+    "inkling_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 16, "d_rel": 4},
+    "inkling2_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 16, "d_rel": 4},
     "laguna": {"layer_types": [FULL, SLIDING] * 2, "num_attention_heads_per_layer": [4, 8] * 2},
     "lfm2_moe": {"layer_types": ["conv", FULL] * 2, **ROUTED},
     "mamba2": {"head_dim": 16},
@@ -123,12 +124,15 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "local_attn_chunk_length": 16, "lsh_attn_chunk_length": 16,
     },
     "roc_bert": {"shape_vocab_size": 97, "pronunciation_vocab_size": 97},
+    "xlnet": {"d_head": 8},
     "zamba": {
         "num_hidden_layers": 6, "layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2,
     },
     "zamba2": {"num_query_groups": 2},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
+SINGLE_ONLY = ("xglm",)
+"""Model types whose code cannot be run in float64."""
 UNBUILT = {
     name: {"text_config": {"model_type": text, **ASSISTS, "num_kv_shared_layers": LAYERS}}
     for name, text in (("gemma4_assistant", "gemma4_text"), ("gemma4_unified_assistant", "gemma4_unified_text"))
@@ -155,7 +159,8 @@ def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 def tiny_model(model_type: str) -> Any:
     """A tiny model of this type in float64, with strong random weights."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config(model_type), dtype=torch.float64)
+    dtype = torch.float32 if model_type in SINGLE_ONLY else torch.float64
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type), dtype=dtype)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped one has no kernel for float64
     with torch.no_grad():

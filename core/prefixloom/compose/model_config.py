@@ -24,6 +24,9 @@ __all__ = ["GLOBAL", "load_config", "read_facts"]
 NESTED = ("text_config", "llm_config", "language_config")
 """Keys under which the config of a multimodal model has that of its language model."""
 
+USUAL = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim", "sliding_window")
+"""Names by which a config object answers even where its class stores the number under another name."""
+
 # ---------------------------------------------------------------- reading a config
 
 
@@ -36,7 +39,7 @@ def load_config(source: object) -> dict[str, Any]:
         config = to_dict()
         if not isinstance(config, Mapping):
             raise CompositionError(f"{type(source).__name__}.to_dict() gave {type(config).__name__}, not a dict")
-        return _with_layers(source, dict(config))
+        return _with_computed(source, dict(config))
     if not isinstance(source, str | os.PathLike):
         raise CompositionError(
             f"cannot read a model from {type(source).__name__}: pass a config dict, a config object with to_dict(), a "
@@ -45,14 +48,18 @@ def load_config(source: object) -> dict[str, Any]:
     return _read_json(Path(source))
 
 
-def _with_layers(source: object, config: dict[str, Any]) -> dict[str, Any]:
-    """The dict of a config object, with the layer list that some config classes only compute."""
+def _with_computed(source: object, config: dict[str, Any]) -> dict[str, Any]:
+    """The dict of a config object, with what its class only computes: a layer list, numbers under their usual names."""
     for key in NESTED:
         if isinstance(config.get(key), Mapping):
-            config[key] = _with_layers(getattr(source, key, None), dict(config[key]))
+            config[key] = _with_computed(getattr(source, key, None), dict(config[key]))
     listed = getattr(source, "layer_types", None)
     if isinstance(listed, list | tuple) and config.get("layer_types") is None:
         config["layer_types"] = list(listed)
+    for name in USUAL:
+        value = getattr(source, name, None)
+        if isinstance(value, int) and config.get(name) is None:
+            config[name] = value
     return config
 
 
@@ -103,7 +110,7 @@ def read_facts(source: object) -> ModelFacts:
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=_kv_heads(config, heads),
-        head_dim=_integer(config, "head_dim", "attention_head_dim", default=hidden // heads) if heads else 0,
+        head_dim=_integer(config, "head_dim", "attention_head_dim", "kv_channels", default=hidden // heads) if heads else 0,
         raw=config,
     )
 
@@ -172,8 +179,8 @@ HYBRID = "hybrid"
 
 HYBRID_SLIDING = "hybrid_sliding"
 
-RENAMED = {"attention": GLOBAL, "deepseek_sparse_attention": INDEXED}
-"""Older names of layer kinds, as transformers renames them."""
+RENAMED = {"attention": GLOBAL, "deepseek_sparse_attention": INDEXED, "global": GLOBAL, "local": GLOBAL}
+"""Older names of layer kinds, as transformers renames them. It keeps all tokens for the "local" attention of GPT-Neo."""
 
 SEVERAL = {INDEXED: (GLOBAL, INDEXER), HYBRID: (GLOBAL, LINEAR), HYBRID_SLIDING: (SLIDING, LINEAR)}
 """Layer kinds that remember in several ways, and these ways."""
@@ -203,8 +210,8 @@ NOT_UNIFORM = (
 RECURRENT_PREFIXES = ("mamba_", "ssm_", "linear_attn_", "linear_num_", "linear_key_", "linear_conv_")
 
 LISTED = (
-    "Load it with transformers' AutoConfig and pass the config object, which lists its layers, write layer_types into "
-    "it, or pass a Profile"
+    "Pass the config of the loaded model, HFModel(model).config, which lists its layers, write layer_types into it, or "
+    "pass a Profile"
 )
 
 
@@ -226,6 +233,7 @@ def layer_facts(config: Mapping[str, Any], kinds: list[str]) -> tuple[LayerFacts
             if kind == GLOBAL and config.get("kv_lora_rank"):
                 kind = LATENT
             elif kind == SLIDING:
+                options |= _sliding_widths(config, options)
                 options.setdefault("sliding_window", config.get("sliding_window"))
             elif kind == CHUNKED:
                 options.setdefault("attention_chunk_size", config.get("attention_chunk_size"))
@@ -237,7 +245,7 @@ def layer_facts(config: Mapping[str, Any], kinds: list[str]) -> tuple[LayerFacts
 
 def listed_kinds(config: Mapping[str, Any]) -> list[str]:
     """The layer kinds that the config lists; empty if it lists none."""
-    for key in ("layer_types", "layers_block_type"):
+    for key in ("layer_types", "layers_block_type", "attention_layers"):
         listed = config.get(key)
         if listed is None:
             continue
@@ -396,6 +404,18 @@ def _overrides(config: Mapping[str, Any], kinds: list[str]) -> dict[int, Mapping
     if config.get("attention_k_eq_v", True) and config.get("num_global_key_value_heads") is not None:
         value["num_key_value_heads"] = config["num_global_key_value_heads"]
     return {index: value for index, kind in enumerate(kinds) if kind == GLOBAL}
+
+
+def _sliding_widths(config: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The heads and widths of a layer with a window, if its model type gives such layers others than the rest."""
+    latent = options.get("kv_lora_rank") or config.get("kv_lora_rank")
+    if latent:  # transformers caches the latent and the rotary key as keys and values of one head
+        return {"num_key_value_heads": 1, "head_dim": latent, "v_head_dim": config.get("qk_rope_head_dim")}
+    heads, width = config.get("swa_num_key_value_heads"), config.get("swa_head_dim")
+    if heads is None and config.get("model_type") == "mimo_v2_flash":
+        heads = 2 * config["num_key_value_heads"]
+    found = {"num_key_value_heads": heads, "head_dim": width}
+    return {name: value for name, value in found.items() if value is not None and name not in options}
 
 
 def _kv_owners(config: Mapping[str, Any], kinds: list[str]) -> dict[int, int]:

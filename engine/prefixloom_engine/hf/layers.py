@@ -93,11 +93,15 @@ class WindowLayer(PagedMixin, DynamicSlidingWindowLayer):
 class IndexedLayer(PagedLayer, DynamicIndexedLayer):
     """Attention over the tokens that an indexer selects; the indexer has keys of its own."""
 
-    def __init__(self, pages: Pages, keys: Pages) -> None:
+    def __init__(self, pages: Pages, keys: Pages | None) -> None:
         super().__init__(pages)
         self.index = keys
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        if self.index is None:
+            raise CompositionError(
+                f"layer {self.pages.layer} has an indexer, and no component keeps its keys. {RECOMPOSE}"
+            )
         return self.index.extend(indexer_key_states[:, None])[0][:, 0]
 
 
@@ -162,7 +166,10 @@ def _fits(reach: Reach, window: int) -> bool:
     return reach.closed_upward or (window > 0 and reach in (Window(window), Chunk(window)))
 
 
-def _index(cache: Cache, layer: int) -> Pages:
+def _index(cache: Cache, layer: int) -> Pages | None:
+    """The keys of a layer's indexer; None if it uses what the indexer of an earlier layer has selected."""
+    if not any(set(INDEX) <= set(memory.rows) for memory in layer_memories(cache, layer)):
+        return None
     memory, names = _serving(cache, layer, (INDEX,))
     return Pages(layer, memory, names, 0, holes=False)
 

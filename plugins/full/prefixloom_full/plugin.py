@@ -113,9 +113,16 @@ def _options(facts: ModelFacts, layers: Sequence[LayerFacts]) -> Mapping[str, An
     if layers[0].kind == LATENT:
         return common | {"latent_dim": facts.raw["kv_lora_rank"], "rope_dim": facts.raw.get("qk_rope_head_dim")}
     if layers[0].kind == INDEXER:
-        return common | {"index_dim": facts.raw["index_head_dim"]}
+        return common | {"index_dim": _index_width(facts)}
     kv_heads, k_dim, v_dim = facts.widths(layers[0])
     return common | {"kv_heads": kv_heads, "k_dim": k_dim, "v_dim": v_dim}
+
+
+def _index_width(facts: ModelFacts) -> int:
+    for name in ("index_head_dim", "indexer_head_dim"):
+        if facts.raw.get(name) is not None:
+            return int(facts.raw[name])
+    raise CompositionError(f"model type {facts.model_type!r} has an indexer, and its config has no index_head_dim")
 
 
 @hookimpl

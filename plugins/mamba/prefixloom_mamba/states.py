@@ -138,6 +138,17 @@ def _lightning(facts: ModelFacts) -> StateLayout | None:
     return StateLayout(None, (heads, dim, dim), facts.dtype, facts.dtype, _Numbers(facts.raw)("block_size") or 256)
 
 
+def _compressed_convolution(facts: ModelFacts) -> StateLayout | None:
+    """Compressed convolutional attention: the inputs of two convolutions, and the delayed half of the values: ZAYA."""
+    number = _Numbers(facts.raw)
+    first, second = number("cca_time0"), number("cca_time1")
+    if not (first and second):
+        return None
+    channels = (facts.num_attention_heads + facts.num_key_value_heads) * facts.head_dim
+    delayed = facts.num_key_value_heads * facts.head_dim // 2
+    return StateLayout((channels, first + second - 2), (delayed,), facts.dtype, facts.dtype, 1)
+
+
 def _short_convolution(facts: ModelFacts) -> StateLayout | None:
     """Short convolutions over the hidden state, exact at every token: LFM2, LFM3."""
     kernel = _Numbers(facts.raw)("conv_L_cache")
@@ -147,5 +158,5 @@ def _short_convolution(facts: ModelFacts) -> StateLayout | None:
 GROUPS = ("mamba_n_groups", "mamba_ngroups", "n_groups")
 EXPAND = ("mamba_expand", "expand")
 FAMILIES: tuple[Callable[[ModelFacts], StateLayout | None], ...] = (
-    _delta_rule, _kimi_delta, _state_space, _selective_scan, _lightning,
+    _delta_rule, _kimi_delta, _state_space, _selective_scan, _lightning, _compressed_convolution,
 )  # fmt: skip
