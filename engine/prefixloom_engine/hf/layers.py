@@ -97,6 +97,16 @@ class IndexedLayer(PagedLayer, DynamicIndexedLayer):
         super().__init__(pages)
         self.index = keys
 
+    @property
+    def indexer_position_ids(self) -> Tensor | None:
+        """The positions of the past, by which Qwen4's indexer rotates its keys; without images all three are equal."""
+        past = self.pages.past_positions()
+        return None if past is None else past.expand(3, *past.shape)
+
+    @indexer_position_ids.setter
+    def indexer_position_ids(self, value: Tensor | None) -> None:
+        """Ignored: the positions of the past follow from its length."""
+
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         if self.index is None:
             raise CompositionError(

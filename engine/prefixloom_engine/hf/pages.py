@@ -40,6 +40,12 @@ class Pages:
     def end(self) -> None:
         self._rows = None
 
+    def past_positions(self) -> Tensor | None:
+        """(rows, past): the positions of the entries before the new ones; None if there are none."""
+        if self._rows is None:
+            raise called_outside_pass(self.layer)
+        return self._rows.past_positions() if self._rows.past_count else None
+
     def extend(self, *new: Tensor) -> list[Tensor]:
         """Write new entries, each (rows, heads, count, width); return the readable past with the new ones after it."""
         rows = self._rows

@@ -50,6 +50,11 @@ class Rows:
         """(rows, count): the positions of the tokens that are computed."""
         return self.starts + torch.arange(self.count, device=self.starts.device)
 
+    def past_positions(self) -> Tensor:
+        """(rows, past): the positions before those that are computed; 0 where a shorter row has padding."""
+        past = torch.arange(-self.past_count, 0, device=self.starts.device)
+        return (self.starts + past).clamp(min=0)
+
     def mask(self) -> Tensor | None:
         """(rows, past + count): 0 where a shorter row has padding, else 1. None where all rows are equally long."""
         if not self.ragged:
