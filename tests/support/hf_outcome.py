@@ -1,7 +1,7 @@
 """What becomes of a model type over a composed cache: it is exact, or it is refused with a sentence.
 
-A prompt is computed in two parts through a composed cache, then another prompt hits, then transformers' own ``generate``
-answers in a session. All of it is compared with the model alone, without any cache, in float64.
+A prompt is computed in two parts through a composed cache, then another prompt hits, then transformers' own
+``generate`` answers in a session. All of it is compared with the model alone, without any cache, in float64.
 """
 
 from __future__ import annotations
@@ -31,8 +31,13 @@ MOVED = 20.0
 
 @attrs.frozen
 class Outcome:
-    """``refused``: the sentence, empty if it was served. ``error``: how far from the uncached run at most. ``moved``: by
-    component, how far its spoiled memory moves the logits.
+    """What was measured of one model type.
+
+    ``refused``    the sentence; empty if it was served
+    ``error``      how far logits are from those of the uncached run at most
+    ``moved``      by component, how far its spoiled memory moves the logits
+    ``unwritten``  what the composition keeps and the model's modules never write
+    ``same_tokens``  whether the greedy answers are the same
     """
 
     refused: str = ""
@@ -81,7 +86,9 @@ def alone(model: Any, tokens: list[int]) -> torch.Tensor:
     """The logits of a prompt without any cache."""
     takes = inspect.signature(model.forward).parameters
     with torch.no_grad():
-        out: torch.Tensor = model(torch.tensor([tokens]), **({"use_cache": False} if "use_cache" in takes else {})).logits
+        out: torch.Tensor = model(
+            torch.tensor([tokens]), **({"use_cache": False} if "use_cache" in takes else {})
+        ).logits
     return out[0]
 
 

@@ -55,7 +55,8 @@ SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY, "unpadded_vocab_size": VOCABULARY,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "num_key_value_heads": 2, "num_kv_heads": 2, "kv_n_heads": 2, "head_dim": 16, "dim_head": 16, "d_head": 16,
-    "attention_head_dim": 16, "kv_channels": 16, "rotary_dim": 4, "query_pre_attn_scalar": 8, "attention_chunk_size": 48,
+    "attention_head_dim": 16, "kv_channels": 16, "rotary_dim": 4, "query_pre_attn_scalar": 8,
+    "attention_chunk_size": 48,
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
     "qk_head_dim": 12, "o_lora_rank": 16, "topk_group": 1, "first_k_dense_replace": 1, "o_groups": 2,
     "index_topk": 16, "index_head_dim": 8, "index_n_heads": 16, "index_topk_blocks": 2, "index_block_size": 16,
@@ -83,10 +84,14 @@ INDEXER = {
     "indexer_compress_ratio": 1,
 }  # fmt: skip
 MLA = {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8}
-NOTES = {"num_key_value_heads": 4, "head_dim": 12, "per_layer_config": dict.fromkeys((2, 3), {**MLA, "num_attention_heads": 4})}
+NOTES = {
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "per_layer_config": {layer: {**MLA, "num_attention_heads": 4} for layer in (2, 3)},
+}
 ASSISTS = {
-    **SHARING, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_hidden_layers": LAYERS,
-    "per_layer_config": {},
+    **SHARING, "num_kv_shared_layers": LAYERS, "num_hidden_layers": LAYERS, "per_layer_config": {},
+    "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
 }  # fmt: skip
 SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3], "layer_types": ABSENT},
@@ -95,15 +100,15 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "dots3_note": {"text_config": {"model_type": "dots3_note_text", **NOTES}, "vision_config": {"adapter_in_dim": 32, "adapter_out_dim": 32},
+    "dots3_note": {
+        "text_config": {"model_type": "dots3_note_text", **NOTES},
+        "vision_config": {"adapter_in_dim": 32, "adapter_out_dim": 32},
         "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32},
     },
     "dots3_note_text": NOTES,
     "gemma3n_text": {**SHARING, "intermediate_size": 48, "activation_sparsity_pattern": [0.0] * LAYERS},
-    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **ASSISTS, "num_kv_shared_layers": LAYERS}, "backbone_hidden_size": 32},
-    "gemma4_unified_assistant": {
-        "text_config": {"model_type": "gemma4_unified_text", **ASSISTS}, "backbone_hidden_size": 32
-    },
+    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **ASSISTS}},
+    "gemma4_unified_assistant": {"text_config": {"model_type": "gemma4_unified_text", **ASSISTS}},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "helium": {"head_dim": 8},
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
@@ -134,7 +139,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
 SINGLE_ONLY = ("xglm",)
 """Model types whose code cannot be run in float64."""
 UNBUILT = {
-    name: {"text_config": {"model_type": text, **ASSISTS, "num_kv_shared_layers": LAYERS}}
+    name: {"text_config": {"model_type": text, **ASSISTS}}
     for name, text in (("gemma4_assistant", "gemma4_text"), ("gemma4_unified_assistant", "gemma4_unified_text"))
 }
 """What a model type's config class needs before its other values can be read."""

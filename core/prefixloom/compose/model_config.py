@@ -101,6 +101,7 @@ def read_facts(source: object) -> ModelFacts:
     heads = _integer(
         config, "num_attention_heads", "n_head", "n_heads", default=0 if config.get("state_size") else None
     )
+    width = _integer(config, "head_dim", "attention_head_dim", "kv_channels", default=hidden // heads) if heads else 0
     if listed and len(listed) != count:
         raise CompositionError(f"{named(config)} lists {len(listed)} layer types and has {count} layers")
     return ModelFacts(
@@ -110,7 +111,7 @@ def read_facts(source: object) -> ModelFacts:
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=_kv_heads(config, heads),
-        head_dim=_integer(config, "head_dim", "attention_head_dim", "kv_channels", default=hidden // heads) if heads else 0,
+        head_dim=width,
         raw=config,
     )
 
@@ -180,7 +181,7 @@ HYBRID = "hybrid"
 HYBRID_SLIDING = "hybrid_sliding"
 
 RENAMED = {"attention": GLOBAL, "deepseek_sparse_attention": INDEXED, "global": GLOBAL, "local": GLOBAL}
-"""Older names of layer kinds, as transformers renames them. It keeps all tokens for the "local" attention of GPT-Neo."""
+"""Older names of layer kinds, as transformers renames them. Of GPT-Neo's "local" attention it keeps all tokens."""
 
 SEVERAL = {INDEXED: (GLOBAL, INDEXER), HYBRID: (GLOBAL, LINEAR), HYBRID_SLIDING: (SLIDING, LINEAR)}
 """Layer kinds that remember in several ways, and these ways."""

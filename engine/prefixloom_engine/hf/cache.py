@@ -19,6 +19,7 @@ from prefixloom import Cache, CompositionError, ProtocolError
 from ..contract.model import Batch
 from .layers import pooled_layer
 from .pages import Pages
+from .refusals import refuse_autocast
 from .rows import Rows
 from .states import States
 
@@ -43,6 +44,7 @@ class PooledCache(TransformersCache):
     # ------------------------------------------------------------ passes
     def begin(self, batch: Batch) -> Rows:
         """Begin a pass: the model is called next, with the tokens of ``batch``."""
+        refuse_autocast(batch.tokens.device.type)
         rows = Rows(batch)
         for pages in self._pages:
             pages.begin(rows)

@@ -18,6 +18,7 @@ from transformers.cache_utils import (
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionLayer,
+    get_layer_types_and_kwargs,
 )
 
 from prefixloom import Cache, Chunk, CompositionError, Reach, Window
@@ -157,6 +158,12 @@ def pooled_layer(template: Any, cache: Cache, layer: int) -> Any:
             f"{', '.join(kind.__name__ for kind in MAKERS)}"
         )
     return make(template, cache, layer)
+
+
+def list_layers(config: Any) -> None:
+    """Write the kinds of its layers into a config that does not list them, as transformers' own cache takes them."""
+    if getattr(config, "layer_types", None) is None and getattr(config, "layers_block_type", None) is None:
+        config.layer_types = get_layer_types_and_kwargs(config)[0]
 
 
 def _attention(template: Any, cache: Cache, layer: int) -> Pages:

@@ -8,7 +8,8 @@ from typing import Any
 from prefixloom import Cache, CompositionError, Identity
 
 from .identity import check_evaluating, identity_of
-from .refusals import refuse, refuse_loaded
+from .layers import list_layers
+from .refusals import refuse, refuse_loaded, refuse_wrapped
 from .runner import HFRunner
 
 
@@ -20,12 +21,8 @@ class HFModel:
     """
 
     def __init__(self, model: Any) -> None:
-        config = getattr(model, "config", None)
-        if config is None or not callable(getattr(config, "get_text_config", None)) or not hasattr(model, "generate"):
-            raise CompositionError(
-                f"HFModel takes a causal language model of transformers (AutoModelForCausalLM), got "
-                f"{type(model).__name__}"
-            )
+        refuse_wrapped(model)
+        config = model.config
         refuse(config)
         refuse_loaded(model)
         check_evaluating(model)
@@ -35,9 +32,10 @@ class HFModel:
 
     @property
     def config(self) -> object:
-        """A copy of the text model's config, with the dtype that the weights have."""
+        """A copy of the text model's config, with the dtype that the weights have, and with a list of its layers."""
         config = copy.deepcopy(self.text)
         config.dtype = self.model.dtype
+        list_layers(config)
         return config
 
     @property

@@ -3,15 +3,22 @@
 Each entry was measured with transformers 5.23 in float64: a prompt computed in two parts against the same prompt at
 once. A test compares the list with the installed release, so that an entry is removed when its reason is gone.
 
-Two more reasons are not bound to a model type: ``refuse_loaded`` finds them in the modules of a model.
+The other reasons are not bound to a model type: ``refuse`` finds them in a config, ``refuse_loaded`` in the modules of
+a model, and ``refuse_wrapped`` in what a caller passes as a model.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
-from prefixloom import CompositionError
+import torch
+from transformers import PreTrainedModel
+
+from prefixloom import CompositionError, InputError
 
 FROM_ZERO = (
     "transformers starts its scan from zero whenever more than one token continues from a state, so what follows a "
@@ -22,12 +29,22 @@ NO_CLAMP = (
     "transformers does not clamp the time step where a single token continues from a state, so that decoding computes "
     "something else than prefill does"
 )
+OWN_TOKENS = (
+    "its code computes tokens of its own before those that it is given, and the past again in each pass, so that "
+    "nothing of a prefix could be left out"
+)
+UNUSED_WINDOW = (
+    "its config has a window that transformers' cache keeps to and transformers' attention does not, so that what it "
+    "computes depends on how it is cut into passes"
+)
 RECOMPOSE = "Compose the cache from the loaded model's own config: compose(HFModel(model).config, ...)"
 REFUSED = {
     "mamba": FROM_ZERO,
     "falcon_mamba": FROM_ZERO,
     "jamba": FROM_ZERO,
     "zamba": FROM_ZERO,
+    "cpmant": OWN_TOKENS,
+    "moshi": UNUSED_WINDOW,
     "recurrent_gemma": OUTSIDE,
     "rwkv": OUTSIDE,
     "zamba2": NO_CLAMP,
@@ -35,6 +52,10 @@ REFUSED = {
 }
 """By model type: why it is not served."""
 REMEDY = "Use another architecture, or an engine with kernels of its own for it"
+CACHE_NAMES = ("past_key_values", "cache_params")
+"""The parameters by which models of transformers take a cache."""
+CROSS_ATTENTION = frozenset({"encoder_attn", "crossattention", "cross_attn"})
+"""The names by which transformers' layers have their attention to another input than tokens."""
 
 
 def refuse(config: Any) -> None:
@@ -44,18 +65,71 @@ def refuse(config: Any) -> None:
             f"model type {config.model_type!r} is an encoder-decoder model: what its decoder remembers depends on the "
             f"encoder's input, so a prefix of tokens does not name it. Use a decoder-only model"
         )
-    for model_type in (config.model_type, config.get_text_config(decoder=True).model_type):
+    text = config.get_text_config(decoder=True)
+    layers = getattr(text, "num_hidden_layers", None)
+    if layers is None:
+        raise CompositionError(
+            f"model type {config.model_type!r} is made of parts with caches of their own, and no cache of all of them "
+            f"can be made from its config. {REMEDY}"
+        )
+    if getattr(text, "num_kv_shared_layers", None) == layers:
+        raise CompositionError(
+            f"model type {config.model_type!r} keeps nothing of its own: all its layers read what the model that it "
+            f"assists keeps. Serve that model"
+        )
+    states = getattr(text, "number_of_conv_states", 1)
+    if states != 1:
+        raise CompositionError(
+            f"model type {config.model_type!r} keeps {states} convolution states in one layer, and there is a place "
+            f"for one. {REMEDY}"
+        )
+    for model_type in (config.model_type, text.model_type):
         reason = REFUSED.get(model_type)
         if reason is not None:
             raise CompositionError(f"model type {model_type!r} cannot be served: {reason}. {REMEDY}")
 
 
+def refuse_wrapped(model: Any) -> None:
+    """Refuse what is not a model of transformers itself, and say what to pass in place of a wrapper."""
+    if isinstance(model, PreTrainedModel):
+        return
+    kind = type(model).__name__
+    if isinstance(getattr(model, "_orig_mod", None), PreTrainedModel):
+        raise CompositionError(
+            f"got {kind}, a wrapper that torch.compile made around a model: pass the model that was compiled"
+        )
+    if callable(getattr(model, "get_base_model", None)):
+        raise CompositionError(
+            f"got {kind}, a wrapper that PEFT made around a model: pass model.merge_and_unload(), the model with the "
+            f"adapter in its weights"
+        )
+    if isinstance(getattr(model, "module", None), PreTrainedModel):
+        raise CompositionError(f"got {kind}, a wrapper around a model: pass the model inside, its attribute module")
+    raise CompositionError(f"HFModel takes a causal language model of transformers (AutoModelForCausalLM), got {kind}")
+
+
 def refuse_loaded(model: Any) -> None:
     """Refuse a model whose modules show that its outputs would be wrong."""
     model_type = model.config.model_type
+    cache_parameter(model)
     decoder = model.get_decoder() if callable(getattr(model, "get_decoder", None)) else model
-    for module in decoder.modules():
-        if getattr(module, "is_causal", None) is False:  # an encoder with a language-model head also takes a cache
+    own = {model_type, model.config.get_text_config(decoder=True).model_type}
+    for name, module in decoder.named_modules():
+        if name.rpartition(".")[2] in CROSS_ATTENTION:
+            raise CompositionError(
+                f"model type {model_type!r} has attention to another input than its tokens, such as an encoder's "
+                f"output or an image, so a prefix of tokens does not name what it remembers. Use a decoder-only model"
+            )
+        if getattr(getattr(module, "config", None), "model_type", model_type) not in own:
+            continue  # of an image or a sound, which a session refuses
+        # Encoders with a language-model head take a cache, too.
+        if getattr(module, "is_decoder", None) is False:
+            raise CompositionError(
+                f"model type {model_type!r} is an encoder with is_decoder=False: it attends to later tokens too, so "
+                f"what it remembers of a prefix depends on what follows. Use a causal model, or load one that was "
+                f"trained as a decoder with is_decoder=True"
+            )
+        if getattr(module, "is_causal", None) is False:
             raise CompositionError(
                 f"model type {model_type!r} attends to later tokens too, so what it remembers of a prefix depends on "
                 f"what follows. Use a causal model"
@@ -65,3 +139,48 @@ def refuse_loaded(model: Any) -> None:
             raise CompositionError(
                 f"model type {model_type!r} cannot be served with time steps from {low} to {high}: {NO_CLAMP}. {REMEDY}"
             )
+
+
+def cache_parameter(model: Any) -> str:
+    """Return the name of the parameter by which a model takes a cache."""
+    takes = inspect.signature(model.forward).parameters
+    name = next((name for name in CACHE_NAMES if name in takes), None)
+    if name is None:
+        raise CompositionError(
+            f"{type(model).__name__} takes none of {', '.join(CACHE_NAMES)}, so it cannot be given what is cached"
+        )
+    classes = re.findall(r"\b\w*Cache\b", str(takes[name].annotation))
+    if classes and "Cache" not in classes:
+        raise CompositionError(
+            f"{type(model).__name__} takes a cache of a class of its own, {classes[0]}, and no other, so it cannot be "
+            f"given what is cached"
+        )
+    return name
+
+
+def refuse_autocast(device: str) -> None:
+    """Refuse a pass under autocast, which computes entries of other dtypes than the same model does outside of it."""
+    if torch.is_autocast_enabled(device):
+        raise CompositionError(
+            "the model is called under torch.autocast, so what it would remember depends on more than tokens. Call it "
+            "outside of autocast, and load it in the dtype that is wanted"
+        )
+
+
+def refuse_generation(model: Any) -> None:
+    """Refuse a model whose generation config makes ``generate`` build a cache of its own."""
+    chosen = getattr(getattr(model, "generation_config", None), "cache_implementation", None)
+    if chosen is not None:
+        raise CompositionError(
+            f"the model's generation_config has cache_implementation={chosen!r}, and generate then refuses the cache "
+            f"of a session: set model.generation_config.cache_implementation = None"
+        )
+
+
+def refuse_pass_without_cache(given: Mapping[str, Any]) -> None:
+    """Refuse a pass of a ``generate`` that gives the model the whole text again."""
+    if given.get("use_cache") is False:
+        raise InputError(
+            "generate was called without use_cache, and gives the model the whole text in each pass. Call it with "
+            "use_cache=True; the model's generation_config may say otherwise"
+        )

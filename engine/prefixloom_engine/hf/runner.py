@@ -10,14 +10,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from prefixloom import Cache, CompositionError
+from prefixloom import Cache
 
 from ..contract.model import Batch, Span
 from .cache import cache_over
+from .refusals import cache_parameter
 from .rope import length_dependent
-
-CACHE_NAMES = ("past_key_values", "cache_params")
-"""The parameters by which models of transformers take a cache."""
 
 
 class HFRunner:
@@ -28,12 +26,7 @@ class HFRunner:
         self._cache = cache
         self.pooled = cache_over(cache, model.config.get_text_config(decoder=True))
         takes = inspect.signature(model.forward).parameters
-        names = [name for name in CACHE_NAMES if name in takes]
-        if not names:
-            raise CompositionError(
-                f"{type(model).__name__} takes none of {', '.join(CACHE_NAMES)}, so it cannot be given what is cached"
-            )
-        self.cache_name = names[0]
+        self.cache_name = cache_parameter(model)
         self.input_names = list(takes)
         self.rope = length_dependent(model.config.get_text_config(decoder=True))
         self._takes_positions = "position_ids" in takes

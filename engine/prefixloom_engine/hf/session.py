@@ -23,6 +23,7 @@ from prefixloom import Cache, InputError, ProtocolError, Sequence
 from ..contract.model import Batch, Span
 from .cache import PooledCache
 from .model import HFModel
+from .refusals import refuse_generation, refuse_pass_without_cache
 from .rows import Rows
 
 CHECKED_INPUTS = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position"})
@@ -50,6 +51,7 @@ class Session:
 
     def __init__(self, cache: Cache, model: Any, ids: Any, *, namespace: str, label: str, chunk: int | None) -> None:
         self._hf = model if isinstance(model, HFModel) else HFModel(model)
+        refuse_generation(self._hf.model)
         self._runner = self._hf.bind(cache)
         self._pool = cache
         self._ids = _token_list(ids)
@@ -125,11 +127,12 @@ class Session:
                 self._runner.call(ids, torch.arange(start, stop, device=ids.device)[None], None, 1)
 
     # ------------------------------------------------------------ one pass of the model
-    def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The hook before the model's forward: reserve slots, run the ops of the step, and begin the pass."""
         if kwargs.get(self._runner.cache_name) is not self.cache:
-            return
+            return None
         self._check()
+        kwargs = self._without_computed(kwargs)
         given = {**dict(zip(self._runner.input_names, args, strict=False)), **kwargs}
         start, count = self._name_tokens(given)
         sequence = self.sequence
@@ -141,6 +144,7 @@ class Session:
         step.run_ops()
         tables = {part.name: step.table(part.name) for part in self._pool.composition.parts}
         self._rows = self.cache.begin(Batch(given["input_ids"], [Span(start, start + count)], tables))
+        return args, kwargs
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The hook after the model's forward: commit the pass and publish a state; if the model raised, abandon it."""
@@ -192,9 +196,25 @@ class Session:
             self.sequence.rewind(self.sequence.reserved - self.sequence.committed)
             del self._ids[max(self._prompt, self.sequence.committed) :]
 
+    def _without_computed(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Leave out what is computed of a prompt that ``generate`` gives whole.
+
+        It does so itself for ``past_key_values``. Models that are all states take their cache under another name.
+        """
+        ids, start = kwargs.get("input_ids"), self.sequence.committed
+        if self._runner.cache_name == "past_key_values" or not isinstance(ids, Tensor):
+            return kwargs
+        if not 0 < start < self._prompt or ids.shape != (1, self._prompt) or ids[0].tolist() != self._ids:
+            return kwargs
+        cut = {"input_ids": ids[:, start:]}
+        if isinstance(kwargs.get("attention_mask"), Tensor):
+            cut["attention_mask"] = kwargs["attention_mask"][:, start:]
+        return {**kwargs, **cut}
+
     def _name_tokens(self, given: Mapping[str, Any]) -> tuple[int, int]:
         """Return where this pass starts and how many tokens it has; append its new tokens to the sequence's key."""
         start = self.sequence.committed
+        refuse_pass_without_cache(given)
         _refuse_inputs_outside_the_key(given, start)
         if self._runner.rope is not None:
             self._runner.rope.check(self._regime, start + given["input_ids"].shape[1])
