@@ -179,7 +179,7 @@ def test_a_windowed_layer_carries_its_window() -> None:
 
 
 def test_a_window_that_does_not_say_whose_it_is_is_refused() -> None:
-    with pytest.raises(CompositionError, match=r"does not say which layers use it.*AutoConfig"):
+    with pytest.raises(CompositionError, match=r"does not say which layers use it.*HFModel"):
         read_facts({**LLAMA, "model_type": "newcomer", "sliding_window": 8})
 
 

@@ -314,7 +314,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("qwen3_next", {"linear_num_key_heads": None}, "does not tell the shape of its recurrent state"),
     ("qwen3_next", {"layer_types": None}, "does not list its layers, and linear_conv_kernel_dim"),
     ("lfm3", {"conv_L_cache": None}, "does not tell the shape of its recurrent state"),
-    ("deepseek_v32", {"index_head_dim": None}, "could not read layers 0-60.*KeyError: 'index_head_dim'"),
+    ("deepseek_v32", {"index_head_dim": None}, "has an indexer, and its config has no index_head_dim"),
     ("gemma3", {"use_bidirectional_attention": True}, "attends to later tokens too"),
     ("mamba2", {"layer_types": ["full_attention"] * 64}, "layer 0 has attention, .* no num_attention_heads"),
     ("kimi_linear", {"layer_types": None, "linear_attn_config": HALF_NAMED}, "names no kind for layers"),

@@ -6,6 +6,7 @@
 - ``cache``, ``layers``  the cache object that transformers' code calls, and its layers
 - ``pages``, ``states``  what one layer keeps in pages, or in state slots
 - ``rows``               where the rows of one pass have their entries
+- ``scans``              which recurrent layers have to go on token by token
 - ``refusals``           architectures that are not served, with the reasons
 
 This room must not know requests or schedules. Read ``runner.py`` first.

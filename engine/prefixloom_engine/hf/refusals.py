@@ -20,10 +20,6 @@ from transformers import PreTrainedModel
 
 from prefixloom import CompositionError, InputError
 
-FROM_ZERO = (
-    "transformers starts its scan from zero whenever more than one token continues from a state, so what follows a "
-    "restored prefix would be wrong"
-)
 OUTSIDE = "transformers keeps its state outside of the cache, so that it can be neither kept nor restored"
 NO_CLAMP = (
     "transformers does not clamp the time step where a single token continues from a state, so that decoding computes "
@@ -39,10 +35,6 @@ UNUSED_WINDOW = (
 )
 RECOMPOSE = "Compose the cache from the loaded model's own config: compose(HFModel(model).config, ...)"
 REFUSED = {
-    "mamba": FROM_ZERO,
-    "falcon_mamba": FROM_ZERO,
-    "jamba": FROM_ZERO,
-    "zamba": FROM_ZERO,
     "cpmant": OWN_TOKENS,
     "moshi": UNUSED_WINDOW,
     "recurrent_gemma": OUTSIDE,
@@ -52,6 +44,7 @@ REFUSED = {
 }
 """By model type: why it is not served."""
 REMEDY = "Use another architecture, or an engine with kernels of its own for it"
+NO_MODEL = "HFModel takes a causal language model of transformers (AutoModelForCausalLM)"
 CACHE_NAMES = ("past_key_values", "cache_params")
 """The parameters by which models of transformers take a cache."""
 CROSS_ATTENTION = frozenset({"encoder_attn", "crossattention", "cross_attn"})
@@ -91,9 +84,11 @@ def refuse(config: Any) -> None:
 
 def refuse_wrapped(model: Any) -> None:
     """Refuse what is not a model of transformers itself, and say what to pass in place of a wrapper."""
-    if isinstance(model, PreTrainedModel):
-        return
     kind = type(model).__name__
+    if isinstance(model, PreTrainedModel):
+        if not hasattr(model, "generate"):
+            raise CompositionError(f"{NO_MODEL}, got {kind}")
+        return
     if isinstance(getattr(model, "_orig_mod", None), PreTrainedModel):
         raise CompositionError(
             f"got {kind}, a wrapper that torch.compile made around a model: pass the model that was compiled"
@@ -105,7 +100,7 @@ def refuse_wrapped(model: Any) -> None:
         )
     if isinstance(getattr(model, "module", None), PreTrainedModel):
         raise CompositionError(f"got {kind}, a wrapper around a model: pass the model inside, its attribute module")
-    raise CompositionError(f"HFModel takes a causal language model of transformers (AutoModelForCausalLM), got {kind}")
+    raise CompositionError(f"{NO_MODEL}, got {kind}")
 
 
 def refuse_loaded(model: Any) -> None:

@@ -16,6 +16,7 @@ from ..contract.model import Batch, Span
 from .cache import cache_over
 from .refusals import cache_parameter
 from .rope import length_dependent
+from .scans import scans_from_zero
 
 
 class HFRunner:
@@ -29,6 +30,7 @@ class HFRunner:
         self.cache_name = cache_parameter(model)
         self.input_names = list(takes)
         self.rope = length_dependent(model.config.get_text_config(decoder=True))
+        self.scans_from_zero = scans_from_zero(model)
         self._takes_positions = "position_ids" in takes
         self._takes_wanted = "logits_to_keep" in takes
 
@@ -48,7 +50,10 @@ class HFRunner:
     def forward(self, batch: Batch) -> Tensor:
         with torch.no_grad():
             stepwise = [name for name, slots in batch.singles.items() if batch.count <= slots.shape[1]]
-            return self._token_by_token(batch, stepwise) if stepwise else self._run(batch)
+            continues = batch.count > 1 and batch.spans[0].start > 0
+            if stepwise or (continues and self.scans_from_zero):
+                return self._token_by_token(batch, stepwise)
+            return self._run(batch)
 
     def _run(self, batch: Batch) -> Tensor:
         rows = self.pooled.begin(batch)
@@ -72,7 +77,10 @@ class HFRunner:
         return logits
 
     def _token_by_token(self, batch: Batch, components: Sequence[str]) -> Tensor:
-        """Compute one token at a time and keep the state after each: transformers' kernels return the last one only."""
+        """Compute one token at a time, and keep the state after each in the ``singles`` of these components.
+
+        transformers' kernels return the last state only, and some of them cannot start from one with several tokens.
+        """
         wanted = []
         for at in range(batch.count):
             spans = [Span(span.start + at, span.start + at + 1) for span in batch.spans]

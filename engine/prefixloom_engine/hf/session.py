@@ -120,6 +120,9 @@ class Session:
             stops |= {self.sequence.branch or 0, last // self._page * self._page}
         if self._runner.rope is not None and self._regime:
             stops = {stop for stop in stops if stop > self._runner.rope.limit}
+        if self._runner.scans_from_zero and last:
+            first = self.ready + 1 if self.ready else min(stop for stop in stops | {last} if stop)
+            stops = set(range(first, last + 1))
         with torch.no_grad():
             for stop in sorted(stop for stop in stops if self.ready < stop <= last):
                 start = self.sequence.committed
@@ -226,6 +229,11 @@ class Session:
                 f"the ids that are generated from"
             )
         self._ids += tokens[len(known) :]
+        if self._runner.scans_from_zero and start and len(tokens) > 1:
+            raise InputError(
+                f"this model's code goes on from a state with single tokens only, and this pass has {len(tokens)}. "
+                f"Open a session with all ids, which computes them so"
+            )
         unnamed = self._ids[self.sequence.named :]
         if unnamed:
             self.sequence.append(unnamed)

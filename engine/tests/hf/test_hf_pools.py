@@ -335,7 +335,7 @@ def test_a_model_that_ignores_its_cache_is_found_out() -> None:
 def test_a_model_that_looks_ahead_is_refused() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     model = AutoModelForCausalLM.from_config(BertConfig(vocab_size=97, **sizes)).eval()
-    with pytest.raises(CompositionError, match=r"'bert' attends to later tokens too.*Use a causal model"):
+    with pytest.raises(CompositionError, match=r"'bert' is an encoder with is_decoder=False.*Use a causal model"):
         HFModel(model)
 
 

@@ -117,17 +117,18 @@ def _state_space(facts: ModelFacts) -> StateLayout | None:
 
 
 def _selective_scan(facts: ModelFacts) -> StateLayout | None:
-    """Selective state spaces of the first generation, computed token by token: Mamba, Falcon Mamba, Jamba."""
+    """Selective state spaces of the first generation, computed token by token: Mamba, Falcon Mamba, Jamba, Zamba."""
     raw, number = facts.raw, _Numbers(facts.raw)
     ranked = any(raw.get(key) is not None for key in ("mamba_dt_rank", "time_step_rank"))
-    with_heads = number("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
+    heads = number("n_mamba_heads")
     size, kernel = number("mamba_d_state", "state_size"), number("mamba_d_conv", "conv_kernel")
     expand = number(*EXPAND)
-    if not (ranked and size and kernel and expand) or with_heads:
+    if not (ranked and size and kernel and expand):
         return None
     inner = expand * facts.hidden_size
     state_dtype = "float64" if facts.dtype == "float64" else "float32"
-    return StateLayout((inner, kernel), (inner, size), facts.dtype, state_dtype, 1)
+    recurrent = (heads, inner // heads, size) if heads else (inner, size)
+    return StateLayout((inner, kernel), recurrent, facts.dtype, state_dtype, 1)
 
 
 def _lightning(facts: ModelFacts) -> StateLayout | None:
