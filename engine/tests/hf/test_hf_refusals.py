@@ -16,10 +16,11 @@ pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is n
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from prefixloom import CompositionError
+from prefixloom import CompositionError, InputError
 from prefixloom_engine.hf import HFModel, load
-from prefixloom_engine.hf.refusals import FROM_ZERO, OUTSIDE, REFUSED, refuse
-from tests.support.hf_models import COMMON, CONFIGS, config_of, distance, model_of, prompt
+from prefixloom_engine.hf.refusals import OUTSIDE, REFUSED, refuse
+from prefixloom_engine.hf.scans import scans_from_zero
+from tests.support.hf_models import COMMON, CONFIGS, Served, config_of, distance, model_of, prompt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WRONG = 1e-3
@@ -87,9 +88,10 @@ def split(name: str, cuts: tuple[int, ...]) -> float:
         return distance(torch.cat(rows, dim=1), model(ids, use_cache=False).logits)
 
 
-@pytest.mark.parametrize("name", [name for name in REFUSED if REFUSED[name] == FROM_ZERO])
-def test_what_is_refused_for_starting_from_zero_does_so_in_transformers(name: str) -> None:
-    """If this fails, transformers has mended it: take the refusal away."""
+@pytest.mark.parametrize("name", ["mamba", "falcon_mamba", "jamba", "zamba"])
+def test_what_goes_on_token_by_token_starts_from_zero_with_several_in_transformers(name: str) -> None:
+    """If this fails, transformers has mended it: take ``scans`` away."""
+    assert scans_from_zero(tiny(name))
     assert split(name, (20, 40)) > WRONG
     assert split(name, (20, *range(21, 41))) < 1e-6  # and nothing else is wrong there
 
@@ -128,8 +130,92 @@ def test_what_is_refused_for_a_state_outside_of_the_cache_keeps_it_there() -> No
 
 
 def test_a_loaded_model_is_refused_as_its_config_is() -> None:
-    with pytest.raises(CompositionError, match="'mamba' cannot be served"):
-        HFModel(tiny("mamba"))
+    with pytest.raises(CompositionError, match="'recurrent_gemma' cannot be served"):
+        HFModel(tiny("recurrent_gemma"))
+
+
+def test_recurrences_with_one_decay_for_each_head_go_on_with_several_tokens() -> None:
+    assert not any(scans_from_zero(model_of(name)) for name in ("llama", "mamba2", "qwen3_5_text", "kimi_linear"))
+
+
+# ---------------------------------------------------------------- wrappers, and how a model is called
+
+
+class PeftModel(torch.nn.Module):
+    """As PEFT's: it answers for the model inside."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.base_model, self.config = model, model.config
+
+    def get_base_model(self) -> Any:
+        return self.base_model
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_model.generate(*args, **kwargs)
+
+
+def test_a_wrapper_is_refused_and_told_what_to_pass_in_its_place() -> None:
+    model = model_of("llama")
+    with pytest.raises(
+        CompositionError, match=r"got OptimizedModule, .*torch.compile.*pass the model that was compiled"
+    ):
+        HFModel(torch.compile(model, backend="eager"))
+    with pytest.raises(CompositionError, match=r"got PeftModel, .*pass model.merge_and_unload\(\)"):
+        HFModel(PeftModel(model))
+    with pytest.raises(CompositionError, match=r"got DataParallel, .*pass the model inside"):
+        HFModel(torch.nn.DataParallel(model))
+
+
+def answer(name: str = "llama", **options: Any) -> list[int]:
+    served, ids = Served(name), torch.tensor([prompt(1, 40)])
+    with served.cache.session(served.model, ids) as session:
+        out = served.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=4,
+            do_sample=False,
+            **{served.runner.cache_name: session.cache},
+            **options,
+        )
+    return [int(token) for token in out[0]]
+
+
+def test_a_model_under_autocast_is_refused_as_such() -> None:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(CompositionError, match=r"under torch.autocast.*Call it outside of autocast"),
+    ):
+        answer()
+
+
+def test_generate_without_use_cache_is_refused_as_such() -> None:
+    with pytest.raises(InputError, match=r"generate was called without use_cache.*use_cache=True"):
+        answer(use_cache=False)
+
+
+def test_a_generation_config_with_a_cache_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_of("llama").generation_config, "cache_implementation", "static")
+    with pytest.raises(CompositionError, match=r"cache_implementation='static'.*cache_implementation = None"):
+        answer()
+
+
+def test_generate_goes_on_in_a_session_of_a_model_that_is_all_states() -> None:
+    """transformers gives such a model its whole prompt, whatever is computed of it."""
+    ids = torch.tensor([prompt(1, 40)])
+    plain = model_of("mamba2").generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)
+    assert answer("mamba2") == plain[0].tolist()
+
+
+def test_a_selective_scan_is_not_given_several_tokens_after_a_state() -> None:
+    model = tiny("mamba")
+    served, ids = Served("mamba", model=model), prompt(1, 40)
+    with (
+        served.cache.session(model, ids) as session,
+        torch.no_grad(),
+        pytest.raises(InputError, match="goes on from a state with single tokens only, and this pass has 2"),
+    ):
+        model(torch.tensor([[ids[-1], 5]]), cache_params=session.cache, use_cache=True)
 
 
 # ---------------------------------------------------------------- folders
@@ -180,7 +266,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no type": (config(model_type=""), "has a config.json without a model_type"),
     "unknown type": (config(model_type="zorp"), "is of model type 'zorp', .* does not recognize this architecture"),
     "its own code": (config(model_type="zorp", auto_map={"AutoConfig": "x.Y"}), "contains custom code"),
-    "refused": (config(model_type="jamba"), "'jamba' cannot be served: transformers starts its scan from zero"),
+    "refused": (config(model_type="rwkv"), "'rwkv' cannot be served: transformers keeps its state outside"),
     "encoder-decoder": (config(model_type="t5"), "'t5' is an encoder-decoder model"),
     "no language": (config(model_type="vit"), "cannot be loaded: Unrecognized configuration class .*ViTConfig"),
     "wrong number": (config(num_attention_heads="x"), "cannot read its config: .*num_attention_heads.*int, got str"),
