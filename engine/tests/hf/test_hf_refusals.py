@@ -17,7 +17,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from prefixloom import CompositionError, InputError
-from prefixloom_engine.hf import HFModel, load
+from prefixloom_engine.hf import HFModel, load, session
 from prefixloom_engine.hf.refusals import OUTSIDE, REFUSED, refuse
 from prefixloom_engine.hf.scans import scans_from_zero
 from tests.support.hf_models import COMMON, CONFIGS, Served, config_of, distance, model_of, prompt
@@ -169,13 +169,13 @@ def test_a_wrapper_is_refused_and_told_what_to_pass_in_its_place() -> None:
 
 def answer(name: str = "llama", **options: Any) -> list[int]:
     served, ids = Served(name), torch.tensor([prompt(1, 40)])
-    with served.cache.session(served.model, ids) as session:
+    with session(served.cache, served.model, ids) as opened:
         out = served.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=4,
             do_sample=False,
-            **{served.runner.cache_name: session.cache},
+            **{served.runner.cache_name: opened.cache},
             **options,
         )
     return [int(token) for token in out[0]]
@@ -195,7 +195,7 @@ def test_generate_without_use_cache_is_refused_as_such() -> None:
 
 
 def test_a_generation_config_with_a_cache_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_of("llama").generation_config, "cache_implementation", "static")
+    monkeypatch.setattr(model_of("llama", "float64").generation_config, "cache_implementation", "static")
     with pytest.raises(CompositionError, match=r"cache_implementation='static'.*cache_implementation = None"):
         answer()
 
@@ -211,11 +211,11 @@ def test_a_selective_scan_is_not_given_several_tokens_after_a_state() -> None:
     model = tiny("mamba")
     served, ids = Served("mamba", model=model), prompt(1, 40)
     with (
-        served.cache.session(model, ids) as session,
+        session(served.cache, model, ids) as opened,
         torch.no_grad(),
         pytest.raises(InputError, match="goes on from a state with single tokens only, and this pass has 2"),
     ):
-        model(torch.tensor([[ids[-1], 5]]), cache_params=session.cache, use_cache=True)
+        model(torch.tensor([[ids[-1], 5]]), cache_params=opened.cache, use_cache=True)
 
 
 # ---------------------------------------------------------------- folders

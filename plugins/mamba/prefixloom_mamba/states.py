@@ -120,12 +120,14 @@ def _selective_scan(facts: ModelFacts) -> StateLayout | None:
     """Selective state spaces of the first generation, computed token by token: Mamba, Falcon Mamba, Jamba, Zamba."""
     raw, number = facts.raw, _Numbers(facts.raw)
     ranked = any(raw.get(key) is not None for key in ("mamba_dt_rank", "time_step_rank"))
+    later = number("mamba_n_heads", "mamba_num_heads", "num_heads")  # the second generation's
     heads = number("n_mamba_heads")
     size, kernel = number("mamba_d_state", "state_size"), number("mamba_d_conv", "conv_kernel")
     expand = number(*EXPAND)
-    if not (ranked and size and kernel and expand):
+    if not (ranked and size and kernel and expand) or later:
         return None
-    inner = expand * facts.hidden_size
+    alone = None if facts.num_attention_heads else number("intermediate_size")  # beside attention it is the MLP's
+    inner = alone or expand * facts.hidden_size
     state_dtype = "float64" if facts.dtype == "float64" else "float32"
     recurrent = (heads, inner // heads, size) if heads else (inner, size)
     return StateLayout((inner, kernel), recurrent, facts.dtype, state_dtype, 1)
