@@ -52,11 +52,11 @@ class Outcome:
         return not self.refused and small and self.same_tokens and not self.unwritten
 
 
-def outcome_of(model_type: str) -> Outcome:
-    """What becomes of a model type of the installed transformers."""
+def outcome_of(model_type: str, **options: Any) -> Outcome:
+    """What becomes of a model type of the installed transformers, with these options of its config."""
     try:
-        refuse(tiny_config(model_type))
-        return measured(tiny_model(model_type))
+        refuse(tiny_config(model_type, **options))
+        return measured(tiny_model(model_type, **options))
     except CompositionError as error:
         return Outcome(refused=str(error))
 

@@ -73,7 +73,8 @@ def main() -> None:
         verdicts[model_type] = verdict(model_type)
         print(f"{model_type}: {verdicts[model_type]}", file=sys.stderr)
     text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(text.replace(between(text), f"\n{table(verdicts)}"), encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n{table(verdicts)}{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -148,9 +148,9 @@ UNBUILT = {
 """What a model type needs beside its shrunk defaults. A mapping in it goes into the mapping of that name."""
 
 
-def tiny_config(model_type: str) -> Any:
-    """The config of a tiny model of this type."""
-    special = SPECIAL.get(model_type, {})
+def tiny_config(model_type: str, **options: Any) -> Any:
+    """The config of a tiny model of this type, with these options."""
+    special = {**SPECIAL.get(model_type, {}), **options}
     default = CONFIG_MAPPING[model_type](**UNBUILT.get(model_type, {})).to_dict()
     return AutoConfig.for_model(model_type, **merged(shrunk(default), special))
 
@@ -163,11 +163,11 @@ def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
     return {name: value for name, value in out.items() if value is not ABSENT}
 
 
-def tiny_model(model_type: str) -> Any:
+def tiny_model(model_type: str, **options: Any) -> Any:
     """A tiny model of this type in float64, with strong random weights."""
     torch.manual_seed(0)
     dtype = torch.float32 if model_type in SINGLE_ONLY else torch.float64
-    model = AutoModelForCausalLM.from_config(tiny_config(model_type), dtype=dtype)
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type, **options), dtype=dtype)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the grouped one has no kernel for float64
     with torch.no_grad():

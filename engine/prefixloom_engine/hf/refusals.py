@@ -124,6 +124,11 @@ def refuse_loaded(model: Any) -> None:
                 f"what it remembers of a prefix depends on what follows. Use a causal model, or load one that was "
                 f"trained as a decoder with is_decoder=True"
             )
+        if hasattr(module, "create_position_ids_from_input_ids"):
+            raise CompositionError(
+                f"model type {model_type!r} counts its positions from behind the pad token where it is not given them, "
+                f"and generate gives it others, so that what it remembers depends on how it is called. {REMEDY}"
+            )
         if getattr(module, "is_causal", None) is False:
             raise CompositionError(
                 f"model type {model_type!r} attends to later tokens too, so what it remembers of a prefix depends on "

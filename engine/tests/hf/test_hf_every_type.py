@@ -46,6 +46,16 @@ def test_an_encoder_is_refused_as_such_and_told_how_it_would_be_a_decoder(model_
     assert "is an encoder with is_decoder=False" in outcome_of(model_type).refused
 
 
+@pytest.mark.parametrize("model_type", ["bert", "big_bird", "megatron-bert", "rembert", "roformer"])
+def test_an_encoder_that_was_trained_as_a_decoder_is_served(model_type: str) -> None:
+    assert told(outcome_of(model_type, is_decoder=True)).startswith("exact")
+
+
+@pytest.mark.parametrize("model_type", ["camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xmod"])
+def test_a_decoder_whose_positions_depend_on_how_it_is_called_is_refused(model_type: str) -> None:
+    assert "counts its positions from behind the pad token" in outcome_of(model_type, is_decoder=True).refused
+
+
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [

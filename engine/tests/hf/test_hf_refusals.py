@@ -21,6 +21,7 @@ from prefixloom_engine.hf import HFModel, load, session
 from prefixloom_engine.hf.refusals import OUTSIDE, REFUSED, refuse
 from prefixloom_engine.hf.scans import scans_from_zero
 from tests.support.hf_models import COMMON, CONFIGS, Served, config_of, distance, model_of, prompt
+from tests.support.hf_tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WRONG = 1e-3
@@ -208,7 +209,7 @@ def test_generate_goes_on_in_a_session_of_a_model_that_is_all_states() -> None:
 
 
 def test_a_selective_scan_is_not_given_several_tokens_after_a_state() -> None:
-    model = tiny("mamba")
+    model = tiny_model("mamba")
     served, ids = Served("mamba", model=model), prompt(1, 40)
     with (
         session(served.cache, model, ids) as opened,
