@@ -171,6 +171,7 @@ class Served:
         self.hf = HFModel(self.model)
         options = {"capacity": 2048, "max_running": 6, "page_size": 16, "debug": True, "registry": REGISTRY, **options}
         self.cache = prefixloom.compose(self.hf.config, **options)
+        self.cache.identity = self.hf.identity
         self.runner = self.hf.bind(self.cache)
         self.page = self.cache.composition.page
         self.components = [part.name for part in self.cache.composition.parts]

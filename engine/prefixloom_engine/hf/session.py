@@ -23,7 +23,7 @@ from prefixloom import Cache, InputError, ProtocolError, Sequence
 from ..contract.model import Batch, Span
 from .cache import PooledCache
 from .model import HFModel
-from .refusals import refuse_generation, refuse_pass_without_cache
+from .refusals import refuse_autocast, refuse_generation, refuse_pass_without_cache
 from .rows import Rows
 
 CHECKED_INPUTS = frozenset({"input_ids", "attention_mask", "position_ids", "cache_position"})
@@ -217,8 +217,8 @@ class Session:
     def _name_tokens(self, given: Mapping[str, Any]) -> tuple[int, int]:
         """Return where this pass starts and how many tokens it has; append its new tokens to the sequence's key."""
         start = self.sequence.committed
-        refuse_pass_without_cache(given)
         _refuse_inputs_outside_the_key(given, start)
+        _refuse_other_mask(given.get("attention_mask"), start, given["input_ids"].shape[1], self._runner.cache_name)
         if self._runner.rope is not None:
             self._runner.rope.check(self._regime, start + given["input_ids"].shape[1])
         tokens = given["input_ids"][0].tolist()
@@ -252,10 +252,8 @@ def _refuse_inputs_outside_the_key(given: Mapping[str, Any], start: int) -> None
         )
     if torch.is_grad_enabled():
         raise InputError("a session cannot be differentiated through: call the model under torch.no_grad()")
-    if torch.is_autocast_enabled(ids.device.type):
-        raise InputError("under autocast a model computes in other dtypes than its weights have: leave autocast out")
-    if given.get("use_cache") is False:
-        raise InputError("with use_cache=False the model leaves its cache alone, so a session has nothing to do")
+    refuse_autocast(ids.device.type)
+    refuse_pass_without_cache(given)
     for name, value in given.items():
         if value is None or name in CHECKED_INPUTS or name in OTHER_INPUTS:
             continue
@@ -265,14 +263,15 @@ def _refuse_inputs_outside_the_key(given: Mapping[str, Any], start: int) -> None
                 f"{', '.join(sorted(CHECKED_INPUTS))}"
             )
     end = start + ids.shape[1]
-    _refuse_other_mask(given.get("attention_mask"), end)
     for name in ("position_ids", "cache_position"):
         _refuse_other_positions(name, given.get(name), start, end)
 
 
-def _refuse_other_mask(mask: Any, end: int) -> None:
-    """Refuse a mask that hides one of the ``end`` tokens."""
-    if mask is None or (isinstance(mask, Tensor) and mask.shape == (1, end) and bool(mask.all())):
+def _refuse_other_mask(mask: Any, start: int, count: int, cache_name: str) -> None:
+    """Refuse a mask that hides a token. It is as long as all tokens, or as a pass in models that are all states."""
+    end = start + count
+    lengths = (end,) if cache_name == "past_key_values" else (end, count)
+    if mask is None or (isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] in lengths and bool(mask.all())):
         return
     if isinstance(mask, Tensor) and mask.ndim == 2 and bool(mask.all()):
         raise InputError(
