@@ -39,15 +39,20 @@ class Follower(Protocol):
 F = TypeVar("F", bound=Follower, default=Any)
 
 
+Verdict = Callable[[], Many["BaseException | None"]]
+"""Says of work that is over, for each of its followers, whether its part failed. It changes nothing."""
+
+
 class Work(Generic[F]):
     """One piece of work in flight: a step or a copy that runs, or that is still being enqueued (``event`` is None).
 
     ``followers`` are the sequences or leases whose work it is. ``gates`` belong to a load by groups of layers: (the
     last layer of a group, the event after its copies), in order. ``since`` is the tick of the stream when the work
-    began. ``Flight.begin`` makes it.
+    began. ``verdict`` judges the parts of the followers where the work as a whole went well. ``failed`` says that the
+    work is over and did not go well as a whole. ``Flight.begin`` makes it.
     """
 
-    __slots__ = ("event", "failed", "followers", "gates", "name", "number", "over", "since", "stream")
+    __slots__ = ("event", "failed", "followers", "gates", "name", "number", "over", "since", "stream", "verdict")
 
     number: int
     over: bool
@@ -58,6 +63,21 @@ class Work(Generic[F]):
     gates: Many[tuple[int, Event]]
     name: str
     since: int
+    verdict: Verdict | None
+
+    def failures(self) -> list[tuple[Many[F], BaseException]]:
+        """Of work whose event is done: whose parts failed, and with which error. Any thread may ask."""
+        assert self.stream is not None
+        assert self.event is not None
+        followers, verdict = self.followers, self.verdict  # in this order: see ``_retire_works``
+        error = self.stream.failure(self.since, self.event.tick)
+        if error is not None or verdict is None:
+            return [] if error is None else [(followers, error)]
+        try:
+            parts = zip(followers, verdict(), strict=True)
+            return [((follower,), error) for follower, error in parts if error is not None]
+        except Exception as broken:  # nobody knows which parts went well
+            return [(followers, broken)]
 
 
 def ignore(*_: object) -> None:
@@ -67,8 +87,9 @@ def ignore(*_: object) -> None:
 class Flight(Fence, Generic[F]):
     """The work in flight of one cache, oldest first.
 
-    ``on_failure(work, error)`` is called when work failed on its stream, ``on_over(work)`` when work and all before it
-    are over, and ``on_reuse(pool, data)`` when slots go to another owner before the work that may touch them is over.
+    ``on_failure(work, followers, error)`` is called when the part of these followers in the work failed (of all of
+    them, if the work itself failed on its stream), ``on_over(work)`` when work and all before it are over, and
+    ``on_reuse(pool, data)`` when slots go to another owner before the work that may touch them is over.
     """
 
     __slots__ = ("_launched", "_pools", "alone", "on_failure", "on_over", "on_reuse", "over", "works")
@@ -82,7 +103,7 @@ class Flight(Fence, Generic[F]):
         self.works: list[Work[F]] = []
         self.alone: dict[F, tuple[Stream, int]] = {}
         """The followers whose layers are being enqueued outside of steps, with the stream and its tick at the start."""
-        self.on_failure: Callable[[Work[F], BaseException], None] = ignore
+        self.on_failure: Callable[[Work[F], Many[F], BaseException], None] = ignore
         self.on_over: Callable[[Work[F]], None] = ignore
         self.on_reuse: Callable[[Pool, bytes], None] = ignore
         for pool in self._pools:
@@ -99,7 +120,7 @@ class Flight(Fence, Generic[F]):
         work: Work[F] = Work()
         work.number = self._launched = self.stamp = self._launched + 1
         work.over = work.failed = False
-        work.event = work.stream = None
+        work.event = work.stream = work.verdict = None
         work.followers = work.gates = ()
         self.works.append(work)
         return work
@@ -119,7 +140,7 @@ class Flight(Fence, Generic[F]):
 
     def end(self, work: Work[F], stream: Stream, followers: Many[F], who: object) -> None:
         """Note that all of ``work`` has been enqueued, by ``who`` for ``followers``."""
-        if stream.inline:
+        if stream.inline and work.verdict is None:
             works = self.works
             if len(works) == 1:  # nothing else is in flight
                 work.over = True
@@ -178,15 +199,15 @@ class Flight(Fence, Generic[F]):
         # Ask the newest event first: if it is done, the events before it are done as well when they are asked.
         done = [w for w in reversed(self.works) if not w.over and w.event is not None and w.event.done]
         for work in reversed(done):
-            assert work.stream is not None
-            assert work.event is not None
-            error = work.stream.failure(work.since, work.event.tick)
-            if error is not None and not between_operations:
+            failures = work.failures()
+            if failures and not between_operations:
                 break  # later work may have read what this one wrote, so it does not count as over either
+            if failures:
+                self._retire_works()  # what work before this one wrote stays
+            work.failed = bool(failures)
             work.over = True
-            if error is not None:
-                work.failed = True
-                self.on_failure(work, error)
+            for followers, error in failures:
+                self.on_failure(work, followers, error)
         self._retire_works()
 
     def _retire_works(self) -> None:
@@ -196,6 +217,7 @@ class Flight(Fence, Generic[F]):
             work = works.pop(0)
             self.over = work.number
             self.on_over(work)
+            work.verdict = None  # before the followers, which another thread reads first
             work.followers = ()  # cut the cycle: a follower knows its work
         if not works:
             self.stamp = 0

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ..contract.values import Op, WalkView
-from ..device.flight import Gates, Work
+from ..device.flight import Gates, Verdict, Work
 from ..device.kernels import index_of
 from ..device.pool import Pool, Stage
 from ..device.streams import Stream
@@ -293,6 +293,16 @@ class Step:
             if rows:
                 select_states(self._core, self._stream, lane, kept, rows, holdings)
 
+    def judge(self, verdict: Verdict) -> None:
+        """Once the step is over on its stream, ``verdict()`` says of each sequence, in order: None, or an error.
+
+        A sequence with an error ends as if the step had failed, and the others go on. ``verdict`` reads what the step
+        left on the host. It is called where work is found to be over, maybe more than once and by another thread.
+        """
+        if self._state not in (OPEN, FILLING, READY):
+            raise ProtocolError("judge belongs inside of the step's with block")
+        self._work.verdict = verdict
+
     # ------------------------------------------------------------ after the layers
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         before = self._state
@@ -306,6 +316,8 @@ class Step:
             self._gates.finish()
         refused = before == OPEN and self._comes_after()  # it does not come after it: it is nobody's last step
         followers = () if refused else self._running
+        if kind is not None or refused:
+            self._work.verdict = None  # nothing is committed
         try:
             if core.watcher is not None:
                 core.watcher.step_ended(self._watched, repr(self), stream, kind is None, not refused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence as Many
 from typing import Any
 
 from ..contract.policy import serving
@@ -46,9 +47,11 @@ def abandon(core: Core, hold: Hold, error: BaseException) -> None:
             release(core, hold)
 
 
-def fail_work(core: Core, work: Work[Hold], error: BaseException) -> None:
-    """Work did not do what was committed: its sequences end, what they published goes, and so does who read that."""
-    lost: dict[Hold, None] = dict.fromkeys(work.followers)
+def fail_work(core: Core, work: Work[Hold], followers: Many[Hold], error: BaseException) -> None:
+    """Work did not do what was committed for these followers: they end, what they published since goes, and so does
+    who read that.
+    """
+    lost: dict[Hold, None] = dict.fromkeys(followers)
     everything = core.unwritten.publications
     doomed: list[Any] = []
     grown = True

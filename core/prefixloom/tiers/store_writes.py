@@ -229,7 +229,7 @@ def copied(copies: Sequence[Work], before: Sequence[Work]) -> bool:
         while not work.stream.until(work.event, 1.0):  # it does not change the scheduling thread's clock
             pass
     return not any(
-        work.failed or work.stream.failure(work.since, work.event.tick) is not None
+        work.failures() or work.failed  # in this order: the scheduling thread may note it in between
         for work in before
         if work.event is not None and work.stream is not None
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
@@ -15,8 +14,27 @@ if TYPE_CHECKING:
 
 Reason = Literal["", "length", "stop", "aborted", "error"]
 """Why an answer ended; "" while it has not."""
-WHOLE_NUMBERS = {"max_tokens": 1, "seed": None, "speculate": 0, "priority": None, "hand_over": 0}
-"""The fields of a ``Request`` that are whole numbers, each with the least value that is allowed."""
+WORD = 2**63
+POSITIONS = 2**31
+WHOLE_NUMBERS = {
+    "max_tokens": (1, POSITIONS), "seed": (-WORD, WORD), "speculate": (0, POSITIONS), "priority": (-WORD, WORD),
+    "hand_over": (0, POSITIONS),
+}  # fmt: skip
+"""The fields of a ``Request`` that are whole numbers, each with the least value that is allowed, and the first one above
+that is not."""
+COLDEST, HOTTEST = 1e-6, 1e6
+"""The least and the greatest temperature besides 0. Beyond these, draws are no different from the likeliest token, or
+from any token."""
+LONGEST_LABEL = 200
+
+
+def shown(value: object) -> str:
+    """Return a value as errors show it: never too long, whatever its ``repr`` does."""
+    try:
+        text = repr(value)
+    except Exception:  # such as of a whole number with more digits than Python prints
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _tokens(values: Iterable[int]) -> tuple[int, ...]:
@@ -25,7 +43,7 @@ def _tokens(values: Iterable[int]) -> tuple[int, ...]:
         return tuple(values.tolist() if hasattr(values, "tolist") else values)
     except TypeError as error:
         raise InputError(
-            f"a prompt is a list of tokens, got {values!r}: generate takes a list of prompts, stream takes one"
+            f"a prompt is a list of tokens, got {shown(values)}: generate takes a list of prompts, stream takes one"
         ) from error
 
 
@@ -33,9 +51,10 @@ def _stops(values: Iterable[int] | None) -> frozenset[int] | None:
     try:
         stops = None if values is None else frozenset(values)
     except TypeError as error:
-        raise InputError(f"stops are token ids, in a list or a set, got {values!r}") from error
-    if stops is not None and any(each.__class__ is not int for each in stops):
-        raise InputError(f"stops are token ids, got {sorted(map(repr, stops))}")
+        raise InputError(f"stops are token ids, in a list or a set, got {shown(values)}") from error
+    wrong = [each for each in stops or () if each.__class__ is not int or not 0 <= each < POSITIONS]
+    if wrong:
+        raise InputError(f"stops are token ids, got {', '.join(sorted(map(shown, wrong[:9])))}")
     return stops
 
 
@@ -54,7 +73,9 @@ class Request:
     ``logprobs``    whether ``Answer.logprobs`` is filled
     ``hand_over``   None, or how many tokens of this prompt another engine has: ``Answer.handed`` then carries what that
                     engine lacks to go on after the first token
-    ``label``       the name of the request in errors
+    ``label``       the name of the request in errors: text that can be printed, at most 200 characters
+
+    A request with a value that no engine can serve is not made: ``InputError`` names the value.
     """
 
     tokens: tuple[int, ...] = attrs.field(converter=_tokens)
@@ -71,23 +92,40 @@ class Request:
 
     def __attrs_post_init__(self) -> None:
         if self.label.__class__ is not str:
-            raise InputError(f"a request has label={self.label!r}: it is a string")
+            raise InputError(f"a request has label={shown(self.label)}: it is a string")
+        if not self.label.isprintable() or len(self.label) > LONGEST_LABEL:
+            raise InputError(
+                f"a request has label={shown(self.label)}: it can be printed, and has at most {LONGEST_LABEL} characters"
+            )
         name = self.label or "a request"
         if not self.tokens:
             raise InputError(f"{name} has no tokens: a prompt has at least one")
-        for field, least in WHOLE_NUMBERS.items():
+        for field, (least, end) in WHOLE_NUMBERS.items():
             value = getattr(self, field)
             if value is None and field in ("speculate", "hand_over"):
                 continue
-            if value.__class__ is not int or (least is not None and value < least):
-                low = "" if least is None else f" from {least} up"
-                raise InputError(f"{name} has {field}={value!r}: it is a whole number{low}")
-        if not isinstance(self.temperature, (int, float)) or not 0 <= self.temperature < math.inf:
-            raise InputError(f"{name} has temperature={self.temperature!r}: it is a number from 0 up")
+            if value.__class__ is not int or not least <= value < end:
+                low = f" from {least} up" if least in (0, 1) else ""
+                bits = end.bit_length() - 1
+                raise InputError(
+                    f"{name} has {field}={shown(value)}: it is a whole number{low}, of at most {bits} bits"
+                )
+        self._check_temperature(name)
+        if self.logprobs.__class__ is not bool:
+            raise InputError(f"{name} has logprobs={shown(self.logprobs)}: it is True or False")
         if self.namespace.__class__ is not str:
             raise InputError(f"{name} has namespace={self.namespace!r}: it is a string")
         if self.hand_over is not None and self.max_tokens != 1:
             raise InputError(f"{name} asks for a handover, so its answer here has one token: give max_tokens=1")
+
+    def _check_temperature(self, name: str) -> None:
+        given = self.temperature
+        number = isinstance(given, (int, float)) and not isinstance(given, bool)
+        if not number or not (given == 0 or COLDEST <= given <= HOTTEST):
+            raise InputError(
+                f"{name} has temperature={shown(given)}: it is a number from 0 up, and besides 0 from {COLDEST:g} to "
+                f"{HOTTEST:g}"
+            )
 
 
 @attrs.define(eq=False)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import attrs
 
-from prefixloom import Restored, Sequence, Tokens
+from prefixloom import PrefixloomError, Restored, Sequence, Tokens
 
 from ..contract.handover import Handover
 from ..contract.model import Span
 from ..contract.requests import Answer, Request
+
+
+class LogitsError(PrefixloomError):
+    """The model returned logits of one request from which no token can be taken."""
 
 
 @attrs.define(eq=False)
@@ -32,7 +36,9 @@ class Job:
     ``guesses_kept``      how many guesses of the last pass were right; -1: the draft model has not seen this job yet
     ``handover``          what another engine computed of the prompt, until it is copied into the pools
     ``restoring``         what tiers below the device may still bring back; the job is not computed meanwhile
-    ``failures``          how many steps in a row failed while they computed this job
+    ``failures``          how many steps in a row failed while they computed this job alone, or read a copy that failed
+    ``apart_until``       up to this length the job is computed alone, since a step failed that computed it with others;
+                          0: it may be computed with others
     ``admitted``          whether the job was ever admitted
     ``awaited_checkpoint``  whether the job ever waited for the checkpoint of another one
     """
@@ -56,6 +62,7 @@ class Job:
     handover: Handover | None = None
     restoring: Restored | None = None
     failures: int = 0
+    apart_until: int = 0
     admitted: bool = False
     awaited_checkpoint: bool = False
 
@@ -89,6 +96,7 @@ class PlannedRow:
     ``next_token``             the token after the span where it is known already, that is where ``samples`` is False
     ``sampled``, ``logprobs``  results: the sampled tokens, the last ``guess_count`` + 1 positions of the span each give
                                one, and their log-probabilities if the request asks for them
+    ``error``                  result: why this row alone cannot go on; None: it can
     ``incoming``               content from another engine that takes the place of a forward pass
     ``outgoing``               result: content for another engine
     """
@@ -106,6 +114,7 @@ class PlannedRow:
     next_token: int = 0
     sampled: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
+    error: LogitsError | None = None
     incoming: Handover | None = None
     outgoing: Handover | None = None
 

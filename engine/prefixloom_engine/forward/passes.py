@@ -1,6 +1,6 @@
 """Passes: what one step runs on the stream for a group of rows, and the sampling after it.
 
-``run`` is called on the stream; ``read_results`` is called by the planning thread once the stream has passed the step.
+``run`` is called on the stream; ``read_results`` is called once the stream has passed the step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..contract.handover import Handover
 from ..contract.model import Batch, Runner
 from .drafting import DraftBuffers
 from .handover import copy_content, copy_states, plan_handover, write_content
-from .jobs import PlannedRow
+from .jobs import LogitsError, PlannedRow
 
 
 @attrs.define(eq=False)
@@ -63,19 +63,20 @@ class ForwardPass:
     sampled: Tensor | None = None
     guessed: Tensor | None = None
     logprobs: Tensor | None = None
+    usable: Tensor | None = None
 
     def run(self, runner: Runner) -> None:
         rows, drafts = self.rows, self.drafts
         for i, row in enumerate(rows):
             if row.hands_over:
                 self._begin_handover(row, self._tables_of(i))
-        wanted = max((row.guess_count + 1 for row in rows if row.samples), default=0)
+        wanted = max(row.guess_count + 1 for row in rows)  # also of rows that sample nothing: their logits are checked
         batch = Batch(self._tokens(), [row.span for row in rows], self.tables, self.singles, wanted, self.gate)
         if drafts is None:
             logits = runner.forward(batch)
         else:
             logits, hidden = drafts.drafter.forward(batch)
-        sampled = self._sample(logits, wanted) if wanted else None
+        sampled = self._sample(logits, wanted)
         if drafts is not None:
             drafts.write(rows, batch, sampled, hidden)
         for i, row in enumerate(rows):
@@ -109,12 +110,20 @@ class ForwardPass:
             self.guessed = copy_to_host(tokens[:, 1:])
         return tokens
 
-    def _sample(self, logits: Tensor, wanted: int) -> Tensor:
+    def _sample(self, logits: Tensor, wanted: int) -> Tensor | None:
+        """Check the logits, and sample the rows that want a token; None: there are none."""
         newest, rows = self.newest, self.rows
         requests = [row.job.request for row in rows]
-        first = [row.span.end - wanted + 1 for row in rows]
-        sampled = sample(logits, [r.temperature for r in requests], [r.seed for r in requests], first)
+        likeliest = logits.argmax(-1)
+        self.usable = copy_to_host(usable(logits, likeliest))
         sampling = [i for i, row in enumerate(rows) if row.samples]
+        if not sampling:
+            return None
+        first = [row.span.end - wanted + 1 for row in rows]
+        temperatures = [
+            request.temperature if row.samples else 0.0 for row, request in zip(rows, requests, strict=True)
+        ]
+        sampled = sample(logits, likeliest, temperatures, [r.seed for r in requests], first)
         at = copy_to_device([rows[i].job.device_row for i in sampling], newest)
         newest[at] = sampled[copy_to_device(sampling, newest), -1]
         self.sampled = copy_to_host(sampled)
@@ -123,10 +132,13 @@ class ForwardPass:
         return sampled
 
     def read_results(self) -> None:
-        """Give each row that sampled its tokens and, where the draft model guessed for it, the guesses."""
-        if self.sampled is None:
-            return
-        sampled = self.sampled.tolist()
+        """Give each row that sampled its tokens and, where the draft model guessed for it, the guesses.
+
+        A row whose logits were not finite gets an error.
+        """
+        assert self.usable is not None
+        usable = self.usable.tolist()
+        sampled = [] if self.sampled is None else self.sampled.tolist()
         for i, row in enumerate(self.rows):
             if row.samples:
                 row.sampled = sampled[i][-row.guess_count - 1 :]
@@ -136,18 +148,46 @@ class ForwardPass:
                 row.guesses = self.guessed[i].tolist()
             if row.outgoing is not None:
                 row.outgoing = attrs.evolve(row.outgoing, token=row.sampled[-1])
+            row.error = self._judged(row, usable[i][-row.guess_count - 1 :])
+
+    def _judged(self, row: PlannedRow, usable: list[bool]) -> LogitsError | None:
+        """The error of a row, if the logits are not finite at a position that counts.
+
+        What follows a wrong guess does not count: it is taken back.
+        """
+        for ahead, fine in enumerate(usable):
+            if not fine:
+                name, at = row.job.request.label or "a request", row.span.end - len(usable) + ahead
+                return LogitsError(
+                    f"{name}: the model's logits of this request are not finite at position {at}: one is NaN or "
+                    f"infinite, or all of them are -inf"
+                )
+            if ahead < row.guess_count and row.sampled[ahead] != row.guesses[ahead]:
+                break
+        return None
 
 
 # ---------------------------------------------------------------- sampling
 
 
-def sample(logits: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
+def usable(logits: Tensor, likeliest: Tensor) -> Tensor:
+    """For each row and position: whether at least one logit is finite and none is NaN or plus infinity.
+
+    ``likeliest`` is the argmax of the logits. To argmax, NaN is greater than all numbers, so the logit there tells.
+    """
+    return logits.gather(-1, likeliest[..., None])[..., 0].isfinite()
+
+
+def sample(
+    logits: Tensor, likeliest: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]
+) -> Tensor:
     """Sample a token for each row and position on the device: (rows, wanted, vocabulary) -> (rows, wanted), int64.
 
-    ``positions``: of each row the position of the first token that is sampled. A draw depends only on the request's
-    seed and the position. So it is the same in any batch, with guesses or without, with a cache or without.
+    ``likeliest``: the argmax of the logits. ``positions``: of each row the position of the first token that is sampled.
+    A draw depends only on the request's seed and the position. So it is the same in any batch, with guesses or without,
+    with a cache or without.
     """
-    sampled = logits.argmax(-1)
+    sampled = likeliest.clone()
     for row, temperature in enumerate(temperatures):
         if temperature:
             for i in range(logits.shape[1]):

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from prefixloom import Cache, Stream, ThreadStream, stream_for
+from prefixloom import Cache, InputError, InvariantError, Stream, ThreadStream, stream_for
 
-from ..contract.model import Runner, no_gate
+from ..contract.model import Runner, Span, no_gate
 from .drafting import DraftBuffers
 from .jobs import PlannedRow
 from .passes import ForwardPass, HandoverCopy
@@ -37,6 +37,7 @@ class LaunchedStep:
         self.event: Any = None
         self.error: BaseException | None = None
         self.seconds = 0.0
+        self._read = False
 
     def run(self, work: Callable[[], object]) -> None:
         """On the stream: do ``work``, and record its time and its error."""
@@ -44,18 +45,24 @@ class LaunchedStep:
         try:
             work()
         except BaseException as error:
-            self.error = error
+            self.error = self.error or error
             raise
         finally:
             self.seconds += time.perf_counter() - started
 
     def wait(self) -> None:
-        """Wait until the stream has passed the step; then each row that sampled has its ``sampled`` tokens."""
+        """Wait until the stream has passed the step; then each row has its results."""
         if self.event is not None:
             self.event.synchronize()
-        if self.error is None:
+        if self.error is None and not self._read:
             for each in self.passes:
                 each.read_results()
+            self._read = True
+
+    def verdict(self) -> list[BaseException | None]:
+        """The error of each row. The cache asks when it has seen that the step is over."""
+        self.wait()
+        return [row.error for row in self.rows]
 
 
 class ForwardStream:
@@ -84,21 +91,30 @@ class ForwardStream:
             return stream_for(raw, self._device, {})
         return ThreadStream("prefixloom engine") if overlap else stream_for(None, self._device, {})
 
+    def check(self, length: int, name: str) -> None:
+        """Refuse a request whose last position the runner cannot compute; ``length`` is one more than that."""
+        try:
+            self.runner.groups([Span(length - 1, length)])
+        except InputError as error:
+            raise InputError(f"{name} may come to {length} tokens, which the model refuses: {error}") from error
+
     # ------------------------------------------------------------ launching
     def launch(self, rows: Sequence[PlannedRow]) -> LaunchedStep:
-        """Enqueue a step over these rows. If a forward pass fails right here, the step carries the error."""
+        """Enqueue a step over these rows. If it fails right here, it has committed nothing and carries the error."""
         if not self._gated:
             release_openmp_team()
-        computed = [row for row in rows if row.incoming is None]
-        groups = self.runner.groups([row.span for row in computed])
-        ordered = [computed[i] for group in groups for i in group]
-        launched = LaunchedStep([*ordered, *(row for row in rows if row.incoming is not None)])
+        launched = LaunchedStep(list(rows))
         try:
+            computed = [row for row in rows if row.incoming is None]
+            groups = self.runner.groups([row.span for row in computed])
+            ordered = [computed[i] for group in groups for i in group]
+            launched.rows = [*ordered, *(row for row in rows if row.incoming is not None)]
             self._launch_guessing(launched)
             self._launch_passes(launched, groups)
-        except Exception:  # the step has committed nothing
-            if launched.error is None:
-                raise
+        except InvariantError:  # a bug: no request has caused it
+            raise
+        except Exception as error:
+            launched.error = launched.error or error
         launched.event = self.stream.record()
         return launched
 
@@ -131,6 +147,7 @@ class ForwardStream:
             for i, row in enumerate(launched.rows[at:], at):
                 table_rows = {name: table[i] for name, table in tables.items()}
                 launched.passes.append(HandoverCopy(row, self._cache, table_rows, self.newest))
+            step.judge(launched.verdict)
             self.stream.run(lambda: launched.run(lambda: self._run_passes(launched)))
 
     def _run_passes(self, launched: LaunchedStep) -> None:

@@ -18,10 +18,10 @@ from prefixloom import Cache, Identity, InputError, PrefixloomError, ProtocolErr
 
 from ..contract.handover import Handover
 from ..contract.model import Identified, Model, Span
-from ..contract.requests import Answer, Request
-from ..forward.jobs import Job, PlannedRow
+from ..contract.requests import Answer, Request, shown
+from ..forward.jobs import Job, LogitsError, PlannedRow
 from ..forward.stream import ForwardStream, LaunchedStep
-from .guessing import Guesser, PromptLookup
+from .guessing import CheckedGuesser, Guesser, PromptLookup
 from .interrupts import defer_interrupts
 from .scheduler import RETRIES, Counts, Scheduler
 
@@ -68,7 +68,8 @@ class Engine:
         runner = self._runner = model.bind(cache)
         if guesser is None and getattr(runner, "drafter", None) is None:
             guesser = PromptLookup()
-        self._scheduler = Scheduler(cache, policy, chunk, max_running, guesser)
+        checked = None if guesser is None else CheckedGuesser(guesser, model.vocabulary)
+        self._scheduler = Scheduler(cache, policy, chunk, max_running, checked)
         self._forward = ForwardStream(runner, cache, max_running, overlap)
         self._in_flight: deque[LaunchedStep] = deque()
         self._identified = model if isinstance(model, Identified) else None
@@ -136,10 +137,14 @@ class Engine:
         most = self.model.vocabulary
         wrong = next((t for t in request.tokens if t.__class__ is not int or not 0 <= t < most), None)
         if wrong is not None:
-            raise InputError(f"{name} has the token {wrong!r}: the model's are whole numbers from 0 to {most - 1}")
-        longest = len(request.tokens) + request.max_tokens - 1
-        self._scheduler.budget.check(longest, name)
-        self._runner.groups([Span(0, longest)])  # which refuses what it can never compute
+            raise InputError(f"{name} has the token {shown(wrong)}: the model's are whole numbers from 0 to {most - 1}")
+        beyond = [stop for stop in request.stops or () if stop >= most]
+        if beyond:
+            raise InputError(f"{name} has the stop {min(beyond)}: the model's tokens are from 0 to {most - 1}")
+        length = len(request.tokens) + request.max_tokens - 1
+        self._scheduler.budget.check(length, name)
+        self._forward.check(length, name)
+        self._runner.groups([Span(0, length)])  # which refuses what it can never compute
         return self._speculate if request.speculate is None else self._guess_depth(request.speculate, name)
 
     def _guess_depth(self, tokens: int, name: str) -> int:
@@ -171,6 +176,7 @@ class Engine:
         """
         with defer_interrupts(), self._restart_all_on_error():
             self._restart_failed(None)  # the program may have polled or flushed the cache since the last step
+            self._end_unusable()
             if self._identified is not None and self._identified.changed():
                 self._identify()
             rows = self._scheduler.plan()
@@ -178,8 +184,8 @@ class Engine:
                 self._launch(rows)
             elif not self._in_flight:
                 return self._idle()
-            if self._in_flight and (len(self._in_flight) > self.overlap or not rows):
-                self._collect(self._in_flight.popleft())
+            while self._in_flight and (len(self._in_flight) > self.overlap or not rows or self._in_flight[-1].error):
+                self._collect(self._in_flight.popleft())  # nothing can be planned behind a step that failed
         return True
 
     @contextmanager
@@ -232,9 +238,13 @@ class Engine:
         self._restart_failed(launched)
         for row in launched.rows if launched.error is None else ():
             job = row.job
-            if row.samples and row.attempt == job.attempt:
-                job.unread_passes -= 1
-                self._take_tokens(row, job)
+            if row.attempt == job.attempt and row.error is None:
+                if row.span.end >= job.apart_until:
+                    job.apart_until = 0
+                if row.samples:
+                    job.unread_passes -= 1
+                    self._take_tokens(row, job)
+        self._end_unusable(launched)
 
     def _take_tokens(self, row: PlannedRow, job: Job) -> None:
         """The tokens of a row are known: rewind what was guessed wrong, append the rest, and end a complete answer."""
@@ -289,21 +299,47 @@ class Engine:
             for job in self._scheduler.running
             if job.sequence and not job.sequence.open
         }
-        if launched is not None:
-            if launched.error is not None:
-                log.warning("a forward pass of %d requests failed: %r", len(launched.rows), launched.error)
-            for row in launched.rows:  # a job may have been retracted since, so ``running`` does not name them all
-                failed = launched.error or row.sequence.failed
+        if launched is not None and launched.error is not None:
+            log.warning("a forward pass of %d requests failed: %r", len(launched.rows), launched.error)
+        steps = [*self._in_flight] if launched is None else [launched, *self._in_flight]
+        in_failed: dict[int, tuple[LaunchedStep, PlannedRow]] = {}
+        for step in steps:
+            error = step.error if step is launched else None  # of the others, what the cache has seen counts
+            for row in step.rows:  # a job may have been retracted since, so ``running`` does not name them all
+                failed, number = error or row.sequence.failed, row.job.number
                 if failed is not None and row.attempt == row.job.attempt:
-                    lost[row.job.number] = row.job, failed
-        for job, failed in lost.values():
+                    lost.setdefault(number, (row.job, failed))
+                    if failed is step.error:
+                        in_failed.setdefault(number, (step, row))
+        unusable = {row.job.number for step in steps for row in step.rows if self._is_unusable(step, row)}
+        for number, (job, failed) in lost.items():
+            if number in unusable:
+                continue  # ``_end_unusable`` ends it, after the tokens before that were taken
             if failed is not None:
                 self._scheduler.counts.failed += 1
-                job.failures += 1
+                if number in in_failed:
+                    step, row = in_failed[number]
+                    job.failures += len(step.rows) == 1
+                    job.apart_until = max(job.apart_until, row.span.end)
+                elif not isinstance(failed, LogitsError) and all(failed is not step.error for step in steps):
+                    job.failures += 1  # a copy that it read failed; otherwise it has read what another one published
                 if job.failures > RETRIES:
                     self._scheduler.end(job, "error", failed)
                     continue
             self._scheduler.restart(job)
+
+    def _end_unusable(self, launched: LaunchedStep | None = None) -> None:
+        """End the jobs whose logits were not finite. The model would return the same again, so they are not retried."""
+        for step in [*self._in_flight] if launched is None else [launched, *self._in_flight]:
+            for row in step.rows:
+                if self._is_unusable(step, row):
+                    log.warning("%s", row.error)
+                    self._scheduler.counts.failed += 1
+                    self._scheduler.end(row.job, "error", row.error)
+
+    def _is_unusable(self, step: LaunchedStep, row: PlannedRow) -> bool:
+        """Whether this row of a step that is over, and nothing else, ends its job."""
+        return step.error is None and row.error is not None and row.attempt == row.job.attempt
 
     # ------------------------------------------------------------ whole answers
     def generate(self, prompts: Iterable[Request | Iterable[int]], max_tokens: int = 32) -> list[Answer]:

@@ -9,10 +9,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from prefixloom import PluginError
+
+from ..contract.requests import shown
+
 
 class Guesser(Protocol):
     def guess(self, tokens: Sequence[int], most: int) -> list[int]:
         """Return at most ``most`` tokens that may follow ``tokens``; an empty list is fine."""
+
+
+class CheckedGuesser:
+    """Asks another guesser, and raises ``PluginError`` where it raises or where its answer is not what it must be.
+
+    A pass with a guess that is no token of the model would fail for all of its requests.
+    """
+
+    def __init__(self, guesser: Guesser, vocabulary: int) -> None:
+        self.guesser, self.vocabulary = guesser, vocabulary
+
+    def guess(self, tokens: Sequence[int], most: int) -> list[int]:
+        try:
+            guesses = self.guesser.guess(list(tokens), most)  # a copy: the engine goes on with its own
+        except Exception as error:
+            raise PluginError(f"the guesser {shown(self.guesser)} raised {shown(error)}") from error
+        fits = guesses.__class__ is list and len(guesses) <= most
+        if not fits or any(each.__class__ is not int or not 0 <= each < self.vocabulary for each in guesses):
+            raise PluginError(
+                f"the guesser {shown(self.guesser)} answered {shown(guesses)}: it is a list of at most {most} tokens"
+            )
+        return guesses
 
 
 class PromptLookup:

@@ -9,17 +9,20 @@ planned step's slots are reserved in the pools when it is planned. The rules:
 - A prefill step ends where a checkpoint is useful: at the end of a chunk, at the branch that the match reported, at the
   last boundary of the prompt, and where a waiting job's prompt diverges from this one. That waiting job waits for the
   checkpoint instead of computing the same tokens again.
+- A job whose step failed is computed alone, one such job per step, until it has passed the place where it failed. So
+  only the job whose own step fails is held to be the cause.
 - What a tier below the device has is brought back when a job is admitted. If a store has to be asked, the job keeps its
   place, and others run meanwhile.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import attrs
 
-from prefixloom import Cache, CapacityError, InputError, encode
+from prefixloom import Cache, CapacityError, InputError, PluginError, encode
 
 from ..contract.handover import Handover
 from ..contract.model import Span
@@ -28,9 +31,10 @@ from ..forward.jobs import Job, PlannedRow
 from .admission import POLICIES, PageBudget, cached_tokens
 from .guessing import Guesser
 
+log = logging.getLogger("prefixloom.engine")
 RETRIES = 2
-"""How many times in a row a job starts over because a step or a copy failed. The last time it restores nothing from
-below the device."""
+"""How many times in a row a job starts over because a step that computed it alone, or a copy that it read, failed. The
+last time it restores nothing from below the device."""
 
 
 @attrs.define
@@ -100,16 +104,35 @@ class Scheduler:
         for job in self.fetching:
             if job.restoring is not None and job.restoring.over:
                 self._finish_restore(job)
-        for job in self._ranked(self.running):
+        self._plan_apart(planned)
+        if not planned:
+            self._plan_together(planned)
+        return list(planned.values())
+
+    def _plan_together(self, planned: dict[int, PlannedRow]) -> None:
+        together = [job for job in self._ranked(self.running) if not job.apart_until]
+        for job in together:
             if job.sequence is not None and not job.prefilling:
                 self._plan_decode(job, planned)
         budget = self.chunk - len(planned)
-        for job in self._ranked(self.running):
+        for job in together:
             if job.sequence is not None and job.prefilling and job.restoring is None and budget > 0:
                 budget -= self._plan_prefill(job, budget, planned)
-        if budget > 0 and self.waiting and self.free_rows:
-            self._admit(budget, planned)
-        return list(planned.values())
+        if budget > 0 and not any(job.apart_until for job in self.waiting):  # those are admitted first
+            self._admit(self.waiting, budget, planned)
+
+    def _plan_apart(self, planned: dict[int, PlannedRow]) -> None:
+        """Plan a step of one job alone, if there is one that must be computed alone and waits for no result."""
+        for job in self._ranked(job for job in self.running if job.apart_until):
+            if job.sequence is None or job.restoring is not None or job.launched >= job.apart_until:
+                continue
+            if job.prefilling:
+                self._plan_prefill(job, self.chunk, planned)
+            else:
+                self._plan_decode(job, planned)
+            if planned:
+                return
+        self._admit([job for job in self.waiting if job.apart_until], self.chunk, planned)
 
     def _ranked(self, jobs: Iterable[Job]) -> list[Job]:
         """Sort running jobs by rank. The first is served first, and the last is the first to be retracted."""
@@ -126,7 +149,7 @@ class Scheduler:
         most = min(self._most_guesses(job), job.answer_left - 1) if job.speculate else 0
         if self.guesser is None and job.guesses_kept < 0:
             most = 0  # the draft model has not seen this job yet
-        guesses = [0] * most if self.guesser is None else self.guesser.guess(job.tokens, most) if most else []
+        guesses = [0] * most if self.guesser is None else self._guesses(self.guesser, job, most) if most else []
         count = 1 + len(guesses)
         if not self._grow(job, count, planned):
             return
@@ -140,6 +163,14 @@ class Scheduler:
         job.answer_launched += 1
         job.unread_passes += 1
         job.launched = span.end
+
+    def _guesses(self, guesser: Guesser, job: Job, most: int) -> list[int]:
+        try:
+            return guesser.guess(job.tokens, most)
+        except PluginError as error:  # guesses only save time: the job goes on without
+            log.warning("%s has no more guesses: %s", job.request.label or "a request", error)
+            job.speculate = 0
+            return []
 
     def _most_guesses(self, job: Job) -> int:
         """Where the engine publishes the states of a decode, no step may pass a boundary without ending on it."""
@@ -213,10 +244,12 @@ class Scheduler:
         return end
 
     # ------------------------------------------------------------ admission
-    def _admit(self, budget: int, planned: dict[int, PlannedRow]) -> None:
+    def _admit(self, jobs: list[Job], budget: int, planned: dict[int, PlannedRow]) -> None:
         """Admit waiting jobs in the policy's order and plan the first chunk of each, as far as pools and rows allow."""
-        for job in self.order(self.waiting, self.cache):
-            if budget <= 0 or not self.free_rows:
+        if not jobs or not self.free_rows:
+            return
+        for job in self.order(jobs, self.cache):
+            if budget <= 0 or not self.free_rows or (planned and job.apart_until):
                 return
             if job.unread_passes or self._awaits_checkpoint(job):
                 continue
@@ -289,6 +322,8 @@ class Scheduler:
         sequence, handover = job.sequence, job.handover
         assert sequence is not None
         job.restoring = None
+        if job.apart_until:
+            job.apart_until = max(job.apart_until, sequence.ready + 1)  # others may have computed beyond it
         brought, job.launched = sequence.ready - job.launched, sequence.ready
         if handover is not None and not handover.have <= sequence.ready < handover.end == job.prefill_end:
             job.handover = (
