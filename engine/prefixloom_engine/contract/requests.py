@@ -20,7 +20,7 @@ WHOLE_NUMBERS = {
     "max_tokens": (1, POSITIONS), "seed": (-WORD, WORD), "speculate": (0, POSITIONS), "priority": (-WORD, WORD),
     "hand_over": (0, POSITIONS),
 }  # fmt: skip
-"""The fields of a ``Request`` that are whole numbers, each with the least value that is allowed, and the first one above
+"""The fields of a ``Request`` that are whole numbers, each with the least value that is allowed and the first one above
 that is not."""
 COLDEST, HOTTEST = 1e-6, 1e6
 """The least and the greatest temperature besides 0. Beyond these, draws are no different from the likeliest token, or
@@ -73,7 +73,7 @@ class Request:
     ``logprobs``    whether ``Answer.logprobs`` is filled
     ``hand_over``   None, or how many tokens of this prompt another engine has: ``Answer.handed`` then carries what that
                     engine lacks to go on after the first token
-    ``label``       the name of the request in errors: text that can be printed, at most 200 characters
+    ``label``       the name of the request in errors: printable, with at most 200 characters
 
     A request with a value that no engine can serve is not made: ``InputError`` names the value.
     """
@@ -95,7 +95,7 @@ class Request:
             raise InputError(f"a request has label={shown(self.label)}: it is a string")
         if not self.label.isprintable() or len(self.label) > LONGEST_LABEL:
             raise InputError(
-                f"a request has label={shown(self.label)}: it can be printed, and has at most {LONGEST_LABEL} characters"
+                f"a request has label={shown(self.label)}: it is printable, with at most {LONGEST_LABEL} characters"
             )
         name = self.label or "a request"
         if not self.tokens:

@@ -10,13 +10,17 @@ import attrs
 import torch
 from torch import Tensor
 
-from prefixloom import Cache
+from prefixloom import Cache, InputError
 
 from ..contract.model import Batch, Span
 from .cache import cache_over
 from .refusals import cache_parameter
 from .rope import length_dependent
 from .scans import scans_from_zero
+
+POSITION_TABLES = ("wpe", "embed_positions", "position_embedding", "position_embeddings")
+"""The names that models of transformers give to a table of learned positions. Some have rows before position 0, and
+their number as ``offset``."""
 
 
 class HFRunner:
@@ -33,15 +37,20 @@ class HFRunner:
         self.scans_from_zero = scans_from_zero(model)
         self._takes_positions = "position_ids" in takes
         self._takes_wanted = "logits_to_keep" in takes
+        self._positions = learned_positions(model)
 
     def groups(self, spans: Sequence[Span]) -> list[list[int]]:
         """Group rows of equal count, and separate those that start at position 0, since these have no state yet.
 
-        So the tokens that are computed never need padding; only their past does.
+        So the tokens that are computed never need padding; only their past does. A span beyond the learned positions is
+        refused: on CUDA, the lookup would end the whole process.
         """
         if self.rope is not None:
             for span in spans:  # a batch has one set of frequencies, so the engine serves the first regime alone
                 self.rope.check("", span.end)
+        longest = max((span.end for span in spans), default=0)
+        if self._positions is not None and longest > self._positions:
+            raise InputError(f"{type(self._model).__name__} has learned {self._positions} positions, not {longest}")
         found: dict[tuple[int, bool], list[int]] = {}
         for row, span in enumerate(spans):
             found.setdefault((span.count, span.start == 0), []).append(row)
@@ -92,3 +101,13 @@ class HFRunner:
                 for content in self._cache.pool(name).buffers.values():
                     content.index_copy_(1, target, content.index_select(1, source))
         return torch.cat(wanted, dim=1)
+
+
+def learned_positions(model: Any) -> int | None:
+    """Return for how many positions a model has a table of embeddings; None if it has no such table."""
+    tables = [
+        module.num_embeddings - int(getattr(module, "offset", 0))
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES
+    ]
+    return min(tables, default=None)

@@ -1,0 +1,399 @@
+"""Nobody pays for another's bad request: what one request breaks ends that request, and the others go on as before."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from prefixloom import Cache, InputError
+from prefixloom_engine import Answer, Batch, Engine, Request, Span, ThreeWay
+from tests.support.engines import AMPLE, CAPACITY, SYSTEM, cache_for, mixed, model, nothing_left, plain, prompt
+
+pytestmark = pytest.mark.usefixtures("installed", "one_thread")
+AHEAD = pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
+NAN, INFINITE = float("nan"), float("inf")
+BAD = 511
+"""A token that is only in prompts of bad requests. The stub knows their rows by it, whatever the batch."""
+
+
+class Fault(RuntimeError):
+    """What a model raises for a request that it cannot take."""
+
+
+@attrs.define
+class Faults:
+    """What goes wrong with which requests: a bad prompt begins with ``BAD`` and the number of its fault.
+
+    ``raising``  by number: the position from which on a pass of the request raises
+    ``spoiled``  by number: the position from which on the logits of the request are spoiled, and with what value
+    """
+
+    raising: dict[int, int] = attrs.field(factory=dict)
+    spoiled: dict[int, tuple[int, float]] = attrs.field(factory=dict)
+
+
+class Faulty:
+    """A ``ThreeWay`` whose passes go wrong for chosen requests, half-way: what they write is written."""
+
+    def __init__(self, it: ThreeWay, faults: Faults) -> None:
+        self.it, self.faults = it, faults
+        self.vocabulary, self.stops, self.config = it.vocabulary, it.stops, it.config
+
+    def bind(self, cache: Cache) -> FaultyRunner:
+        return FaultyRunner(self.it.bind(cache), self.faults, cache)
+
+
+class FaultyRunner:
+    def __init__(self, bound: Any, faults: Faults, cache: Cache) -> None:
+        self.bound, self.faults, self.cache = bound, faults, cache
+        self.drafter = None if bound.drafter is None else FaultyDrafter(self)
+        self.groups = bound.groups
+        self.numbers: dict[int, int] = {}
+        """By the first page of a sequence: the number of its fault."""
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self.spoil(self.bound.forward(batch), batch)
+
+    def spoil(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        for row, span in enumerate(batch.spans):
+            number = self.number(batch, row)
+            if number is None:
+                continue
+            if span.end > self.faults.raising.get(number, 1 << 30):
+                raise Fault(str(number))
+            start, value = self.faults.spoiled.get(number, (1 << 30, 0.0))
+            for at in range(batch.wanted):
+                if span.end - batch.wanted + at >= start:
+                    logits[row, at, (7 * number) % logits.shape[-1]] = value
+        return logits
+
+    def number(self, batch: Batch, row: int) -> int | None:
+        """Which bad request this row is of: its first pass shows its first tokens, and the first page stays its own."""
+        first = int(batch.tables["full"][row, 0])
+        if batch.spans[row].start == 0:
+            head = batch.tokens[row, :2].tolist()
+            self.numbers.pop(first, None)
+            if head[0] == BAD:
+                self.numbers[first] = head[1]
+        return self.numbers.get(first)
+
+
+class FaultyDrafter:
+    def __init__(self, runner: FaultyRunner) -> None:
+        self.runner, self.bound = runner, runner.bound.drafter
+        self.width, self.draft = self.bound.width, self.bound.draft
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, hidden = self.bound.forward(batch)
+        return self.runner.spoil(logits, batch), hidden
+
+
+def bad(number: int, length: int, max_tokens: int = 30, **more: Any) -> Request:
+    return Request([BAD, number, *prompt(number, length)], max_tokens, label=f"bad {number}", **more)
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
+    answers = [engine.add(request) for request in requests]
+    for _ in range(3000):
+        if all(answer.done for answer in answers):
+            return answers
+        engine.step()
+    raise AssertionError("it goes on for ever")
+
+
+def good(count: int, seed: int = 1, **more: Any) -> list[Request]:
+    """``mixed`` without the token that belongs to bad requests."""
+    return [attrs.evolve(r, tokens=[t % BAD for t in r.tokens]) for r in mixed(count, seed, **more)]
+
+
+# ---------------------------------------------------------------- one request raises
+
+
+@AHEAD
+@pytest.mark.parametrize("speculate", [0, 3])
+@pytest.mark.parametrize("at", [60, 130, 155], ids=["while prefilling", "at the first token", "while decoding"])
+def test_only_the_request_that_makes_the_model_raise_ends_with_an_error(at: int, speculate: int, overlap: bool) -> None:
+    requests = good(5, speculate=speculate)
+    expected = plain(model(), requests)
+    cache = cache_for(model(), CAPACITY)
+    faulty = Faulty(model(), Faults(raising={3: at}))
+    with Engine(faulty, cache, chunk=64, overlap=overlap) as engine:
+        answers = run(engine, [*requests[:3], bad(3, 127), *requests[3:]])
+        culprit = answers.pop(3)
+        assert (culprit.reason, repr(culprit.error)) == ("error", "Fault('3')")
+        assert [answer.reason for answer in answers] == ["length"] * 5
+        assert [answer.tokens for answer in answers] == expected
+        engine.drain()
+        nothing_left(cache)
+        assert [answer.tokens for answer in run(engine, requests)] == expected
+
+
+@AHEAD
+def test_a_request_that_no_pass_can_be_planned_for_is_the_only_one_that_ends(overlap: bool) -> None:
+    """A runner refuses it when rows are grouped, and not in the pass: here beyond 150 tokens, behind the check."""
+
+    class Grouping(FaultyRunner):
+        def refuse(self, spans: Sequence[Span]) -> list[list[int]]:
+            if len(spans) > 0 and any(150 < span.end < 10_000 and self.armed for span in spans):
+                raise InputError("too long")
+            return self.bound.groups(spans)  # type: ignore[no-any-return]
+
+        armed = False
+
+    class Model(Faulty):
+        def bind(self, cache: Cache) -> FaultyRunner:
+            self.runner = Grouping(self.it.bind(cache), self.faults, cache)
+            self.runner.groups = self.runner.refuse
+            return self.runner
+
+    requests = [Request(prompt(seed, 40), 20) for seed in range(3)]
+    cache, faulty = cache_for(model(), CAPACITY), Model(model(), Faults())
+    with Engine(faulty, cache, overlap=overlap) as engine:
+        answers = [engine.add(request) for request in [*requests, Request(prompt(9, 145), 20)]]
+        faulty.runner.armed = True
+        while not all(answer.done for answer in answers):
+            engine.step()
+    assert [answer.reason for answer in answers] == ["length"] * 3 + ["error"]
+    assert isinstance(answers[3].error, InputError)
+    assert [answer.tokens for answer in answers[:3]] == plain(model(), requests)
+    nothing_left(cache)
+
+
+@AHEAD
+def test_a_failure_that_is_nobodys_ends_all_of_them_in_the_end_and_one_of_a_crowd_ends_nobody(overlap: bool) -> None:
+    class Crowded(FaultyRunner):
+        def forward(self, batch: Batch) -> torch.Tensor:
+            if len(batch.spans) > self.most:
+                raise Fault("out of memory")
+            return self.bound.forward(batch)  # type: ignore[no-any-return]
+
+        most = 1
+
+    class Model(Faulty):
+        def bind(self, cache: Cache) -> FaultyRunner:
+            self.runner = Crowded(self.it.bind(cache), self.faults, cache)
+            return self.runner
+
+    requests = [Request(prompt(seed, 40), 12) for seed in range(4)]
+    cache, faulty = cache_for(model(), CAPACITY), Model(model(), Faults())
+    with Engine(faulty, cache, overlap=overlap) as engine:
+        answers = run(engine, requests)
+        assert [answer.tokens for answer in answers] == plain(model(), requests)
+        faulty.runner.most = 0
+        assert [answer.reason for answer in run(engine, requests)] == ["error"] * 4
+    nothing_left(cache)
+
+
+# ---------------------------------------------------------------- logits that are not finite
+
+
+@AHEAD
+@pytest.mark.parametrize("value", [NAN, INFINITE, -INFINITE], ids=str)
+@pytest.mark.parametrize("speculate", [0, 3])
+@pytest.mark.parametrize("at", [70, 128, 140], ids=["while prefilling", "at the first token", "while decoding"])
+def test_only_the_request_whose_logits_are_not_finite_ends_and_nothing_of_that_pass_is_hit(
+    at: int, speculate: int, value: float, overlap: bool
+) -> None:
+    requests = good(4, speculate=speculate)
+    expected = plain(model(), requests)
+    culprit = bad(3, 127)
+    (right,) = plain(model(), [culprit])
+    cache, faulty = cache_for(model(), CAPACITY), Faulty(model(), Faults(spoiled={3: (at, value)}))
+    with Engine(faulty, cache, chunk=96, overlap=overlap) as engine:
+        answers = run(engine, [*requests[:3], culprit, *requests[3:]])
+        ended = answers.pop(3)
+        assert [answer.tokens for answer in answers] == expected
+        engine.drain()
+        nothing_left(cache)
+        if value == -INFINITE:  # some tokens may be masked
+            assert ended.reason == "length"
+        else:
+            assert ended.reason == "error"
+            seen = int(re.findall(r"bad 3: the model's logits .* not finite at position (\d+)", str(ended.error))[0])
+            assert seen >= at
+            assert ended.tokens == right[: max(0, seen - 128)], "what was sampled before stays"
+            assert engine.counts.failed <= 4, "the others were not computed anew, but for readers of what went"
+            text = [*culprit.tokens, *right]
+            assert cache.peek(text) <= seen
+
+
+@AHEAD
+def test_rows_beside_one_that_is_not_finite_are_computed_once_and_bitwise_as_without_it(overlap: bool) -> None:
+    """The other rows' log-probabilities, whose batch has a row of the same length that is spoiled in the middle."""
+    others = [Request(prompt(seed, 129), 24, logprobs=True) for seed in (1, 2)]
+    for each in others:
+        assert BAD not in each.tokens[:1]
+    found = []
+    for faults in (Faults(), Faults(spoiled={3: (135, NAN)})):
+        cache = cache_for(model(), AMPLE)
+        with Engine(Faulty(model(), faults), cache, overlap=overlap) as engine:
+            answers = run(engine, [bad(3, 127), *others])
+            steps = engine.counts.steps
+        nothing_left(cache)
+        found.append(([(answer.tokens, answer.logprobs) for answer in answers[1:]], steps))
+    (plainly, steps), (beside, steps_beside) = found
+    assert [tokens for tokens, _ in beside] == [tokens for tokens, _ in plainly]
+    assert steps_beside <= steps
+    for (_, one), (_, other) in zip(plainly, beside, strict=True):
+        assert one[:7] == other[:7], "while the batch is the same, every bit is"
+        assert torch.allclose(torch.tensor(one), torch.tensor(other), atol=1e-12)
+
+
+@AHEAD
+def test_a_reader_of_content_that_is_not_finite_computes_it_itself(overlap: bool) -> None:
+    """Requests with the prompt of the bad one wait for its checkpoint, and read what it publishes."""
+    shared = [BAD, 3, *prompt(3, 190)]
+    requests = [Request([*shared, *prompt(seed, 20)], 6) for seed in (1, 2)]
+    cache = cache_for(model(), CAPACITY)
+
+    class Once(FaultyRunner):
+        """The first pass of the first request is spoiled, and no other."""
+
+        def forward(self, batch: Batch) -> torch.Tensor:
+            logits = self.bound.forward(batch)
+            if batch.spans[0].start == 0 and self.left:
+                self.left -= 1
+                logits[0] = NAN
+                for part in ("full", "swa"):
+                    for buffer in self.cache.pool(part).buffers.values():
+                        pages = batch.tables[part][0]
+                        buffer[:, pages[pages >= 0].long()] = NAN
+            return logits  # type: ignore[no-any-return]
+
+        left = 1
+
+    class Model(Faulty):
+        def bind(self, cache: Cache) -> FaultyRunner:
+            return Once(self.it.bind(cache), self.faults, cache)
+
+    with Engine(Model(model(), Faults()), cache, chunk=128, overlap=overlap) as engine:
+        answers = run(engine, [Request(shared, 5), *requests])
+        assert answers[0].reason == "error"
+        assert [answer.tokens for answer in answers[1:]] == plain(model(), requests)
+        (again,) = run(engine, [Request(shared, 5)])
+        assert [again.tokens] == plain(model(), [Request(shared, 5)])
+    nothing_left(cache)
+
+
+# ---------------------------------------------------------------- values that no engine can serve
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"temperature": value}, "temperature=")
+        for value in (10**400, -(10**400), True, 1e300, 1e-300, INFINITE, -INFINITE, NAN, 10**5000)
+    ]
+    + [({field: 10**5000}, f"{field}=") for field in ("max_tokens", "seed", "priority", "speculate", "hand_over")]
+    + [({"seed": -(2**63) - 1}, "seed="), ({"priority": 2**63}, "priority="), ({"logprobs": 1}, "logprobs=1")]
+    + [({"stops": [-1]}, "stops are token ids, got -1"), ({"stops": [10**5000]}, "stops are token ids, got <int>")]
+    + [({"label": label}, "label=") for label in ("two\nlines", "\x1b[31m", "\ud800", "x" * 201)],
+)
+def test_an_absurd_value_is_refused_by_name_when_the_request_is_made(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError) as refused:
+        Request([1, 2], **{"label": "mine", **wrong})
+    assert told in str(refused.value)
+    assert len(str(refused.value)) < 300
+    assert ("label" in wrong or "stops" in wrong) or str(refused.value).startswith("mine has ")
+
+
+def test_what_the_model_cannot_say_or_take_is_refused_when_it_is_added() -> None:
+    with Engine(model(), cache_for(model())) as engine:
+        for wrong, told in ((Request([1], stops=[512]), "the stop 512"), (Request([10**5000]), "the token <int>")):
+            with pytest.raises(InputError, match=told):
+                engine.add(wrong)
+        assert not engine.step()
+
+
+# ---------------------------------------------------------------- guessers
+
+
+def raising(tokens: Any, most: int) -> Any:
+    raise Fault("no guess")
+
+
+def forgetful(tokens: Any, most: int) -> Any:
+    tokens.clear()
+    return []
+
+
+ANSWERS: dict[str, Callable[[Any, int], Any]] = {
+    "raises": raising,
+    "no list": lambda tokens, most: None,
+    "too many": lambda tokens, most: [1] * (most + 1),
+    "not a token": lambda tokens, most: [512],
+    "negative": lambda tokens, most: [-1],
+    "no numbers": lambda tokens, most: ["a"] * most,
+    "clears what it was given": forgetful,
+}
+
+
+@AHEAD
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_guesser_that_answers_wrongly_costs_its_guesses_and_nothing_else(kind: str, overlap: bool) -> None:
+    class Wrong:
+        def guess(self, tokens: Sequence[int], most: int) -> list[int]:
+            return ANSWERS[kind](tokens, most)  # type: ignore[no-any-return]
+
+    requests = good(4)
+    cache = cache_for(model(), CAPACITY)
+    with Engine(model(), cache, guesser=Wrong(), speculate=3, overlap=overlap) as engine:
+        answers = run(engine, requests)
+    assert [answer.tokens for answer in answers] == plain(model(), requests)
+    nothing_left(cache)
+
+
+# ---------------------------------------------------------------- all of it at once
+
+
+@pytest.mark.parametrize("drafting", [False, True], ids=["no draft", "draft"])
+@AHEAD
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_bad_requests_there_are_good_ones_are_answered_as_without_them(
+    seed: int, overlap: bool, drafting: bool
+) -> None:
+    rng = random.Random(seed)
+    it = ThreeWay("tiny", dtype="float64", draft=True) if drafting else model()
+    capacity = {**CAPACITY, "mamba": 60, **({"draft": 1200} if drafting else {})}
+    speculate = rng.choice([0, 2, 4])
+    wanted = good(8, seed + 50, speculate=speculate)
+    wanted = [attrs.evolve(r, temperature=rng.choice([0.0, 0.8]), seed=i) for i, r in enumerate(wanted)]
+    faults, wrong = Faults(), []
+    for number in range(5):
+        length, tokens = rng.randrange(1, 150), rng.randrange(1, 30)
+        at = rng.randrange(length + 2 + tokens)
+        if rng.random() < 0.5:
+            faults.raising[number] = at
+        else:
+            faults.spoiled[number] = at, rng.choice([NAN, INFINITE])
+        wrong.append(bad(number, length, tokens, speculate=speculate, temperature=rng.choice([0.0, 1.3])))
+        wrong[-1] = attrs.evolve(wrong[-1], tokens=[*wrong[-1].tokens, *(SYSTEM if rng.random() < 0.3 else [])])
+    cache = cache_for(it, capacity)
+    everything = [*wanted, *wrong]
+    rng.shuffle(everything)
+    with Engine(Faulty(it, faults), cache, chunk=rng.choice([48, 128, 512]), overlap=overlap) as engine:
+        answers: dict[Request, Answer] = {}
+        for _ in range(4000):
+            if everything and (rng.random() < 0.4 or all(answer.done for answer in answers.values())):
+                request = everything.pop()
+                answers[request] = engine.add(request)
+                with pytest.raises(InputError):
+                    engine.add(Request([BAD], temperature=rng.choice([NAN, 10**400, -1, 1e-200])))
+            engine.step()
+            if not everything and all(answer.done for answer in answers.values()):
+                break
+        engine.drain()
+        nothing_left(cache)
+    assert [answers[request].tokens for request in wanted] == plain(model(), wanted)
+    assert {answers[request].reason for request in wanted} == {"length"}
+    for number, request in enumerate(wrong):
+        fault = faults.raising.get(number, faults.spoiled.get(number, (0, 0.0))[0])
+        if fault < len(request.tokens):
+            assert answers[request].reason == "error"
+    nothing_left(cache)
