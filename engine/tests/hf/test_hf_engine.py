@@ -12,7 +12,9 @@ import pytest
 pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from prefixloom import InputError, compose
 from prefixloom_engine import Answer, Engine, Request
 from prefixloom_engine.hf import HFModel
 from tests.support.hf_models import CONFIGS, MATRIX, Served, model_of, own_cache, prompt
@@ -125,3 +127,20 @@ def test_the_models_own_stops_end_an_answer() -> None:
     finally:
         served.model.generation_config.eos_token_id = 2
     assert (answer.tokens, answer.reason) == (expected[: expected.index(expected[4]) + 1], "stop")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])
+def test_a_prompt_beyond_the_learned_positions_is_refused_when_it_is_added(kind: str) -> None:
+    config = AutoConfig.for_model(
+        kind, n_positions=64, max_position_embeddings=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=97, ffn_dim=48, word_embed_proj_dim=32, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = HFModel(AutoModelForCausalLM.from_config(config).eval())
+    with Engine(model, compose(model.config, capacity=512)) as engine:
+        (answer,) = engine.generate([Request(prompt(1, 50), 15, stops=())])
+        assert (answer.reason, len(answer.tokens)) == ("length", 15)
+        with pytest.raises(
+            InputError, match=r"may come to 65 tokens, which the model refuses: .* learned 64 positions"
+        ):
+            engine.add(Request(prompt(1, 50), 16, stops=()))
+        assert not engine.step()
