@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from prefixloom import Cache, InputError, InvariantError, Stream, ThreadStream, stream_for
+from prefixloom import Cache, InputError, InvariantError, ProtocolError, Stream, ThreadStream, stream_for
 
 from ..contract.model import Runner, Span, no_gate
 from .drafting import DraftBuffers
@@ -111,9 +111,9 @@ class ForwardStream:
             launched.rows = [*ordered, *(row for row in rows if row.incoming is not None)]
             self._launch_guessing(launched)
             self._launch_passes(launched, groups)
-        except InvariantError:  # a bug: no request has caused it
-            raise
         except Exception as error:
+            if launched.error is None and isinstance(error, (InvariantError, ProtocolError)):
+                raise  # a bug, of the model or of prefixloom: no request has caused it
             launched.error = launched.error or error
         launched.event = self.stream.record()
         return launched
