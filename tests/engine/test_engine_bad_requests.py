@@ -13,6 +13,7 @@ import torch
 
 from prefixloom import Cache, InputError
 from prefixloom_engine import Answer, Batch, Engine, Request, Span, ThreeWay
+from prefixloom_engine.forward.passes import usable
 from tests.support.engines import AMPLE, CAPACITY, SYSTEM, cache_for, mixed, model, nothing_left, plain, prompt
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
@@ -223,6 +224,36 @@ def test_only_the_request_whose_logits_are_not_finite_ends_and_nothing_of_that_p
         engine.drain()
         nothing_left(cache)
         assert cache.peek([*culprit.tokens, *right]) <= seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_the_logit_of_the_likeliest_token_tells_whether_all_can_be_used(dtype: torch.dtype) -> None:
+    rng = random.Random(1)
+    torch.manual_seed(1)
+    for vocabulary in (1, 2, 7, 64, 513, 4096, 151_936):
+        logits = torch.randn(40, 2, vocabulary, dtype=torch.float32).to(dtype)
+        for row in logits.flatten(0, 1):
+            for _ in range(rng.choice([0, 0, 1, 3])):
+                row[rng.randrange(vocabulary)] = rng.choice([NAN, INFINITE, -INFINITE, -INFINITE])
+            if rng.random() < 0.1:
+                row[:] = -INFINITE
+        legal = logits.isfinite().any(-1) & ~logits.isnan().any(-1) & ~(logits == INFINITE).any(-1)
+        assert torch.equal(usable(logits, logits.argmax(-1)), legal)
+
+
+@AHEAD
+def test_whatever_a_bad_request_leaves_in_freed_pages_their_next_owners_answer_the_same(overlap: bool) -> None:
+    requests = [*good(6, speculate=3), bad(4, 300)]
+    expected = plain(model(), requests[:6])
+    cache = cache_for(model(), CAPACITY)
+    with Engine(Faulty(model(), Faults(spoiled={4: (5, NAN)})), cache, chunk=256, overlap=overlap) as engine:
+        for part in cache.composition.parts:
+            for buffer in cache.pool(part.name).buffers.values():
+                buffer.fill_(NAN)
+        answers = run(engine, requests)
+    assert answers[6].reason == "error"
+    assert [answer.tokens for answer in answers[:6]] == expected
+    nothing_left(cache)
 
 
 @AHEAD
