@@ -95,7 +95,10 @@ def test_a_verdict_that_raises_or_is_short_fails_the_whole_step_and_one_of_a_ste
 
 def test_what_a_verdict_takes_back_is_not_stored(stream: Stream | None) -> None:
     """Neither is what a copy down has brought to the host."""
-    host, store = HostTier(TierManifest(capacity=1024), identity={"model": "m"}), MemoryBackend(capacity=1 << 20)
+    host, store = (
+        HostTier(TierManifest(capacity=1024), identity={"model": "m"}, fetch="wait"),
+        MemoryBackend(capacity=1 << 20),
+    )
     cache = compose(None, plugins=[FullComponent(**KV), host], page_size=16, capacity=1024, debug=True)
     host.attach(store)
     cache.poll()
@@ -108,7 +111,6 @@ def test_what_a_verdict_takes_back_is_not_stored(stream: Stream | None) -> None:
     for sequence in sequences:
         sequence.publish()
     until = time.monotonic() + 20
-    time.sleep(0.2)
     while cache.stats().tier.stored < 4 and time.monotonic() < until:  # type: ignore[union-attr]
         cache.poll()
         time.sleep(0.01)
