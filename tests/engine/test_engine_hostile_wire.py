@@ -15,7 +15,7 @@ import pytest
 
 from prefixloom_engine import Engine, Request
 from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer
-from prefixloom_engine.disaggregation.messages import cache_format, encode_handover, encode_question
+from prefixloom_engine.disaggregation.messages import encode_handover, encode_question, greeting
 from prefixloom_engine.disaggregation.wire import ANSWER, ASK, FRAME_HEADER, HELLO, REFUSED, Wire, WireClosed
 from tests.support.engines import cache_for, model, nothing_left, plain, prompt
 
@@ -37,7 +37,8 @@ def honest(request: pytest.FixtureRequest) -> bytes:
 def answering(data: bytes, pause: float = 0.0) -> Iterator[tuple[str, int]]:
     """A prefill process that answers every question with ``data``, a twentieth at a time."""
     over = threading.Event()
-    mine = json.dumps(cache_format(cache_for(model()))).encode()
+    with Engine(model(), cache_for(model())) as engine:
+        mine = json.dumps(greeting(engine)).encode()
 
     def serve() -> None:
         connection, _ = listening.accept()
@@ -111,7 +112,7 @@ def test_a_decode_process_that_goes_while_two_answers_go_out(monkeypatch: pytest
     server = PrefillServer(Engine(model(), cache_for(model())))
     wire = Wire(socket.create_connection(server.address))
     for number in (1, 2):
-        wire.send(ASK, number, encode_question(Request(prompt(number, 40), 1), 0))
+        wire.send(ASK, number, encode_question(Request(prompt(number, 40), 1), 0, model().identity))
     while len(server._asked) < 2:
         server._accept()
         for other in server._wires:

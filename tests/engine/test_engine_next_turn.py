@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, Reach, Window, compose
+from prefixloom import Buffer, Cache, Component, Identity, Manifest, Path, Point, Reach, Window, compose
 from prefixloom_engine import Batch, Engine, Request, ThreeWay, by_count, memory_with
 from prefixloom_engine.disaggregation import DecodeEngine
 from prefixloom_engine.forward.handover import plan_handover
@@ -27,6 +27,10 @@ class Remembering:
     """What comes next follows from all tokens, from the last few, and from two recurrences: each must be right."""
 
     vocabulary, stops, config = 97, frozenset[int](), None
+    identity = Identity(model="Remembering", weights="none")
+
+    def changed(self) -> bool:
+        return False
 
     def bind(self, cache: Cache) -> BoundRemembering:
         return BoundRemembering(cache)

@@ -96,7 +96,7 @@ def test_a_verdict_that_raises_or_is_short_fails_the_whole_step_and_one_of_a_ste
 def test_what_a_verdict_takes_back_is_not_stored(stream: Stream | None) -> None:
     """Neither is what a copy down has brought to the host."""
     host, store = (
-        HostTier(TierManifest(capacity=1024), identity={"model": "m"}, fetch="wait"),
+        HostTier(TierManifest(capacity=1024), identity={"model": "m", "weights": "1"}, fetch="wait"),
         MemoryBackend(capacity=1 << 20),
     )
     cache = compose(None, plugins=[FullComponent(**KV), host], page_size=16, capacity=1024, debug=True)

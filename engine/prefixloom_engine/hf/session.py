@@ -255,7 +255,9 @@ def _refuse_inputs_outside_the_key(given: Mapping[str, Any], start: int) -> None
     refuse_autocast(ids.device.type)
     refuse_pass_without_cache(given)
     for name, value in given.items():
-        if value is None or name in CHECKED_INPUTS or name in OTHER_INPUTS:
+        if name in CHECKED_INPUTS or name in OTHER_INPUTS or value is None:
+            continue
+        if isinstance(value, Mapping) and not value:  # what a generate of text alone makes of no images
             continue
         if name not in TYPES or not isinstance(value, Tensor) or bool(value.any()):
             raise InputError(

@@ -17,7 +17,7 @@ from types import TracebackType
 from prefixloom import Cache, Identity, InputError, PrefixloomError, ProtocolError, Sequence, encode
 
 from ..contract.handover import Handover
-from ..contract.model import Identified, Model, Span
+from ..contract.model import Identified, Model
 from ..contract.requests import Answer, Request, shown
 from ..forward.jobs import Job, LogitsError, PlannedRow
 from ..forward.stream import ForwardStream, LaunchedStep
@@ -65,7 +65,7 @@ class Engine:
         self.model, self.cache = model, cache
         self.overlap = overlap
         self._speculate = self._guess_depth(speculate, "the engine")
-        runner = self._runner = model.bind(cache)
+        runner = model.bind(cache)
         if guesser is None and getattr(runner, "drafter", None) is None:
             guesser = PromptLookup()
         checked = None if guesser is None else CheckedGuesser(guesser, model.vocabulary)
@@ -144,7 +144,6 @@ class Engine:
         length = len(request.tokens) + request.max_tokens - 1
         self._scheduler.budget.check(length, name)
         self._forward.check(length, name)
-        self._runner.groups([Span(0, length)])  # which refuses what it can never compute
         return self._speculate if request.speculate is None else self._guess_depth(request.speculate, name)
 
     def _guess_depth(self, tokens: int, name: str) -> int:
