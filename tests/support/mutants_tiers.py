@@ -66,7 +66,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("order costs who copies nothing", "device/pool.py", "        self.orderly = False ", "        self.orderly = True ", COPIES),
     ("copied pools see to no order", "tiers/host_copies.py", "        source.orderly = target.orderly = self._orderly\n", "", COPIES),
     ("a dropped namespace comes back", "operations/lease.py", "        core.below.namespace_dropped(namespace)\n", "        pass\n", READS),
-    ("another namespace's fetch is forgotten", "tiers/store_reads.py", "            if namespace is None or fetch.match.namespace == namespace:", "            if True:", READS),
+    ("another namespace's fetch is forgotten", "tiers/store_reads.py", "            if namespace is None or means(namespace, fetch.match.namespace):", "            if True:", READS),
     ("what came meanwhile is read again", "tiers/store_reads.py", "        self.held = min(self.boundary, _held_path(self.link, match))\n", "", READS),
     ("more is asked for than may wait", "tiers/store_reads.py", "            if waiting > max(SLICE, total(batch)):\n                return\n", "", READS),
     ("a prompt is one slice", "tiers/pieces.py", "        if size > room:", "        if not found:", READS),
@@ -76,7 +76,7 @@ MUTANTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("what is split meanwhile is not offered", "tiers/store.py", "            self.unseen.append((upper, False))", "            pass", COMING),
     ("another store's count is believed", "tiers/store_writes.py", "if cell.store != self.link.attached:", "if False:", COMING),
     ("a plugin's transfers are not united", "tiers/transfer_hooks.py", "            wanted.setdefault(more.component, []).append(", "            wanted.setdefault(more.component, [])[:0] = () and (", "test_tier_hooks.py"),
-    ("what a load brought cannot go", "tiers/restore.py", "    lane.line_up(part.run)", "    pass", TIER),
+    ("what a load brought cannot go", "tiers/restore.py", "    lane.line_up(part.run)", "    pass", "test_tier_hooks.py"),
 )  # fmt: skip
 
 

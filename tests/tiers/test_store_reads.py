@@ -12,6 +12,7 @@ from prefixloom import Path, Point, Window
 from prefixloom.cache.cache import Cache
 from prefixloom.storage import Miss, Record
 from prefixloom.testing.inside.backdoor import tier_lanes
+from prefixloom.tiers import store_reads
 from prefixloom.tiers.store_reads import Fetch
 from prefixloom_hicache import GuardLimits, MemoryBackend
 from tests.support.helpers import part, settle
@@ -205,6 +206,32 @@ def test_who_waits_behind_another_is_let_go_with_it(how: str) -> None:
     store.gate.set()
     until(cache, lambda: all(each.over for each in told) and not behind(cache).reads.fetches)
     assert not behind(cache).reads.reading
+    for sequence in sequences:
+        sequence.close()
+    settle(cache)
+
+
+def test_who_waits_behind_a_fetch_that_fails_reads_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = stocked(part("path", Path()), tokens=TOKENS, kind=Counting)
+    cache, _ = composed(part("path", Path()), store=store)
+    store.holds = ("get",)
+    store.gate.clear()
+    sequences = [cache.open([*TOKENS, last]) for last in range(3)]
+    told = [sequence.restore() for sequence in sequences]
+    until(cache, lambda: any(len(fetch.waiting) == 2 for fetch in behind(cache).reads.reading))
+    honest, failed = store_reads.place, []
+
+    def once(*args: Any) -> None:
+        if failed:
+            return honest(*args)
+        failed.append(True)
+        raise RuntimeError("what arrived cannot be entered")
+
+    monkeypatch.setattr(store_reads, "place", once)
+    store.gate.set()
+    until(cache, lambda: all(each.over for each in told))
+    assert failed and [each.ready for each in told] == [0, 160, 160]
+    assert "cannot be entered" in told[0].why
     for sequence in sequences:
         sequence.close()
     settle(cache)

@@ -7,7 +7,20 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.host_copies
-from prefixloom import Claim, Component, Outcome, Path, Point, TierManifest, Transfer, TransferPlan, Window, compose
+from prefixloom import (
+    AnchorView,
+    Claim,
+    Component,
+    Outcome,
+    Path,
+    PluginError,
+    Point,
+    TierManifest,
+    Transfer,
+    TransferPlan,
+    Window,
+    compose,
+)
 from prefixloom import hookimpl as hook
 from prefixloom.testing.inside.backdoor import copies
 from prefixloom_hicache import HostTier
@@ -78,6 +91,34 @@ def test_t3_what_is_added_is_copied_as_far_as_it_is_there() -> None:
         cached.append(cache.stats().components["near"].cached)
         settle(cache)
     assert cached == [2, 4]
+
+
+class Refusing(Component):
+    """Its lock cannot be had while ``refuses`` is set."""
+
+    refuses = False
+
+    @hook
+    def acquire_component_lock(self, anchor: AnchorView, tier: str) -> None:
+        if self.refuses:
+            raise RuntimeError("no lock")
+
+
+def test_what_a_load_brought_and_no_lease_covers_may_go_again() -> None:
+    """The copy went well, and then the plugin's lock could not be had."""
+    path = part("path", Path(), Refusing)
+    cache = tiered(path, part("near", Window(8)))
+    serve(cache, range(40))
+    cache.evict({"path": 100, "near": 100})
+    with cache.open(range(44)) as sequence:
+        path.refuses = True  # type: ignore[attr-defined]
+        with pytest.raises(PluginError, match="no lock"):
+            sequence.restore()
+        path.refuses = False  # type: ignore[attr-defined]
+        sequence.abort()
+    cache.evict({"path": 100, "near": 100})
+    assert {name: part.cached for name, part in cache.stats().components.items()} == {"path": 0, "near": 0}
+    settle(cache)
 
 
 def test_t3_a_backup_may_take_along_what_lies_above() -> None:
