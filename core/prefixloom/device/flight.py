@@ -48,13 +48,17 @@ class Work(Generic[F]):
 
     ``followers`` are the sequences or leases whose work it is. ``gates`` belong to a load by groups of layers: (the
     last layer of a group, the event after its copies), in order. ``since`` is the tick of the stream when the work
-    began. ``verdict`` judges the parts of the followers where the work as a whole went well. ``failed`` says that the
-    work is over and did not go well as a whole. ``Flight.begin`` makes it.
+    began. ``enclosed``: a block is open that will end it. ``verdict`` judges the parts of the followers where the work
+    as a whole went well. ``failed`` says that the work is over and did not go well as a whole. ``Flight.begin`` makes
+    it.
     """
 
-    __slots__ = ("event", "failed", "followers", "gates", "name", "number", "over", "since", "stream", "verdict")
+    __slots__ = (
+        "enclosed", "event", "failed", "followers", "gates", "name", "number", "over", "since", "stream", "verdict",
+    )  # fmt: skip
 
     number: int
+    enclosed: bool
     over: bool
     failed: bool
     event: Event | None
@@ -119,7 +123,7 @@ class Flight(Fence, Generic[F]):
         """Make a new piece of work, which is about to be enqueued."""
         work: Work[F] = Work()
         work.number = self._launched = self.stamp = self._launched + 1
-        work.over = work.failed = False
+        work.enclosed = work.over = work.failed = False
         work.event = work.stream = work.verdict = None
         work.followers = work.gates = ()
         self.works.append(work)
@@ -176,6 +180,14 @@ class Flight(Fence, Generic[F]):
             work = self.begin()
             work.since = since
             self.follow(work, stream, [who], f"the layers of {who.label or 'a sequence'}")
+
+    def give_up(self) -> None:
+        """Drop work that nobody will end any more, because an interrupt came while it began or ended."""
+        self.alone.clear()
+        for work in self.works:
+            if work.event is None and not work.enclosed:
+                work.over = True
+        self._retire_works()
 
     # ------------------------------------------------------------ what is over
     def unfinished(self, fence: int, own: Work[F] | None = None) -> list[Work[F]]:

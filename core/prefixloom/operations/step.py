@@ -135,6 +135,7 @@ class Step:
                 running.open_steps -= 1
             core.flight.end(self._work, self._take_stream(None), (), repr(self))
             raise
+        self._work.enclosed = True
         return self
 
     def _begin_states(self) -> None:
@@ -305,6 +306,7 @@ class Step:
 
     # ------------------------------------------------------------ after the layers
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._work.enclosed = False
         before = self._state
         self._state = DONE
         core, stream, begun = self._core, self._stream, self._begun

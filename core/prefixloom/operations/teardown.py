@@ -100,6 +100,7 @@ def forget_everything(core: Core) -> None:
     for running in core.live:
         core.flight.end_alone(running)
         running.core = None
+    core.flight.give_up()
     core.live.clear()
     for lane, queue in zip(shape.all_lanes, queues, strict=True):
         for pool in lane.pools:

@@ -1,0 +1,101 @@
+"""Ctrl-C at any line of a bare cache: the books of one operation may be half done, and ``flush`` makes it whole."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from pathlib import Path as File
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import prefixloom
+from prefixloom import Path, Point, PrefixloomError, Window
+from tests.support.helpers import cache_of, part, settle
+from tests.support.sampling import slow
+
+CORE = str(File(prefixloom.__file__).parent)
+PROMPT = list(range(40))
+
+
+class Interrupt:
+    """Raises ``KeyboardInterrupt`` at that line of the core, counted from where it is entered."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __enter__(self) -> Interrupt:
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(CORE) else None
+
+    def _line(self, frame: FrameType, event: str, arg: object) -> Any:
+        self.left -= event == "line"
+        if event == "line" and self.left == 0:
+            raise KeyboardInterrupt
+        return self._line
+
+
+def traffic(cache: Any, seed: int) -> None:
+    """A turn, a second one that hits, one that grows past what is free, an eviction, a lease, and a drop."""
+    rng = random.Random(seed)
+    for length in (40, 40, 24):
+        tokens = [*PROMPT[: rng.randrange(length)], *(rng.randrange(3) for _ in range(length))]
+        with cache.open(tokens, namespace=rng.choice(("", "a")), leave=1) as sequence:
+            for _ in range(2):
+                count = (len(tokens) - sequence.reserved + 1) // 2
+                sequence.grow(max(count, 0))
+                with cache.step([sequence]) as step:
+                    step.run_ops()
+                sequence.publish()
+            sequence.append([7, 8])
+    cache.lease(cache.match(PROMPT)).release()
+    cache.evict(8)
+    cache.drop_namespace("a")
+
+
+def whole(cache: Any) -> None:
+    """It serves as a new one does, and no slot is lost."""
+    settle(cache)
+    for expected in (0, 36):
+        with cache.open(PROMPT, leave=1) as sequence:
+            assert sequence.ready == expected
+            for length in (36, 40):
+                sequence.grow(length - sequence.reserved)
+                with cache.step([sequence]) as step:
+                    step.run_ops()
+                sequence.publish()
+    settle(cache)
+
+
+@pytest.mark.parametrize("every", [331, slow(7)])
+@pytest.mark.timeout(1800)
+def test_a_flush_makes_whole_whatever_an_interrupt_left(every: int) -> None:
+    def made() -> Any:
+        parts = (part("path", Path()), part("window", Window(8)), part("point", Point()))
+        return cache_of(*parts, tokens=96, slots=6)
+
+    def ran(line: int, cache: Any) -> int:
+        """How many lines there were."""
+        interrupt = Interrupt(line)
+        with contextlib.suppress(KeyboardInterrupt, PrefixloomError), interrupt:  # debug mode sees what is half done
+            traffic(cache, line)
+        return line - interrupt.left
+
+    lines = ran(-1, made())
+    assert lines > 1000
+    cache = made()
+    for line in range(1, lines, every):
+        ran(line, cache)
+        with contextlib.suppress(PrefixloomError):
+            cache.poll()
+        cache.flush()
+        whole(cache)
+        cache.flush()
