@@ -18,10 +18,10 @@ ONE = Identity(model="m", weights="1")
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_whatever_differs_is_another_identity(name: str) -> None:
-    other = Identity.of({**ONE.said, name: "another"})
+    other = Identity.of({**ONE.facts, name: "another"})
     assert other != ONE and other.namespace("a") != ONE.namespace("a")
-    assert ONE.difference(other.said) == f"{name} is 'another' there and {getattr(ONE, name)!r} here"
-    assert Identity.of(ONE.said) == ONE and Identity.of(ONE.said).namespace("a") == ONE.namespace("a")
+    assert ONE.difference(other.facts) == f"{name} is 'another' there and {getattr(ONE, name)!r} here"
+    assert Identity.of(ONE.facts) == ONE and Identity.of(ONE.facts).namespace("a") == ONE.namespace("a")
 
 
 def test_no_two_pairs_of_identity_and_name_are_one_namespace() -> None:
@@ -53,7 +53,7 @@ def test_a_cache_finds_what_was_cached_under_its_identity_alone(name: str) -> No
     cache.identity = ONE
     assert cache.peek(range(16)) == 0
     serve(cache, range(16))
-    cache.identity = {**ONE.said, name: "another"}
+    cache.identity = {**ONE.facts, name: "another"}
     assert cache.peek(range(16)) == 0
     assert "computed with other weights, adapters or positions" in cache.match(range(16)).why
     assert cache.peek(range(16), namespace=ONE.namespace()) == 16
@@ -85,7 +85,7 @@ def test_a_namespace_is_dropped_under_every_identity() -> None:
 def test_a_store_keeps_identities_apart_whoever_says_them(name: str) -> None:
     """The tier says one for all that it writes, or the cache for the namespaces that it uses."""
     store = MemoryBackend(capacity=1 << 22)
-    other = Identity.of({**ONE.said, name: "another"})
+    other = Identity.of({**ONE.facts, name: "another"})
     cache, host = composed(part("path", Path()), store=store)
     host.identity = ONE
     cache.flush()
@@ -104,5 +104,5 @@ def test_a_store_keeps_identities_apart_whoever_says_them(name: str) -> None:
 def test_a_store_needs_the_model_and_its_weights(said: dict[str, str]) -> None:
     host = HostTier(TierManifest(capacity=8), identity=said)
     lacking = " and ".join(each for each in ("model", "weights") if not said.get(each))
-    with pytest.raises(StorageError, match=f"its {lacking} (is|are) unknown"):
+    with pytest.raises(StorageError, match=f"does not say its {lacking}:"):
         host.attach(MemoryBackend(capacity=1 << 20))

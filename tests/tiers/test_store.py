@@ -138,7 +138,7 @@ def test_a_store_is_asked_from_the_moment_that_it_is_attached() -> None:
 
 
 def test_a_store_needs_to_know_of_which_model_its_records_are() -> None:
-    with pytest.raises(StorageError, match="its model and weights are unknown"):
+    with pytest.raises(StorageError, match="does not say its model and weights"):
         HostTier(TierManifest(capacity=64)).attach(MemoryBackend(capacity=1 << 20))
     with pytest.raises(CompositionError, match="fetch must be"):
         HostTier(TierManifest(capacity=64), fetch="never")  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ class Identity:
     digest: str = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
-        said = json.dumps(self.said).encode("utf-8", "surrogatepass")
+        said = json.dumps(self.facts).encode("utf-8", "surrogatepass")
         object.__setattr__(self, "digest", hashlib.blake2b(said, digest_size=16, person=b"loom.identity").hexdigest())
 
     @classmethod
@@ -71,7 +71,7 @@ class Identity:
         return cls(**given)
 
     @property
-    def said(self) -> dict[str, str]:
+    def facts(self) -> dict[str, str]:
         """By name, all that content depends on."""
         fields = (field.name for field in attrs.fields(Identity) if field.init and field.name != "shards")
         return {name: getattr(self, name) for name in fields}
@@ -82,8 +82,8 @@ class Identity:
         return [name for name in ("model", "weights") if not getattr(self, name)]
 
     def difference(self, there: Mapping[str, object]) -> str:
-        """Say where another process's ``said`` differs, in words; empty if it does not."""
-        mine = self.said
+        """Say where another process's ``facts`` differ, in words; empty if it does not."""
+        mine = self.facts
         names = [*mine, *(name for name in there if name not in mine)]
         return "; ".join(
             f"{name} is {there.get(name)!r} there and {mine.get(name)!r} here"

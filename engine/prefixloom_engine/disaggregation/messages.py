@@ -37,7 +37,7 @@ def identity_of(engine: Engine) -> Identity:
 
 def greeting(engine: Engine) -> dict[str, Any]:
     """What both sides must agree on when they connect: what the model's content depends on, and how caches keep it."""
-    return {"identity": identity_of(engine).said, "cache": cache_format(engine.cache)}
+    return {"identity": identity_of(engine).facts, "cache": cache_format(engine.cache)}
 
 
 def disagreement(engine: Engine, data: bytes) -> str:

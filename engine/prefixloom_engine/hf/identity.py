@@ -51,11 +51,12 @@ class ModelIdentity:
         self._kernels = str(getattr(self._model.config, "_attn_implementation", ""))
         ours = {name: digest for name, digest in digests.items() if not self._adapter_at(name)}
         active = {name: digest for name, digest in digests.items() if self._is_active(name)}
-        states = [state for state in self._states if state[0]]
+        names = sorted({name for active_here, *_ in self._states for name in active_here})
+        states = hashlib.blake2b(repr(self._states).encode(), digest_size=16).digest()
         self._known = Identity(
             model=_config_text(self._model.config),
             weights=combined(ours.items()),
-            adapters=f"{combined(active.items())} {states}" if states else "",
+            adapters=f"{', '.join(names)} {combined([('states', states), *active.items()])}" if names else "",
             precision=f"{self._model.dtype} {self._kernels}",
         )
         return self._known

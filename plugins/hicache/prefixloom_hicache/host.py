@@ -100,8 +100,8 @@ class HostTier:
             raise StorageError("a store is attached already: detach it first")
         if unknown := self.identity.unknown:
             raise StorageError(
-                f"a store keeps records for other processes, so the tier must say what they belong to, and its "
-                f"{' and '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} unknown: "
+                f"a store keeps records for other processes, so the tier must say what they belong to; it does not say "
+                f"its {' and '.join(unknown)}: "
                 f"HostTier(..., identity={{'model': ..., 'weights': ...}})"
             )
         backend = opened(kind, **options) if isinstance(kind, BackendType) else kind
