@@ -7,14 +7,16 @@ before its next operation.
 
 from __future__ import annotations
 
+import inspect
 import logging
-import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ..errors import ProtocolError
 
 log = logging.getLogger("prefixloom")
+
+_INSIDE = __file__.rsplit("/", 2)[0]
 
 
 class Handle:
@@ -71,8 +73,10 @@ def dropped_without_release(made_at: str | None) -> str:
 
 def call_site() -> str:
     """The place in the caller's code: the innermost frame outside of this package."""
-    inside = __file__.rsplit("/", 2)[0]
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith(inside):
-            return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_INSIDE):
+            return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back
     return "unknown"
