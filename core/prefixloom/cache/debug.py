@@ -23,6 +23,9 @@ from ..tree.radix import Node
 
 Rows = Many[tuple[Running, int, int]]
 
+Owned = tuple[Many[int], Any]
+"""Slots and who owns them."""
+
 
 class WatchedStep:
     """The slots that the layers of a step touch. For each component: the pool, the slots that are read, those that are
@@ -191,32 +194,29 @@ class Debug:
 
     def _check_owners(self, lane: Lane, nodes: list[Node]) -> None:
         """Check that every slot has one owner: the free list, a sequence, a cell, or a minted span."""
-        owned: list[tuple[int, Any]] = []
-        for node in nodes:
-            owned.extend((slot, node) for slot in lane.slots_of(node.cells[lane.index]))
-        if len(owned) != lane.in_tree:
-            raise InvariantError(f"{lane.name}: {len(owned)} pages are cached, the books say {lane.in_tree}")
-        live: list[tuple[int, Any]] = []
+        cells = [(node.cells[lane.index], node) for node in nodes]
+        owned: list[Owned] = [(lane.slots_of(cell), node) for cell, node in cells if cell is not None]
+        cached = sum([len(slots) for slots, _ in owned])
+        if cached != lane.in_tree:
+            raise InvariantError(f"{lane.name}: {cached} pages are cached, the books say {lane.in_tree}")
+        live: list[Owned] = []
         for hold in self._core.live:
             for other, holding in hold.pairs:
                 if other is lane:
-                    owned.extend((slot, hold) for slot in lane.own_slots(holding))
-                    live.extend((slot, hold) for slot in lane.live_slots(holding))
+                    owned.append((lane.own_slots(holding), hold))
+                    live.append((lane.live_slots(holding), hold))
         self._check_pool(lane.pool, owned)
         if lane.live is not lane.pool:
             self._check_pool(lane.live, live)
 
-    def _check_pool(self, pool: Pool, owned: list[tuple[int, Any]]) -> None:
-        owners: dict[int, Any] = {}
-        for slot, who in (*((slot, None) for slot in pool.free_ids()), *owned):
-            if not (0 <= slot < pool.capacity):
-                raise InvariantError(f"{pool.name}: {_named(who)} has slot {slot}, which does not exist")
-            if slot in owners:
-                raise InvariantError(
-                    f"{pool.name}: slot {slot} is owned by {_named(owners[slot])} and by {_named(who)}"
-                )
-            owners[slot] = who
-        found = len(owners) + pool.minted
+    def _check_pool(self, pool: Pool, owned: list[Owned]) -> None:
+        everything = [*pool.free_ids()]
+        for slots, _ in owned:
+            everything += slots
+        known = set(everything)
+        if known and (len(known) < len(everything) or min(known) < 0 or max(known) >= pool.capacity):
+            raise InvariantError(f"{pool.name}: {_wrong(pool, owned)}")
+        found = len(known) + pool.minted
         if found != pool.capacity:
             raise InvariantError(f"{pool.name}: {pool.capacity - found} slots are nobody's")
 
@@ -274,6 +274,19 @@ class Debug:
             expected = counts.get(id(node), 0)
             if node.leases != expected:
                 raise InvariantError(f"{node!r} counts {node.leases} leases; {expected} are live")
+
+
+def _wrong(pool: Pool, owned: list[Owned]) -> str:
+    """The first slot that does not exist or has two owners, in words."""
+    owners: dict[int, Any] = {}
+    for slots, who in ((pool.free_ids(), None), *owned):
+        for slot in slots:
+            if not 0 <= slot < pool.capacity:
+                return f"{_named(who)} has slot {slot}, which does not exist"
+            if slot in owners:
+                return f"slot {slot} is owned by {_named(owners[slot])} and by {_named(who)}"
+            owners[slot] = who
+    raise AssertionError("every slot exists and has one owner")
 
 
 def _named(owner: Any) -> str:

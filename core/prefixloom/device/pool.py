@@ -322,11 +322,12 @@ class DebugPool(Pool):
 
     def enter(self, slots: Iterable[int], stage: Stage) -> None:
         """Move slots to ``stage``; raise ``InvariantError`` if one may not enter it from its stage."""
+        before, stages = BEFORE[stage], self.stage
         for slot in slots:
-            now = Stage(self.stage[slot])
-            if now not in BEFORE[stage]:
+            if stages[slot] not in before:
+                now = Stage(stages[slot])
                 raise InvariantError(f"pool {self.name!r}: slot {slot} is {now.name}, and was to become {stage.name}")
-            self.stage[slot] = stage
+            stages[slot] = stage
 
     def stage_of(self, slot: int) -> Stage:
         return Stage(self.stage[slot])

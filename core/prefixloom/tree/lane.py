@@ -420,7 +420,10 @@ class PageLane(Lane[C, P]):
         return len(holding.own_pages()) // ID_BYTES
 
     def slots_of(self, cell: Any) -> list[int]:
-        return [] if cell is None else [slot for slot in array("i", cell.data) if slot != ABSENT]
+        if cell is None:
+            return []
+        slots = array("i", cell.data).tolist()
+        return [slot for slot in slots if slot != ABSENT] if ABSENT_BYTES in cell.data else slots
 
     def own_slots(self, holding: P) -> list[int]:
         return array("i", holding.own_pages()).tolist()
