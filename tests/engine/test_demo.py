@@ -25,7 +25,7 @@ from prefixloom_engine.demo import comparison, exactness
 from prefixloom_engine.demo import text as text_output
 from prefixloom_engine.threeway import BoundThreeWay
 
-SMALL = ["demo", "--size", "tiny", "--conversations", "4", "--turns", "2"]
+SMALL = ["demo", "--size", "tiny", "--conversations", "2", "--turns", "2"]
 Sabotage = Callable[[torch.Tensor], object]
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 
@@ -63,7 +63,7 @@ def test_each_turn_has_a_row_and_the_verdict_comes_last(capsys: pytest.CaptureFi
 
 
 def test_a_pipe_gets_plain_lines_that_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    out = output(capsys, "--speculate", "2")
+    out = output(capsys, "--conversations", "4", "--speculate", "2")
     assert out.isascii()
     assert out.replace("\n", "").isprintable()
     assert max(map(len, out.splitlines())) <= 100
@@ -71,7 +71,7 @@ def test_a_pipe_gets_plain_lines_that_fit_a_terminal(capsys: pytest.CaptureFixtu
 
 
 def test_json_is_one_object_with_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    told = as_json(capsys)
+    told = as_json(capsys, "--conversations", "4")
     assert [len(row["turns"]) for row in told["rounds"]] == [4, 4]
     judged = told["verdict"]
     assert judged["passed"] is True
@@ -92,7 +92,7 @@ def test_later_turns_hit_what_earlier_ones_left_and_a_small_pool_evicts(capsys: 
 
 
 def test_what_the_device_lost_comes_back_from_the_host(capsys: pytest.CaptureFixture[str]) -> None:
-    more = ("--conversations", "6", "--turns", "2", "--capacity", "800")
+    more = ("--conversations", "4", "--turns", "2", "--capacity", "800")
     told = as_json(capsys, *more)
     turns = [turn for row in told["rounds"] for turn in row["turns"]]
     back = sum(turn["restored_tokens"] for turn in turns)
@@ -117,7 +117,7 @@ def test_a_spoiled_host_fails_the_verdict(monkeypatch: pytest.MonkeyPatch, capsy
                 buffer.mul_(1 + 1e-15)
 
     monkeypatch.setattr(exactness.ContentLedger, "remember", left)
-    judged = as_json(capsys, "--conversations", "6", "--turns", "2", "--capacity", "800", code=1)["verdict"]
+    judged = as_json(capsys, "--conversations", "4", "--turns", "2", "--capacity", "800", code=1)["verdict"]
     assert (judged["other_tokens"], judged["difference"] < 1e-10) == (0, True)
     assert judged["wrong"] > 0
 
@@ -185,7 +185,7 @@ def test_the_report_is_one_file_with_its_pictures_inside(tmp_path: Path, capsys:
             assert 0 <= x <= x + w <= width and 0 <= y <= y + h <= height
         for words in root.iter("{http://www.w3.org/2000/svg}text"):
             assert float(words.attrib["x"]) + 6 * len(str(words.text)) <= width + 20, words.text
-    assert len(re.findall('class="miss"', text)) == 8, "one bar for each prompt"
+    assert len(re.findall('class="miss"', text)) == 4, "one bar for each prompt"
 
 
 # ---------------------------------------------------------------- the verdict

@@ -18,7 +18,7 @@ from prefixloom_engine.demo.settings import Settings
 from prefixloom_engine.serving.engine import Engine
 from tests.support.interrupting import interruptible
 
-SMALL = ["demo", "--size", "tiny", "--conversations", "4", "--turns", "2"]
+SMALL = ["demo", "--size", "tiny", "--conversations", "2", "--turns", "2"]
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 
 
@@ -34,7 +34,7 @@ def test_a_terminal_gets_a_line_of_progress_that_is_gone_in_the_end(
     monkeypatch.setattr(sys, "stderr", terminal)
     assert main(SMALL) == 0
     shown = terminal.getvalue().split("\r")
-    assert "turn 2 of 2, conversation 4 of 4" in shown
+    assert "turn 2 of 2, conversation 2 of 2" in shown
     assert shown[-1] == ""
     assert shown[-2].isspace()
     assert "\r" not in capsys.readouterr().out
@@ -67,8 +67,9 @@ def test_lines_fit_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    assert main([*SMALL, "--speculate", "2"]) == 0
+    assert main([*SMALL, "--conversations", "4", "--speculate", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("guesses:") for line in lines)
     table = range(lines.index("") + 1, lines.index("", lines.index("") + 1))
     assert max(len(lines[i]) for i in table) <= 80, "a table cannot be folded"
     assert max(len(line) for i, line in enumerate(lines) if i not in table) <= columns

@@ -370,13 +370,13 @@ def test_a_guesser_that_answers_wrongly_costs_its_guesses_and_nothing_else(kind:
         def guess(self, tokens: Sequence[int], most: int) -> list[int]:
             return ANSWERS[kind](tokens, most)  # type: ignore[no-any-return]
 
-    requests = [Request(prompt(seed, 50 + seed), 40) for seed in range(3)]
+    requests = [Request(prompt(seed, 50 + seed), 24) for seed in range(2)]
     cache = cache_for(model())
     with Engine(model(), cache, guesser=Wrong(), speculate=3, overlap=overlap) as engine:
         answers = run(engine, requests)
         assert (engine.counts.failed, engine.counts.drafted) == (0, 0)
     assert [answer.tokens for answer in answers] == plain(model(), requests)
-    assert [cache.peek([*answer.request.tokens, *answer.tokens], leave=1) for answer in answers] == [64] * 3
+    assert [cache.peek([*answer.request.tokens, *answer.tokens], leave=1) for answer in answers] == [64] * 2
     nothing_left(cache)
 
 
