@@ -197,6 +197,30 @@ def test_debug_mode_sees_a_slot_that_nobody_owns() -> None:
         cache.poll()
 
 
+@pytest.mark.parametrize(
+    ("slot", "told"),
+    [
+        (None, r"path: slot \d+ is owned by the sequence 'one' made at .* and by the sequence 'other' made at "),
+        (-2, r"path: the sequence 'other' made at .* has slot -2, which does not exist"),
+        (999, r"path: the sequence 'other' made at .* has slot 999, which does not exist"),
+    ],
+)
+def test_debug_mode_names_who_has_anothers_slot_or_one_that_does_not_exist(slot: int | None, told: str) -> None:
+    cache = path_cache()
+    one, other = cache.open(TOKENS, label="one"), cache.open([9] * 8, label="other")
+    for sequence in (one, other):
+        run(sequence, 8)
+    (mine,), (theirs,) = ([holding for _, holding in each.running.pairs] for each in (one, other))
+    honest = theirs.table[0]
+    theirs.table[0] = mine.table[0] if slot is None else slot
+    with pytest.raises(InvariantError, match=told):
+        cache.poll()
+    theirs.table[0] = honest
+    for sequence in (one, other):
+        sequence.abort()
+    settle(cache)
+
+
 def test_lfu_keeps_no_bucket_for_uses_that_nothing_has() -> None:
     cache = path_cache(policy="lfu")
     serve(cache, TOKENS)
