@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .contract.memory import LayerMemory, layer_memories, memory_with
-    from .contract.model import Batch, Drafter, Identified, Model, Runner, Span, by_count
+    from .contract.model import Batch, Drafter, Identified, Media, Model, Multimodal, Runner, Span, by_count
     from .contract.requests import Answer, Request
     from .serving.engine import AnswerStream, Engine
     from .serving.guessing import Guesser, PromptLookup
@@ -37,7 +37,9 @@ __all__ = [
     "Guesser",
     "Identified",
     "LayerMemory",
+    "Media",
     "Model",
+    "Multimodal",
     "PromptLookup",
     "Request",
     "Runner",
@@ -49,7 +51,7 @@ __all__ = [
 ]
 HOMES = {
     "contract.memory": ("LayerMemory", "layer_memories", "memory_with"),
-    "contract.model": ("Batch", "Drafter", "Identified", "Model", "Runner", "Span", "by_count"),
+    "contract.model": ("Batch", "Drafter", "Identified", "Media", "Model", "Multimodal", "Runner", "Span", "by_count"),
     "contract.requests": ("Answer", "Request"),
     "serving.engine": ("AnswerStream", "Engine"),
     "serving.guessing": ("Guesser", "PromptLookup"),

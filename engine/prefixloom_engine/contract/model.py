@@ -34,12 +34,37 @@ if TYPE_CHECKING:
     from prefixloom import Cache, Identity
 
 
+@attrs.frozen(eq=False)
+class Media:
+    """What a prompt carries beside its tokens, such as images. A model makes it, and its runner reads it.
+
+    ``extra``  spans (start, end, key): what is remembered of these positions depends on this key as well. They are in
+               the key under which the cache keeps the sequence
+    ``whole``  spans (start, end) whose tokens see each other, the later ones too: a pass that begins such a span must
+               not end inside it
+    """
+
+    extra: Sequence[tuple[int, int, str]]
+    whole: Sequence[tuple[int, int]] = ()
+
+    def pass_end(self, start: int, end: int) -> int:
+        """Where a pass from ``start`` may end: at ``end``, before the span that it would cut, or else behind it."""
+        for first, last in self.whole:
+            if first < end < last:
+                return first if first > start else last
+        return end
+
+
 @attrs.frozen
 class Span:
-    """The positions [start, end) of one sequence that one forward pass computes; at least one position."""
+    """The positions [start, end) of one sequence that one forward pass computes; at least one position.
+
+    ``media``: what the sequence's prompt carries beside its tokens; None: nothing.
+    """
 
     start: int
     end: int
+    media: Media | None = None
 
     @property
     def count(self) -> int:
@@ -148,8 +173,20 @@ class Identified(Protocol):
 
 
 @runtime_checkable
+class Multimodal(Protocol):
+    """A model whose prompts may carry more than tokens, such as images."""
+
+    def media(self, tokens: Sequence[int], inputs: Mapping[str, object]) -> Media:
+        """Return what ``inputs``, made by the model's own processor, add to a prompt.
+
+        Inputs that do not fit the tokens, or that the model does not take, are refused with an ``InputError``. This
+        runs in the planning thread, so it encodes nothing: a runner does so in the first pass that needs it.
+        """
+
+
+@runtime_checkable
 class Model(Protocol):
-    """Weights and a config. A model may be ``Identified``, and should."""
+    """Weights and a config. A model may be ``Identified``, and should; it may be ``Multimodal``."""
 
     @property
     def config(self) -> object:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -74,6 +74,8 @@ class Request:
     ``hand_over``   None, or how many tokens of this prompt another engine has: ``Answer.handed`` then carries what that
                     engine lacks to go on after the first token
     ``label``       the name of the request in errors: printable, with at most 200 characters
+    ``inputs``      what the prompt carries beside its tokens, such as images: what the model's processor returned
+                    beside ``input_ids``, on the CPU
 
     A request with a value that no engine can serve is not made: ``InputError`` names the value.
     """
@@ -89,6 +91,7 @@ class Request:
     logprobs: bool = attrs.field(default=False, kw_only=True)
     hand_over: int | None = attrs.field(default=None, kw_only=True)
     label: str = attrs.field(default="", kw_only=True)
+    inputs: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if self.label.__class__ is not str:
@@ -117,6 +120,10 @@ class Request:
             raise InputError(f"{name} has namespace={self.namespace!r}: it is a string")
         if self.hand_over is not None and self.max_tokens != 1:
             raise InputError(f"{name} asks for a handover, so its answer here has one token: give max_tokens=1")
+        if not isinstance(self.inputs, Mapping):
+            raise InputError(f"{name} has inputs={shown(self.inputs)}: they are what a processor returns, by name")
+        if self.inputs and self.hand_over is not None:
+            raise InputError(f"{name} carries {', '.join(self.inputs)} beside its tokens, and asks for a handover")
 
     def _check_temperature(self, name: str) -> None:
         given = self.temperature

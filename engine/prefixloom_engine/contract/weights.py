@@ -82,12 +82,13 @@ def _memory(tensor: Tensor, size: int) -> memoryview:
 def _hashed(tensors: list[Tensor]) -> list[bytes]:
     large = sum(tensor.numel() * tensor.element_size() > LARGE for tensor in tensors)
     if large < 2:
-        return [_hash(tensor) for tensor in tensors]
+        return [digest_of(tensor) for tensor in tensors]
     with ThreadPoolExecutor(min(large, torch.get_num_threads())) as threads:
-        return list(threads.map(_hash, tensors))
+        return list(threads.map(digest_of, tensors))
 
 
-def _hash(tensor: Tensor) -> bytes:
+def digest_of(tensor: Tensor) -> bytes:
+    """A digest of a tensor's dtype, shape and bytes."""
     hashed = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16, person=b"loom.weights")
     if tensor.device.type != "meta" and tensor.numel():
         here = tensor.detach().contiguous().cpu()

@@ -79,9 +79,11 @@ class DecodeEngine:
 
     # ------------------------------------------------------------ requests
     def add(self, request: Request) -> Pending:
+        """Queue a request. One that carries images is computed here, since only tokens are sent."""
         pending = Pending(request, identity_of(self.engine))
         have = self.engine.cache.peek(request.tokens, namespace=self.engine.namespace(request.namespace), leave=1)
-        wire = self._connected() if len(request.tokens) - have >= self._least else None
+        far = not request.inputs and len(request.tokens) - have >= self._least
+        wire = self._connected() if far else None
         self.engine.check(request)
         if wire is None:
             pending.answer = self.engine.add(request)

@@ -7,7 +7,7 @@ import attrs
 from prefixloom import PrefixloomError, Restored, Sequence, Tokens
 
 from ..contract.handover import Handover
-from ..contract.model import Span
+from ..contract.model import Media, Span
 from ..contract.requests import Answer, Request
 
 
@@ -25,6 +25,7 @@ class Job:
     ``namespace``         where the cache is asked for it: the request's namespace of the model's identity
     ``stops``             the token ids that end the answer
     ``speculate``         how many tokens to guess ahead
+    ``media``             what the prompt carries beside its tokens; None: nothing
     ``sequence``          the running sequence in the cache; None while the job waits
     ``launched``          the length for which forward passes are launched
     ``prefill_end``       the length at which prefill ends; after a retraction this includes the answer so far
@@ -50,6 +51,7 @@ class Job:
     namespace: str
     stops: frozenset[int]
     speculate: int
+    media: Media | None = None
     sequence: Sequence | None = None
     launched: int = 0
     prefill_end: int = 0
@@ -69,6 +71,11 @@ class Job:
     @property
     def request(self) -> Request:
         return self.answer.request
+
+    @property
+    def extra(self) -> list[tuple[int, int, str]]:
+        """The spans of the prompt whose content depends on more than tokens."""
+        return [] if self.media is None else list(self.media.extra)
 
     @property
     def prefilling(self) -> bool:

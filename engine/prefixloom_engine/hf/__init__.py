@@ -5,6 +5,7 @@
 - ``session``            one conversation computed by transformers' own ``generate``
 - ``cache``, ``layers``  the cache object that transformers' code calls, and its layers
 - ``pages``, ``states``  what one layer keeps in pages, or in state slots
+- ``images``             what tells the images of a prompt apart, and what the model is given of them
 - ``rows``               where the rows of one pass have their entries
 - ``scans``              which recurrent layers have to go on token by token
 - ``refusals``           architectures that are not served, with the reasons

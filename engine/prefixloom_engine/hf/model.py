@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefixloom import Cache, CompositionError, Identity
 
 from .identity import check_evaluating, identity_of
+from .images import PromptImages, prompt_images
 from .layers import list_layers
 from .refusals import refuse, refuse_loaded, refuse_wrapped
 from .runner import HFRunner
@@ -44,6 +46,9 @@ class HFModel:
 
     def changed(self) -> bool:
         return self._identity.changed()
+
+    def media(self, tokens: Sequence[int], inputs: Mapping[str, Any]) -> PromptImages:
+        return prompt_images(self.model, tokens, inputs)
 
     @property
     def vocabulary(self) -> int:

@@ -14,6 +14,7 @@ from prefixloom import Cache, InputError
 
 from ..contract.model import Batch, Span
 from .cache import cache_over
+from .images import images_in, positions_of
 from .refusals import cache_parameter
 from .rope import length_dependent
 from .scans import scans_from_zero
@@ -35,6 +36,8 @@ class HFRunner:
         self.input_names = list(takes)
         self.rope = length_dependent(model.config.get_text_config(decoder=True))
         self.scans_from_zero = scans_from_zero(model)
+        self.places_images = hasattr(model.base_model, "get_rope_index")
+        """Whether rotary embeddings use positions that the model makes of images."""
         self._takes_positions = "position_ids" in takes
         self._takes_wanted = "logits_to_keep" in takes
         self._positions = learned_positions(model)
@@ -51,9 +54,10 @@ class HFRunner:
         longest = max((span.end for span in spans), default=0)
         if self._positions is not None and longest > self._positions:
             raise InputError(f"{type(self._model).__name__} has learned {self._positions} positions, not {longest}")
-        found: dict[tuple[int, bool], list[int]] = {}
+        found: dict[tuple[int, bool, int], list[int]] = {}
         for row, span in enumerate(spans):
-            found.setdefault((span.count, span.start == 0), []).append(row)
+            alone = row + 1 if images_in(span) else 0  # the model is given the images of one prompt in a pass
+            found.setdefault((span.count, span.start == 0, alone), []).append(row)
         return list(found.values())
 
     def forward(self, batch: Batch) -> Tensor:
@@ -67,15 +71,22 @@ class HFRunner:
     def _run(self, batch: Batch) -> Tensor:
         rows = self.pooled.begin(batch)
         try:
-            logits = self.call(batch.tokens, rows.positions(), rows.mask(), max(batch.wanted, 1))
+            logits = self.call(
+                batch.tokens, positions_of(rows), rows.mask(), max(batch.wanted, 1), **self.media_inputs(batch.spans)
+            )
             self.pooled.check(rows)
         finally:
             self.pooled.end()
         return logits[:, logits.shape[1] - batch.wanted :]
 
-    def call(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, wanted: int) -> Tensor:
+    def media_inputs(self, spans: Sequence[Span]) -> dict[str, Any]:
+        """What the model is given of images in a pass over ``spans``."""
+        found = [images for images in map(images_in, spans) if images is not None]
+        return found[0].inputs(self._model, spans[0].start, spans[0].end) if found else {}
+
+    def call(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, wanted: int, **more: Any) -> Tensor:
         """Call the model over ``pooled``; return the logits of the last ``wanted`` tokens, or of all of them."""
-        inputs = {"input_ids": tokens, "use_cache": True, self.cache_name: self.pooled}
+        inputs = {"input_ids": tokens, "use_cache": True, self.cache_name: self.pooled, **more}
         if self._takes_positions:
             inputs["position_ids"] = positions
         if mask is not None:
@@ -92,7 +103,7 @@ class HFRunner:
         """
         wanted = []
         for at in range(batch.count):
-            spans = [Span(span.start + at, span.start + at + 1) for span in batch.spans]
+            spans = [attrs.evolve(span, start=span.start + at, end=span.start + at + 1) for span in batch.spans]
             keep = int(at >= batch.count - batch.wanted)
             one = attrs.evolve(batch, tokens=batch.tokens[:, at : at + 1], spans=spans, singles={}, wanted=keep)
             wanted.append(self._run(one))
@@ -104,10 +115,10 @@ class HFRunner:
 
 
 def learned_positions(model: Any) -> int | None:
-    """Return for how many positions a model has a table of embeddings; None if it has no such table."""
+    """Return for how many positions a text model has a table of embeddings; None if it has no such table."""
     tables = [
         module.num_embeddings - int(getattr(module, "offset", 0))
-        for name, module in model.named_modules()
+        for name, module in model.get_decoder().named_modules()
         if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES
     ]
     return min(tables, default=None)

@@ -22,6 +22,7 @@ from prefixloom import Cache, InputError, ProtocolError, Sequence
 
 from ..contract.model import Batch, Span
 from .cache import PooledCache
+from .images import positions_of
 from .model import HFModel
 from .refusals import refuse_autocast, refuse_generation, refuse_pass_without_cache
 from .rows import Rows
@@ -54,7 +55,9 @@ class Session:
         refuse_generation(self._hf.model)
         self._runner = self._hf.bind(cache)
         self._pool = cache
-        self._ids = _token_list(ids)
+        inputs = ids if isinstance(ids, Mapping) else {"input_ids": ids}
+        self._ids = _token_list(inputs.get("input_ids"))
+        self._images = self._hf.media(self._ids, inputs)
         if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
             raise InputError(f"chunk takes a number of tokens from 1 up, got {chunk!r}")
         self._prompt = len(self._ids)
@@ -78,7 +81,9 @@ class Session:
         self._used = True
         identity = self._pool.identity = self._hf.identity
         namespace = attrs.evolve(identity, positions=self._regime).namespace(self._namespace)
-        self.sequence = self._pool.open(self._ids, leave=1, namespace=namespace, label=self._label)
+        self.sequence = self._pool.open(
+            self._ids, leave=1, namespace=namespace, label=self._label, extra=self._images.extra
+        )
         try:
             self.sequence.restore()
             self.ready = self.sequence.ready
@@ -124,8 +129,11 @@ class Session:
             first = self.ready + 1 if self.ready else min(stop for stop in stops | {last} if stop)
             stops = set(range(first, last + 1))
         with torch.no_grad():
-            for stop in sorted(stop for stop in stops if self.ready < stop <= last):
+            for stop in sorted(stops):
                 start = self.sequence.committed
+                stop = self._images.pass_end(start, stop)
+                if not start < stop <= last:
+                    continue
                 ids = torch.tensor([self._ids[start:stop]], device=self._hf.model.device)
                 self._runner.call(ids, torch.arange(start, stop, device=ids.device)[None], None, 1)
 
@@ -135,9 +143,11 @@ class Session:
         if kwargs.get(self._runner.cache_name) is not self.cache:
             return None
         self._check()
-        kwargs = self._without_computed(kwargs)
-        given = {**dict(zip(self._runner.input_names, args, strict=False)), **kwargs}
+        given = self._without_computed({**dict(zip(self._runner.input_names, args, strict=False)), **kwargs})
+        given = self._without_images(given)
         start, count = self._name_tokens(given)
+        span = Span(start, start + count, self._images)
+        given |= self._runner.media_inputs([span])
         sequence = self.sequence
         sequence.grow(start + count - sequence.reserved)
         self._pool.poll()
@@ -146,8 +156,10 @@ class Session:
         self._step = step
         step.run_ops()
         tables = {part.name: step.table(part.name) for part in self._pool.composition.parts}
-        self._rows = self.cache.begin(Batch(given["input_ids"], [Span(start, start + count)], tables))
-        return args, kwargs
+        self._rows = self.cache.begin(Batch(given["input_ids"], [span], tables))
+        if self._runner.places_images:
+            given["position_ids"] = positions_of(self._rows)
+        return (), given
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """The hook after the model's forward: commit the pass and publish a state; if the model raised, abandon it."""
@@ -213,6 +225,22 @@ class Session:
         if isinstance(kwargs.get("attention_mask"), Tensor):
             cut["attention_mask"] = kwargs["attention_mask"][:, start:]
         return {**kwargs, **cut}
+
+    def _without_images(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Leave out the images that ``generate`` gives, since the session has them, and positions made of them.
+
+        Those are of the images that the model was last called with, whatever the session has.
+        """
+        ids, start = given.get("input_ids"), self.sequence.committed
+        if not isinstance(ids, Tensor) or ids.ndim != 2:
+            return given
+        end = start + ids.shape[1]
+        if self._images.pass_end(start, end) != end:
+            raise InputError(f"a pass ends at {end}, inside an image whose tokens see each other")
+        given = self._images.without_own(self._hf.model, given, start, end)
+        if self._runner.places_images:
+            given.pop("position_ids", None)
+        return given
 
     def _name_tokens(self, given: Mapping[str, Any]) -> tuple[int, int]:
         """Return where this pass starts and how many tokens it has; append its new tokens to the sequence's key."""
@@ -311,6 +339,8 @@ def _token_list(ids: Any) -> list[int]:
                 f"{ids.dtype}. Open one for each, or let prefixloom's engine batch them"
             )
         ids = ids.tolist()
+    if ids is None:
+        raise InputError("a session's inputs have no input_ids")
     tokens = list(ids)
     if not tokens:
         raise InputError("a session needs at least one token")
@@ -323,7 +353,8 @@ def session(
     """Open ``cache`` for one conversation that begins with ``ids``; returns a context manager.
 
     ``model``      a causal language model of transformers, or an ``HFModel``; ``cache`` was composed from its config
-    ``ids``        the prompt, of shape (1, n) or (n,), with which ``generate`` will be called
+    ``ids``        the prompt, of shape (1, n) or (n,), with which ``generate`` will be called; or what a processor made
+                   of text and images: a mapping with ``input_ids``, ``pixel_values`` and so on
     ``namespace``  sessions of different namespaces share nothing in the cache
     ``label``      the name of the session in errors
     ``chunk``      how many tokens one pass of the prompt computes; None: all. A pass also ends where a state is kept

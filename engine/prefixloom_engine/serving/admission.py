@@ -43,8 +43,8 @@ def lpm(waiting: Sequence[Job], cache: Cache) -> list[Job]:
 def cached_tokens(job: Job, cache: Cache) -> int:
     """How many tokens need not be computed: they are on the device, or a tier below can bring them back."""
     if cache.composition.tier is None:
-        return cache.peek(job.key, namespace=job.namespace, leave=1)
-    return cache.match(job.key, namespace=job.namespace, leave=1).restorable
+        return cache.peek(job.key, namespace=job.namespace, leave=1, extra=job.extra)
+    return cache.match(job.key, namespace=job.namespace, leave=1, extra=job.extra).restorable
 
 
 @attrs.define

@@ -17,7 +17,7 @@ from types import TracebackType
 from prefixloom import Cache, Identity, InputError, PrefixloomError, ProtocolError, Sequence, encode
 
 from ..contract.handover import Handover
-from ..contract.model import Identified, Model
+from ..contract.model import Identified, Media, Model, Multimodal
 from ..contract.requests import Answer, Request, shown
 from ..forward.jobs import Job, LogitsError, PlannedRow
 from ..forward.stream import ForwardStream, LaunchedStep
@@ -86,11 +86,12 @@ class Engine:
         admitted, this engine computes the prompt itself.
         """
         speculate = self.check(request)
+        media = self._media(request)
         stops = self.model.stops if request.stops is None else request.stops
         self._identify()
         answer = Answer(request)
         key, namespace = encode(request.tokens), self.namespace(request.namespace)
-        job = Job(answer, self._jobs_added, list(request.tokens), key, namespace, stops, speculate)
+        job = Job(answer, self._jobs_added, list(request.tokens), key, namespace, stops, speculate, media)
         job.handover = handed
         self._jobs_added += 1
         try:
@@ -145,6 +146,22 @@ class Engine:
         self._scheduler.budget.check(length, name)
         self._forward.check(length, name)
         return self._speculate if request.speculate is None else self._guess_depth(request.speculate, name)
+
+    def _media(self, request: Request) -> Media | None:
+        """What a request's prompt carries beside its tokens."""
+        if not request.inputs:
+            return None
+        name = request.label or "a request"
+        if not isinstance(self.model, Multimodal):
+            raise InputError(f"{name} carries {', '.join(request.inputs)}, and this model takes tokens only")
+        media = self.model.media(request.tokens, request.inputs)
+        longest = max((end - start for start, end in media.whole), default=0)
+        if longest > self._scheduler.chunk:
+            raise InputError(
+                f"{name} has an image of {longest} tokens, which one step has to compute, and a step of this engine "
+                f"computes {self._scheduler.chunk}: make the engine with chunk={longest} or more"
+            )
+        return media
 
     def _guess_depth(self, tokens: int, name: str) -> int:
         if tokens.__class__ is not int or tokens < 0:

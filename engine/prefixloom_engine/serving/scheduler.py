@@ -17,6 +17,7 @@ planned step's slots are reserved in the pools when it is planned. The rules:
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable
 
@@ -154,7 +155,7 @@ class Scheduler:
         if not self._grow(job, count, planned):
             return
         assert job.sequence is not None
-        span = Span(job.launched, job.launched + count)
+        span = Span(job.launched, job.launched + count, job.media)
         kept = job.guesses_kept if self.guesser is None and guesses else -1
         planned[job.number] = PlannedRow(
             job, job.sequence, span, known + guesses, job.attempt, True,
@@ -189,7 +190,7 @@ class Scheduler:
             return 0
         assert job.sequence is not None
         samples = end == job.prefill_end
-        span = Span(job.launched, end)
+        span = Span(job.launched, end, job.media)
         next_token = 0 if samples else job.tokens[end]
         known = job.tokens[span.start : end]
         planned[job.number] = PlannedRow(
@@ -241,7 +242,7 @@ class Scheduler:
         for stop in job.prefill_stops:
             if start < stop < end:
                 end = stop
-        return end
+        return end if job.media is None else job.media.pass_end(start, end)
 
     # ------------------------------------------------------------ admission
     def _admit(self, jobs: list[Job], budget: int, planned: dict[int, PlannedRow]) -> None:
@@ -268,7 +269,7 @@ class Scheduler:
         """End a prefill step where a waiting prompt diverges from ``job``: with a state there, that one can hit."""
         for other in self.waiting:
             if other is not job and other.namespace == job.namespace:
-                shared = common_prefix(job.tokens, other.tokens, len(other.tokens) - 1) // self.page * self.page
+                shared = shared_tokens(job, other, len(other.tokens) - 1) // self.page * self.page
                 if job.launched < shared < job.prefill_end:
                     job.prefill_stops.add(shared)
 
@@ -277,7 +278,7 @@ class Scheduler:
         deepest, whose = 0, None
         for other in self.running:
             if other.prefilling and other.namespace == job.namespace:
-                shared = common_prefix(job.tokens, other.tokens, len(job.tokens) - 1) // self.page * self.page
+                shared = shared_tokens(job, other, len(job.tokens) - 1) // self.page * self.page
                 to_come = other.launched <= shared if self.stateful else other.launched < other.prefill_end
                 if shared > deepest and to_come:
                     deepest, whose = shared, other
@@ -294,8 +295,9 @@ class Scheduler:
         request = job.request
         try:
             sequence = self.cache.open(
-                job.key, namespace=job.namespace, leave=1, label=request.label, priority=request.priority
-            )
+                job.key, namespace=job.namespace, leave=1, extra=job.extra, label=request.label,
+                priority=request.priority,
+            )  # fmt: skip
         except CapacityError:
             return False
         job.launched, job.prefill_end = sequence.ready, len(job.tokens)
@@ -422,6 +424,15 @@ class Scheduler:
         job.sequence = job.restoring = None
         self.running.remove(job)
         self.free_rows.append(job.device_row)
+
+
+def shared_tokens(job: Job, other: Job, most: int) -> int:
+    """How many of the first ``most`` tokens of two jobs agree, and what their prompts carry there as well."""
+    for one, two in itertools.zip_longest(job.extra, other.extra):
+        if one != two:
+            most = min(most, *(span[0] for span in (one, two) if span is not None))
+            break
+    return common_prefix(job.tokens, other.tokens, most)
 
 
 def common_prefix(a: list[int], b: list[int], most: int) -> int:

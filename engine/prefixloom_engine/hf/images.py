@@ -1,0 +1,355 @@
+"""Images in a prompt: what tells them apart in the cache, and what the model is given of them in each pass.
+
+transformers encodes images into features, and puts these, row by row, in the places of one token id. So what layers
+remember from there on depends on the pixels, and the tokens alone do not tell. Here each image's places get a digest of
+the image as an extra key. Images are encoded in the first pass that computes one of their tokens, so that an image that
+hits is never encoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from prefixloom import InputError
+
+from ..contract.model import Media, Span
+from ..contract.weights import digest_of
+from .rows import Rows
+
+Tensors = Mapping[str, Tensor]
+
+
+@attrs.frozen
+class Image:
+    """``tokens``: in how many places of a prompt its features stand. ``tensors``: what the encoder is given of it."""
+
+    tokens: int
+    tensors: Tensors
+
+
+Split = Callable[[Any, Tensors, int], list[Image]]
+"""Takes a config, the tensors of all images, and the number of places; returns the images in their order."""
+
+
+def by_index(config: Any, given: Tensors, places: int) -> list[Image]:
+    """Images of one shape and so of equally many tokens, at the indices of the first dimension."""
+    count = given["pixel_values"].shape[0]
+    if not count or places % count:
+        raise InputError(f"{count} images cannot share {places} places of image tokens equally")
+    return [Image(places // count, {name: each[at : at + 1] for name, each in given.items()}) for at in range(count)]
+
+
+def by_tile(config: Any, given: Tensors, places: int) -> list[Image]:
+    """As ``by_index``, of the second dimension: the tiles of one conversation's images."""
+    tiles = by_index(config, {name: each[0] for name, each in given.items()}, places)
+    return [attrs.evolve(tile, tensors={name: each[None] for name, each in tile.tensors.items()}) for tile in tiles]
+
+
+def by_grid(config: Any, given: Tensors, places: int) -> list[Image]:
+    """Images whose patches lie end to end, so many as ``image_grid_thw`` says; some patches share a token."""
+    patches, grids = given["pixel_values"], given["image_grid_thw"]
+    counts = grids.prod(-1).tolist()
+    if sum(counts) != patches.shape[0] or not counts:
+        raise InputError(f"image_grid_thw tells of {sum(counts)} patches, and pixel_values has {patches.shape[0]}")
+    shared = config.vision_config.spatial_merge_size**2
+    parts = torch.split(patches, counts)
+    return [
+        Image(count // shared, {"pixel_values": part, "image_grid_thw": grids[at : at + 1]})
+        for at, (count, part) in enumerate(zip(counts, parts, strict=True))
+    ]
+
+
+def by_size(config: Any, given: Tensors, places: int) -> list[Image]:
+    """Images of sizes of their own, padded to the largest."""
+    step = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
+    sizes = given["image_sizes"]
+    return [
+        Image(int((size // step).prod()), {name: each[at : at + 1] for name, each in given.items()})
+        for at, size in enumerate(sizes)
+    ]
+
+
+@attrs.frozen
+class Family:
+    """How the models of a type take images.
+
+    ``split``      tells the images of a prompt apart
+    ``names``      the tensors of images
+    ``along``      the dimension of these along which images lie side by side
+    ``types``      the input that marks the tokens of images; "": none
+    ``both_ways``  whether marked tokens that stand together see each other
+    """
+
+    split: Split
+    names: tuple[str, ...] = ("pixel_values",)
+    along: int = 0
+    types: str = ""
+    both_ways: bool = False
+
+
+NONE = Family(by_index, names=())
+PLAIN = Family(by_index)
+TILES = Family(by_tile, ("pixel_values", "pixel_attention_mask"), along=1)
+GRID = Family(by_grid, ("pixel_values", "image_grid_thw"), types="mm_token_type_ids")
+SIZED = Family(by_size, ("pixel_values", "image_sizes"))
+MARKS = ("token_type_ids", "mm_token_type_ids")
+"""The inputs that may mark tokens of images."""
+FAMILIES = {
+    "aya_vision": PLAIN,
+    "gemma3": Family(by_index, types="token_type_ids", both_ways=True),
+    "idefics3": TILES,
+    "internvl": PLAIN,
+    "llava": PLAIN,
+    "mistral3": SIZED,
+    "qwen2_5_vl": GRID,
+    "qwen2_vl": GRID,
+    "qwen3_5": GRID,
+    "qwen3_vl": GRID,
+    "smolvlm": TILES,
+}
+"""By model type. Each was compared with runs without a cache (engine/tests/hf/test_hf_images.py)."""
+
+
+@attrs.frozen(eq=False)
+class PromptImages(Media):
+    """The images of one prompt.
+
+    ``count``   how many tokens the prompt has
+    ``images``  in the order of their places
+    ``at``      the places: the positions of image tokens
+    ``rotary``  (3, count): the positions that rotary embeddings use; None: the plain ones
+    """
+
+    count: int = 0
+    family: Family = NONE
+    images: Sequence[Image] = ()
+    at: Sequence[int] = ()
+    rotary: Tensor | None = None
+    _encoded: dict[str, Any] = attrs.field(factory=dict, init=False)
+
+    def places_in(self, start: int, end: int) -> range:
+        """The numbers of the places that lie in [start, end)."""
+        return range(bisect_left(self.at, start), bisect_left(self.at, end))
+
+    def inputs(self, model: Any, start: int, end: int) -> dict[str, Any]:
+        """What the model is given of the images in a pass over [start, end). Encodes what is not encoded yet."""
+        places = self.places_in(start, end)
+        if not places:
+            return {}
+        found: dict[str, Any] = {"mm_encoder_outputs": {"image": self._features(model, places)}}
+        if self.family.both_ways:  # the mask is made of the marks, by position
+            found[self.family.types] = self.marks(0, end).to(model.device)[None]
+        return found
+
+    def marks(self, start: int, end: int) -> Tensor:
+        """(end - start): 1 for each token of an image, and 0 for the others."""
+        marks = torch.zeros(end, dtype=torch.int64)
+        marks[list(self.at[: self.places_in(0, end).stop])] = 1
+        return marks[start:]
+
+    def positions(self, start: int, end: int) -> Tensor:
+        """(3, end - start): the positions that rotary embeddings use, also behind the prompt."""
+        assert self.rotary is not None
+        known = self.rotary[:, start:end]
+        behind = torch.arange(max(start, self.count), max(end, self.count)) + int(self.rotary.max()) + 1 - self.count
+        return torch.cat([known, behind.expand(3, -1)], dim=1)
+
+    def without_own(self, model: Any, given: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
+        """Leave out what a caller gives of images in a pass over [start, end), after a look whether it is the same."""
+        left = dict(given)
+        if not self.images:
+            return left
+        outputs = left.pop("mm_encoder_outputs", None) or {}
+        same = outputs.keys() <= {"image"}
+        if same and outputs.get("image") is not None:
+            same = torch.equal(_flat(outputs["image"]["pooler_output"]), _flat(self._encode(model, 0)["pooler_output"]))
+        marks = left.pop(self.family.types, None)
+        if marks is not None and marks.shape[-1] >= end - start:
+            same &= torch.equal(marks.cpu().flatten()[start - end :].long(), self.marks(start, end))
+        for name in self.family.names:
+            value = left.pop(name, None)
+            if value is not None:
+                tensors = [image.tensors[name] for image in self.images]
+                same &= torch.equal(torch.as_tensor(value).cpu(), torch.cat(tensors, dim=self.family.along))
+        if not same:
+            raise InputError("the model was given other images than its session was opened with")
+        return left
+
+    def _features(self, model: Any, places: range) -> Any:
+        ends = list(itertools.accumulate(image.tokens for image in self.images))
+        first = next(at for at, end in enumerate(ends) if places.start < end)
+        if self._encoded.get("first", len(ends)) > first:
+            self._encoded.update(first=first, output=self._encode(model, first))
+        before = ends[self._encoded["first"]] - self.images[self._encoded["first"]].tokens
+        return rows_of(
+            self._encoded["output"], range(places.start - before, places.stop - before), len(self.at) - before
+        )
+
+    def _encode(self, model: Any, first: int) -> Any:
+        """Encode the images from the one with number ``first`` on, in one call, as ``generate`` does."""
+        images = self.images[first:]
+        tensors = {
+            name: torch.cat([image.tensors[name] for image in images], dim=self.family.along).to(model.device)
+            for name in images[0].tensors
+        }
+        with torch.no_grad():
+            return model.base_model.get_image_features(**tensors, return_dict=True)
+
+
+def rows_of(output: Any, rows: range, total: int) -> Any:
+    """These rows of an encoder's output of ``total`` rows, in the form that models take."""
+
+    def taken(features: Any) -> Any:
+        flat = _flat(features)
+        if len(flat) != total:
+            raise InputError(
+                f"the images have {len(flat)} rows of features, and the prompt has {total} places for them"
+            )
+        part = flat[rows.start : rows.stop]
+        return part[None] if isinstance(features, Tensor) else [part]
+
+    found = {"pooler_output": taken(output["pooler_output"])}
+    layers = output.get("deepstack_features")
+    if layers is not None:
+        found["deepstack_features"] = [taken(layer) for layer in layers]
+    return type(output)(**found)
+
+
+def _flat(features: Any) -> Tensor:
+    """(rows, width): the features of all images in one tensor."""
+    return torch.cat([feature.reshape(-1, feature.shape[-1]) for feature in features])
+
+
+def images_in(span: Span) -> PromptImages | None:
+    """The images of which the span computes tokens; None if it computes none."""
+    media = span.media
+    return media if isinstance(media, PromptImages) and media.places_in(span.start, span.end) else None
+
+
+def positions_of(rows: Rows) -> Tensor:
+    """The positions that the model is given for a pass.
+
+    They are (rows, count), or (4, rows, count) where images have positions of their own: the plain ones, then three.
+    """
+    plain = rows.positions()
+    every: Tensor | None = None
+    for row, span in enumerate(rows.batch.spans):
+        if isinstance(span.media, PromptImages) and span.media.rotary is not None:
+            every = plain.expand(4, *plain.shape).clone() if every is None else every
+            every[1:, row] = span.media.positions(span.start, span.end).to(plain.device)
+    return plain if every is None else every
+
+
+# ---------------------------------------------------------------- what a processor returned
+
+
+def prompt_images(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) -> PromptImages:
+    """Check what a processor returned beside ``input_ids``, and tell the images apart."""
+    given = {name: value for name, value in inputs.items() if value is not None and name != "input_ids"}
+    mask = given.pop("attention_mask", None)
+    if mask is not None and not (isinstance(mask, Tensor) and bool(mask.all())):
+        raise InputError("the attention_mask of a prompt must be all ones: leave padding out")
+    config = model.config
+    family = FAMILIES.get(config.model_type, NONE)
+    for name in MARKS:
+        if name in given and not bool(torch.as_tensor(given[name]).any()):
+            del given[name]  # it marks nothing
+    marks = given.pop(family.types, None)
+    pixels = {name: torch.as_tensor(given.pop(name)).detach().cpu() for name in family.names if name in given}
+    if given:
+        takes = f"takes {', '.join(family.names)}" if family.names else "is served with tokens only"
+        raise InputError(
+            f"the prompt has {', '.join(given)}, and a model of type {config.model_type!r} {takes}. Images are served "
+            f"for {', '.join(FAMILIES)}"
+        )
+    ids = torch.tensor(tokens, dtype=torch.int64)
+    are_images = ids == getattr(config, "image_token_id", -1)
+    at = are_images.nonzero()[:, 0].tolist()
+    if marks is not None and not torch.equal(torch.as_tensor(marks).cpu().flatten() == 1, are_images):
+        raise InputError(f"{family.types} must mark the image tokens of the prompt with 1, and no others")
+    if not pixels:
+        return PromptImages((), count=len(tokens))
+    missing = [name for name in family.names if name not in pixels]
+    if family.types and marks is None:
+        missing.append(family.types)
+    if missing:
+        raise InputError(f"the prompt has {', '.join(pixels)}, and lacks {', '.join(missing)}")
+    images = family.split(config, pixels, len(at))
+    if sum(image.tokens for image in images) != len(at):
+        raise InputError(
+            f"the prompt has {len(at)} places for images, and {len(images)} images that take "
+            f"{sum(image.tokens for image in images)}"
+        )
+    blocks = list(_runs(at)) if family.both_ways else []
+    _check_window(model, blocks)
+    return PromptImages(
+        extra=_extra(images, at, blocks),
+        whole=blocks,
+        count=len(tokens),
+        family=family,
+        images=images,
+        at=at,
+        rotary=_rotary(model, ids, pixels, marks),
+    )
+
+
+def _extra(images: Sequence[Image], at: Sequence[int], blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int, str]]:
+    """The spans of all places, each with the digest of what its content depends on: its image or, where image tokens
+    see each other, all images of its block."""
+    owners = [number for number, image in enumerate(images) for _ in range(image.tokens)]
+    digests = [_digest(image) for image in images]
+    if blocks:
+        place = dict(zip(at, owners, strict=True))
+        return [
+            (start, end, " ".join(digests[number] for number in sorted({place[p] for p in range(start, end)})))
+            for start, end in blocks
+        ]
+    spans = []
+    for number, group in itertools.groupby(zip(at, owners, strict=True), lambda pair: pair[1]):
+        spans += [(start, end, digests[number]) for start, end in _runs([position for position, _ in group])]
+    return spans
+
+
+def _digest(image: Image) -> str:
+    hashed = hashlib.blake2b(digest_size=16, person=b"loom.images")
+    for name, tensor in sorted(image.tensors.items()):
+        hashed.update(f" {len(name)} {name}".encode() + digest_of(tensor))
+    return f"image {hashed.hexdigest()}"
+
+
+def _runs(positions: list[int]) -> Iterator[tuple[int, int]]:
+    """The spans of positions that stand together."""
+    for _, group in itertools.groupby(enumerate(positions), lambda pair: pair[1] - pair[0]):
+        run = [position for _, position in group]
+        yield run[0], run[-1] + 1
+
+
+def _check_window(model: Any, blocks: list[tuple[int, int]]) -> None:
+    """Refuse an image that is longer than a window.
+
+    Its tokens see all of it, so one that goes on from inside the image would miss what the window has left behind.
+    """
+    window = getattr(model.config.get_text_config(decoder=True), "sliding_window", None)
+    longest = max((end - start for start, end in blocks), default=0)
+    if window is not None and longest > window:
+        raise InputError(f"an image has {longest} tokens that see each other, and the model's window has {window}")
+
+
+def _rotary(model: Any, ids: Tensor, pixels: Tensors, marks: Any) -> Tensor | None:
+    """The positions that the model itself makes of images; None if it makes none."""
+    made = getattr(model.base_model, "get_rope_index", None)
+    if made is None:
+        return None
+    takes = inspect.signature(made).parameters
+    grids = {name: value for name, value in pixels.items() if name in takes}
+    positions: Tensor = made(ids[None], mm_token_type_ids=torch.as_tensor(marks).cpu().reshape(1, -1), **grids)[0]
+    return positions[:, 0]
