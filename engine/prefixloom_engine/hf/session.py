@@ -11,8 +11,10 @@ reserves slots, the second commits.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import attrs
 import torch
@@ -36,6 +38,13 @@ OTHER_INPUTS = frozenset({
 """What it may be given that changes nothing of what is cached. Anything else is refused, whatever its type."""
 TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
 """What it may be given if it is all zeros, which is the same as if it were not given."""
+
+
+ONE_THREAD = "one thread drives a cache"
+INSTEAD = "Open the sessions of a cache in one thread, or let prefixloom's engine batch the requests"
+_opening = Lock()
+_threads: WeakKeyDictionary[Cache, list[int]] = WeakKeyDictionary()
+"""By cache: the thread of each session that is open."""
 
 
 class Session:
@@ -79,6 +88,20 @@ class Session:
         if self._used:
             raise ProtocolError("a session is used once: open another one")
         self._used = True
+        with _opening:
+            threads = _threads.setdefault(self._pool, [])
+            if any(thread != get_ident() for thread in threads):
+                raise ProtocolError(f"{ONE_THREAD}, and another one has a session open on it. {INSTEAD}")
+            threads.append(get_ident())
+        self._thread = get_ident()
+        try:
+            self._open()
+        except BaseException:
+            threads.remove(self._thread)
+            raise
+        return self
+
+    def _open(self) -> None:
         identity = self._pool.identity = self._hf.identity
         namespace = attrs.evolve(identity, positions=self._regime).namespace(self._namespace)
         self.sequence = self._pool.open(
@@ -97,10 +120,13 @@ class Session:
         except BaseException:
             self._end(well=False)
             raise
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._end(well=kind is None)
+        self._check_thread()
+        try:
+            self._end(well=kind is None)
+        finally:
+            _threads[self._pool].remove(self._thread)
 
     def _end(self, well: bool) -> None:
         for hook in self._hooks:
@@ -183,7 +209,12 @@ class Session:
         if self._stateful and at % self._page == 0 and (self._every_boundary or at <= self._prompt):
             self.sequence.publish()
 
+    def _check_thread(self) -> None:
+        if get_ident() != self._thread:
+            raise ProtocolError(f"{ONE_THREAD}, and this session was opened in another one. {INSTEAD}")
+
     def _check(self) -> None:
+        self._check_thread()
         if self._hf.changed():
             raise ProtocolError(
                 "the model's weights, adapters or mode have changed since this session was opened, so what it would "

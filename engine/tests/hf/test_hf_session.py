@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -417,3 +418,38 @@ def test_what_pools_cannot_do_says_what_to_do_instead(served: Served, what: str)
         arguments = () if what == "reset" else (1,)
         with pytest.raises(ProtocolError, match=f"a cache over pools has no {what}: "):
             getattr(s.cache, what)(*arguments)
+
+
+def test_sessions_of_one_cache_belong_to_one_thread() -> None:
+    """One after the other they may be opened in any thread, and in one thread side by side."""
+    served, ids = Served("llama", debug=False), ids_of(prompt(3, 60))
+    told: list[BaseException] = []
+
+    def elsewhere(work: Any) -> None:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                told.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    def whole() -> None:
+        with session(served.cache, served.model, ids) as s:
+            assert generated(served.model, ids, 4, s.cache) == generated(served.model, ids, 4)
+
+    with session(served.cache, served.model, ids) as s:
+        elsewhere(whole)
+        elsewhere(lambda: generated(served.model, ids, 4, s.cache))
+        elsewhere(lambda: s.__exit__(None, None, None))
+        whole()
+        assert generated(served.model, ids, 4, s.cache) == generated(served.model, ids, 4)
+    said = ["another one has a session open on it", *["this session was opened in another one"] * 2]
+    assert [type(each) for each in told] == [ProtocolError] * 3
+    assert all(words in str(each) for words, each in zip(said, told, strict=True))
+    elsewhere(whole)
+    whole()
+    assert len(told) == 3
+    served.settled()
