@@ -21,6 +21,7 @@ import torch
 
 from prefixloom import Cache, compose
 from prefixloom_engine import Engine, Request, ThreeWay
+from prefixloom_engine.forward.passes import usable
 
 LENGTH, CACHED, CHUNK = 2048, 1920, 512
 
@@ -30,7 +31,7 @@ def main() -> int:
     parser.add_argument("--size", default="large")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=["prefill", "decode", "chunk", "overlap"], help="measure only this")
+    parser.add_argument("--only", choices=["prefill", "decode", "chunk", "overlap", "checks"], help="measure only this")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -40,6 +41,7 @@ def main() -> int:
         "decode": lambda: {str(rows): decode(model, rows) for rows in (1, 8)},
         "chunk": lambda: chunks(model),
         "overlap": lambda: overlap(model, args.rounds),
+        "checks": lambda: checks(model),
     }
     results: dict[str, Any] = {"parameters": model.parameters, "threads": args.threads}
     results |= {name: figure() for name, figure in figures.items() if args.only in (None, name)}
@@ -110,6 +112,35 @@ def outside(engine: Engine, steps: int) -> dict[str, float]:
     return {"step_ms": 1000 * statistics.median(whole), "outside": statistics.median(parts)}
 
 
+def checks(model: ThreeWay) -> dict[str, float]:
+    """What it costs to see that the model is the same and its logits finite: shares of a decode step and of a turn.
+
+    A turn is a prompt of which 128 tokens are not cached, and an answer of 32.
+    """
+    step = decode(model, 1)["step_ms"]
+    cache = cache_for(model)
+    with Engine(model, cache, chunk=CHUNK, overlap=False) as engine:
+        said = prompt(1, 512, model.vocabulary)
+        engine.generate([Request(said, 1)])
+        seconds, _, _ = timed(engine, Request([*said, *prompt(2, 128, model.vocabulary)], 32))
+    logits = torch.randn(1, 1, model.vocabulary)
+    likeliest = logits.argmax(-1)
+    finite = median_ms(lambda: usable(logits, likeliest))
+    return {
+        "of_a_step": (median_ms(model.changed) + finite) / step,
+        "of_a_turn": (median_ms(lambda: model.identity) + 33 * (median_ms(model.changed) + finite)) / (1000 * seconds),
+    }
+
+
+def median_ms(call: Callable[[], Any]) -> float:
+    found = []
+    for _ in range(200):
+        started = time.perf_counter()
+        call()
+        found.append(1000 * (time.perf_counter() - started))
+    return statistics.median(found)
+
+
 def overlap(model: ThreeWay, rounds: int) -> dict[str, float]:
     """Eight conversations, prefill and decode mixed, in turn with the scheduler one step ahead and without.
 
@@ -147,6 +178,11 @@ def text(results: dict[str, Any]) -> str:
         lines.append(
             f"overlap on against off: {each['faster']:.3f} times as fast ({each['least']:.3f} to {each['most']:.3f}; "
             f"{each['on_s']:.2f} s, {each['off_s']:.2f} s)"
+        )
+    if each := results.get("checks"):
+        lines.append(
+            f"checks of the model and its logits: {each['of_a_step']:.3%} of a decode step, {each['of_a_turn']:.3%} of a "
+            f"turn"
         )
     return "\n".join(lines)
 
