@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
 from prefixloom import CompositionError
 
+from .images import FAMILIES
 from .model import HFModel
 from .refusals import refuse
 
@@ -29,7 +30,8 @@ MOST_CHARACTERS = 300
 
 
 def load(path: str | os.PathLike[str], *, dtype: str = "auto", device: str = "cpu") -> HFModel:
-    """Load the causal language model in a folder that ``save_pretrained`` wrote, or that was downloaded.
+    """Load the causal language model, with or without images, in a folder that ``save_pretrained`` wrote, or that was
+    downloaded.
 
     ``dtype``   the dtype of its weights, such as "float32" or "bfloat16"; "auto": the one in its config
     ``device``  the device of its weights
@@ -40,9 +42,10 @@ def load(path: str | os.PathLike[str], *, dtype: str = "auto", device: str = "cp
     refuse(config)
     if dtype != "auto" and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise CompositionError(f"dtype={dtype!r} is none of torch's; say 'auto', 'float32', 'bfloat16' or 'float16'")
+    kind = AutoModelForImageTextToText if config.model_type in FAMILIES else AutoModelForCausalLM
     try:
         with _progress_bars_on_terminals_only():
-            model, loading_info = AutoModelForCausalLM.from_pretrained(
+            model, loading_info = kind.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype if dtype == "auto" else getattr(torch, dtype),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from prefixloom import InputError, TierManifest
 from prefixloom_engine import Engine, Request
-from prefixloom_engine.hf import session
+from prefixloom_engine.hf import load, session
 from prefixloom_engine.hf.images import FAMILIES
 from prefixloom_hicache import HostTier
 from tests.support.hf_images import (
@@ -239,6 +240,15 @@ def test_who_waits_for_another_image_is_not_taken_for_who_shares_it() -> None:
         answers = engine.generate([Request(p["input_ids"][0], 4, stops=(), inputs=beside_ids(p)) for p in prompts])
         assert [answer.hit for answer in answers] == [0, 64]
     assert [answer.tokens for answer in answers] == [answered(served.model, p, 4) for p in prompts]
+
+
+@EACH
+def test_a_model_with_images_is_loaded_from_a_folder(name: str, tmp_path: Path) -> None:
+    model, inputs = model_with_images(name), inputs_of(name, text(1, 20), picture(name, 1))
+    model.save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert distance(alone(loaded.model, inputs), alone(model, inputs)) < OWN.get(name, ROUNDING)
+    assert loaded.identity.weights == served_by(name).hf.identity.weights
 
 
 # ---------------------------------------------------------------- refusals
