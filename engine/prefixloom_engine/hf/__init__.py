@@ -7,7 +7,8 @@
 - ``pages``, ``states``  what one layer keeps in pages, or in state slots
 - ``images``             what tells the images of a prompt apart, and what the model is given of them
 - ``rows``               where the rows of one pass have their entries
-- ``scans``              which recurrent layers have to go on token by token
+- ``rope``               rotary embeddings that depend on the length, and their regimes
+- ``identity``           what a model's content depends on beside tokens
 - ``refusals``           architectures that are not served, with the reasons
 
 This room must not know requests or schedules. Read ``runner.py`` first.

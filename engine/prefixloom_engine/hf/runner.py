@@ -17,7 +17,6 @@ from .cache import cache_over
 from .images import images_in, positions_of
 from .refusals import cache_parameter
 from .rope import length_dependent
-from .scans import scans_from_zero
 
 POSITION_TABLES = ("wpe", "embed_positions", "position_embedding", "position_embeddings")
 """The names that models of transformers give to a table of learned positions. Some have rows before position 0, and
@@ -122,3 +121,13 @@ def learned_positions(model: Any) -> int | None:
         if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES
     ]
     return min(tables, default=None)
+
+
+def scans_from_zero(model: Any) -> bool:
+    """Whether transformers starts a scan of this model from zero whenever more than one token continues from a state.
+
+    That is so in its code of selective scans (Mamba's first generation), whose decay is a matrix of channels and
+    states; it is right from zero on, and for single tokens. Every later recurrence has one decay for each head.
+    """
+    decays = (getattr(module, "A_log", None) for module in model.modules())
+    return any(decay is not None and sum(size > 1 for size in decay.shape) > 1 for decay in decays)

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from prefixloom import CompositionError, InputError
 from prefixloom_engine.hf import HFModel, load, session
 from prefixloom_engine.hf.refusals import OUTSIDE, REFUSED, refuse
-from prefixloom_engine.hf.scans import scans_from_zero
+from prefixloom_engine.hf.runner import scans_from_zero
 from tests.support.hf_models import COMMON, CONFIGS, Served, config_of, distance, model_of, prompt
 from tests.support.hf_tiny import tiny_model
 
@@ -91,7 +91,7 @@ def split(name: str, cuts: tuple[int, ...]) -> float:
 
 @pytest.mark.parametrize("name", ["mamba", "falcon_mamba", "jamba", "zamba"])
 def test_what_goes_on_token_by_token_starts_from_zero_with_several_in_transformers(name: str) -> None:
-    """If this fails, transformers has mended it: take ``scans`` away."""
+    """If this fails, transformers has mended it: take ``scans_from_zero`` away."""
     assert scans_from_zero(tiny(name))
     assert split(name, (20, 40)) > WRONG
     assert split(name, (20, *range(21, 41))) < 1e-6  # and nothing else is wrong there
