@@ -268,8 +268,7 @@ def _admit_at_end(core: Core, running: Running) -> None:
     work = running.work
     owned = owned_slots(running) if work is not None and not work.over else None
     for lane in giving:
-        lane.adopt([node], running.held[lane.index])
-        lane.line_up([node])
+        lane.adopt([node], running.held[lane.index])  # what a state lane adopts stands in its queue
     _followed(core, running, [node], owned, giving)
 
 
