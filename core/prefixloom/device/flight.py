@@ -49,8 +49,8 @@ class Work(Generic[F]):
     ``followers`` are the sequences or leases whose work it is. ``gates`` belong to a load by groups of layers: (the
     last layer of a group, the event after its copies), in order. ``since`` is the tick of the stream when the work
     began. ``enclosed``: a block is open that will end it. ``verdict`` judges the parts of the followers where the work
-    as a whole went well. ``failed`` says that the work is over and did not go well as a whole. ``Flight.begin`` makes
-    it.
+    as a whole went well. ``failed`` says that the work is over and did not go well, as a whole or in part.
+    ``Flight.begin`` makes it.
     """
 
     __slots__ = (
