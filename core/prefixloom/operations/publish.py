@@ -242,6 +242,7 @@ def _end(core: Core, running: Running, node: Node) -> None:
     """The sequence, of which nothing is covered any more, ends at ``node``."""
     end_running(core, running)
     running.core = None
+    core.live.pop(running, None)
     running.held = []
     if core.watcher is not None:
         core.watcher.released(running)
