@@ -279,3 +279,22 @@ def test_a_stream_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) 
             stream_for(FakeCuda(1), device, {})
     with pytest.raises(InputError, match="cannot tell when work on 'cuda:0' is over"):
         stream_for(SimulatedStream("a"), "cuda:0", {})
+
+
+def test_a_tick_whose_work_an_interrupt_kept_from_the_queue_is_over_when_the_rest_is() -> None:
+    """Nobody waits for it for ever; and what is enqueued later is not taken for done too early."""
+    stream = ThreadStream("interrupted")
+    gate = threading.Event()
+    stream.run(gate.wait)
+    stream.tick += 1  # where the interrupt came
+    lost = stream.record()
+    assert not lost.done
+    gate.set()
+    assert lost.synchronize(5)
+    gate.clear()
+    stream.run(gate.wait)
+    later = stream.record()
+    assert not later.synchronize(0.05)
+    gate.set()
+    assert later.synchronize(5)
+    stream.close()

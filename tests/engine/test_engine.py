@@ -182,7 +182,9 @@ def test_a_client_that_goes_away_leaves_nothing_and_disturbs_nobody(how: str) ->
         answer = leaving.answer
         if how == "closed":
             leaving.close()
+            assert answer.reason == "aborted"
         del leaving
+        engine.step()
         assert answer.reason == "aborted"
         out = [each.tokens for each in engine.generate(requests)]
     assert out == plain(model(), requests)

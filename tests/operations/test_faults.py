@@ -26,6 +26,7 @@ from prefixloom import (
     hookimpl,
 )
 from prefixloom.contract.reach import Interval
+from prefixloom.tree.path_lane import PathLane
 from tests.support.helpers import cache_of, part, path_cache, run, serve, settle
 
 TOKENS = list(range(100, 140))
@@ -101,6 +102,28 @@ def test_what_a_failed_publication_handed_over_may_be_evicted(first: str, kind: 
         sequence.publish()
     reach.raising = False
     cache.evict(dict.fromkeys(("path", "moody", "state"), 1000))
+    for name, pages in cache.stats().components.items():
+        assert (pages.free, pages.cached, pages.leased) == (pages.capacity, 0, 0), name
+    assert cache.stats().nodes == 0
+
+
+def test_what_a_publication_handed_over_that_was_interrupted_before_it_is_covered_may_be_evicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A path's new cells come into the queue when they are covered and released, or by the end of the publication."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    cache = cache_of(part("path", Path(), kind=KeepsTheEnd), part("state", Point()), slots=4, debug=False)
+    sequence = cache.open(TOKENS[:24])
+    run(sequence, 8)
+    with monkeypatch.context() as patch:
+        patch.setattr(PathLane, "follow", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sequence.publish()
+    assert cache.stats().components["path"].cached == 2
+    cache.evict(dict.fromkeys(("path", "state"), 1000))
     for name, pages in cache.stats().components.items():
         assert (pages.free, pages.cached, pages.leased) == (pages.capacity, 0, 0), name
     assert cache.stats().nodes == 0

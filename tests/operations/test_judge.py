@@ -94,7 +94,10 @@ def test_a_verdict_that_raises_or_is_short_fails_the_whole_step_and_one_of_a_ste
 
 
 def test_what_a_verdict_takes_back_is_not_stored(stream: Stream | None) -> None:
-    """Neither is what a copy down has brought to the host."""
+    """Neither is what a copy down has brought to the host. The others of the step are stored.
+
+    The store is asked to write while the step still runs.
+    """
     host, store = (
         HostTier(TierManifest(capacity=1024), identity={"model": "m", "weights": "1"}, fetch="wait"),
         MemoryBackend(capacity=1 << 20),
@@ -108,6 +111,8 @@ def test_what_a_verdict_takes_back_is_not_stored(stream: Stream | None) -> None:
     with cache.step(sequences) as step:
         step.run_ops(stream)
         step.judge(lambda: [None, WRONG])
+        if stream is not None:
+            stream.run(lambda: time.sleep(0.2))
     for sequence in sequences:
         sequence.publish()
     until = time.monotonic() + 20

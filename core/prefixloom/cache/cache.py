@@ -203,9 +203,10 @@ class Cache:
 
         Open sequences, leases and plans made before become unusable; closing or aborting them does nothing more.
         """
-        self._core.enter()
-        forget_everything(self._core)
-        self._core.leave("flush")
+        core = self._core
+        core.enter_flush()
+        forget_everything(core)
+        core.leave("flush")
 
     def poll(self) -> None:
         """Take back what was dropped without release, and see which steps are over. Engines call it once per step.

@@ -319,8 +319,8 @@ class Sequence(Handle):
             self.abort()
 
     def __del__(self) -> None:
-        running = self._running
-        if running.core is not None:
+        running = getattr(self, "_running", None)  # None: an interrupt came while it was made
+        if running is not None and running.active:
             core = self._core
             what = dropped_without_release(getattr(running, "made_at", None))
             core.dropped.add(running, what, lambda: give_back(core, running))

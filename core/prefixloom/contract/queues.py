@@ -135,8 +135,9 @@ class ListQueue(Queue):
         last.next = end.prev = cell
 
     def __del__(self) -> None:
-        end = self._end
-        end.prev = end.next = None  # an empty list is a cycle
+        end = getattr(self, "_end", None)  # None: an interrupt came while it was made
+        if end is not None:
+            end.prev = end.next = None  # an empty list is a cycle
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
         if linked:

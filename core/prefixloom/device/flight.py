@@ -49,8 +49,8 @@ class Work(Generic[F]):
     ``followers`` are the sequences or leases whose work it is. ``gates`` belong to a load by groups of layers: (the
     last layer of a group, the event after its copies), in order. ``since`` is the tick of the stream when the work
     began. ``enclosed``: a block is open that will end it. ``verdict`` judges the parts of the followers where the work
-    as a whole went well. ``failed`` says that the work is over and did not go well as a whole. ``Flight.begin`` makes
-    it.
+    as a whole went well. ``failed`` says that the work is over and did not go well, as a whole or in part.
+    ``Flight.begin`` makes it.
     """
 
     __slots__ = (
@@ -182,11 +182,19 @@ class Flight(Fence, Generic[F]):
             self.follow(work, stream, [who], f"the layers of {who.label or 'a sequence'}")
 
     def give_up(self) -> None:
-        """Drop work that nobody will end any more, because an interrupt came while it began or ended."""
+        """End the work that nobody will end any more: an interrupt came while it began or ended, or a step was dropped.
+
+        What it has enqueued on a stream may still run, and nobody asks whether it went well.
+        """
         self.alone.clear()
         for work in self.works:
             if work.event is None and not work.enclosed:
-                work.over = True
+                work.verdict, work.followers = None, ()
+                work.name = "work that was given up"
+                if work.stream is None or work.stream.inline:
+                    work.over = True
+                else:
+                    work.event = work.stream.record()
         self._retire_works()
 
     # ------------------------------------------------------------ what is over

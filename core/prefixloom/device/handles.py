@@ -56,6 +56,13 @@ class Dropped:
         self._items.append((name, what_happened, take_back))
         self._on_drop()
 
+    def forget(self) -> None:
+        """Note that nothing belongs to a handle any more: what was dropped needs no way back of its own."""
+        self.recovered += len(self._items)
+        for _, what_happened, _ in self._items:
+            log.warning("before a flush, a handle was %s", what_happened)
+        self._items.clear()
+
     def recover(self) -> None:
         """Take back all dropped handles."""
         while self._items:

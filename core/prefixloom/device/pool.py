@@ -443,6 +443,8 @@ class PageSpan(Handle):
         self.pool.give(data)
 
     def __del__(self) -> None:
+        if not hasattr(self, "_where"):  # an interrupt came while it was made
+            return
         if self._data and self._resets == self.pool.resets and self.pool.dropped is not None:
             self.pool.dropped.add(self, dropped_without_release(self._where), self.free)
 

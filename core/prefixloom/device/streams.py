@@ -193,12 +193,13 @@ class ThreadStream(Stream):
     The worker calls ``before`` ahead of every piece of work; tests inject delays there.
     """
 
-    __slots__ = ("_before", "_changed", "_over", "_queue", "_thread")
+    __slots__ = ("_before", "_changed", "_idle", "_over", "_queue", "_thread")
 
     def __init__(self, name: str, before: Callable[[], object] | None = None) -> None:
         super().__init__(name)
         self._before = before
-        self._queue: deque[Callable[[], object] | None] = deque()
+        self._queue: deque[tuple[int, Callable[[], object] | None]] = deque()  # each piece of work with its tick
+        self._idle = True  # False from before the worker takes work from the queue until the work is over
         self._changed = threading.Condition()
         self._over = 0
         self._thread = threading.Thread(target=self._work, name=f"prefixloom stream {name}", daemon=True)
@@ -208,8 +209,8 @@ class ThreadStream(Stream):
         with self._changed:
             if not self._thread.is_alive():
                 raise InputError(f"{self!r} is closed")
-            self.tick += 1
-            self._queue.append(work)
+            self.tick += 1  # first: where an interrupt comes here, a tick has no work, and no work shares a tick
+            self._queue.append((self.tick, work))
             self._changed.notify_all()
 
     def run(self, work: Callable[[], object]) -> None:
@@ -219,34 +220,39 @@ class ThreadStream(Stream):
         self._enqueue(lambda: event.stream.until(event, None))
 
     def reached(self, event: Event) -> bool:
-        return self._over >= event.tick
+        return self._over >= event.tick or (not self._queue and self._idle)  # in this order: the worker works meanwhile
 
     def until(self, event: Event, timeout: float | None) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: self._over >= event.tick, timeout)
+            return self._changed.wait_for(lambda: self.reached(event), timeout)
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue)
-                work = self._queue.popleft()
+                self._idle = False
+                tick, work = self._queue.popleft()
             if work is None:
+                with self._changed:
+                    self._idle = True
+                    self._changed.notify_all()
                 return
             try:
                 if self._before is not None:
                     self._before()
                 work()
             except BaseException as error:  # ``failure`` returns it, and its step fails
-                self._failed(self._over + 1, error)
+                self._failed(tick, error)
             work = None  # do not keep alive what it holds until more work comes
             with self._changed:
-                self._over += 1
+                self._over = tick
+                self._idle = True
                 self._changed.notify_all()
 
     def dismiss(self) -> None:
         """Make the worker end after what is enqueued, without waiting. Any thread may call it at any time."""
         with self._changed:
-            self._queue.append(None)
+            self._queue.append((self.tick, None))
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -51,6 +51,8 @@ class Lease(Hold):
             self.release()
 
     def __del__(self) -> None:
+        if not hasattr(self, "failed"):  # an interrupt came while it was made
+            return
         core = self.core
         if core is not None and self.flushes == core.index.flushes:
             what = dropped_without_release(getattr(self, "made_at", None))

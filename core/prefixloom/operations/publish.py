@@ -242,6 +242,7 @@ def _end(core: Core, running: Running, node: Node) -> None:
     """The sequence, of which nothing is covered any more, ends at ``node``."""
     end_running(core, running)
     running.core = None
+    core.live.pop(running, None)
     running.held = []
     if core.watcher is not None:
         core.watcher.released(running)
@@ -268,8 +269,7 @@ def _admit_at_end(core: Core, running: Running) -> None:
     work = running.work
     owned = owned_slots(running) if work is not None and not work.over else None
     for lane in giving:
-        lane.adopt([node], running.held[lane.index])
-        lane.line_up([node])
+        lane.adopt([node], running.held[lane.index])  # what a state lane adopts stands in its queue
     _followed(core, running, [node], owned, giving)
 
 

@@ -569,6 +569,13 @@ class Core:
             self.guarded = self.watcher is not None  # first: what is dropped meanwhile sets it again
             self.dropped.recover()
 
+    def enter_flush(self) -> None:
+        """Before a flush: what was dropped is not taken back one by one, since an interrupt may have broken it."""
+        if self.watcher is not None:
+            self.watcher.enter()
+        self.guarded = self.watcher is not None
+        self.dropped.forget()
+
     def leave(self, operation: str) -> None:
         """After an operation: debug mode checks the books."""
         if self.watcher is not None:

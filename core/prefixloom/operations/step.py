@@ -55,6 +55,7 @@ class Step:
 
     _stream: Stream | None
     _work: Work[Hold]  # once its block was entered
+    _watched: Any  # what debug mode says of it; None while it is not entered, and if an interrupt came then
     _gates: Gates | None
     _tracks: Many[tuple[Running, StateLane, StateHolding, Track, int]]
     _begun: list[tuple[Running, int, int]]  # of a target step in its block: from where, and up to where it computes
@@ -70,6 +71,7 @@ class Step:
         self._faces = tuple(faces)
         self.role = role
         self._accepted = False
+        self._watched = None
         self._stream = self._gates = None
         self._ordered = 0  # the fence that the stream has been made to wait for
         self._begun = []
@@ -216,7 +218,7 @@ class Step:
 
     def _take_stream(self, given: Any) -> Stream:
         stream = self._stream = self._core.stream(given)
-        self._work.since = stream.tick
+        self._work.stream, self._work.since = stream, stream.tick
         return stream
 
     def _order(self, stream: Stream) -> None:
@@ -321,7 +323,7 @@ class Step:
         if kind is not None or refused:
             self._work.verdict = None  # nothing is committed
         try:
-            if core.watcher is not None:
+            if core.watcher is not None and self._watched is not None:
                 core.watcher.step_ended(self._watched, repr(self), stream, kind is None, not refused)
             if self.role == "target":
                 self._close(stream, kind is None, before)
@@ -347,7 +349,8 @@ class Step:
             raise
 
     def __del__(self) -> None:
-        if self._state > NEW:  # nobody can end it any more, and all that comes after would wait
+        if getattr(self, "_state", NEW) > NEW:  # nobody can end it any more, and all that comes after would wait
+            self._work.enclosed = False
             what = "entered and dropped before its end; it counts as failed"
             self._core.dropped.add(self, what, lambda: self.__exit__(Abandoned, None, None))
 

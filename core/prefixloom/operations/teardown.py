@@ -18,8 +18,7 @@ log = logging.getLogger("prefixloom")
 
 
 def end_running(core: Core, running: Running) -> None:
-    """``running`` is no running sequence any more."""
-    core.live.pop(running, None)
+    """``running`` is no running sequence any more. It is taken from ``live`` last: what is there a flush ends."""
     if core.shape.partial_lanes:
         forget_surplus(core, running)
     if running.row >= 0 and running.active:
@@ -35,6 +34,7 @@ def give_back(core: Core, running: Running) -> None:
         lane.close(holding)
     if running.core is not None:
         release(core, running)
+    core.live.pop(running, None)
 
 
 def abandon(core: Core, hold: Hold, error: BaseException) -> None:

@@ -124,6 +124,18 @@ class Unwritten(Generic[F]):
         for publication in self.publications:
             publication.nodes, publication.slots = [], []
 
+    def writers(self, node: Node) -> list[F]:
+        """Who has yet to write what ``node`` has, on the device or below, and who has yet to write what they read."""
+        found = dict.fromkeys(publication.hold for publication in self.nodes.get(node, ()))
+        publications = self.publications
+        writers = list(found)
+        for hold in writers:
+            for publication in publications:
+                if hold in publication.readers and publication.hold not in found:
+                    found[publication.hold] = None
+                    writers.append(publication.hold)
+        return writers
+
     # ------------------------------------------------------------ reading
     def read(self, hold: F, node: Node) -> None:
         """``hold`` covers ``node`` and what lies above it: it comes after what has yet to write any of that."""

@@ -16,7 +16,7 @@ from ..device.flight import Work
 from ..device.host_pool import HostPool
 from ..device.pool import ABSENT
 from ..operations.lease import sweep
-from ..operations.state import Core
+from ..operations.state import Core, Hold
 from ..storage import Backend, Fingerprint, Record, Stored
 from ..tree.radix import Node
 from .host_lane import HostCell, HostLane
@@ -156,6 +156,7 @@ class StoreWrites:
         resets, spares = pool.resets, self.link.spares
         copies, fingerprint = self.link.copies_to(lane, node), self.link.fingerprints[lane.index]
         before = [work for work in core.flight.works if copies and work.number <= copies[-1].number and work.event]
+        writers = core.unwritten.writers(node) if copies else []
         completions = self.link.completions
         ticket = completions.open()
         pinned = [partial(completions.done, ticket, 1)]
@@ -171,7 +172,7 @@ class StoreWrites:
                 pinned.pop()()
 
         def write(backend: Backend) -> tuple[Any, ...]:
-            if not copied(copies, before):  # the copy to the host failed, or the work that wrote its source
+            if not copied(copies, before, writers):  # the copy to the host failed, or what wrote its source
                 return (None,) * len(pieces)
             payloads = [content(spares, pool, slot) for *_, slot in pieces]
             stale = pool.resets != resets  # after a flush the slots may have another owner
@@ -218,21 +219,18 @@ def nothing(count: int) -> Callable[[Any, str], tuple[Any, ...]]:
     return lambda reason, detail: (None,) * count
 
 
-def copied(copies: Sequence[Work], before: Sequence[Work]) -> bool:
-    """Wait for copies, which are over soon, and return whether they and all work ``before`` them succeeded.
+def copied(copies: Sequence[Work], before: Sequence[Work], writers: Sequence[Hold]) -> bool:
+    """Wait for copies, which are over soon, and return whether all went well that ``writers`` did ``before`` and there.
 
     It runs on the store's thread. A copy of what a failed step wrote does not fail itself; the work before a copy is
-    over when the copy is.
+    over when the copy is. A step in which others failed is no reason to leave out what went well in it.
     """
     for work in copies:
         assert work.event is not None and work.stream is not None
         while not work.stream.until(work.event, 1.0):  # it does not change the scheduling thread's clock
             pass
-    return not any(
-        work.failures() or work.failed  # in this order: the scheduling thread may note it in between
-        for work in before
-        if work.event is not None and work.stream is not None
-    )
+    lost = [hold for work in before for followers, _ in work.failures() for hold in followers]
+    return not any(hold in lost or hold.failed for hold in writers)  # last: the scheduling thread may note it meanwhile
 
 
 def unpin_span(core: Core, lane: HostLane, node: Node, cell: HostCell, start: int) -> None:

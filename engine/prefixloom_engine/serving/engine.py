@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -72,6 +73,8 @@ class Engine:
         self._scheduler = Scheduler(cache, policy, chunk, max_running, checked)
         self._forward = ForwardStream(runner, cache, max_running, overlap)
         self._in_flight: deque[LaunchedStep] = deque()
+        self._streams: dict[Answer, weakref.ref[AnswerStream]] = {}
+        """The streams whose answers may not be done yet. A finalizer could come in the middle of a change."""
         self._identified = model if isinstance(model, Identified) else None
         self._identity: Identity | None = None
         self._jobs_added = 0
@@ -193,6 +196,7 @@ class Engine:
         with defer_interrupts(), self._restart_all_on_error():
             self._restart_failed(None)  # the program may have polled or flushed the cache since the last step
             self._end_unusable()
+            self._end_dropped()
             if self._identified is not None and self._identified.changed():
                 self._identify()
             rows = self._scheduler.plan()
@@ -353,6 +357,13 @@ class Engine:
                     self._scheduler.counts.failed += 1
                     self._scheduler.end(row.job, "error", row.error)
 
+    def _end_dropped(self) -> None:
+        """Abort the requests whose streams were dropped."""
+        for answer, stream in list(self._streams.items()):
+            if answer.done or stream() is None:
+                del self._streams[answer]
+                self._abort(answer)
+
     def _is_unusable(self, step: LaunchedStep, row: PlannedRow) -> bool:
         """Whether this row of a step that is over, and nothing else, ends its job."""
         return step.error is None and row.error is not None and row.attempt == row.job.attempt
@@ -380,10 +391,15 @@ class Engine:
         return answers
 
     def stream(self, prompt: Request | Iterable[int], max_tokens: int = 32) -> AnswerStream:
-        """Return the tokens of one answer as they come, while other requests run. Closing the iterator aborts it."""
+        """Return the tokens of one answer as they come, while other requests run.
+
+        Closing the iterator aborts it. So does dropping the iterator, at the engine's next step.
+        """
         request = prompt if isinstance(prompt, Request) else Request(prompt, max_tokens)
         with defer_interrupts():  # if an interrupt is raised here, the stream is dropped, and so the request aborted
-            return AnswerStream(self, self.add(request))
+            stream = AnswerStream(self, self.add(request))
+            self._streams[stream.answer] = weakref.ref(stream)
+            return stream
 
     @property
     def counts(self) -> Counts:
@@ -405,6 +421,7 @@ class Engine:
             self._forward.close()
             self._closed = True
             self._in_flight.clear()
+            self._streams.clear()
             self.cache.poll()
 
     def __enter__(self) -> Engine:
@@ -415,7 +432,7 @@ class Engine:
 
 
 class AnswerStream:
-    """Iterates over the tokens of an answer. Closing or dropping it early aborts the request."""
+    """Iterates over the tokens of an answer. Closing it early aborts the request; the engine sees if it is dropped."""
 
     def __init__(self, engine: Engine, answer: Answer) -> None:
         self.engine, self.answer = engine, answer
@@ -437,5 +454,3 @@ class AnswerStream:
 
     def close(self) -> None:
         self.engine.abort(self.answer)
-
-    __del__ = close
