@@ -123,7 +123,7 @@ class Engine:
             return
         error = ProtocolError("the model's weights or adapters have changed while this request ran: ask again")
         for job in list(self._scheduler.jobs.values()):
-            if job.sequence is None and not job.answer.tokens:
+            if not job.admitted and job.sequence is None:
                 job.namespace = self.namespace(job.request.namespace)
                 continue
             self._scheduler.end(job, "error", error)

@@ -290,6 +290,27 @@ def test_an_image_token_in_an_answer_has_no_image(name: str) -> None:
     assert answer.tokens == answered(served.model, inputs) == [IMAGE] * 6
 
 
+def test_a_retracted_request_ends_when_the_encoder_changes() -> None:
+    """It has features of its images, and these are of the old weights."""
+    served = Served("llava", model=copy.deepcopy(model_with_images("llava")))
+    inputs = inputs_of("llava", text(1, 20), picture("llava", 1), picture("llava", 2), text(2, 30))
+    request = Request(inputs["input_ids"][0], 4, stops=(), inputs=beside_ids(inputs))
+    with Engine(served.hf, served.cache, chunk=32, overlap=False) as engine:
+        answer = engine.add(request)
+        engine.step()
+        for job in list(engine._scheduler.running):
+            engine._scheduler.retract(job)
+        with torch.no_grad():
+            for weight in served.model.base_model.vision_tower.parameters():
+                weight.mul_(1.5)
+        while engine.step():
+            pass
+        assert answer.reason == "error" and "weights or adapters have changed" in str(answer.error)
+        (again,) = engine.generate([request])
+    assert again.hit == 0 and again.tokens == answered(served.model, inputs, 4)
+    assert computed(served, inputs) < ROUNDING
+
+
 # ---------------------------------------------------------------- refusals
 
 
