@@ -181,8 +181,8 @@ def text(results: dict[str, Any]) -> str:
         )
     if each := results.get("checks"):
         lines.append(
-            f"checks of the model and its logits: {each['of_a_step']:.3%} of a decode step, {each['of_a_turn']:.3%} of a "
-            f"turn"
+            f"checks of the model and its logits: {each['of_a_step']:.3%} of a decode step, "
+            f"{each['of_a_turn']:.3%} of a turn"
         )
     return "\n".join(lines)
 

@@ -199,6 +199,39 @@ def test_a_failure_that_is_nobodys_ends_all_of_them_in_the_end_and_one_of_a_crow
 # ---------------------------------------------------------------- logits that are not finite
 
 
+def test_logits_made_of_what_a_failed_step_left_unwritten_end_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step behind a failed one was launched already, and it reads memory in which anything may lie, also NaN."""
+
+    class FirstFails(FaultyRunner):
+        passes = 0
+
+        def forward(self, batch: Batch) -> torch.Tensor:
+            self.passes += 1
+            logits: torch.Tensor = self.bound.forward(batch)
+            if self.passes == 1:
+                raise Fault("out of memory")
+            return logits * (NAN if self.passes == 2 else 1)
+
+    class Model(Faulty):
+        def bind(self, cache: Cache) -> FaultyRunner:
+            return FirstFails(self.it.bind(cache), self.faults, cache)
+
+    request = Request(prompt(1, 40), 12)
+    cache = cache_for(model(), CAPACITY)
+    with Engine(Model(model(), Faults()), cache) as engine:
+        collect = engine._collect
+
+        def when_the_next_is_over(launched: Any) -> None:
+            for step in engine._in_flight:
+                step.wait()
+            collect(launched)
+
+        monkeypatch.setattr(engine, "_collect", when_the_next_is_over)
+        (answer,) = run(engine, [request])
+        assert [answer.tokens] == plain(model(), [request]), answer.error
+    nothing_left(cache)
+
+
 @AHEAD
 @pytest.mark.parametrize("value", [NAN, INFINITE, -INFINITE], ids=str)
 @pytest.mark.parametrize("speculate", [0, 3])

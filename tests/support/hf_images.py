@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from .hf_models import COMMON, DELTA, FULL, LINEAR, SLIDING, WINDOW
+from .hf_models import COMMON, DELTA, FULL, LINEAR, ROUTED, SLIDING, WINDOW
 
 IMAGE, VIDEO, BEGIN, END = 90, 91, 92, 93
 """Ids: the place of an image, of a video, and what stands before and behind."""
@@ -32,14 +32,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "cohere2", **COMMON, **WINDOWS}, "vision_feature_layer": -1,
         "vision_config": {"model_type": "siglip_vision_model", **CLIP}, "downsample_factor": 2,
     },
+    "cohere2_vision": {
+        "text_config": {"model_type": "cohere2", **COMMON, **WINDOWS}, "downsample_factor": 2,
+        "vision_config": {"model_type": "siglip_vision_model", **CLIP},
+    },
     "gemma3": {
         "text_config": {**COMMON, **WINDOWS, "query_pre_attn_scalar": 8}, "vision_config": CLIP,
         "mm_tokens_per_image": 16,
+    },
+    "glm4v": {
+        "text_config": TURNED, "video_token_id": VIDEO, "image_start_token_id": BEGIN, "image_end_token_id": END,
+        "vision_config": {"depth": 2, "image_size": PIXELS, **OUT},
     },
     "idefics3": {"text_config": LLAMA, "vision_config": CLIP, "scale_factor": 2},
     "internvl": {
         "text_config": {"model_type": "qwen2", **COMMON}, "downsample_ratio": 0.5,
         "vision_config": {**CLIP, "image_size": [PIXELS] * 2, "patch_size": [PATCH] * 2},
+    },
+    "lfm2_vl": {
+        "text_config": {"model_type": "lfm2", **COMMON, "conv_L_cache": 3, "layer_types": ["conv", FULL] * 2},
+        "vision_config": {**CLIP, "model_type": "siglip2_vision_model", "num_patches": 16}, "downsample_factor": 2,
+        "projector_hidden_size": 32,
     },
     "llava": {
         "text_config": LLAMA, "vision_config": {"model_type": "clip_vision_model", **CLIP}, "vision_feature_layer": -1,
@@ -64,11 +77,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {**TURNED, "layer_types": [LINEAR, FULL] * 2, **DELTA}, **QWEN,
         "vision_config": {"depth": 2, "num_position_embeddings": 64, **OUT},
     },
+    "qwen3_5_moe": {
+        "text_config": {**TURNED, "layer_types": [LINEAR, FULL] * 2, **DELTA, **ROUTED}, **QWEN,
+        "vision_config": {"depth": 2, "num_position_embeddings": 64, **OUT},
+    },
+    "qwen3_vl_moe": {
+        "text_config": {**TURNED, **ROUTED}, **QWEN,
+        "vision_config": {"depth": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1], **OUT},
+    },
     "smolvlm": {"text_config": LLAMA, "vision_config": CLIP, "scale_factor": 2},
 }  # fmt: skip
-GRIDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+GRIDS = ("glm4v", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 TILED = ("idefics3", "smolvlm")
-TOKENS = {"aya_vision": 4, "gemma3": 16, "internvl": 4, "llava": 16}
+TOKENS = {"aya_vision": 4, "cohere2_vision": 4, "gemma3": 16, "internvl": 4, "llava": 16}
 """The places of one image, where all images have equally many."""
 
 
@@ -80,6 +101,8 @@ def model_with_images(name: str, window: int = WINDOW) -> Any:
         config.get_text_config().sliding_window = window
     config.image_token_id = IMAGE
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float64)
+    if name.endswith("_moe"):
+        model.set_experts_implementation("eager")  # the grouped one has no kernel for float64
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(0, 0.2)
@@ -104,6 +127,13 @@ def picture(name: str, seed: int, height: int = 2, width: int = 2) -> tuple[list
         tiles = {"pixel_values": noise(1, 2, 3, PIXELS, PIXELS)}
         tiles["pixel_attention_mask"] = torch.ones(1, 2, PIXELS, PIXELS, dtype=torch.bool)
         return [BEGIN, *[IMAGE] * 4, END, *[IMAGE] * 4, END], tiles
+    if name == "lfm2_vl":
+        shapes, most = torch.tensor([[2 * height, 2 * width]]), 6 * 4
+        pixels = torch.zeros(1, most, 3 * PATCH**2, dtype=torch.float64)
+        pixels[:, : 4 * height * width] = noise(1, 4 * height * width, 3 * PATCH**2)
+        mask = (torch.arange(most) < 4 * height * width).long()[None]
+        found = {"pixel_values": pixels, "spatial_shapes": shapes, "pixel_attention_mask": mask}
+        return [BEGIN, *[IMAGE] * (height * width), END], found
     if name == "mistral3":
         step = 2 * PATCH
         pixels = torch.zeros(1, 3, 4 * step, 4 * step, dtype=torch.float64)

@@ -38,8 +38,10 @@ def give_back(core: Core, running: Running) -> None:
 
 
 def abandon(core: Core, hold: Hold, error: BaseException) -> None:
-    """End a lease, or a running sequence with all that it holds, because of ``error``."""
-    hold.failed = error
+    """End a lease, or a running sequence with all that it holds, because of ``error``. The first error stays its own:
+    what fails later may only follow from it.
+    """
+    hold.failed = hold.failed or error
     if hold.active:
         if isinstance(hold, Running):
             give_back(core, hold)

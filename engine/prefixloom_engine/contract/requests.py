@@ -120,7 +120,7 @@ class Request:
             raise InputError(f"{name} has namespace={self.namespace!r}: it is a string")
         if self.hand_over is not None and self.max_tokens != 1:
             raise InputError(f"{name} asks for a handover, so its answer here has one token: give max_tokens=1")
-        if not isinstance(self.inputs, Mapping):
+        if not isinstance(self.inputs, Mapping) or any(each.__class__ is not str for each in self.inputs):
             raise InputError(f"{name} has inputs={shown(self.inputs)}: they are what a processor returns, by name")
         if self.inputs and self.hand_over is not None:
             raise InputError(f"{name} carries {', '.join(self.inputs)} beside its tokens, and asks for a handover")

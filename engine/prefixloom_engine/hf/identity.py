@@ -43,18 +43,20 @@ class ModelIdentity:
     def now(self) -> Identity:
         """The identity of the model as it is. For every request."""
         check_evaluating(self._model)
-        if self._known is not None and not self.changed() and self._weights.same_samples():
-            return self._known
+        config = _config_text(self._model.config)
+        known = self._known
+        if known is not None and known.model == config and not self.changed() and self._weights.same_samples():
+            return known
         digests = self._weights.digests()
         self._adapters = dict(_adapter_layers(self._model))
         self._states = [_adapter_state(layer) for layer in self._adapters.values()]
-        self._kernels = str(getattr(self._model.config, "_attn_implementation", ""))
+        self._kernels = _kernels(self._model.config)
         ours = {name: digest for name, digest in digests.items() if not self._adapter_at(name)}
         active = {name: digest for name, digest in digests.items() if self._is_active(name)}
         names = sorted({name for active_here, *_ in self._states for name in active_here})
         states = hashlib.blake2b(repr(self._states).encode(), digest_size=16).digest()
         self._known = Identity(
-            model=_config_text(self._model.config),
+            model=config,
             weights=combined(ours.items()),
             adapters=f"{', '.join(names)} {combined([('states', states), *active.items()])}" if names else "",
             precision=f"{self._model.dtype} {self._kernels}",
@@ -68,7 +70,7 @@ class ModelIdentity:
             or self._model.training
             or not self._weights.same()
             or [_adapter_state(layer) for layer in self._adapters.values()] != self._states
-            or str(getattr(self._model.config, "_attn_implementation", "")) != self._kernels
+            or _kernels(self._model.config) != self._kernels
         )
 
     def _adapter_at(self, name: str) -> tuple[Any, str] | None:
@@ -99,11 +101,18 @@ def identity_of(model: Any) -> ModelIdentity:
 def check_evaluating(model: Any) -> None:
     """Refuse a model that is being trained, or a part of it: dropout makes its outputs depend on chance."""
     for name, module in model.named_modules():
-        if module.training and (not name or (isinstance(module, _DropoutNd) and module.p > 0)):
+        if module.training and (not name or _drops_out(module)):
             what = f"{model.__class__.__name__} is" if not name else f"module {name!r} of {model.__class__.__name__} is"
             raise CompositionError(
                 f"{what} in training mode, in which what it computes depends on chance: call model.eval()"
             )
+
+
+def _drops_out(module: Any) -> bool:
+    """Whether a module in training mode drops out anything, as a layer of torch or by a number of its own."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    return any("dropout" in name and isinstance(value, float) and value > 0 for name, value in vars(module).items())
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -137,6 +146,12 @@ def _adapter_state(layer: Any) -> tuple[Any, ...]:
     active = () if layer.disable_adapters else tuple(layer.active_adapters)
     scaling = getattr(layer, "scaling", {})
     return active, merged, tuple((name, scaling[name]) for name in active if name in scaling)
+
+
+def _kernels(config: Any) -> str:
+    """The implementations of attention of a model, and of its parts where it is made of several."""
+    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
+    return " ".join(str(getattr(part, "_attn_implementation", "")) for part in parts)
 
 
 def _config_text(config: Any) -> str:

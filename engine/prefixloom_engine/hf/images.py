@@ -22,6 +22,7 @@ from torch import Tensor
 from prefixloom import InputError
 
 from ..contract.model import Media, Span
+from ..contract.requests import shown
 from ..contract.weights import digest_of
 from .rows import Rows
 
@@ -42,14 +43,18 @@ Split = Callable[[Any, Tensors, int], list[Image]]
 
 def by_index(config: Any, given: Tensors, places: int) -> list[Image]:
     """Images of one shape and so of equally many tokens, at the indices of the first dimension."""
-    count = given["pixel_values"].shape[0]
-    if not count or places % count:
+    count = _equally_many(given)
+    if not count or not places or places % count:
         raise InputError(f"{count} images cannot share {places} places of image tokens equally")
     return [Image(places // count, {name: each[at : at + 1] for name, each in given.items()}) for at in range(count)]
 
 
 def by_tile(config: Any, given: Tensors, places: int) -> list[Image]:
     """As ``by_index``, of the second dimension: the tiles of one conversation's images."""
+    if any(each.shape[0] != 1 for each in given.values()):
+        raise InputError(f"a prompt has the images of one conversation, got those of {_equally_many(given)}")
+    if not (given["pixel_values"] != 0).flatten(2).any(-1).all():
+        raise InputError("a tile of the images is all zeros, which the model takes for padding: leave padding out")
     tiles = by_index(config, {name: each[0] for name, each in given.items()}, places)
     return [attrs.evolve(tile, tensors={name: each[None] for name, each in tile.tensors.items()}) for tile in tiles]
 
@@ -57,10 +62,17 @@ def by_tile(config: Any, given: Tensors, places: int) -> list[Image]:
 def by_grid(config: Any, given: Tensors, places: int) -> list[Image]:
     """Images whose patches lie end to end, so many as ``image_grid_thw`` says; some patches share a token."""
     patches, grids = given["pixel_values"], given["image_grid_thw"]
+    side = config.vision_config.spatial_merge_size
+    whole = not grids.is_floating_point() and grids.shape[1] == 3
+    if not whole or (grids < 1).any() or (grids[:, 1:] % side).any():
+        raise InputError(
+            f"image_grid_thw has a time, a height and a width for each image, whole numbers from 1 up, the latter two "
+            f"multiples of {side}, got {grids.tolist()}"
+        )
     counts = grids.prod(-1).tolist()
-    if sum(counts) != patches.shape[0] or not counts:
-        raise InputError(f"image_grid_thw tells of {sum(counts)} patches, and pixel_values has {patches.shape[0]}")
-    shared = config.vision_config.spatial_merge_size**2
+    if sum(counts) != len(patches) or not counts:
+        raise InputError(f"image_grid_thw tells of {sum(counts)} patches, and pixel_values has {len(patches)}")
+    shared = side**2
     parts = torch.split(patches, counts)
     return [
         Image(count // shared, {"pixel_values": part, "image_grid_thw": grids[at : at + 1]})
@@ -72,10 +84,33 @@ def by_size(config: Any, given: Tensors, places: int) -> list[Image]:
     """Images of sizes of their own, padded to the largest."""
     step = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
     sizes = given["image_sizes"]
+    if not _equally_many(given) or sizes.min() < 1:
+        raise InputError(f"image_sizes are the heights and widths of at least one image, got {sizes.tolist()}")
     return [
         Image(int((size // step).prod()), {name: each[at : at + 1] for name, each in given.items()})
         for at, size in enumerate(sizes)
     ]
+
+
+def by_shape(config: Any, given: Tensors, places: int) -> list[Image]:
+    """Images given as patches, with the height and width of each in patches; some patches share a token."""
+    shapes = given["spatial_shapes"]
+    if not _equally_many(given) or shapes.min() < 1:
+        raise InputError(f"spatial_shapes are the heights and widths of at least one image, got {shapes.tolist()}")
+    return [
+        Image(
+            int((shape // config.downsample_factor).prod()), {name: each[at : at + 1] for name, each in given.items()}
+        )
+        for at, shape in enumerate(shapes)
+    ]
+
+
+def _equally_many(given: Tensors) -> int:
+    """The length of the first dimension, which all these tensors have to share."""
+    counts = {len(each) for each in given.values()}
+    if len(counts) != 1:
+        raise InputError(f"{' and '.join(given)} are of different numbers of images: {sorted(counts)}")
+    return counts.pop()
 
 
 @attrs.frozen
@@ -83,37 +118,43 @@ class Family:
     """How the models of a type take images.
 
     ``split``      tells the images of a prompt apart
-    ``names``      the tensors of images
+    ``names``      the tensors of images, and how many dimensions each has
     ``along``      the dimension of these along which images lie side by side
     ``types``      the input that marks the tokens of images; "": none
     ``both_ways``  whether marked tokens that stand together see each other
     """
 
     split: Split
-    names: tuple[str, ...] = ("pixel_values",)
+    names: Mapping[str, int] = attrs.field(factory=lambda: {"pixel_values": 4})
     along: int = 0
     types: str = ""
     both_ways: bool = False
 
 
-NONE = Family(by_index, names=())
+NONE = Family(by_index, names={})
 PLAIN = Family(by_index)
-TILES = Family(by_tile, ("pixel_values", "pixel_attention_mask"), along=1)
-GRID = Family(by_grid, ("pixel_values", "image_grid_thw"), types="mm_token_type_ids")
-SIZED = Family(by_size, ("pixel_values", "image_sizes"))
+TILES = Family(by_tile, {"pixel_values": 5, "pixel_attention_mask": 4}, along=1)
+GRID = Family(by_grid, {"pixel_values": 2, "image_grid_thw": 2}, types="mm_token_type_ids")
+SIZED = Family(by_size, {"pixel_values": 4, "image_sizes": 2})
+SHAPED = Family(by_shape, {"pixel_values": 3, "spatial_shapes": 2, "pixel_attention_mask": 2})
 MARKS = ("token_type_ids", "mm_token_type_ids")
 """The inputs that may mark tokens of images."""
 FAMILIES = {
     "aya_vision": PLAIN,
+    "cohere2_vision": PLAIN,
     "gemma3": Family(by_index, types="token_type_ids", both_ways=True),
+    "glm4v": GRID,
     "idefics3": TILES,
     "internvl": PLAIN,
+    "lfm2_vl": SHAPED,
     "llava": PLAIN,
     "mistral3": SIZED,
     "qwen2_5_vl": GRID,
     "qwen2_vl": GRID,
     "qwen3_5": GRID,
+    "qwen3_5_moe": GRID,
     "qwen3_vl": GRID,
+    "qwen3_vl_moe": GRID,
     "smolvlm": TILES,
 }
 """By model type. Each was compared with runs without a cache (engine/tests/hf/test_hf_images.py)."""
@@ -139,6 +180,15 @@ class PromptImages(Media):
     def places_in(self, start: int, end: int) -> range:
         """The numbers of the places that lie in [start, end)."""
         return range(bisect_left(self.at, start), bisect_left(self.at, end))
+
+    def pass_end(self, start: int, end: int) -> int:
+        """As for any media; and a pass that begins before an image of the prompt must not go beyond the prompt.
+
+        There, an image token stands for itself: it was answered and has no image.
+        """
+        if start < self.count < end and self.places_in(start, self.count):
+            end = self.count
+        return super().pass_end(start, end)
 
     def inputs(self, model: Any, start: int, end: int) -> dict[str, Any]:
         """What the model is given of the images in a pass over [start, end). Encodes what is not encoded yet."""
@@ -254,42 +304,52 @@ def positions_of(rows: Rows) -> Tensor:
 
 def prompt_images(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) -> PromptImages:
     """Check what a processor returned beside ``input_ids``, and tell the images apart."""
-    given = {name: value for name, value in inputs.items() if value is not None and name != "input_ids"}
+    given = {name: _copied(name, each) for name, each in inputs.items() if each is not None and name != "input_ids"}
     mask = given.pop("attention_mask", None)
-    if mask is not None and not (isinstance(mask, Tensor) and bool(mask.all())):
-        raise InputError("the attention_mask of a prompt must be all ones: leave padding out")
+    if mask is not None and not (mask.all() and mask.numel() == len(tokens)):
+        raise InputError("the attention_mask of a prompt must be all ones, one for each token: leave padding out")
     config = model.config
     family = FAMILIES.get(config.model_type, NONE)
     for name in MARKS:
-        if name in given and not bool(torch.as_tensor(given[name]).any()):
+        if name in given and not given[name].any():
             del given[name]  # it marks nothing
-    marks = given.pop(family.types, None)
-    pixels = {name: torch.as_tensor(given.pop(name)).detach().cpu() for name in family.names if name in given}
-    if given:
+    unknown = ", ".join(str(name) for name in given if name not in {*family.names, family.types})
+    if unknown:
         takes = f"takes {', '.join(family.names)}" if family.names else "is served with tokens only"
         raise InputError(
-            f"the prompt has {', '.join(given)}, and a model of type {config.model_type!r} {takes}. Images are served "
-            f"for {', '.join(FAMILIES)}"
+            f"the prompt has {unknown}, and a model of type {config.model_type!r} {takes}. Images are served for "
+            f"{', '.join(FAMILIES)}"
         )
-    ids = torch.tensor(tokens, dtype=torch.int64)
-    are_images = ids == getattr(config, "image_token_id", -1)
-    at = are_images.nonzero()[:, 0].tolist()
-    if marks is not None and not torch.equal(torch.as_tensor(marks).cpu().flatten() == 1, are_images):
-        raise InputError(f"{family.types} must mark the image tokens of the prompt with 1, and no others")
-    if not pixels:
+    if not given:
         return PromptImages((), count=len(tokens))
-    missing = [name for name in family.names if name not in pixels]
-    if family.types and marks is None:
-        missing.append(family.types)
+    missing = [name for name in (*family.names, family.types) if name and name not in given]
     if missing:
-        raise InputError(f"the prompt has {', '.join(pixels)}, and lacks {', '.join(missing)}")
-    images = family.split(config, pixels, len(at))
-    if sum(image.tokens for image in images) != len(at):
+        raise InputError(f"the prompt has {', '.join(given)}, and lacks {', '.join(missing)}")
+    ids = torch.tensor(tokens, dtype=torch.int64)
+    are_images = ids == config.image_token_id
+    marks = given.pop(family.types, None)
+    if marks is not None and not torch.equal(marks.flatten().long(), are_images.long()):
+        raise InputError(f"{family.types} must mark the image tokens of the prompt with 1, and all others with 0")
+    for name, dimensions in family.names.items():
+        if given[name].ndim != dimensions:
+            raise InputError(f"{name} has {dimensions} dimensions, and here is of shape {tuple(given[name].shape)}")
+    at = are_images.nonzero()[:, 0].tolist()
+    runs = list(_runs(at))
+    images = family.split(config, given, len(at))
+    lengths = [image.tokens for image in images]
+    if sum(lengths) != len(at):
         raise InputError(
-            f"the prompt has {len(at)} places for images, and {len(images)} images that take "
-            f"{sum(image.tokens for image in images)}"
+            f"the prompt has {len(at)} places for images, and {len(images)} images that take {sum(lengths)}"
         )
-    blocks = list(_runs(at)) if family.both_ways else []
+    rotary = None
+    if hasattr(model.base_model, "get_rope_index"):
+        if lengths != [end - start for start, end in runs]:  # the model takes each run for one image
+            raise InputError(
+                "the places of an image must stand together, and other tokens between two images, since a model of "
+                f"type {config.model_type!r} gives them positions by image"
+            )
+        rotary = _rotary(model, ids, are_images, given)
+    blocks = runs if family.both_ways else []
     _check_window(model, blocks)
     return PromptImages(
         extra=_extra(images, at, blocks),
@@ -298,8 +358,17 @@ def prompt_images(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) 
         family=family,
         images=images,
         at=at,
-        rotary=_rotary(model, ids, pixels, marks),
+        rotary=rotary,
     )
+
+
+def _copied(name: str, value: Any) -> Tensor:
+    """A copy on the CPU, so that what is encoded later is what the digest is of, whatever the caller does meanwhile."""
+    try:
+        given = torch.as_tensor(value).detach()
+        return torch.empty(given.shape, dtype=given.dtype).copy_(given)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"a prompt's {name} must be a tensor, got {shown(value)}") from error
 
 
 def _extra(images: Sequence[Image], at: Sequence[int], blocks: Sequence[tuple[int, int]]) -> list[tuple[int, int, str]]:
@@ -344,12 +413,10 @@ def _check_window(model: Any, blocks: list[tuple[int, int]]) -> None:
         raise InputError(f"an image has {longest} tokens that see each other, and the model's window has {window}")
 
 
-def _rotary(model: Any, ids: Tensor, pixels: Tensors, marks: Any) -> Tensor | None:
-    """The positions that the model itself makes of images; None if it makes none."""
-    made = getattr(model.base_model, "get_rope_index", None)
-    if made is None:
-        return None
+def _rotary(model: Any, ids: Tensor, are_images: Tensor, given: Tensors) -> Tensor:
+    """The positions that the model itself makes of images."""
+    made = model.base_model.get_rope_index
     takes = inspect.signature(made).parameters
-    grids = {name: value for name, value in pixels.items() if name in takes}
-    positions: Tensor = made(ids[None], mm_token_type_ids=torch.as_tensor(marks).cpu().reshape(1, -1), **grids)[0]
+    grids = {name: each for name, each in given.items() if name in takes}
+    positions: Tensor = made(ids[None], mm_token_type_ids=are_images.long()[None], **grids)[0]
     return positions[:, 0]

@@ -263,10 +263,11 @@ class Session:
         Those are of the images that the model was last called with, whatever the session has.
         """
         ids, start = given.get("input_ids"), self.sequence.committed
-        if not isinstance(ids, Tensor) or ids.ndim != 2:
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or len(ids) != 1:
             return given
         end = start + ids.shape[1]
-        if self._images.pass_end(start, end) != end:
+        of_prompt = min(end, self._prompt)
+        if self._images.pass_end(start, of_prompt) != of_prompt:
             raise InputError(f"a pass ends at {end}, inside an image whose tokens see each other")
         given = self._images.without_own(self._hf.model, given, start, end)
         if self._runner.places_images:

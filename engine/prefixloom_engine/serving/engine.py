@@ -126,7 +126,7 @@ class Engine:
             return
         error = ProtocolError("the model's weights or adapters have changed while this request ran: ask again")
         for job in list(self._scheduler.jobs.values()):
-            if job.sequence is None and not job.answer.tokens:
+            if not job.admitted and job.sequence is None:
                 job.namespace = self.namespace(job.request.namespace)
                 continue
             self._scheduler.end(job, "error", error)
@@ -365,8 +365,13 @@ class Engine:
                 self._abort(answer)
 
     def _is_unusable(self, step: LaunchedStep, row: PlannedRow) -> bool:
-        """Whether this row of a step that is over, and nothing else, ends its job."""
-        return step.error is None and row.error is not None and row.attempt == row.job.attempt
+        """Whether this row of a step that is over, and nothing else, ends its job.
+
+        If something failed before that the row had read, its logits say nothing.
+        """
+        if step.error is not None or row.error is None or row.attempt != row.job.attempt:
+            return False
+        return row.sequence.failed is None or row.sequence.failed is row.error
 
     # ------------------------------------------------------------ whole answers
     def generate(self, prompts: Iterable[Request | Iterable[int]], max_tokens: int = 32) -> list[Answer]:

@@ -16,6 +16,7 @@ from prefixloom import CompositionError, ProtocolError, compose
 from prefixloom_engine import Engine, Request
 from prefixloom_engine.hf import HFModel, session
 from tests.support.engines import nothing_left
+from tests.support.hf_images import model_with_images
 from tests.support.hf_models import model_of, prompt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -189,11 +190,35 @@ def test_what_runs_in_an_engine_ends_when_the_weights_change(steps: int, overlap
     nothing_left(cache)
 
 
-@pytest.mark.parametrize("part", ["model", "dropout"])
+@EACH_WAY
+def test_a_config_that_changes_between_requests_is_noticed(way: Way, model: Any) -> None:
+    """Code reads some of its fields in each pass: here, how large the embeddings are (see ``scaled``)."""
+    cache = cache_for(model)
+
+    def scaled(module: Any, args: Any, output: Any) -> Any:
+        return output * getattr(model.config, "embedding_multiplier", 1.0)
+
+    model.model.embed_tokens.register_forward_hook(scaled)
+    for factor, hit in ((1.0, 0), (3.0, 0), (1.0, 80), (3.0, 80)):
+        model.config.embedding_multiplier = factor
+        assert way(model, cache) == (hit and 64, generated(model))
+
+
+def test_kernels_of_a_part_count() -> None:
+    model = copy.deepcopy(model_with_images("llava"))
+    served = HFModel(model)
+    before = served.identity
+    model.set_attn_implementation({"vision_config": "eager"})
+    assert served.changed() and served.identity != before
+
+
+@pytest.mark.parametrize("part", ["model", "dropout", "attention"])
 def test_training_is_refused(part: str, model: Any) -> None:
     cache = cache_for(model)
     if part == "dropout":
         model.model.layers[0].mlp.drop = torch.nn.Dropout(0.5)
+    elif part == "attention":
+        model.model.layers[0].self_attn.train().attention_dropout = 0.5
     else:
         model.train()
     with pytest.raises(CompositionError, match="in training mode"):
