@@ -141,7 +141,7 @@ def test_a_lease_that_ended_with_a_step_says_so() -> None:
 
 
 def test_a_step_does_not_forget_what_its_sequence_took_over_while_it_was_open() -> None:
-    """A nested step's slots were claimed inside of the block; its end set the fence back to its own number."""
+    """A nested step's slots were taken early inside of the block; its end set the fence back to its own number."""
     cache = cache_of(part("path", Path()), tokens=32)
     sim = Simulation("a", "b")
     outer, inner = cache.open(TOKENS), cache.open([5] * 40)
@@ -200,7 +200,7 @@ def test_a_step_without_ops_comes_after_nothing_that_is_over() -> None:
 
 
 def test_a_state_at_rest_that_would_come_after_an_open_step_is_left_out() -> None:
-    """Its slots were claimed from that step's; publishing raised half-way."""
+    """Its slots were taken early from that step; publishing raised half-way."""
     codec = Codec("int8", tolerance=0.004)
     state = Component("state", Manifest([Buffer("data", (2,), "float32")], stored_as=codec), Point())
     cache = cache_of(part("path", Path()), state, max_running=3, tokens=32)

@@ -36,7 +36,7 @@ def fail() -> None:
     raise Broken
 
 
-def test_slots_that_retired_together_are_claimed_one_owner_at_a_time() -> None:
+def test_slots_that_retired_together_are_taken_early_by_one_owner_at_a_time() -> None:
     """Two take of what one abort gave back, on two streams: both come after the step that may still write it."""
     cache = cache_of(part("path", Path()), tokens=32)
     sim = Simulation("a", "b", "c")

@@ -316,7 +316,7 @@ def slots_are_free_while_a_step_still_writes_them(patch: pytest.MonkeyPatch) -> 
 
 def slots_are_taken_without_their_fence(patch: pytest.MonkeyPatch) -> None:
     """grow and open take what retires, and do not come after the steps that it retires from."""
-    patch.setattr(Hold, "claim", lambda self, flight: setattr(flight, "claimed", 0))
+    patch.setattr(Hold, "take_fence", lambda self, flight: setattr(flight, "taken_early", 0))
 
 
 def no_stream_waits_for_another(patch: pytest.MonkeyPatch) -> None:

@@ -296,14 +296,14 @@ def slots_are_free_while_a_copy_reads_or_writes_them(patch: pytest.MonkeyPatch) 
 
 
 def copies_take_slots_without_their_fence(patch: pytest.MonkeyPatch) -> None:
-    honest = Hold.claim
+    honest = Hold.take_fence
 
-    def claim(self: Hold, flight: Any) -> None:
+    def take_fence(self: Hold, flight: Any) -> None:
         fence = self.fence
         honest(self, flight)
         self.fence = fence if self.core is None else self.fence
 
-    patch.setattr(Hold, "claim", claim)
+    patch.setattr(Hold, "take_fence", take_fence)
 
 
 def a_failed_copy_down_ends_who_reads_its_source(patch: pytest.MonkeyPatch) -> None:

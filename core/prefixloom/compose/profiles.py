@@ -1,7 +1,7 @@
 """Profiles: which components a model needs, according to its config, a TOML file, or a ``Profile`` made in Python.
 
-A layer kind is served by the installed component type that claims it. No component is known by name here. A layer kind
-that no installed component claims is refused, with its layers and a list of the kinds that are served.
+A layer kind is served by the installed component type that names it. No component is known by name here. A layer kind
+that no installed component names is refused, with its layers and a list of the kinds that are served.
 """
 
 from __future__ import annotations

@@ -58,16 +58,16 @@ BEFORE: dict[Stage, tuple[Stage, ...]] = {
 class Fence:
     """The order between a pool's slots and the steps that run.
 
-    ``stamp``     the number of the newest step that runs; 0: none runs
-    ``retiring``  whether slots wait for steps to be over
-    ``claimed``   the newest step that may still touch slots which were taken before it was over; their new owner has to
-                  be ordered after it. 0: there are no such slots
+    ``stamp``        the number of the newest step that runs; 0: none runs
+    ``retiring``     whether slots wait for steps to be over
+    ``taken_early``  the newest step that may still touch slots which were taken before it was over; their new owner has
+                     to be ordered after it. 0: there are no such slots
     """
 
-    __slots__ = ("claimed", "retiring", "stamp")
+    __slots__ = ("retiring", "stamp", "taken_early")
 
     def __init__(self) -> None:
-        self.stamp = self.claimed = 0
+        self.stamp = self.taken_early = 0
         self.retiring = False
 
     def reused(self, pool: Pool, data: bytes) -> None:
@@ -168,10 +168,10 @@ class Pool:
     def take(self, count: int) -> array[int]:
         """Take ``count`` free pages. The caller has checked that there are enough, and becomes their owner.
 
-        If ``fence.claimed`` is set afterwards, steps in flight may still touch some of them.
+        If ``fence.taken_early`` is set afterwards, steps in flight may still touch some of them.
         """
         if count > self.at_hand:
-            self._claim(count)
+            self._free_early(count)
         return self.take_at_hand(count)
 
     def take_at_hand(self, count: int) -> array[int]:
@@ -194,7 +194,7 @@ class Pool:
     def take_one(self) -> int:
         """``take`` a single slot."""
         if not self.at_hand:
-            self._claim(1)
+            self._free_early(1)
         last = self.at_hand - 1
         self.at_hand = last
         return self._free[last]
@@ -238,8 +238,8 @@ class Pool:
         self.at_hand = last // ID_BYTES
         self.retiring -= len(data) // ID_BYTES
 
-    def _claim(self, count: int) -> None:
-        """Free as many retired slots early as are missing to ``count``, and note their fence in ``fence.claimed``."""
+    def _free_early(self, count: int) -> None:
+        """Free as many retired slots early as are missing to ``count``; note their fence in ``fence.taken_early``."""
         while self.at_hand < count and self.retired:
             fence, data = self.retired.popleft()
             size = (count - self.at_hand) * ID_BYTES
@@ -247,7 +247,7 @@ class Pool:
                 self.retired.appendleft((fence, data[size:]))
                 data = data[:size]
             self._free_again(data)
-            self.fence.claimed = max(self.fence.claimed, fence)
+            self.fence.taken_early = max(self.fence.taken_early, fence)
             self.fence.reused(self, data)
 
     def reset(self) -> None:

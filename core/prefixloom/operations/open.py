@@ -113,4 +113,4 @@ def _make_room(core: Core, running: Running) -> None:
         if lane.replay:
             lane.make_replayed(holding)
     running.claimed_ops = [op for claim in match.claims if claim is not None for op in claim.ops]
-    running.claim(core.flight)
+    running.take_fence(core.flight)

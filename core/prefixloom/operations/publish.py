@@ -353,7 +353,7 @@ def _with_slots_to_go_on(core: Core, running: Running, giving: Many[Lane], upto:
 def _renew(core: Core, running: Running, lane: StateLane, holding: Any) -> None:
     """After a donation the sequence goes on with a copy of what the tree has now, which is covered until then."""
     holding.slot = lane.live.take_one()
-    running.claim(core.flight)
+    running.take_fence(core.flight)
     running.fills.append((lane, holding, "copy", running.covers[lane.index].data))
 
 
@@ -399,7 +399,7 @@ def _encode_states(core: Core, running: Running, node: Node, giving: Many[Lane])
             core.counts.skipped_checkpoints += 1
             continue
         slot = lane.pool.take_one()
-        running.claim(core.flight)
+        running.take_fence(core.flight)
         if core.flight.blocked(running.fence):
             lane.pool.give_slots([slot])
             core.counts.skipped_checkpoints += 1

@@ -38,8 +38,8 @@ def grow(core: Core, running: Running, count: int) -> None:
             if missing > pool.at_hand:
                 _make_room_to_grow(core, running, length, count)
             table += pool.take(missing)
-    if core.flight.claimed:
-        running.claim(core.flight)
+    if core.flight.taken_early:
+        running.take_fence(core.flight)
     running.reserved = length
 
 
@@ -76,7 +76,7 @@ def grow_arriving(core: Core, running: Running, count: int) -> None:
             holding.whole = False
     for _, state in running.states:
         state.arrive(length)
-    running.claim(core.flight)
+    running.take_fence(core.flight)
     running.reserved = length
 
 

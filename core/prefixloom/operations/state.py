@@ -264,11 +264,11 @@ class Hold(Handle):
         self.fence = 0
         self.work = self.failed = None
 
-    def claim(self, flight: Flight[Any]) -> None:
+    def take_fence(self, flight: Flight[Any]) -> None:
         """Slots have just been taken for this lease's sequence: it comes after the steps that may still touch them."""
-        if flight.claimed:
-            self.fence = max(self.fence, flight.claimed)
-            flight.claimed = 0
+        if flight.taken_early:
+            self.fence = max(self.fence, flight.taken_early)
+            flight.taken_early = 0
 
     @property
     def boundary(self) -> int:

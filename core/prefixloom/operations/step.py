@@ -164,7 +164,7 @@ class Step:
         at, source = due
         assert isinstance(self._tracks, list)
         self._tracks.append((running, lane, holding, lane.plan_track(holding, at, old), source))
-        running.claim(self._core.flight)
+        running.take_fence(self._core.flight)
 
     def run_ops(self, stream: Any = None, *, gated: bool = False) -> None:
         """Run the ops on ``stream``, on which the layers that read their slots are enqueued next.

@@ -181,7 +181,7 @@ class HostCopies:
             finally:
                 for host, cell in pinned:
                     host.unpin(cell)
-            hold.claim(core.flight)
+            hold.take_fence(core.flight)
             moving = [mine for mine in moves.values() if mine.src]
             if moving:
                 work = self.run(moving, nodes, hold, "down")
@@ -241,13 +241,13 @@ class HostCopies:
             self.core.index.prune_all(freed)
             if pool.free < count:
                 return None
-        before, flight.claimed = flight.claimed, 0  # keep the claim of slots that were taken earlier
+        before, flight.taken_early = flight.taken_early, 0  # keep the fence of slots that were taken earlier
         slots = pool.take(count)
-        if flight.blocked(flight.claimed):
-            flight.claimed = before
+        if flight.blocked(flight.taken_early):
+            flight.taken_early = before
             pool.give(slots.tobytes())
             return None
-        flight.claimed = max(before, flight.claimed)
+        flight.taken_early = max(before, flight.taken_early)
         return slots
 
     # ------------------------------------------------------------ running copies

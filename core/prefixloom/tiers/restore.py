@@ -283,7 +283,7 @@ def _copy_up(copies: HostCopies, running: Running, parts: list[Lacking]) -> tupl
             moves.append(mine)
             for node in part.run:
                 core.unwritten.read_node(hold, node, below=True)
-        hold.claim(flight)
+        hold.take_fence(flight)
         if flight.blocked(hold.fence):
             raise LoadFailed("it would have to wait for a step that is still open", ())
         nodes = list(dict.fromkeys(node for part in parts for node in part.run))
@@ -354,4 +354,4 @@ def _resume_at(core: Core, running: Running, end: Node, lease: Lease, filled: se
             cell = end.cells[lane.index]
             fills.append((lane, state, "clear", CLEAR) if cell is None else (lane, state, lane.taken, cell.data))
     running.resume_at(end.end, fills)
-    running.claim(core.flight)
+    running.take_fence(core.flight)

@@ -480,7 +480,7 @@ def _fill(fetch: Fetch, run: list[Node], brought: Brought, pinned: list[tuple[Ho
                         cell.store, cell.stored = link.attached, cell.places
                 write = partial(_write, link.spares, lane.pool, taken[-1].dst, payloads)
                 jobs.append((lane, taken[-1].dst, write))
-        hold.claim(link.core.flight)
+        hold.take_fence(link.core.flight)
         if jobs:
             copies.bring(jobs, run, hold)
     except BaseException:
