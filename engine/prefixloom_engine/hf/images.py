@@ -53,7 +53,12 @@ def by_tile(config: Any, given: Tensors, places: int) -> list[Image]:
     """As ``by_index``, of the second dimension: the tiles of one conversation's images."""
     if any(each.shape[0] != 1 for each in given.values()):
         raise InputError(f"a prompt has the images of one conversation, got those of {_equally_many(given)}")
-    if not (given["pixel_values"] != 0).flatten(2).any(-1).all():
+    pixels, mask = given["pixel_values"], given["pixel_attention_mask"]
+    if mask.shape[2:] != pixels.shape[3:]:
+        raise InputError(
+            f"pixel_attention_mask is of {tuple(mask.shape[2:])}, and the tiles of {tuple(pixels.shape[3:])}"
+        )
+    if not (pixels != 0).flatten(2).any(-1).all():
         raise InputError("a tile of the images is all zeros, which the model takes for padding: leave padding out")
     tiles = by_index(config, {name: each[0] for name, each in given.items()}, places)
     return [attrs.evolve(tile, tensors={name: each[None] for name, each in tile.tensors.items()}) for tile in tiles]

@@ -352,6 +352,11 @@ def changed(inputs: dict[str, Tensor], **tensors: Any) -> dict[str, Any]:
         ("qwen2_vl", {"image_grid_thw": torch.tensor([[1, -2, -8]])}, "whole numbers from 1 up"),
         ("qwen2_vl", {"image_grid_thw": torch.tensor([[4, 4]])}, "a time, a height and a width"),
         ("qwen2_vl", {"image_grid_thw": torch.tensor([[1.0, 4.0, 4.0]])}, "whole numbers"),
+        (
+            "idefics3",
+            {"pixel_attention_mask": torch.ones(1, 2, 8, 16)},
+            r"mask is of \(8, 16\), and the tiles of \(16, 16\)",
+        ),
         ("qwen2_vl", {"image_grid_thw": None}, "lacks image_grid_thw"),
         ("qwen2_vl", {"mm_token_type_ids": None}, "lacks mm_token_type_ids"),
         ("gemma3", {"token_type_ids": None}, "lacks token_type_ids"),
