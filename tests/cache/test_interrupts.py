@@ -4,55 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path as File
-from types import FrameType
 from typing import Any
 
 import pytest
 
-import prefixloom
 from prefixloom import Path, Point, PrefixloomError, TierManifest, Window
-from prefixloom.cache import debug
 from prefixloom_hicache import HostTier
 from tests.support.helpers import cache_of, part, settle
+from tests.support.interrupting import Interrupt
 
-CORE = str(File(prefixloom.__file__).parent)
-DEBUG = str(debug.__file__)
 PROMPT = list(range(40))
-
-
-class Interrupt:
-    """Raises ``KeyboardInterrupt`` at that line of the core, counted from where it is entered.
-
-    Not in a finalizer: Python goes on behind it, and the drop that was to be told is lost, as a flush does not mind.
-    Not in debug mode's checks: they change nothing.
-    """
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-
-    def __enter__(self) -> Interrupt:
-        sys.settrace(self._enter)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
-        above: FrameType | None = frame
-        while above is not None:
-            if above.f_code.co_name == "__del__" or above.f_code.co_filename == DEBUG:
-                return None
-            above = above.f_back
-        return self._line if frame.f_code.co_filename.startswith(CORE) else None
-
-    def _line(self, frame: FrameType, event: str, arg: object) -> Any:
-        self.left -= event == "line"
-        if event == "line" and self.left == 0:
-            raise KeyboardInterrupt
-        return self._line
 
 
 def traffic(cache: Any, seed: int) -> None:
@@ -102,7 +64,7 @@ TIERS: dict[str, Callable[[], list[Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("every", [331, 29])
+@pytest.mark.parametrize("every", [331, 11])
 @pytest.mark.timeout(1800)
 def test_a_flush_makes_whole_whatever_an_interrupt_left(every: int, tier: str) -> None:
     def made() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -14,6 +15,7 @@ import torch
 from prefixloom import InputError, InvariantError
 from prefixloom.device.streams import Event, InlineStream, Stream, ThreadStream, stream_for
 from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
+from tests.support.interrupting import Interrupt
 from tests.support.stream_helpers import SOON, Gate
 
 
@@ -281,20 +283,33 @@ def test_a_stream_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) 
         stream_for(SimulatedStream("a"), "cuda:0", {})
 
 
-def test_a_tick_whose_work_an_interrupt_kept_from_the_queue_is_over_when_the_rest_is() -> None:
-    """Nobody waits for it for ever; and what is enqueued later is not taken for done too early."""
-    stream = ThreadStream("interrupted")
-    gate = threading.Event()
-    stream.run(gate.wait)
-    stream.tick += 1  # where the interrupt came
-    lost = stream.record()
-    assert not lost.done
-    gate.set()
-    assert lost.synchronize(5)
-    gate.clear()
-    stream.run(gate.wait)
-    later = stream.record()
-    assert not later.synchronize(0.05)
-    gate.set()
-    assert later.synchronize(5)
-    stream.close()
+@pytest.mark.parametrize("busy", [False, True])
+def test_whatever_an_interrupt_kept_from_a_worker_nobody_waits_for_ever(busy: bool) -> None:
+    """At every line: what was enqueued is over in time, and what is enqueued later is not taken for done too early."""
+
+    def interrupted(line: int) -> bool:
+        stream = ThreadStream("interrupted")
+        gate, ran = threading.Event(), threading.Event()
+        stream.run(gate.wait if busy else int)
+        assert busy or stream.record().synchronize(5)
+        interrupt = Interrupt(line)
+        with contextlib.suppress(KeyboardInterrupt), interrupt:
+            stream.run(ran.set)
+        event = stream.record()
+        assert not (busy and event.done)
+        gate.set()
+        assert event.synchronize(5), f"line {line}"
+        gate.clear()
+        stream.run(gate.wait)
+        later = stream.record()
+        assert not later.synchronize(0.01), f"line {line}"
+        gate.set()
+        assert later.synchronize(5), f"line {line}"
+        stream.close()
+        assert ran.is_set() or interrupt.left == 0
+        return interrupt.left <= 0
+
+    line = 1
+    while interrupted(line):
+        line += 1
+    assert line > 4

@@ -1,11 +1,67 @@
-"""Children that a test interrupts, and that never outlive it."""
+"""Ctrl-C, made by tests: at a chosen line of the core, or sent to a child that never outlives its test."""
 
 from __future__ import annotations
 
+import linecache
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path as File
+from types import FrameType
+from typing import Any
+
+import prefixloom
+from prefixloom.cache import debug
+
+CORE = str(File(prefixloom.__file__).parent)
+DEBUG = str(debug.__file__)
+
+
+class Interrupt:
+    """Raises ``KeyboardInterrupt`` at that line of the core, counted from where it is entered.
+
+    Not in a finalizer: Python goes on behind it, and the drop that was to be told is lost, as a flush does not mind.
+    Not in debug mode's checks: they change nothing. Not where a ``with`` block ends: Python traces its line once more
+    there, and takes no signal between the block's last line and the release of its lock.
+    """
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __enter__(self) -> Interrupt:
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
+        above: FrameType | None = frame
+        while above is not None:
+            if above.f_code.co_name == "__del__" or above.f_code.co_filename == DEBUG:
+                return None
+            above = above.f_back
+        if not frame.f_code.co_filename.startswith(CORE):
+            return None
+        before = 0
+
+        def line(frame: FrameType, event: str, arg: object) -> Any:
+            nonlocal before
+            if event == "line":
+                ends = frame.f_lineno < before and self._is_with(frame)
+                before = frame.f_lineno
+                self.left -= not ends
+                if self.left == 0 and not ends:
+                    raise KeyboardInterrupt
+            return line
+
+        return line
+
+    @staticmethod
+    def _is_with(frame: FrameType) -> bool:
+        return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
 
 
 @contextmanager

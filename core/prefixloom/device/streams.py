@@ -193,25 +193,27 @@ class ThreadStream(Stream):
     The worker calls ``before`` ahead of every piece of work; tests inject delays there.
     """
 
-    __slots__ = ("_before", "_changed", "_idle", "_over", "_queue", "_thread")
+    __slots__ = ("_before", "_changed", "_idle", "_lock", "_over", "_queue", "_thread")
 
     def __init__(self, name: str, before: Callable[[], object] | None = None) -> None:
         super().__init__(name)
         self._before = before
         self._queue: deque[tuple[int, Callable[[], object] | None]] = deque()  # each piece of work with its tick
         self._idle = True  # False from before the worker takes work from the queue until the work is over
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered itself and not by the condition, whose exit an interrupt could cut off
+        self._changed = threading.Condition(self._lock)
         self._over = 0
         self._thread = threading.Thread(target=self._work, name=f"prefixloom stream {name}", daemon=True)
         self._thread.start()
 
     def _enqueue(self, work: Callable[[], object] | None) -> None:
-        with self._changed:
+        with self._lock:
             if not self._thread.is_alive():
                 raise InputError(f"{self!r} is closed")
-            self.tick += 1  # first: where an interrupt comes here, a tick has no work, and no work shares a tick
-            self._queue.append((self.tick, work))
+            # In this order an interrupt leaves at most a tick without work and a worker that woke for nothing.
+            self.tick += 1
             self._changed.notify_all()
+            self._queue.append((self.tick, work))
 
     def run(self, work: Callable[[], object]) -> None:
         self._enqueue(work)
@@ -223,17 +225,17 @@ class ThreadStream(Stream):
         return self._over >= event.tick or (not self._queue and self._idle)  # in this order: the worker works meanwhile
 
     def until(self, event: Event, timeout: float | None) -> bool:
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: self.reached(event), timeout)
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self._queue)
                 self._idle = False
                 tick, work = self._queue.popleft()
             if work is None:
-                with self._changed:
+                with self._lock:
                     self._idle = True
                     self._changed.notify_all()
                 return
@@ -244,16 +246,16 @@ class ThreadStream(Stream):
             except BaseException as error:  # ``failure`` returns it, and its step fails
                 self._failed(tick, error)
             work = None  # do not keep alive what it holds until more work comes
-            with self._changed:
+            with self._lock:
                 self._over = tick
                 self._idle = True
                 self._changed.notify_all()
 
     def dismiss(self) -> None:
         """Make the worker end after what is enqueued, without waiting. Any thread may call it at any time."""
-        with self._changed:
-            self._queue.append((self.tick, None))
+        with self._lock:
             self._changed.notify_all()
+            self._queue.append((self.tick, None))
 
     def close(self) -> None:
         if self._thread.is_alive():
