@@ -185,8 +185,8 @@ def test_if_the_first_is_refused_the_next_one_asks_itself(names: tuple[str, ...]
     settle(cache)
 
 
-@pytest.mark.parametrize("how", ["flush", "drop", "close", "detach"])
-def test_who_waits_behind_another_is_let_go_with_it(how: str) -> None:
+def two_behind_one() -> tuple[Counting, Any, Any, list[Any], list[Any]]:
+    """Three sequences that want the same from a store, which holds back its answer to the first."""
     store = stocked(part("path", Path()), tokens=TOKENS, kind=Counting)
     cache, tier = composed(part("path", Path()), store=store)
     store.holds = ("get",)
@@ -194,6 +194,12 @@ def test_who_waits_behind_another_is_let_go_with_it(how: str) -> None:
     sequences = [cache.open([*TOKENS, last]) for last in range(3)]
     told = [sequence.restore() for sequence in sequences]
     until(cache, lambda: any(len(fetch.waiting) == 2 for fetch in behind(cache).reads.reading))
+    return store, cache, tier, sequences, told
+
+
+@pytest.mark.parametrize("how", ["flush", "drop", "close", "detach"])
+def test_who_waits_behind_another_is_let_go_with_it(how: str) -> None:
+    store, cache, tier, sequences, told = two_behind_one()
     if how == "flush":
         cache.flush()
     elif how == "drop":
@@ -212,13 +218,7 @@ def test_who_waits_behind_another_is_let_go_with_it(how: str) -> None:
 
 
 def test_who_waits_behind_a_fetch_that_fails_reads_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = stocked(part("path", Path()), tokens=TOKENS, kind=Counting)
-    cache, _ = composed(part("path", Path()), store=store)
-    store.holds = ("get",)
-    store.gate.clear()
-    sequences = [cache.open([*TOKENS, last]) for last in range(3)]
-    told = [sequence.restore() for sequence in sequences]
-    until(cache, lambda: any(len(fetch.waiting) == 2 for fetch in behind(cache).reads.reading))
+    store, cache, _, sequences, told = two_behind_one()
     honest, failed = store_reads.place, []
 
     def once(*args: Any) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from prefixloom import Cache, Identity
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Media:
     """What a prompt carries beside its tokens, such as images. A model makes it, and its runner reads it.
 

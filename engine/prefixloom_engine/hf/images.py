@@ -12,7 +12,7 @@ import hashlib
 import inspect
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -87,26 +87,22 @@ def by_grid(config: Any, given: Tensors, places: int) -> list[Image]:
 
 def by_size(config: Any, given: Tensors, places: int) -> list[Image]:
     """Images of sizes of their own, padded to the largest."""
-    step = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
-    sizes = given["image_sizes"]
-    if not _equally_many(given) or sizes.min() < 1:
-        raise InputError(f"image_sizes are the heights and widths of at least one image, got {sizes.tolist()}")
-    return [
-        Image(int((size // step).prod()), {name: each[at : at + 1] for name, each in given.items()})
-        for at, size in enumerate(sizes)
-    ]
+    return _sized(given, "image_sizes", config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1))
 
 
 def by_shape(config: Any, given: Tensors, places: int) -> list[Image]:
     """Images given as patches, with the height and width of each in patches; some patches share a token."""
-    shapes = given["spatial_shapes"]
-    if not _equally_many(given) or shapes.min() < 1:
-        raise InputError(f"spatial_shapes are the heights and widths of at least one image, got {shapes.tolist()}")
+    return _sized(given, "spatial_shapes", config.downsample_factor)
+
+
+def _sized(given: Tensors, name: str, step: int) -> list[Image]:
+    """Images whose heights and widths the tensor of this name has; a token for each square of ``step``."""
+    sizes = given[name]
+    if not _equally_many(given) or sizes.min() < 1:
+        raise InputError(f"{name} are the heights and widths of at least one image, got {sizes.tolist()}")
     return [
-        Image(
-            int((shape // config.downsample_factor).prod()), {name: each[at : at + 1] for name, each in given.items()}
-        )
-        for at, shape in enumerate(shapes)
+        Image(int((size // step).prod()), {each: tensor[at : at + 1] for each, tensor in given.items()})
+        for at, size in enumerate(sizes)
     ]
 
 
@@ -143,7 +139,7 @@ GRID = Family(by_grid, {"pixel_values": 2, "image_grid_thw": 2}, types="mm_token
 SIZED = Family(by_size, {"pixel_values": 4, "image_sizes": 2})
 SHAPED = Family(by_shape, {"pixel_values": 3, "spatial_shapes": 2, "pixel_attention_mask": 2})
 MARKS = ("token_type_ids", "mm_token_type_ids")
-"""The inputs that may mark tokens of images."""
+"""The inputs that may mark tokens of images. Where they mark nothing, they are the same as not given."""
 FAMILIES = {
     "aya_vision": PLAIN,
     "cohere2_vision": PLAIN,
@@ -165,7 +161,15 @@ FAMILIES = {
 """By model type. Each was compared with runs without a cache (engine/tests/hf/test_hf_images.py)."""
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
+class Encoded:
+    """What the encoder made of the images from the one with number ``first`` on."""
+
+    first: int
+    output: Any
+
+
+@attrs.define(eq=False)
 class PromptImages(Media):
     """The images of one prompt.
 
@@ -180,7 +184,7 @@ class PromptImages(Media):
     images: Sequence[Image] = ()
     at: Sequence[int] = ()
     rotary: Tensor | None = None
-    _encoded: dict[str, Any] = attrs.field(factory=dict, init=False)
+    _encoded: Encoded | None = attrs.field(default=None, init=False)
 
     def places_in(self, start: int, end: int) -> range:
         """The numbers of the places that lie in [start, end)."""
@@ -224,40 +228,48 @@ class PromptImages(Media):
         if not self.images:
             return left
         outputs = left.pop("mm_encoder_outputs", None) or {}
-        same = outputs.keys() <= {"image"}
-        if same and outputs.get("image") is not None:
-            same = torch.equal(_flat(outputs["image"]["pooler_output"]), _flat(self._encode(model, 0)["pooler_output"]))
         marks = left.pop(self.family.types, None)
-        if marks is not None and marks.shape[-1] >= end - start:
-            same &= torch.equal(marks.cpu().flatten()[start - end :].long(), self.marks(start, end))
+        same = self._are_features(model, outputs) and (marks is None or self._are_marks(marks, start, end))
         for name in self.family.names:
             value = left.pop(name, None)
             if value is not None:
-                tensors = [image.tensors[name] for image in self.images]
-                same &= torch.equal(torch.as_tensor(value).cpu(), torch.cat(tensors, dim=self.family.along))
+                same &= torch.equal(torch.as_tensor(value).cpu(), self._together(name, self.images))
         if not same:
             raise InputError("the model was given other images than its session was opened with")
         return left
 
+    def _are_features(self, model: Any, outputs: Mapping[str, Any]) -> bool:
+        image = outputs.get("image")
+        if image is None:
+            return outputs.keys() <= {"image"}
+        own = self._encode(model, 0)
+        return len(outputs) == 1 and torch.equal(_flat(image["pooler_output"]), _flat(own["pooler_output"]))
+
+    def _are_marks(self, given: Tensor, start: int, end: int) -> bool:
+        """Marks that are shorter than the pass are of tokens before it."""
+        if given.shape[-1] < end - start:
+            return True
+        return torch.equal(given.cpu().flatten()[start - end :].long(), self.marks(start, end))
+
     def _features(self, model: Any, places: range) -> Any:
         ends = list(itertools.accumulate(image.tokens for image in self.images))
         first = next(at for at, end in enumerate(ends) if places.start < end)
-        if self._encoded.get("first", len(ends)) > first:
-            self._encoded.update(first=first, output=self._encode(model, first))
-        before = ends[self._encoded["first"]] - self.images[self._encoded["first"]].tokens
-        return rows_of(
-            self._encoded["output"], range(places.start - before, places.stop - before), len(self.at) - before
-        )
+        if self._encoded is None or self._encoded.first > first:
+            self._encoded = Encoded(first, self._encode(model, first))
+        known = self._encoded
+        before = ends[known.first] - self.images[known.first].tokens
+        return rows_of(known.output, range(places.start - before, places.stop - before), len(self.at) - before)
 
     def _encode(self, model: Any, first: int) -> Any:
         """Encode the images from the one with number ``first`` on, in one call, as ``generate`` does."""
         images = self.images[first:]
-        tensors = {
-            name: torch.cat([image.tensors[name] for image in images], dim=self.family.along).to(model.device)
-            for name in images[0].tensors
-        }
+        tensors = {name: self._together(name, images).to(model.device) for name in images[0].tensors}
         with torch.no_grad():
             return model.base_model.get_image_features(**tensors, return_dict=True)
+
+    def _together(self, name: str, images: Sequence[Image]) -> Tensor:
+        """The tensor of this name, of these images."""
+        return torch.cat([image.tensors[name] for image in images], dim=self.family.along)
 
 
 def rows_of(output: Any, rows: range, total: int) -> Any:
@@ -380,17 +392,12 @@ def _extra(images: Sequence[Image], at: Sequence[int], blocks: Sequence[tuple[in
     """The spans of all places, each with the digest of what its content depends on: its image or, where image tokens
     see each other, all images of its block."""
     owners = [number for number, image in enumerate(images) for _ in range(image.tokens)]
+    owner = dict(zip(at, owners, strict=True))
     digests = [_digest(image) for image in images]
-    if blocks:
-        place = dict(zip(at, owners, strict=True))
-        return [
-            (start, end, " ".join(digests[number] for number in sorted({place[p] for p in range(start, end)})))
-            for start, end in blocks
-        ]
-    spans = []
-    for number, group in itertools.groupby(zip(at, owners, strict=True), lambda pair: pair[1]):
-        spans += [(start, end, digests[number]) for start, end in _runs([position for position, _ in group])]
-    return spans
+    return [
+        (start, end, " ".join(digests[number] for number in sorted({owner[place] for place in range(start, end)})))
+        for start, end in blocks or _runs(at, owners)
+    ]
 
 
 def _digest(image: Image) -> str:
@@ -400,10 +407,11 @@ def _digest(image: Image) -> str:
     return f"image {hashed.hexdigest()}"
 
 
-def _runs(positions: list[int]) -> Iterator[tuple[int, int]]:
-    """The spans of positions that stand together."""
-    for _, group in itertools.groupby(enumerate(positions), lambda pair: pair[1] - pair[0]):
-        run = [position for _, position in group]
+def _runs(positions: Sequence[int], owners: Iterable[int] = itertools.repeat(0)) -> Iterator[tuple[int, int]]:
+    """The spans of positions that stand together and have one owner."""
+    owned = zip(positions, owners, strict=False)
+    for _, group in itertools.groupby(enumerate(owned), lambda pair: (pair[1][0] - pair[0], pair[1][1])):
+        run = [position for _, (position, _) in group]
         yield run[0], run[-1] + 1
 
 

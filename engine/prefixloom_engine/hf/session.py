@@ -24,7 +24,7 @@ from prefixloom import Cache, InputError, ProtocolError, Sequence
 
 from ..contract.model import Batch, Span
 from .cache import PooledCache
-from .images import positions_of
+from .images import MARKS, positions_of
 from .model import HFModel
 from .refusals import refuse_autocast, refuse_generation, refuse_pass_without_cache
 from .rows import Rows
@@ -36,10 +36,6 @@ OTHER_INPUTS = frozenset({
     "output_attentions", "output_hidden_states", "output_router_logits",
 })  # fmt: skip
 """What it may be given that changes nothing of what is cached. Anything else is refused, whatever its type."""
-TYPES = frozenset({"token_type_ids", "mm_token_type_ids"})
-"""What it may be given if it is all zeros, which is the same as if it were not given."""
-
-
 ONE_THREAD = "one thread drives a cache"
 INSTEAD = "Open the sessions of a cache in one thread, or let prefixloom's engine batch the requests"
 _opening = Lock()
@@ -319,7 +315,7 @@ def _refuse_inputs_outside_the_key(given: Mapping[str, Any], start: int) -> None
             continue
         if isinstance(value, Mapping) and not value:  # what a generate of text alone makes of no images
             continue
-        if name not in TYPES or not isinstance(value, Tensor) or bool(value.any()):
+        if name not in MARKS or not isinstance(value, Tensor) or bool(value.any()):
             raise InputError(
                 f"what is cached is known by token ids alone, and this pass has {name} as well. A session takes "
                 f"{', '.join(sorted(CHECKED_INPUTS))}"
