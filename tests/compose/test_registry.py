@@ -12,6 +12,7 @@ import pytest
 
 from prefixloom import AdmissionPolicy, CompositionError, EvictionPolicy, Profile
 from prefixloom.compose.registry import Offer, Registry, default_registry
+from prefixloom.testing import ComponentCase
 
 Distribution = Callable[..., Path]
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +64,45 @@ def test_a_component_is_asked_for_its_type_once(distribution: Distribution) -> N
     distribution("prefixloom-ring", {"ring": "ring_once"}, {"ring_once": RING})
     registry = Registry()
     assert registry.component("ring") is registry.component("ring")
+
+
+TRUTH = """
+@hookimpl
+def prefixloom_truth(options):
+    from prefixloom.testing import Truth
+    return Truth(reads=lambda q: range(max(0, q + 1 - options["w"]), q))
+"""
+
+
+def test_the_truth_about_a_component_comes_with_it_and_gets_all_options(distribution: Distribution) -> None:
+    distribution("prefixloom-ring", {"ring": "ring_true"}, {"ring_true": RING + TRUTH})
+    default_registry.cache_clear()
+    assert ComponentCase.installed("ring").truth.reads(100) == range(93, 100)  # type: ignore[misc]
+    assert ComponentCase.installed("ring", w=4).truth.reads(100) == range(97, 100)  # type: ignore[misc]
+    assert Registry().truth("ring", {"w": 2}).reads(9) == range(8, 9)
+    default_registry.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (TRUTH.replace("@hookimpl\n", ""), "entry point 'ring_lie'.: decorate its prefixloom_truth with @hookimpl"),
+        (TRUTH.replace("(options)", "(component)"), "does not fit the hook specifications"),
+        (
+            TRUTH.replace("return Truth", "return dict"),
+            r"prefixloom_truth answered .*must return a prefixloom.testing.T",
+        ),
+        (TRUTH.replace("return Truth", "raise KeyError"), r"prefixloom_truth raised (TypeError|KeyError): .*Report it"),
+    ],
+)
+def test_a_truth_that_cannot_be_had_is_refused_with_the_reason(
+    distribution: Distribution, source: str, told: str
+) -> None:
+    distribution("prefixloom-ring", {"ring": "ring_lie"}, {"ring_lie": RING + source})
+    default_registry.cache_clear()
+    with pytest.raises(CompositionError, match=told):
+        ComponentCase.installed("ring")
+    default_registry.cache_clear()
 
 
 def test_an_unknown_component_lists_what_is_installed_and_suggests_a_close_name(distribution: Distribution) -> None:

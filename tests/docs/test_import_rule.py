@@ -60,7 +60,11 @@ def breaches_of_core(source: str, *, testing: bool = False) -> list[str]:
     return found
 
 
-PUBLIC = {"prefixloom": [*prefixloom.__all__, "storage"], "prefixloom.storage": storage.__all__}
+PUBLIC = {
+    "prefixloom": [*prefixloom.__all__, "storage"],
+    "prefixloom.storage": storage.__all__,
+    "prefixloom.testing": ["Truth"],
+}
 """The modules that a plugin may import from, and the names that it may import."""
 
 

@@ -65,11 +65,11 @@ def test_a_sound_component_gets_a_report_and_an_unsound_one_the_law_that_it_brea
 
 
 def test_it_says_what_it_did_not_test() -> None:
-    told = "\n".join(report_on(ComponentCase(window), laws=()).untested)
-    assert "reads, ahead, grid, buffers" in told
-    assert "the arithmetic of the layers" in told
+    report = report_on(ComponentCase(window), laws=())
+    assert report.believed == ("reads", "ahead", "grid", "buffers", "tokens_per_entry")
+    assert "the arithmetic of the layers" in "\n".join(report.untested)
     state = ComponentCase(lambda: Component("state", Manifest([K]), Point()), Truth(grid=1))
-    assert "reads" not in "\n".join(report_on(state, laws=()).untested)
+    assert report_on(state, laws=()).believed == ("buffers",)
 
 
 def test_what_is_broken_comes_with_a_short_script_that_can_be_pasted() -> None:
@@ -89,7 +89,7 @@ def test_a_law_that_serves_nothing_gives_a_line_to_run_it_again() -> None:
     case = broken("until is one too early")
     with pytest.raises(LawBroken) as told:
         check_component(case)
-    assert told.value.script.endswith("\nlaw_until_is_never_too_early(case)")
+    assert told.value.script.endswith("\nlaw_until_is_the_last_boundary(case)")
     with pytest.raises(LawBroken, match=r"until\(0\) is 5, and needs\(6\) names position 0: it would be given back"):
         exec(told.value.script, {"case": case})
     with pytest.raises(AttributeError, match="law_of_nobody"):
@@ -195,7 +195,7 @@ def test_the_command_tells_which_law_is_broken_and_how(
     assert "play(case, [(" in out
     assert main(["conformance", "bad", "--json", "--set", "size=3"]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert told["broken"] == 1 and told["component"] == "bad"
+    assert told["broken"] == 2 and told["component"] == "bad(size=3)"
     default_registry.cache_clear()
 
 
@@ -251,7 +251,10 @@ def test_pytest_runs_every_law_on_a_component_that_is_named(tmp_path: File, dist
         in done.stdout
     )
     assert "Traceback" not in done.stdout
-    assert "1 failed" in done.stdout
+    assert "nobody but the component says reads, ahead, grid, buffers, tokens_per_entry" in done.stdout
+    assert "2 failed" in done.stdout
+    believed = pytest_run(tmp_path, "--component", "bad", "--believe", "-k", "somebody_says", roots=(root,))
+    assert believed.returncode == 0 and "1 skipped" in believed.stdout
 
 
 def test_pytest_refuses_a_component_that_is_not_there(tmp_path: File) -> None:

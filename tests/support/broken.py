@@ -77,6 +77,10 @@ from tests.support.broken_parts import (
     raising,
 )
 
+WIDE = Buffer("k", (2, 8), "float32")
+SHARES, OWNS = (attrs.evolve(K, shared={5: owner}) for owner in (0, 1))
+RESTS = attrs.evolve(STATE, at_rest=0.01)
+
 
 @attrs.frozen
 class Broken:
@@ -101,9 +105,10 @@ def of(kind: Any = Component, reach: Callable[[], Reach] = lambda: Window(W), **
 
 def rows() -> list[Broken]:
     covers, content = "law_the_reach_covers_what_the_layers_read", "law_what_is_restored_is_what_was_live"
-    writes, early = "law_the_manifest_has_all_that_the_layers_write", "law_until_is_never_too_early"
+    writes, early = "law_the_manifest_has_all_that_the_layers_write", "law_until_is_the_last_boundary"
     itself, pure = "law_each_component_is_an_instance_of_its_own", "law_hooks_read_no_clock_and_take_no_random_number"
     idle = "law_the_reach_names_nothing_that_no_layer_reads"
+    says = "law_the_manifest_says_what_content_depends_on"
     ahead, grid = "law_content_depends_on_no_later_token", "law_content_is_exact_on_the_grid"
     touch, keeps = "law_hooks_change_nothing_that_they_are_shown", "law_a_running_sequence_keeps_what_it_still_needs"
     found: list[Any] = [
@@ -126,6 +131,15 @@ def rows() -> list[Broken]:
         ("a forgotten buffer", of(buffers=(K,)), WINDOW, writes),
         ("a forgotten layer", of(buffers=(attrs.evolve(K, layers=(0,)), V)), WINDOW, writes),
         ("two tokens in an entry of one", of(tokens_per_slot=2), WINDOW, writes),
+        ("a lookahead is forgotten", of(reach=Path), attrs.evolve(PATH, ahead=1), says),
+        ("a grid is forgotten", of(reach=Point), attrs.evolve(STATE, grid=8), says),
+        ("a grid that is no multiple", of(grid=24), attrs.evolve(WINDOW, grid=16), says),
+        ("another dtype than is written", of(buffers=(attrs.evolve(K, dtype="bfloat16"), V)), WINDOW, writes),
+        ("another shape than is written", of(buffers=(attrs.evolve(K, shape=(1,)), V)), WINDOW, writes),
+        ("a layer too many", of(buffers=(attrs.evolve(K, layers=(0, 1, 2)), V)), WINDOW, writes),
+        ("the wrong owner is read", of(buffers=(SHARES, V)), attrs.evolve(WINDOW, buffers=(OWNS, V)), writes),
+        ("it rests in too few bits", of(Component, Point, stored_as=Codec("int8", 0.5)), RESTS, writes),
+        ("nobody says what its layers do", of(), Truth(ahead=0), "law_somebody_says_what_the_layers_do"),
         ("lookahead is understated", of(reach=Path), attrs.evolve(PATH, ahead=1), ahead),
         ("lookahead is one too small", of(lookahead=1), attrs.evolve(WINDOW, ahead=2), ahead),
         ("the grid of a state is understated", of(reach=Point), attrs.evolve(STATE, grid=8), grid),
@@ -223,8 +237,8 @@ ORIGINALS = {
     "entries of two tokens": (of(tokens_per_slot=2), attrs.evolve(WINDOW, tokens_per_entry=2)),
     "nothing shared": (of(reach=lambda: Window(1), shareable=False), attrs.evolve(WINDOW, reads=lambda q: ())),
     "states that rest as int8": (
-        of(reach=Point, stored_as=Codec("int8", 0.008), buffers=(Buffer("k", (2, 8), "float32"), V)),
-        attrs.evolve(STATE, layers=(0,)),
+        of(reach=Point, stored_as=Codec("int8", 0.008), buffers=(WIDE, V)),
+        attrs.evolve(STATE, buffers=(WIDE, V), at_rest=0.008),
     ),
     "two states on a path": (of(reach=Point, states_per_path=2), STATE),
     "every hook": (of(Widens), WINDOW),

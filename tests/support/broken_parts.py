@@ -33,10 +33,10 @@ def window_reads(q: int) -> range:
     return range(max(0, q - W + 1), q)
 
 
-WINDOW = Truth(reads=window_reads, ahead=0, grid=1, buffers=("k", "v"), layers=(0, 1), tokens_per_entry=1)
+WINDOW = Truth(reads=window_reads, ahead=0, grid=1, buffers=(K, V), tokens_per_entry=1)
 PATH = attrs.evolve(WINDOW, reads=range)
 SINKS = attrs.evolve(WINDOW, reads=lambda q: {*range(min(q, 2)), *window_reads(q)})
-STATE = Truth(ahead=0, grid=1, buffers=("k", "v"), layers=(0, 1))
+STATE = Truth(grid=1, buffers=(K, V))
 
 
 # ---------------------------------------------------------------- reaches

@@ -62,12 +62,12 @@ def run(args: argparse.Namespace) -> int:
             (folder / path).write_text(text)
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error.strerror}") from error
-    print(f"{folder}: a component {name!r} with {reach.code}. Next:\n")
+    print(f"{folder}: a component {name!r} with {skeleton.reach_code}. Next:\n")
     print(f"    pip install -e '{folder}[test]'")
     print(f"    prefixloom conformance {name}")
     print(f"    python -m pytest {folder}\n")
-    print(f"Then make it yours: {skeleton.package}/__init__.py says what is stored and what resuming needs,")
-    print("tests/test_conformance.py what the layers read. docs/writing-a-plugin.md has the rest.")
+    print(f"Then make it yours: {skeleton.package}/__init__.py says what is stored and what resuming needs, and")
+    print("prefixloom_truth there what your layers read and write. docs/writing-a-plugin.md has the rest.")
     return 0
 
 

@@ -49,6 +49,8 @@ MODULE = '''\
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefixloom import {imports}
 
 prefixloom_api = {api}  # the version of the plugin contract that this was built for
@@ -68,15 +70,21 @@ class {title}Component(Component):
 def prefixloom_component() -> ComponentType:
     """Offer the component to the registry."""
     return ComponentType("{name}", {title}Component, summary="{name}")
+
+
+@hookimpl
+def prefixloom_truth(options: dict[str, Any]) -> Any:
+    """Say what the layers do, and not what the reach says: the conformance kit compares the two."""
+    from prefixloom.testing import Truth
+
+    return Truth({truth})
 '''
 TESTS = '''\
-"""The conformance kit on this component. What the layers do is said here once more, without the component."""
+"""The conformance kit on this component. What the layers do stands in ``prefixloom_truth`` of its module."""
 
-from {package} import {title}Component
-from prefixloom.testing import ComponentCase, Truth, parametrize_with_laws
+from prefixloom.testing import ComponentCase, parametrize_with_laws
 
-TRUTH = Truth({truth})
-case = ComponentCase({title}Component, TRUTH, "{name}")
+case = ComponentCase.installed("{name}")
 
 
 @parametrize_with_laws(case)
@@ -103,6 +111,10 @@ class Skeleton:
     def title(self) -> str:
         return "".join(word.title() for word in self.name.split("_"))
 
+    @property
+    def reach_code(self) -> str:
+        return self.reach.code.format(title=self.title)
+
 
 def files(skeleton: Skeleton) -> dict[str, str]:
     """Return the text of every file, by its path in the distribution's folder."""
@@ -117,22 +129,27 @@ def files(skeleton: Skeleton) -> dict[str, str]:
         layers=skeleton.layers,
         buffers="\n".join(f'            Buffer("{b}", {s!r}, "{d}", range(layers)),' for b, s, d in skeleton.buffers),
         facts="".join(f", {fact}={value}" for fact, value in skeleton.facts.items()),
-        reach=reach.code.format(**words),
+        reach=skeleton.reach_code,
+        truth=truth(skeleton),
     )
     return {
         "pyproject.toml": PROJECT.format(**words),
         "README.md": README.format(**words),
         f"{package}/__init__.py": module,
-        "tests/test_conformance.py": TESTS.format(**words, truth=truth(skeleton)),
+        "tests/test_conformance.py": TESTS.format(**words),
     }
 
 
 def truth(skeleton: Skeleton) -> str:
-    """Return the code of the arguments of the test's ``Truth``."""
-    facts = skeleton.facts
-    buffers = tuple(name for name, _, _ in skeleton.buffers)
-    said = [] if skeleton.reach.is_state else [f"reads=lambda q: {skeleton.reach.reads}"]
-    said += [f"ahead={facts.get('lookahead', 0)}", f"grid={facts.get('grid', 1)}", f"buffers={buffers!r}"]
-    said.append(f"layers={tuple(range(skeleton.layers))!r}")
-    said.append(f"tokens_per_entry={facts.get('tokens_per_slot', 1)}")
-    return ("\n    " + ",\n    ".join(said) + ",\n").replace("'", '"')
+    """Return the code of the arguments of the ``Truth``."""
+    facts, is_state = skeleton.facts, skeleton.reach.is_state
+    said = [] if is_state else [f"reads=lambda q: {skeleton.reach.reads}", f"ahead={facts.get('lookahead', 0)}"]
+    said.append(f"grid={facts.get('grid', 1)}")
+    buffers = [
+        f'    Buffer("{name}", {shape!r}, "{dtype}", range(options["layers"])),'
+        for name, shape, dtype in skeleton.buffers
+    ]
+    said.append("\n        ".join(["buffers=[", *buffers, "]"]))
+    if not is_state:
+        said.append(f"tokens_per_entry={facts.get('tokens_per_slot', 1)}")
+    return "".join(f"\n        {each}," for each in said) + "\n    "

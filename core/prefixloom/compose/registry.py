@@ -140,6 +140,18 @@ class Registry:
         assert isinstance(answer, ComponentType)
         return answer
 
+    def truth(self, kind: str, options: Mapping[str, Any]) -> Any:
+        """What a distribution says of the layers that its component with these options serves; None: nothing."""
+        entry = self._select("component", kind)
+        target = _target(entry)
+        manager = _register(entry, target, "prefixloom_component")
+        if callable(getattr(target, "prefixloom_truth", None)) and not manager.hook.prefixloom_truth.get_hookimpls():
+            raise CompositionError(f"{entry}: decorate its prefixloom_truth with @hookimpl")
+        try:
+            return manager.hook.prefixloom_truth(options=dict(options))
+        except Exception as error:
+            raise CompositionError(f"{entry}: prefixloom_truth raised {_shown(error)}. Report it there") from error
+
     def policy(self, name: str) -> EvictionPolicy:
         """The eviction policy that a distribution offers as ``name``."""
         answer = self._answer("policy", name)

@@ -112,6 +112,16 @@ class RegistrySpecs:
         Example: ``return MySession(cache, model, ids, **options) if isinstance(model, MyModel) else None``
         """
 
+    @hookspec(firstresult=True)
+    def prefixloom_truth(self, options: dict[str, Any]) -> Any:
+        """Say what the layers of a component really do: a ``prefixloom.testing.Truth``.
+
+        When: when the conformance kit tests the component by its name. It stands beside ``prefixloom_component`` and
+        has no entry point of its own. ``options`` are those with which the component is made, its defaults included.
+        Mutates: nothing. Folded: not. Raises: the test cannot run.
+        Example: ``return Truth(reads=lambda q: range(max(0, q + 1 - options["window"]), q), ahead=0, grid=1)``
+        """
+
 
 class ComponentSpecs:
     """Hot hooks: what one component of a composed cache does differently. All are optional."""

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .conformance import LAWS, Report, Verdict, check_component, check_law, report_on
-    from .kit.case import ComponentCase, LawBroken, NotApplicable, Truth
+    from .kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
     from .kit.scripts import Setting, play
+    from .kit.truth import Truth
     from .laws.admission import AdmissionCase
     from .laws.policies import PolicyCase
     from .laws.storage import BackendCase, check_backend, parametrize_with_checks
@@ -46,6 +47,7 @@ __all__ = [
     "Setting",
     "Truth",
     "Verdict",
+    "Wasteful",
     "check_backend",
     "check_component",
     "check_law",
@@ -58,8 +60,9 @@ __all__ = [
 ]
 HOMES = {
     "conformance": ("LAWS", "Report", "Verdict", "check_component", "check_law", "report_on"),
-    "kit.case": ("ComponentCase", "LawBroken", "NotApplicable", "Truth"),
+    "kit.case": ("ComponentCase", "LawBroken", "NotApplicable", "Wasteful"),
     "kit.scripts": ("Setting", "play"),
+    "kit.truth": ("Truth",),
     "laws.admission": ("AdmissionCase",),
     "laws.policies": ("PolicyCase",),
     "laws.storage": ("BackendCase", "check_backend", "parametrize_with_checks"),

@@ -6,6 +6,7 @@ A law is a function of a case. Its docstring states the law and names the clause
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, Literal
@@ -14,8 +15,11 @@ import attrs
 
 from ..errors import PrefixloomError
 from .kit.bench import Failure
-from .kit.case import ComponentCase, LawBroken, NotApplicable, Truth
-from .laws import facts, hooks, machine, schedules, service
+from .kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
+from .kit.probes import DENSE
+from .kit.truth import Truth
+from .laws import facts, hooks, machine, reach, schedules, service
+from .laws.hooks import quiet
 
 Law = Callable[[ComponentCase], None]
 
@@ -24,9 +28,29 @@ def _laws(module: ModuleType) -> list[Law]:
     return [value for name, value in vars(module).items() if name.startswith("law_")]
 
 
-MODULES = (facts, hooks, service, machine, schedules)
-LAWS: tuple[Law, ...] = tuple(law for module in MODULES for law in _laws(module))
-"""Every law; the laws that need no traffic come first."""
+def law_somebody_says_what_the_layers_do(case: ComponentCase) -> None:
+    """What the layers read and write is said without the component, which cannot be tested against itself.
+
+    Clauses: O24.
+    """
+    if not case.believed:
+        return
+    if case.believe:
+        raise NotApplicable(f"{', '.join(case.believed)}: believed, as was asked for")
+    raise LawBroken(
+        f"nobody but the component says {', '.join(case.believed)}, so no mistake in it can be found. Say it in a "
+        f"Truth: in prefixloom_truth of the component's distribution, or in the test"
+    )
+
+
+FIRST = (facts.law_each_component_is_an_instance_of_its_own,)
+"""Where one of these is broken, the component cannot be served, and no other law says more."""
+MODULES = (facts, reach, hooks, service, machine, schedules)
+LATE = {hooks.law_hooks_are_called_when_the_contract_says, hooks.law_a_hook_that_raises_has_the_documented_consequence}
+"""Laws that serve requests for components without hooks as well, where others say better what is wrong."""
+_ALL = [law for module in MODULES for law in _laws(module)]
+LAWS: tuple[Law, ...] = (*sorted(_ALL, key=LATE.__contains__), law_somebody_says_what_the_layers_do)
+"""Every law. Those that tell most about a mistake come first."""
 
 
 def clauses(law: Law) -> tuple[str, ...]:
@@ -48,12 +72,14 @@ def check_law(law: Law, case: ComponentCase) -> None:
     """Check a component against one law.
 
     LawBroken: it breaks the law; the error has the law's clauses and a script. NotApplicable: the law does not apply.
+    Wasteful: it is right, and costs more than it must.
     """
     name, script = name_of(law), ""
     try:
-        law(case)
+        with quiet():
+            law(case)
         return
-    except NotApplicable:
+    except (NotApplicable, Wasteful):
         raise
     except LawBroken as error:
         sentence, script = error.sentence, error.script
@@ -67,11 +93,11 @@ def check_law(law: Law, case: ComponentCase) -> None:
 
 @attrs.frozen
 class Verdict:
-    """The result of one law. ``told``: how the law is broken, or why it does not apply."""
+    """The result of one law. ``told``: how the law is broken, why it does not apply, or what is wasted."""
 
     law: str
     clauses: tuple[str, ...]
-    status: Literal["holds", "broken", "not applicable"]
+    status: Literal["holds", "broken", "wasteful", "not applicable"]
     statement: str
     told: str = ""
     script: str = ""
@@ -79,15 +105,20 @@ class Verdict:
 
 @attrs.frozen
 class Report:
-    """The results of all laws, and what was not tested."""
+    """The results of all laws, what was not tested, and which facts only the component itself states."""
 
     component: str
     verdicts: tuple[Verdict, ...]
     untested: tuple[str, ...]
+    believed: tuple[str, ...] = ()
 
     @property
     def broken(self) -> tuple[Verdict, ...]:
         return tuple(verdict for verdict in self.verdicts if verdict.status == "broken")
+
+    @property
+    def wasteful(self) -> tuple[Verdict, ...]:
+        return tuple(verdict for verdict in self.verdicts if verdict.status == "wasteful")
 
 
 def verdict(law: Law, case: ComponentCase) -> Verdict:
@@ -97,26 +128,33 @@ def verdict(law: Law, case: ComponentCase) -> Verdict:
         check_law(law, case)
     except NotApplicable as reason:
         return Verdict(name, cited, "not applicable", said, str(reason))
+    except Wasteful as cost:
+        return Verdict(name, cited, "wasteful", said, str(cost))
     except LawBroken as error:
         return Verdict(name, cited, "broken", said, error.sentence, error.script)
     return Verdict(name, cited, "holds", said)
 
 
-def report_on(case: ComponentCase, laws: Iterable[Law] = LAWS) -> Report:
-    """Check a component against all laws and report every result."""
+def report_on(case: ComponentCase, laws: Iterable[Law] | None = None) -> Report:
+    """Check a component against these laws, or all, and report every result.
+
+    What cannot be served at all is judged no further.
+    """
     case.component()  # a component that cannot be made is refused before any law runs
-    verdicts = tuple(verdict(law, case) for law in laws)
-    return Report(str(case), verdicts, tuple(untested(case)))
+    verdicts: list[Verdict] = []
+    for law in LAWS if laws is None else laws:
+        verdicts.append(verdict(law, case))
+        if law in FIRST and verdicts[-1].status == "broken":
+            break
+    return Report(str(case), tuple(verdicts), tuple(untested(case)), case.believed)
 
 
 def untested(case: ComponentCase) -> list[str]:
     """Return what no law tested, and why."""
     out = []
-    believed = [name for name in case.truth.untold() if name != "reads" or not case.has_states]
-    if believed:
-        out.append(
-            f"what the layers do is believed as the component says it: {', '.join(believed)} (say them in a Truth)"
-        )
+    probed = case.memo.get("probes")
+    if probed is not None:
+        out.append(f"the reach at boundaries past {probed.bound}, and at most of those past {DENSE}")
     out += [f"some orders of steps ({told})" for told in case.memo.get("orders", ())]
     out.append("the arithmetic of the layers: run the toy model of prefixloom.testing.toy through a cache for that")
     out.append("copies to a tier below the device: the kit composes none (T1, D1)")
@@ -124,18 +162,25 @@ def untested(case: ComponentCase) -> list[str]:
 
 
 def check_component(
-    make: Callable[[], Any] | ComponentCase, truth: Truth | None = None, *, laws: Iterable[Law] = LAWS, **options: Any
+    make: Callable[[], Any] | ComponentCase,
+    truth: Truth | None = None,
+    *,
+    laws: Iterable[Law] | None = None,
+    **options: Any,
 ) -> Report:
-    """Check a component against the laws. ``make()`` returns a new instance; ``truth`` says what its layers do.
+    """Check a component against these laws, or all. ``make()`` returns a new instance; ``truth`` is that of its layers.
 
-    Raises LawBroken for the first law that is broken. Further options are those of ``ComponentCase``.
+    Raises LawBroken for the first law that is broken, and warns of what is wasted. Further options are those of
+    ``ComponentCase``.
     """
     case = make if isinstance(make, ComponentCase) else ComponentCase(make, truth or Truth(), **options)
     case.component()  # a component that cannot be made is refused before any law runs
     verdicts = []
-    for law in laws:
+    for law in LAWS if laws is None else laws:
         found = verdict(law, case)
         if found.status == "broken":
             raise LawBroken(found.told, found.script, found.law, found.clauses)
+        if found.status == "wasteful":
+            warnings.warn(f"{case}: {found.told}", stacklevel=2)
         verdicts.append(found)
-    return Report(str(case), tuple(verdicts), tuple(untested(case)))
+    return Report(str(case), tuple(verdicts), tuple(untested(case)), case.believed)

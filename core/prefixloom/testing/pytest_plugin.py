@@ -5,6 +5,7 @@ Pytest loads this plugin wherever prefixloom is installed, so it imports nothing
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ def _pairs(cases: Iterable[ComponentCase]) -> tuple[tuple[str, str], list[tuple[
 
 
 class _Judged:
-    """A law for a pytest test: it skips where the law does not apply, and fails where the law is broken."""
+    """A law for a pytest test: it skips where the law does not apply, fails where it is broken, and warns of waste."""
 
     def __init__(self, law: Any) -> None:
         self._law = law
@@ -43,12 +44,14 @@ class _Judged:
     def __call__(self, case: ComponentCase) -> None:
         __tracebackhide__ = True
         from .conformance import check_law
-        from .kit.case import LawBroken, NotApplicable
+        from .kit.case import LawBroken, NotApplicable, Wasteful
 
         try:
             check_law(self._law, case)
         except NotApplicable as reason:
             pytest.skip(str(reason))
+        except Wasteful as cost:
+            warnings.warn(f"{case}: {cost}", stacklevel=1)
         except LawBroken as error:
             pytest.fail(str(error), pytrace=False)
 
@@ -61,6 +64,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="NAME",
         help="hold this installed prefixloom component against the laws of the conformance kit; may be given again",
+    )
+    group.addoption(
+        "--believe",
+        action="store_true",
+        help="with --component: believe what only the component itself says of its layers",
     )
 
 
@@ -76,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
         cases = [ComponentCase.installed(name) for name in names]
         for case in cases:
             case.component()
+            case.believe = config.getoption("believe")
     except PrefixloomError as error:
         raise pytest.UsageError(" ".join(str(error).split())) from error
     config.stash[CASES] = cases

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import CompositionError
-from .kit.case import LawBroken, NotApplicable
+from .kit.case import LawBroken, NotApplicable, Wasteful
 
 KINDS = ("storage", "policy", "admission")
 """The prefixes of what can be tested besides components."""
 
 
-def report_on_installed(name: str, options: dict[str, Any], seed: int = 0) -> Any:
+def report_on_installed(name: str, options: dict[str, Any], seed: int = 0, believe: bool = False) -> Any:
     """Report on something that is installed, found by the name of its entry point."""
     kind, colon, rest = name.partition(":")
     if not colon:
-        return component_report(name, options, seed)
+        return component_report(name, options, seed, believe)
     if kind not in KINDS:
         listed = ", ".join(f"{known}:NAME" for known in KINDS)
         raise CompositionError(f"{name!r}: there are suites for a component's NAME, {listed}")
@@ -38,11 +38,11 @@ def report_on_installed(name: str, options: dict[str, Any], seed: int = 0) -> An
     return report_on_laws(case, case.laws, (f"{untested}: how many tokens hit with it",))
 
 
-def component_report(name: str, options: dict[str, Any], seed: int) -> Any:
+def component_report(name: str, options: dict[str, Any], seed: int, believe: bool) -> Any:
     from .kit.case import ComponentCase
 
     case = ComponentCase.installed(name, **options)
-    case.seed = seed
+    case.seed, case.believe = seed, believe
     case.component()  # a component that cannot be made is refused before torch is imported
     from .conformance import report_on
 
@@ -80,6 +80,8 @@ def outcome(law: Any, case: Any) -> tuple[str, str]:
         law(case)
     except NotApplicable as reason:
         return "not applicable", str(reason)
+    except Wasteful as cost:
+        return "wasteful", str(cost)
     except LawBroken as error:
         return "broken", error.sentence
     except AssertionError as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from prefixloom import Buffer, Component, ComponentType, CompositionError, Manifest, Sinks, Window, hookimpl
 
@@ -34,3 +35,19 @@ class SinkComponent(Component):
 def prefixloom_component() -> ComponentType:
     """Offer the component to the registry."""
     return ComponentType("sink", SinkComponent, summary="attention over the first tokens and a window")
+
+
+@hookimpl
+def prefixloom_truth(options: Mapping[str, Any]) -> Any:
+    """Say what the layers do: a query reads the first tokens, and those before it in its window."""
+    from prefixloom.testing import Truth
+
+    sinks, window, layers = options["sinks"], options["window"], options["layers"]
+    numbers = range(layers) if isinstance(layers, int) else layers
+    return Truth(
+        reads=lambda q: {*range(min(q, sinks)), *range(max(0, q + 1 - window), q)},
+        ahead=0,
+        grid=1,
+        buffers=[Buffer(kind, (options["kv_heads"], options["head_dim"]), options["dtype"], numbers) for kind in "kv"],
+        tokens_per_entry=1,
+    )

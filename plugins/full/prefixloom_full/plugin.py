@@ -135,3 +135,20 @@ def prefixloom_component() -> ComponentType:
         layer_kinds=frozenset({ATTENTION, LATENT, INDEXER}),
         from_layers=options_from_layers,
     )
+
+
+@hookimpl
+def prefixloom_truth(options: Mapping[str, Any]) -> Any:
+    """Say what such layers do: a query sees all tokens before it, whatever is kept of each."""
+    from prefixloom.testing import Truth
+
+    if options["index_dim"] is not None:
+        shapes: dict[str, tuple[int, ...]] = {"index": (options["index_dim"],)}
+    elif options["latent_dim"] is not None:
+        shapes = {"latent": (options["latent_dim"],), "rope": (options["rope_dim"] or 0,)}
+    else:
+        shapes = {name: (options["kv_heads"], options[f"{name}_dim"] or options["k_dim"]) for name in "kv"}
+    layers = range(options["layers"]) if isinstance(options["layers"], int) else options["layers"]
+    stored = str(options["dtype"]), layers, options["shared"] or {}
+    buffers = [Buffer(name, shape, *stored) for name, shape in shapes.items() if all(shape)]
+    return Truth(reads=range, ahead=options["lookahead"], grid=1, buffers=buffers, tokens_per_entry=1)

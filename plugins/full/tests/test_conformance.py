@@ -2,13 +2,11 @@
 
 import pytest
 
-from prefixloom.testing import ComponentCase, Truth, parametrize_with_laws
-from prefixloom_full import FullComponent
+from prefixloom.testing import ComponentCase, parametrize_with_laws
 
-HEADS = Truth(reads=range, ahead=0, grid=1, buffers=("k", "v"), layers=(0, 2), tokens_per_entry=1)
-heads = ComponentCase(lambda: FullComponent(layers=(0, 2), shared={3: 2}, kv_heads=1, k_dim=2, v_dim=3), HEADS, "heads")
-latents = ComponentCase(lambda: FullComponent(latent_dim=4, rope_dim=2), Truth(reads=range), "latents")
-draft = ComponentCase(lambda: FullComponent(kv_heads=1, k_dim=2, lookahead=1), Truth(reads=range, ahead=1), "draft")
+heads = ComponentCase.installed("full", layers=(0, 2), shared={3: 2}, kv_heads=1, k_dim=2, v_dim=3)
+latents = ComponentCase.installed("full", latent_dim=4, rope_dim=2)
+draft = ComponentCase.installed("full", kv_heads=1, k_dim=2, lookahead=1)
 
 
 @parametrize_with_laws(heads)

@@ -133,3 +133,16 @@ def prefixloom_component() -> ComponentType:
         from_layers=options_from_layers,
         caveats=caveats,
     )
+
+
+@hookimpl
+def prefixloom_truth(options: Mapping[str, Any]) -> Any:
+    """Say what such layers do: each has states of these shapes, exact at multiples of its kernel's chunk."""
+    from prefixloom.testing import Truth
+
+    layers = range(options["layers"]) if isinstance(options["layers"], int) else options["layers"]
+    kinds = {"conv": str(options["dtype"]), "recurrent": str(options["state_dtype"])}
+    buffers = [Buffer(key, options[key], dtype, layers) for key, dtype in kinds.items() if options[key] is not None]
+    asked = options["stored_as"]
+    at_rest = asked.tolerance if isinstance(asked, Codec) else 0.0 if asked is None else 1.0
+    return Truth(grid=options["grid"], buffers=buffers, at_rest=at_rest)

@@ -2,13 +2,11 @@
 
 import pytest
 
-from prefixloom.testing import ComponentCase, Truth, parametrize_with_laws
-from prefixloom_mamba import MambaComponent
+from prefixloom.testing import ComponentCase, parametrize_with_laws
 
-BOTH = Truth(grid=1, buffers=("conv", "recurrent"), layers=(0, 1))
-state = ComponentCase(lambda: MambaComponent(layers=2, conv=(4, 3), recurrent=(2, 4)), BOTH, "state")
-grid = ComponentCase(lambda: MambaComponent(conv=(4, 3), grid=8, checkpoint_every=8), Truth(grid=8), "grid")
-sparse = ComponentCase(lambda: MambaComponent(conv=(4, 3), states_per_path=2, admit="branch-and-last"), label="sparse")
+state = ComponentCase.installed("mamba", layers=2, conv=(4, 3), recurrent=(2, 4))
+grid = ComponentCase.installed("mamba", conv=(4, 3), grid=8, checkpoint_every=8)
+sparse = ComponentCase.installed("mamba", conv=(4, 3), states_per_path=2, admit="branch-and-last")
 
 
 @parametrize_with_laws(state)

@@ -132,3 +132,20 @@ def prefixloom_component() -> ComponentType:
         layer_kinds=frozenset({SLIDING, CHUNKED}),
         from_layers=options_from_layers,
     )
+
+
+@hookimpl
+def prefixloom_truth(options: Mapping[str, Any]) -> Any:
+    """Say what such layers do: a query sees a window that ends with itself, or its chunk up to itself."""
+    from prefixloom.testing import Truth
+
+    window, chunk, heads = options["window"], options["chunk"], options["kv_heads"]
+
+    def reads(q: int) -> range:
+        return range(max(0, q + 1 - window), q) if chunk is None else range(q - q % chunk, q)
+
+    layers = range(options["layers"]) if isinstance(options["layers"], int) else options["layers"]
+    widths = {"k": options["k_dim"], "v": options["v_dim"] or options["k_dim"]}
+    stored = str(options["dtype"]), layers, options["shared"] or {}
+    buffers = [Buffer(key, (heads, width), *stored) for key, width in widths.items()]
+    return Truth(reads=reads, ahead=options["lookahead"], grid=1, buffers=buffers, tokens_per_entry=1)

@@ -2,14 +2,11 @@
 
 import pytest
 
-from prefixloom.testing import ComponentCase, Truth, parametrize_with_laws
-from prefixloom_swa import SwaComponent
+from prefixloom.testing import ComponentCase, parametrize_with_laws
 
-WINDOW = Truth(reads=lambda q: range(max(0, q - 5), q), ahead=0, grid=1, buffers=("k", "v"), tokens_per_entry=1)
-window = ComponentCase(lambda: SwaComponent(window=6, kv_heads=1, k_dim=2), WINDOW, "window")
-last = ComponentCase(lambda: SwaComponent(window=6, kv_heads=1, k_dim=2, keep_windows="last"), WINDOW, "last")
-CHUNK = Truth(reads=lambda q: range(q // 12 * 12, q))
-chunk = ComponentCase(lambda: SwaComponent(chunk=12, kv_heads=1, k_dim=2), CHUNK, "chunk")
+window = ComponentCase.installed("swa", window=6, kv_heads=1, k_dim=2)
+last = ComponentCase.installed("swa", window=6, kv_heads=1, k_dim=2, keep_windows="last")
+chunk = ComponentCase.installed("swa", chunk=12, kv_heads=1, k_dim=2)
 
 
 @parametrize_with_laws(window)

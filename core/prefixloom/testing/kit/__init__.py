@@ -1,6 +1,8 @@
 """What the laws of components stand on: a case, a bench that serves it, and scripts that are played on the bench.
 
-    case       ``ComponentCase``, ``Truth``, and how a broken law is reported; imports neither torch nor pytest
+    truth      ``Truth``: what the layers do, said without the component; imports neither torch nor pytest
+    case       ``ComponentCase``, and how a broken law is reported; imports neither torch nor pytest
+    probes     the boundaries at which a reach is asked
     spy        a component in the place of another, which watches its hooks
     bench      a cache with the case's component, and a forward pass that reads and writes known content
     scripts    operations as plain data: made from a seed, played on a bench, shrunk when they fail

@@ -21,8 +21,9 @@ from ...contract.values import Component
 from ..inside.memory import POISON, STRANGE, Memory
 from ..inside.names import Extra, Names, with_extra
 from ..schedules.explore import touch
-from .case import ComponentCase, Truth, made
+from .case import ComponentCase, made
 from .spy import Spy
+from .truth import Truth
 
 KV = Manifest([Buffer("kv", (3,), "float32")])
 

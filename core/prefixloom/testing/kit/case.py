@@ -1,8 +1,9 @@
-"""A component under test, what is true of its layers, and the errors of laws. It imports neither torch nor pytest."""
+"""A component under test, and the errors of laws. It imports neither torch nor pytest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -11,32 +12,7 @@ from ...compose.registry import default_registry
 from ...contract.manifest import Manifest, TierManifest
 from ...contract.reach import Reach
 from ...errors import CompositionError, PrefixloomError
-
-
-@attrs.frozen
-class Truth:
-    """What the layers really do, stated independently of the component. Laws compare the component with this.
-
-    ``reads(q)``          the positions before q whose entries are read to compute the token at q
-    ``ahead``             how many tokens after p the entry at p depends on
-    ``grid``              content is exact only at multiples of this
-    ``buffers``           the names of the buffers that the layers write
-    ``layers``            the numbers of the layers that write entries of their own
-    ``tokens_per_entry``  how many tokens one entry stands for
-
-    Where a fact is None, the kit believes what the component says and cannot find a mistake in it.
-    """
-
-    reads: Callable[[int], Iterable[int]] | None = None
-    ahead: int | None = None
-    grid: int | None = None
-    buffers: tuple[str, ...] | None = None
-    layers: tuple[int, ...] | None = None
-    tokens_per_entry: int | None = None
-
-    def untold(self) -> list[str]:
-        """Return the names of the facts that only the component states."""
-        return [field.name for field in attrs.fields(Truth) if getattr(self, field.name) is None]
+from .truth import Truth, offered_truth
 
 
 class LawBroken(AssertionError):
@@ -52,6 +28,10 @@ class NotApplicable(Exception):
     """A law does not apply to a component; the text says why."""
 
 
+class Wasteful(Exception):
+    """A component is right, and costs more than it must; the text says what and how much."""
+
+
 @attrs.define(eq=False)
 class ComponentCase:
     """A component to be tested: ``make()`` returns a new instance each time.
@@ -60,6 +40,7 @@ class ComponentCase:
     ``page_size``  the cache's page size, if the component has none of its own
     ``seed``       the seed of the random scripts
     ``effort``     how many random scripts of each kind are played
+    ``believe``    whether facts that ``truth`` leaves out may be believed as the component says them
     """
 
     make: Callable[[], Any]
@@ -68,13 +49,19 @@ class ComponentCase:
     page_size: int = 4
     seed: int = 0
     effort: int = 2
+    believe: bool = False
     memo: dict[str, Any] = attrs.field(factory=dict, init=False, repr=False)
 
     @classmethod
     def installed(cls, name: str, truth: Truth | None = None, **options: Any) -> ComponentCase:
-        """Return a case of an installed component, found by the name of its entry point and made with these options."""
-        make = maker_of(name, options)
-        return cls(make, truth or Truth(), label=name)
+        """Return a case of an installed component, found by the name of its entry point and made with these options.
+
+        Its distribution says the truth (``prefixloom_truth``), if ``truth`` is not given.
+        """
+        make, with_defaults = maker_of(name, options)
+        said = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        label = f"{name}({said})" if said else name
+        return cls(make, offered_truth(name, with_defaults) if truth is None else truth, label=label)
 
     def component(self) -> Any:
         """Return an instance to read facts from; no cache is made with it."""
@@ -101,6 +88,11 @@ class ComponentCase:
     @property
     def has_states(self) -> bool:
         return self.reach.unit == "boundary"
+
+    @property
+    def believed(self) -> tuple[str, ...]:
+        """The facts about its layers that only the component itself states."""
+        return self.truth.untold(self.manifest, self.has_states)
 
     def only_pages(self) -> None:
         """Leave a law that does not apply to states."""
@@ -133,8 +125,8 @@ def made(case: ComponentCase) -> Any:
     return component
 
 
-def maker_of(name: str, options: dict[str, Any]) -> Callable[[], Any]:
-    """Return a function that makes an installed component with the given options.
+def maker_of(name: str, options: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """Return a function that makes an installed component with the given options, and all options that it has then.
 
     Options that are missing get their defaults, or else the values of a small model.
     """
@@ -154,7 +146,16 @@ def maker_of(name: str, options: dict[str, Any]) -> Callable[[], Any]:
         make(options)
     except CompositionError as error:
         options = _completed(make, component_type, options, error)
-    return lambda: make(options)
+    return lambda: make(options), _with_defaults(component_type.make, {"name": name, **options})
+
+
+def _with_defaults(make: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        bound = inspect.signature(make).bind(**options)
+    except (TypeError, ValueError):  # it has no signature in Python
+        return options
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def _completed(make: Any, component_type: Any, options: dict[str, Any], error: CompositionError) -> dict[str, Any]:

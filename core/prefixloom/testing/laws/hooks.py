@@ -191,7 +191,7 @@ def quiet() -> Iterator[None]:
     """Silence the log: the errors that the cache counts and logs here are made on purpose."""
     log = logging.getLogger("prefixloom")
     level = log.level
-    log.setLevel(logging.ERROR)
+    log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

@@ -1,0 +1,224 @@
+"""Probes: the boundaries at which a reach is asked, near all numbers that the component or its layers name.
+
+A reach is a function of any boundary, and a mistake in it shows where a window, a chunk or a landmark begins or ends.
+So besides all small boundaries, those around each number are asked, and around its multiples, up to prompts of ``FAR``
+tokens. The numbers are those that stand in the code and in the options, and the distances that the answers themselves
+have in common.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import attrs
+
+from ...contract.reach import Interval, Reach, merged
+from .case import ComponentCase, LawBroken
+
+DENSE = 320
+"""Every boundary below this one is asked."""
+FAR = 1 << 17
+"""The longest prompt whose boundaries are asked."""
+POWERS = tuple(1 << k for k in range(18))
+TIMES = (1, 2, 3, 4, 8)
+BESIDE = (-2, -1, 0, 1, 2)
+MOST = 1500
+"""The most boundaries that are asked beyond the small ones."""
+SECONDS = 3.0
+"""For so long boundaries are asked; a reach or a truth that takes longer to answer is asked at fewer of them."""
+
+
+def spans_of(positions: Iterable[int]) -> tuple[Interval, ...]:
+    """Return positions as sorted intervals."""
+    if isinstance(positions, range) and positions.step == 1:
+        return ((positions.start, positions.stop),) if positions else ()
+    out: list[Interval] = []
+    for p in sorted(set(positions)):
+        if out and out[-1][1] == p:
+            out[-1] = (out[-1][0], p + 1)
+        else:
+            out.append((p, p + 1))
+    return tuple(out)
+
+
+def first_outside(wanted: Iterable[Interval], have: tuple[Interval, ...], upto: int) -> int | None:
+    """Return the first position before ``upto`` that ``wanted`` has and ``have`` has not. Both are sorted."""
+    held = iter(have)
+    low, high = next(held, (upto, upto))
+    for start, end in wanted:
+        at, end = start, min(end, upto)
+        while at < end:
+            while high <= at:
+                low, high = next(held, (FAR << 8, FAR << 9))
+            if at < low:
+                return at
+            at = high
+    return None
+
+
+def contains(spans: tuple[Interval, ...], p: int) -> bool:
+    return any(low <= p < high for low, high in spans)
+
+
+def ends_of(spans: tuple[Interval, ...]) -> list[int]:
+    """Return the positions of intervals at which a mistake would show: the ends of each, and its middle."""
+    found: dict[int, None] = {}
+    for low, high in (*spans[:24], *spans[-8:]):
+        found |= dict.fromkeys(p for p in (low, low + 1, (low + high) // 2, high - 2, high - 1) if low <= p < high)
+    return list(found)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def numbers_in(*roots: Any) -> set[int]:
+    """Return the whole numbers above 1 that objects hold: in attributes, code, closures, defaults and globals."""
+    found: set[int] = set()
+    seen: set[int] = set()
+
+    def look(value: Any, depth: int) -> None:
+        if isinstance(value, bool | str | bytes | type | ModuleType) or depth > 5:
+            return
+        if isinstance(value, int | float):
+            if 1 < abs(value) <= FAR:
+                found.add(int(abs(value)))
+            return
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        for inner in _inside(value):
+            look(inner, depth + 1)
+
+    for root in roots:
+        look(root, 0)
+    return found
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """Yield what an object is made of, as far as numbers may stand in it."""
+    if isinstance(value, MethodType):
+        yield value.__func__
+        yield value.__self__
+    elif isinstance(value, FunctionType):
+        yield from value.__defaults__ or ()
+        yield from (value.__kwdefaults__ or {}).values()
+        yield value.__code__
+        for cell in value.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # it is not bound yet
+                continue
+        yield from (value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__)
+    elif isinstance(value, CodeType):
+        yield from value.co_consts
+    elif isinstance(value, Mapping):
+        yield from list(value.values())[:64]
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from list(value)[:64]
+    elif isinstance(value, range):
+        yield from (value.start, value.stop, value.step)
+    else:
+        if isinstance(value, Reach) and type(value).__module__ != Reach.__module__:
+            yield from (value.needs, value.until)
+            for kind in type(value).__mro__[:-1]:
+                yield from (each for each in vars(kind).values() if isinstance(each, int | float))
+        if attrs.has(type(value)):
+            yield from (getattr(value, field.name, None) for field in attrs.fields(type(value)))
+        yield from getattr(value, "__dict__", {}).values()
+
+
+# ---------------------------------------------------------------- answers
+
+
+class Probes:
+    """The answers of a case's reach and of its layers, each asked once, and the boundaries at which they are asked."""
+
+    def __init__(self, case: ComponentCase) -> None:
+        self._reach, self._reads = case.reach, case.truth.reads
+        self._needs: dict[int, tuple[Interval, ...]] = {}
+        self._read: dict[int, tuple[Interval, ...]] = {}
+        self._chance = random.Random(f"{case.seed} probes")
+        named = numbers_in(case.component(), self._reach, self._reads)
+        self.numbers = sorted(named | self._distances())
+        self.boundaries, self.bound = self._chosen()
+
+    def needs(self, n: int) -> tuple[Interval, ...]:
+        if n not in self._needs:
+            self._needs[n] = merged(self._answer(self._reach.needs, "needs", n))
+        return self._needs[n]
+
+    def reads(self, q: int) -> tuple[Interval, ...]:
+        """The positions before q that the layers read to compute the token at q."""
+        assert self._reads is not None
+        if q not in self._read:
+            spans = spans_of(self._answer(self._reads, "reads", q))
+            self._read[q] = tuple((low, min(high, q)) for low, high in spans if low < q)
+        return self._read[q]
+
+    @staticmethod
+    def _answer(function: Any, name: str, n: int) -> Any:
+        try:
+            return function(n)
+        except Exception as error:
+            raise LawBroken(f"{name}({n}) raises {type(error).__name__}: {error}") from error
+
+    def later(self, n: int) -> list[int]:
+        """Some tokens from n on: those that come next, and those that a number away from n reads or needs."""
+        found = {n, n + 1, n + 2, n + 7}
+        found |= {n + number + beside for number in self.numbers[:24] for beside in (-1, 0, 1)}
+        return sorted(q for q in found if n <= q <= FAR)
+
+    def _distances(self) -> set[int]:
+        """The numbers that the answers have in common: distances from the start and from the boundary, and steps."""
+        points = [777, 1500, 5000, 9999, 20011, 50021, 99991, FAR]
+        found: set[int] = set()
+        for name, function in (("needs", self._reach.needs), ("reads", self._reads)):
+            if function is None:
+                continue
+            counted: Counter[int] = Counter()
+            lows = []
+            end = time.monotonic() + SECONDS / 8
+            for n in points:
+                if time.monotonic() > end:
+                    break
+                answer = self._answer(function, name, n)
+                spans = merged(answer) if name == "needs" else spans_of(answer)
+                counted.update({each for low, high in spans[:64] for each in (low, high, n - low, n - high)})
+                lows += [low for low, _ in spans[-1:] if low]
+            found |= {number for number, times in counted.items() if times > 1 and 1 < number < FAR}
+            step = math.gcd(*lows) if len(lows) > 2 else 0
+            found |= {step} if step > 1 else set()
+        return found
+
+    def _chosen(self) -> tuple[tuple[int, ...], int]:
+        """Choose boundaries, and ask at them until the time is up. Return them with the largest one."""
+        numbers = [*self.numbers, *POWERS[8:]]
+        near = {number * times + beside for number in numbers for times in TIMES for beside in BESIDE}
+        near |= {one + other for one in self.numbers[:12] for other in self.numbers[:12]}
+        near |= {int(DENSE * (FAR / DENSE) ** self._chance.random()) for _ in range(60)}
+        far = sorted(n for n in near if DENSE <= n <= FAR)
+        if len(far) > MOST:
+            far = sorted(self._chance.sample(far, MOST))
+        taken, end = list(range(DENSE)), time.monotonic() + SECONDS
+        for n in far:
+            if time.monotonic() > end:
+                break
+            self.needs(n)
+            if self._reads is not None:
+                self.reads(n)
+            taken.append(n)
+        return tuple(taken), taken[-1]
+
+
+def probes_of(case: ComponentCase) -> Probes:
+    """Return the probes of a case, made once."""
+    if "probes" not in case.memo:
+        case.memo["probes"] = Probes(case)
+    found: Probes = case.memo["probes"]
+    return found
