@@ -40,6 +40,7 @@ from tests.support.broken_parts import (
     ByChance,
     ByTheClock,
     ByValue,
+    Clamps,
     ClearsAll,
     ClearsAnothersSlot,
     ClosedUpward,
@@ -57,6 +58,8 @@ from tests.support.broken_parts import (
     MutatesTheSplit,
     MutatesTheWalk,
     NoNumber,
+    OffTheGrid,
+    OnAGrid,
     OpBefore,
     OpWritesElsewhere,
     OwnPool,
@@ -74,10 +77,12 @@ from tests.support.broken_parts import (
     W,
     Widening,
     WritesInAHook,
+    decaying,
     raising,
 )
 
 WIDE = Buffer("k", (2, 8), "float32")
+FEW = Buffer("k", (2,), "bfloat16", range(2))
 SHARES, OWNS = (attrs.evolve(K, shared={5: owner}) for owner in (0, 1))
 RESTS = attrs.evolve(STATE, at_rest=0.01)
 
@@ -108,6 +113,7 @@ def rows() -> list[Broken]:
     writes, early = "law_the_manifest_has_all_that_the_layers_write", "law_until_is_the_last_boundary"
     itself, pure = "law_each_component_is_an_instance_of_its_own", "law_hooks_read_no_clock_and_take_no_random_number"
     idle = "law_the_reach_names_nothing_that_no_layer_reads"
+    on = "law_layers_go_on_from_what_is_stored"
     says = "law_the_manifest_says_what_content_depends_on"
     ahead, grid = "law_content_depends_on_no_later_token", "law_content_is_exact_on_the_grid"
     touch, keeps = "law_hooks_change_nothing_that_they_are_shown", "law_a_running_sequence_keeps_what_it_still_needs"
@@ -139,6 +145,7 @@ def rows() -> list[Broken]:
         ("a layer too many", of(buffers=(attrs.evolve(K, layers=(0, 1, 2)), V)), WINDOW, writes),
         ("the wrong owner is read", of(buffers=(SHARES, V)), attrs.evolve(WINDOW, buffers=(OWNS, V)), writes),
         ("it rests in too few bits", of(Component, Point, stored_as=Codec("int8", 0.5)), RESTS, writes),
+        ("a state of too few bits", of(reach=Point, buffers=(FEW,)), Truth(layers=decaying, grid=1), on),
         ("nobody says what its layers do", of(), Truth(ahead=0), "law_somebody_says_what_the_layers_do"),
         ("lookahead is understated", of(reach=Path), attrs.evolve(PATH, ahead=1), ahead),
         ("lookahead is one too small", of(lookahead=1), attrs.evolve(WINDOW, ahead=2), ahead),
@@ -157,6 +164,8 @@ def rows() -> list[Broken]:
         ("a hook changes the walk", of(MutatesTheWalk), WINDOW, touch),
         ("a hook changes a split's halves", of(MutatesTheSplit), WINDOW, touch),
         ("a hook writes content", of(WritesInAHook), WINDOW, touch),
+        ("a hook clamps content", of(Clamps), WINDOW, touch),
+        ("a validator is inverted", of(OffTheGrid, Point), attrs.evolve(STATE, grid=8), grid),
         ("a hook takes a slot", of(TakesASlot), WINDOW, touch),
         ("an op writes what it does not name", of(OpWritesElsewhere), WINDOW, touch),
         ("an op takes pages for one run", of(SeesOneRun), WINDOW, "law_no_hook_raises"),
@@ -236,6 +245,7 @@ ORIGINALS = {
     ),
     "entries of two tokens": (of(tokens_per_slot=2), attrs.evolve(WINDOW, tokens_per_entry=2)),
     "nothing shared": (of(reach=lambda: Window(1), shareable=False), attrs.evolve(WINDOW, reads=lambda q: ())),
+    "state on a grid, by a hook": (of(OnAGrid, Point), attrs.evolve(STATE, grid=8)),
     "states that rest as int8": (
         of(reach=Point, stored_as=Codec("int8", 0.008), buffers=(WIDE, V)),
         attrs.evolve(STATE, buffers=(WIDE, V), at_rest=0.008),

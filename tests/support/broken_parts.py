@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import torch
 
 from prefixloom import (
     Buffer,
@@ -37,6 +38,16 @@ WINDOW = Truth(reads=window_reads, ahead=0, grid=1, buffers=(K, V), tokens_per_e
 PATH = attrs.evolve(WINDOW, reads=range)
 SINKS = attrs.evolve(WINDOW, reads=lambda q: {*range(min(q, 2)), *window_reads(q)})
 STATE = Truth(grid=1, buffers=(K, V))
+
+
+def decaying(tokens: Any, start: int, end: int, buffers: Any, pages: Any) -> Any:
+    """Layers whose state decays and grows by each token, computed in float32."""
+    state, outputs = buffers["k"][:, pages[0]].float(), []
+    for token in tokens[start:end]:
+        state = 0.9 * state + token.float().sin()
+        outputs.append(state)
+    buffers["k"][:, pages[0]] = state
+    return torch.stack(outputs)
 
 
 # ---------------------------------------------------------------- reaches
@@ -175,6 +186,32 @@ class WritesInAHook(Component):
     @hookimpl
     def finalize_match_result(self, walk: Any) -> None:
         self.pool.buffers["k"][:, 0] = 1.0
+
+
+class Clamps(Component):
+    """Takes care that no value is too large, which most are not."""
+
+    pool: Any = None
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> None:
+        self.pool.buffers["k"].clamp_(-1e6, 1e6)
+
+
+class OnAGrid(Component):
+    """Exact at every eighth boundary, and says so by a hook in place of the manifest: right."""
+
+    @hookimpl
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: int(walk.boundary) // 8 * 8
+
+
+class OffTheGrid(Component):
+    """Accepts what it was to refuse."""
+
+    @hookimpl
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: int(walk.boundary) if walk.boundary % 8 else 0
 
 
 class TakesASlot(Component):

@@ -18,7 +18,8 @@ from .kit.bench import Failure
 from .kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
 from .kit.probes import DENSE
 from .kit.truth import Truth
-from .laws import facts, hooks, machine, reach, schedules, service
+from .kit.watching import watch
+from .laws import arithmetic, facts, hooks, machine, reach, schedules, service
 from .laws.hooks import quiet
 
 Law = Callable[[ComponentCase], None]
@@ -45,7 +46,7 @@ def law_somebody_says_what_the_layers_do(case: ComponentCase) -> None:
 
 FIRST = (facts.law_each_component_is_an_instance_of_its_own,)
 """Where one of these is broken, the component cannot be served, and no other law says more."""
-MODULES = (facts, reach, hooks, service, machine, schedules)
+MODULES = (facts, arithmetic, reach, hooks, service, machine, schedules)
 LATE = {hooks.law_hooks_are_called_when_the_contract_says, hooks.law_a_hook_that_raises_has_the_documented_consequence}
 """Laws that serve requests for components without hooks as well, where others say better what is wrong."""
 _ALL = [law for module in MODULES for law in _laws(module)]
@@ -77,6 +78,7 @@ def check_law(law: Law, case: ComponentCase) -> None:
     name, script = name_of(law), ""
     try:
         with quiet():
+            watch(case)
             law(case)
         return
     except (NotApplicable, Wasteful):
@@ -156,7 +158,8 @@ def untested(case: ComponentCase) -> list[str]:
     if probed is not None:
         out.append(f"the reach at boundaries past {probed.bound}, and at most of those past {DENSE}")
     out += [f"some orders of steps ({told})" for told in case.memo.get("orders", ())]
-    out.append("the arithmetic of the layers: run the toy model of prefixloom.testing.toy through a cache for that")
+    if case.truth.layers is None:
+        out.append("the arithmetic of the layers: give them in the Truth (layers=...), and the kit runs them")
     out.append("copies to a tier below the device: the kit composes none (T1, D1)")
     return out
 

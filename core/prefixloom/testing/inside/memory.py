@@ -22,6 +22,10 @@ STRANGE = -8
 """The number that is read where the content is not one that a test wrote."""
 
 
+SIZES = {"float64": 60, "float32": 60, "bfloat16": 60, "float16": 6}
+"""How many times the values of a pattern are doubled or halved at most, so that what clamps content is noticed."""
+
+
 class Memory:
     """The slots of one pool. ``entries``: how many entries a page has; 1 for states."""
 
@@ -113,7 +117,7 @@ def _within(buffer: Buffer, found: bytes, wanted: bytes, tolerance: float) -> bo
 
 
 def _some(buffer: Buffer, number: int, generator: torch.Generator) -> bytes:
-    """Return one layer's entry for a number: values that are exact in the dtype and of moderate size."""
+    """Return one layer's entry for a number: values that are exact in the dtype, of all sizes that layers may write."""
     dtype: torch.dtype = getattr(torch, buffer.dtype)
     if number == 0:
         return _bytes(torch.zeros(buffer.shape, dtype=dtype))
@@ -121,7 +125,9 @@ def _some(buffer: Buffer, number: int, generator: torch.Generator) -> bytes:
     bound = 1 << (22 if wide else 7)
     values = torch.randint(1 - bound, bound, buffer.shape, generator=generator)
     if dtype.is_floating_point:
-        return _bytes((values.double() / 64).to(dtype))
+        size = SIZES.get(buffer.dtype, 0)
+        sizes = torch.randint(-size, size + 1, buffer.shape, generator=generator)
+        return _bytes(torch.ldexp(values.double() / 64, sizes).to(dtype))
     return _bytes((values % 2 if dtype is torch.bool else values).to(dtype))
 
 

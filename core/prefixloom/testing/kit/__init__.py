@@ -2,6 +2,7 @@
 
     truth      ``Truth``: what the layers do, said without the component; imports neither torch nor pytest
     case       ``ComponentCase``, and how a broken law is reported; imports neither torch nor pytest
+    watching   layers that are run to find out what they read and write
     probes     the boundaries at which a reach is asked
     spy        a component in the place of another, which watches its hooks
     bench      a cache with the case's component, and a forward pass that reads and writes known content

@@ -20,6 +20,7 @@ import attrs
 
 from ...contract.reach import Interval, Reach, merged
 from .case import ComponentCase, LawBroken
+from .watching import gaps_of, watch
 
 DENSE = 320
 """Every boundary below this one is asked."""
@@ -140,11 +141,12 @@ class Probes:
     """The answers of a case's reach and of its layers, each asked once, and the boundaries at which they are asked."""
 
     def __init__(self, case: ComponentCase) -> None:
+        self._layers = watch(case)
         self._reach, self._reads = case.reach, case.truth.reads
         self._needs: dict[int, tuple[Interval, ...]] = {}
         self._read: dict[int, tuple[Interval, ...]] = {}
         self._chance = random.Random(f"{case.seed} probes")
-        named = numbers_in(case.component(), self._reach, self._reads)
+        named = numbers_in(case.component(), self._reach, self._reads, case.truth.layers)
         self.numbers = sorted(named | self._distances())
         self.boundaries, self.bound = self._chosen()
 
@@ -161,6 +163,34 @@ class Probes:
             self._read[q] = tuple((low, min(high, q)) for low, high in spans if low < q)
         return self._read[q]
 
+    @property
+    def watched(self) -> bool:
+        """Whether what is read has to be found out by running layers, which is slow."""
+        return self._reads is None
+
+    def read_outside(self, q: int, n: int) -> int | None:
+        """The first position before n that the token at q reads and ``needs(n)`` does not name."""
+        if not self.watched:
+            return first_outside(self.reads(q), self.needs(n), n)
+        assert self._layers is not None
+        return self._layers.first_heard(q, gaps_of(self.needs(n), n))
+
+    def is_read(self, p: int, q: int) -> bool:
+        """Whether the token at q reads position p."""
+        if not self.watched:
+            return contains(self.reads(q), p)
+        assert self._layers is not None
+        return self._layers.heard(q, [(p, p + 1)])
+
+    def served(self, dense: int, far: int) -> list[int]:
+        """The boundaries at which what is read is asked: all, or some of the small and of the far ones."""
+        if not self.watched:
+            return list(self.boundaries)
+        small, large = self.boundaries[:DENSE], self.boundaries[DENSE:]
+        near = [n for n in large if any(abs(n - number) < 3 for number in self.numbers)]
+        kept = sorted({*near[: far // 2], *self._chance.sample(large, min(far // 2, len(large)))})
+        return [*small[:40], *small[40 :: DENSE // dense], *kept]
+
     @staticmethod
     def _answer(function: Any, name: str, n: int) -> Any:
         try:
@@ -172,7 +202,8 @@ class Probes:
         """Some tokens from n on: those that come next, and those that a number away from n reads or needs."""
         found = {n, n + 1, n + 2, n + 7}
         found |= {n + number + beside for number in self.numbers[:24] for beside in (-1, 0, 1)}
-        return sorted(q for q in found if n <= q <= FAR)
+        later = sorted(q for q in found if n <= q <= FAR)
+        return [*later[:4], *later[4 :: max(1, len(later) // 6)]] if self.watched else later
 
     def _distances(self) -> set[int]:
         """The numbers that the answers have in common: distances from the start and from the boundary, and steps."""

@@ -33,6 +33,9 @@ class Truth:
                           read another's entries
     ``tokens_per_entry``  how many tokens one entry stands for
     ``at_rest``           the largest error of cached content that the layers bear, if it is stored in another form
+    ``layers``            the layers themselves, to be watched: ``layers(tokens, start, end, buffers, pages)`` computes
+                          the tokens [start, end) of one sequence, reads and writes ``buffers`` through the page
+                          numbers ``pages``, and returns their outputs. Then only ``grid`` is left to be said
 
     Where a fact is None, the kit believes what the component says and cannot find a mistake in it.
     """
@@ -43,10 +46,13 @@ class Truth:
     buffers: tuple[Buffer, ...] | None = attrs.field(default=None, converter=_buffers)
     tokens_per_entry: int | None = None
     at_rest: float | None = None
+    layers: Callable[..., Any] | None = None
 
     def untold(self, manifest: Manifest, has_states: bool) -> tuple[str, ...]:
         """Return the names of the facts that only the component states, of those that matter for it."""
-        idle = {"reads", "tokens_per_entry", "ahead"} if has_states else set()
+        idle = {"layers"} | ({"reads", "tokens_per_entry", "ahead"} if has_states else set())
+        if self.layers is not None:
+            idle |= {"reads", "ahead", "buffers", "tokens_per_entry"}
         if manifest.stored_as is None:
             idle.add("at_rest")
         return tuple(

@@ -170,6 +170,17 @@ def law_the_reach_covers_what_the_layers_read(case: ComponentCase) -> None:
     Clauses: P3, R9, R10.
     """
     probes = _told(case)
+    if not probes.watched:
+        _covered_where_all_is_small(case, probes)
+    for n in probes.served(40, 40):
+        for q in probes.later(n):
+            missed = probes.read_outside(q, n)
+            if missed is not None:
+                raise LawBroken(_missed(case, q, missed, n))
+
+
+def _covered_where_all_is_small(case: ComponentCase, probes: Probes) -> None:
+    """Compare every small boundary with every small token."""
     last: dict[int, int] = {}
     for q in range(DENSE // 2):
         for low, high in probes.reads(q):
@@ -179,17 +190,11 @@ def law_the_reach_covers_what_the_layers_read(case: ComponentCase) -> None:
         for p in range(n):
             if last.get(p, -1) >= n and not contains(now, p):
                 raise LawBroken(_missed(case, last[p], p, n))
-    for n in probes.boundaries[DENSE // 2 :]:
-        now = probes.needs(n)
-        for q in probes.later(n):
-            missed = first_outside(probes.reads(q), now, n)
-            if missed is not None:
-                raise LawBroken(_missed(case, q, missed, n))
 
 
 def _told(case: ComponentCase) -> Probes:
     case.only_pages()
-    if case.truth.reads is None:
+    if case.truth.reads is None and case.truth.layers is None:
         raise NotApplicable("nobody said what its layers read (Truth.reads): the reach is believed")
     return probes_of(case)
 
@@ -208,10 +213,11 @@ def law_the_reach_names_nothing_that_no_layer_reads(case: ComponentCase) -> None
     Clauses: R9, R10, L2.
     """
     probes = _told(case)
-    for n in probes.boundaries:
-        later = sorted({*probes.later(n), *range(n, min(n + 40, probes.bound))})
-        for p in ends_of(probes.needs(n)):
-            if not any(contains(probes.reads(q), p) for q in later) and not _read_far_on(probes, p, n):
+    for n in probes.served(8, 12):
+        later = sorted({*probes.later(n), *range(n, min(n + (4 if probes.watched else 40), probes.bound))})
+        ends = ends_of(probes.needs(n))
+        for p in ends[:: max(1, len(ends) // 4)] if probes.watched else ends:
+            if not any(probes.is_read(p, q) for q in later) and not _read_far_on(probes, p, n):
                 raise Wasteful(_idle(probes, p, n))
 
 
@@ -219,16 +225,18 @@ def _read_far_on(probes: Probes, p: int, n: int) -> bool:
     """Whether a token reads it that lies further on: a number away from the position, or at any other probe."""
     apart = (p + number * times for number in (*probes.numbers, *POWERS) for times in TIMES)
     every = itertools.chain(apart, range(n, min(n + DENSE, probes.bound)), probes.boundaries)
-    return any(contains(probes.reads(q), p) for q in every if n <= q <= 2 * FAR)
+    return any(probes.is_read(p, q) for q in every if n <= q <= 2 * FAR)
 
 
 def _idle(probes: Probes, p: int, n: int) -> str:
     """What such a position costs, told at a boundary that is as long as a prompt often is."""
+    told = (
+        f"needs({n}) names position {p}, and no token from {n} on reads it (asked up to {probes.bound}): it is kept, "
+        f"locked and moved for nothing, and boundaries without it are lost"
+    )
+    if probes.watched:
+        return told
     at = max((m for m in probes.boundaries if m <= max(n, 8192)), default=n)
     named = sum(high - low for low, high in probes.needs(at))
     read = {each for q in probes.later(at) for low, high in probes.reads(q) for each in range(low, min(high, at))}
-    return (
-        f"needs({n}) names position {p}, and no token from {n} on reads it (asked up to {probes.bound}): it is kept, "
-        f"locked and moved for nothing, and boundaries without it are lost. At {at}, {named} positions are named, and "
-        f"the tokens that follow read {len(read)} of them"
-    )
+    return f"{told}. At {at}, {named} positions are named, and the tokens that follow read {len(read)} of them"
