@@ -197,6 +197,8 @@ MUTANTS: tuple[Mutant, ...] = (
            "        return before.count(ABSENT) >= len(before) // 2", ("composition", "sinks and window in one", "3000")),
     Mutant("scattered needs are covered only for now", "tree/scatter_lane.py", "if self.reach.convex:\n            return self.spans(n)",
            "if True:\n            return self.spans(n)", ("composition", "shifted window, page 1", "1000")),
+    Mutant("what until says is read on", "tree/scatter_lane.py", "if self.reach.convex and self.reach.shape is None:",
+           "if False:", ("composition", "convex secret window", "1000")),
     Mutant("slack reaches into the window", "tree/partial_lane.py", "needed = end // page - self.tail(end) // page",
            "needed = 0", ("law", "law_every_answer_is_what_the_sets_say", "window")),
     Mutant("a trimmed node is not unlinked", "tree/partial_lane.py", "                emptied.append(slack.cell.node)",

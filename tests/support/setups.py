@@ -30,6 +30,19 @@ class Secret(Reach):
         return ((max(0, n - 6), n),) if n else ()
 
 
+class ConvexSecret(Secret):
+    """The same window, which says that it is convex and still not when a position is no longer needed."""
+
+    convex = True
+
+
+class ConvexLate(ConvexSecret):
+    """The same window, which says of each position that it is needed for longer than it is."""
+
+    def until(self, p: int) -> float:
+        return p + 21
+
+
 class Nothing(Reach):
     """Needs nothing at any boundary, and does not know until when."""
 
@@ -145,6 +158,8 @@ def setups() -> dict[str, Setup]:
         "strided": make(parts(Strided(), Path())),
         "secret window": make(parts(Secret(), Path()), policy="lfu"),
         "secret window alone": make(parts(Secret())),
+        "convex secret window": make(parts(ConvexSecret(), Path()), page=1, tokens=40),
+        "convex window with a late until": make(parts(ConvexLate()), tokens=48, max_rewind=3),
         "bare path": make(parts(BarePath())),
         "window or strided": make(parts(Path(), Window(3) | Strided()), page=1, tokens=44),
         "different pages": make(

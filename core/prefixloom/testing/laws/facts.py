@@ -146,7 +146,8 @@ def law_closed_upward_is_true(case: ComponentCase) -> None:
 
 
 def law_convex_is_true(case: ComponentCase) -> None:
-    """A reach that says ``convex`` needs a position at every boundary from just after it to the last that needs it.
+    """A reach that says ``convex`` needs a position at every boundary from just after it to the last that needs it, and
+    this is its ``until``.
 
     Clauses: R13.
     """
@@ -162,6 +163,13 @@ def law_convex_is_true(case: ComponentCase) -> None:
                     f"it says convex, and position {p} is not needed at {n} and is again at {last[p]}: the search for "
                     f"a boundary would jump past this. Leave convex out"
                 )
+    for p, seen in last.items():
+        until = case.reach.until(p)
+        if seen < HORIZON and until > seen:
+            raise LawBroken(
+                f"it says convex, and until({p}) is {until}, but no boundary after {seen} needs position {p}: from "
+                f"just behind it, every boundary up to until needs it. Let until({p}) be {seen}, or leave convex out"
+            )
 
 
 def law_the_reach_covers_what_the_layers_read(case: ComponentCase) -> None:

@@ -60,10 +60,13 @@ class Facts:
         return known
 
     def outlook(self, n: int) -> frozenset[int]:
-        """Return the pages before ``n`` that resuming at ``n`` or any later boundary may need. A lease covers these."""
+        """Return the pages before ``n`` that resuming at ``n`` or any later boundary may need. A lease covers these.
+
+        Where the reach is convex, no later boundary needs more than ``n`` does, whatever ``until`` says.
+        """
         known = self._outlook.get(n)
         if known is None:
-            later = () if self.boundary else range(-(-n // self.page))
+            later = () if self.boundary or self.reach.convex else range(-(-n // self.page))
             known = self.needed(n) | {index for index in later if self.ever_needed_from(index, n)}
             self._outlook[n] = known
         return known
