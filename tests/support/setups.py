@@ -86,6 +86,11 @@ class Setup:
         """Prompts are up to so long."""
         return self.tokens * 5 // 8
 
+    @property
+    def lookahead(self) -> int:
+        """How many tokens content looks ahead at."""
+        return max(facts.get("lookahead", 0) for _, _, facts in self.parts)
+
     def compose(self) -> Any:
         plugins = [
             Component(name, Manifest([Buffer("content", (), "int64")], **facts), reach)
@@ -125,6 +130,7 @@ def setups() -> dict[str, Setup]:
         "path, groups of 2": make(parts(Path(), a={"tokens_per_slot": 2}), policy="fifo"),
         "path, lookahead 1": make(parts(Path(), Path(), b={"lookahead": 1}), policy="lru"),
         "path and window, lookahead 2": make(parts(Path(), Window(7), b={"lookahead": 2}), page=1, tokens=40),
+        "lookahead 1, rewind": make(parts(Path(), Window(7), b={"lookahead": 1}), page=1, tokens=40, max_rewind=4),
         "path and window": make(parts(Path(), Window(9)), own={"b": 48}),
         "path and window, page 1, priority": make(parts(Path(), Window(6)), page=1, policy="priority", tokens=44),
         "path and window, rewind": make(parts(Path(), Window(6)), max_rewind=5),

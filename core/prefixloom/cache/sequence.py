@@ -243,6 +243,8 @@ class Sequence(Handle):
         if core.shape.max_rewind and upto > running.committed:  # what a device chose in an earlier step is past
             for _, holding in running.states:
                 holding.accepted = False
+        if running.looks is not None:
+            running.looks.computed(running.looks.alone, upto, running.names.count)
         commit(core, running, upto)
         if core.watcher is not None:
             core.leave("commit")
@@ -265,7 +267,7 @@ class Sequence(Handle):
             raise ProtocolError(
                 f"{self!r} cannot publish {upto}: it must be a multiple of {core.shape.page} from {running.published} "
                 f"to {limit} (named {running.names.count}, committed {running.committed}"
-                + (f", lookahead {lookahead})" if lookahead else ")")
+                + (f", of which {running.complete} complete, lookahead {lookahead})" if lookahead else ")")
             )
         if upto > running.published:
             publish(core, running, upto)

@@ -163,7 +163,8 @@ class Operations(SequenceOperations):
             set(pending) if boundary else set(),
         )
         run.tracks = {name: [] for name in pending}
-        run.deepest = run.floor = boundary
+        run.deepest = run.floor = run.complete = boundary
+        run.alone = run.named
         run.cover = {name: [] for name in self.facts}
         self.extend(run, len(tokens) + self.model.lookahead)
         self.running.append(run)
