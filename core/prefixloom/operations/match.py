@@ -13,7 +13,7 @@ from ..contract.identity import MARK
 from ..contract.reach import Interval
 from ..contract.values import Claim, WalkView
 from ..errors import InputError, ProtocolError
-from ..tree.keys import TOKEN_BYTES, Span, Tokens, encode, namespace_of, spans_in
+from ..tree.keys import TOKEN_BYTES, Span, Tokens, encode, namespace_of, spans_of
 from ..tree.radix import Node, climb
 from ..tree.state_lane import StateLane
 from .room import Wanted
@@ -36,8 +36,8 @@ def ask(core: Core, tokens: Any, namespace: str, leave: int, extra: Extra) -> Ma
     single = None
     spans: tuple[Span, ...] = ()
     lookahead = core.shape.lookahead
-    if extra:
-        spans = spans_in(extra, len(tokens) // TOKEN_BYTES)
+    if extra or tokens.extra:
+        spans = spans_of(tokens, extra)
         single = core.keys.with_extra(tokens, spans)
         key = core.keys.widen(single)
     elif lookahead:

@@ -25,8 +25,8 @@ from ..device.streams import Stream, stream_for
 from ..errors import InputError, ProtocolError
 from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Span, Tokens
 from ..tree.lane import Lane, PageLane
+from ..tree.lookahead import Lookahead
 from ..tree.radix import Counted, Node, Root, Tree, unlink
-from .lookahead import Lookahead
 from .plugin_calls import PluginCalls
 from .tables import Tables
 from .tier_answers import Restored, TierStats
@@ -325,7 +325,7 @@ class Running(Hold):
         self.work = self.failed = None
         self.held = held
         self.row = -1
-        self.names = NamedTokens(core.keys, match.tokens, match.key, match.single)
+        self.names = NamedTokens(core.keys, match.tokens, match.key, match.single, match.extra)
         self.planned = self.open_steps = 0
         self.lost = False
         self.reached = match.reached

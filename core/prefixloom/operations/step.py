@@ -26,8 +26,8 @@ from ..device.streams import Stream
 from ..errors import CapacityError, InputError, PluginError, ProtocolError
 from ..tree.holdings import StateHolding, Track
 from ..tree.lane import Lane
+from ..tree.lookahead import Lookahead, Seen
 from ..tree.state_lane import StateLane
-from .lookahead import Lookahead, Seen
 from .retain import commit
 from .room import make_room
 from .state import CLEAR, Core, Hold, Running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 from functools import cache as memoised
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from ..inside.backdoor import anchor, has_plugin_ops, needs_a_step, unfilled
 from ..inside.memory import POISON
 from ..kit.bench import PlannedStepError
 from .comparison import ComparedCache
-from .sets import Facts, ModelSequence, Piece
+from .sets import Facts, ModelSequence, Piece, with_extra
 from .view import require
 
 DOCUMENTS = 4
@@ -122,15 +123,23 @@ class SequenceOperations(ComparedCache):
                 require(got == fresh[name], "%s: arriving pages %s, not %s", name, got, fresh[name])
                 run.absent.setdefault(name, set()).update(set(range(first[name], len(run.sequence.pages(name)))) - got)
 
-    def do_append(self, number: int, count: int) -> None:
+    def do_append(self, number: int, count: int, key: Hashable = None) -> None:
+        """Name ``count`` tokens, the second and all that follow it with the extra key ``key`` if there is one."""
         run = self.pick(number)
         if run is None:
             return
         self.extend(run, run.named + count + self.model.lookahead)
         more = run.future[run.named : run.named + count]
         if any(isinstance(token, tuple) for token in more):
-            return  # an extra key, which append cannot express
-        run.sequence.append(more)
+            return  # they were opened with an extra key, and taken back
+        unseen = run.reserved <= run.named and run.chosen_from < 0
+        spans = ((1, count, key),) if key is not None and unseen else ()
+        if spans:  # no layer has these tokens yet
+            run.future[run.named :] = with_extra(more, spans)  # type: ignore[arg-type]
+            del run.ids[run.named + 1 :]
+            self.extend(run, run.named + count + self.model.lookahead)
+            self.count("append with a key")
+        run.sequence.append(more, extra=spans)
         run.named += count
         self.compare("append")
 

@@ -132,7 +132,8 @@ class Writer:
         self.say("arrive", self.below(5), 1 + self.below(self.longest))
 
     def append(self) -> None:
-        self.say("append", self.below(5), self.chance.choice((1, 1, 2, 4, 9)))
+        number, count = self.below(5), self.chance.choice((1, 1, 2, 4, 9))
+        self.say("append", number, count, *(EXTRA_KEYS[number % 4 : number % 4 + 1] if count > 2 else ()))
 
     def step(self) -> None:
         self.say("step", self.chance.choice((31, 31, 1, 2, 3, 5)), self.below(9))
