@@ -150,7 +150,7 @@ def search(core: Core, match: Match, most: int) -> None:
 def _narrow(core: Core, match: Match, node: Node, boundary: int) -> tuple[Node, int, str | None]:
     """Ask the plugins' validators. A lower boundary goes through the lanes again; a higher one is no answer."""
     for name, validator in core.shape.validators:
-        view = WalkView(match.namespace, boundary, match.count, match.walked)
+        view = WalkView(match.namespace, boundary, match.count, match.walked, extra=match.extra)
         lower = validated(core, name, validator, view)
         if lower < boundary:
             return climb(node, lower), lower, name
@@ -183,7 +183,7 @@ def _ask_claims(core: Core, match: Match) -> None:
 def claims_at(core: Core, match: Match, boundary: int) -> tuple[tuple[Claim | None, ...], str | None]:
     """What the components claim at ``boundary``, and who rejects it. 0 cannot be rejected."""
     page = core.shape.page
-    view = WalkView(match.namespace, boundary, match.count, match.walked)
+    view = WalkView(match.namespace, boundary, match.count, match.walked, extra=match.extra)
     claims: list[Claim | None] = []
     for lane in core.shape.lanes:
         hook = lane.hooks.finalize_match_result

@@ -30,7 +30,7 @@ def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
     if match.extra:
         _name_extra(core, match)
     node = anchor(core, match)
-    receipts = ask_receipts(core, match.namespace, node.end) if shape.has_lock_hooks else None
+    receipts = ask_receipts(core, match.namespace, node.end, match.extra) if shape.has_lock_hooks else None
     with_slots = not shape.open_takes_more  # all running states have their slots at once, or none before there is room
     for point in shape.state_lanes:
         if point.per_sequence > point.live.at_hand:

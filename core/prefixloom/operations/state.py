@@ -208,7 +208,7 @@ class Match:
     restorable: int
 
     def __init__(
-        self, tokens: Tokens, key: bytes, single: bytes | None, namespace: str, most: int, extra: Many[Span] = ()
+        self, tokens: Tokens, key: bytes, single: bytes | None, namespace: str, most: int, extra: tuple[Span, ...] = ()
     ) -> None:
         self.tokens = tokens
         self.key = key

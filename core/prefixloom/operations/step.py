@@ -548,7 +548,14 @@ def deferred_ops(core: Core, sequences: Many[Running]) -> list[Op]:
         hook = lane.hooks.deferred_forward_ops
         if hook is not None:
             batch = tuple(
-                WalkView(each.namespace, each.committed, each.names.count, each.reserved, each.published)
+                WalkView(
+                    each.namespace,
+                    each.committed,
+                    each.names.count,
+                    each.reserved,
+                    each.published,
+                    extra=each.names.extra,
+                )
                 for each in sequences
             )
             more = core.plugins.ask(lane, "deferred_forward_ops", tuple, hook, batch) or ()

@@ -239,6 +239,34 @@ class KeyMaker:
         """By number: the extra key, the token or number that it replaces, and whether its span begins there."""
         return self._meant
 
+    def extra_in(self, key: bytes, start: int) -> tuple[Span, ...]:
+        """The extra keys of the positions from ``start`` on whose elements are ``key``, each cut off where ``key`` is.
+
+        Those of one position are in the order in which they were given.
+        """
+        if not self._meant or key[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
+            return ()
+        found: list[tuple[int, int, Hashable]] = []
+        open_before: dict[Hashable, list[int]] = {}  # by key: the places in ``found`` of the spans that end here
+        for at, number in enumerate(array("i", key)[:: self.lookahead + 1], start):
+            layers = []
+            while number in self._meant:
+                extra_key, number, first = self._meant[number]
+                layers.append((extra_key, first))
+            still_open: dict[Hashable, list[int]] = {}
+            for extra_key, first in reversed(layers):
+                exact = _exact(extra_key)
+                goes_on = [] if first else open_before.get(exact, [])
+                if goes_on:
+                    place = goes_on.pop(0)
+                    found[place] = (found[place][0], at + 1, extra_key)
+                else:
+                    place = len(found)
+                    found.append((at, at + 1, extra_key))
+                still_open.setdefault(exact, []).append(place)
+            open_before = still_open
+        return tuple(found)
+
     def meaning(self, page: bytes) -> tuple[bytes, bytes] | None:
         """A page of elements in a form that is the same in every process: (without these numbers, their meaning).
 
