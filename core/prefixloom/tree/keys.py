@@ -240,10 +240,7 @@ class KeyMaker:
         return self._meant
 
     def extra_in(self, key: bytes, start: int) -> tuple[Span, ...]:
-        """The extra keys of the positions from ``start`` on whose elements are ``key``, each cut off where ``key`` is.
-
-        Those of one position are in the order in which they were given.
-        """
+        """The extra keys of the positions from ``start`` on whose elements are ``key``, cut off where ``key`` is."""
         if not self._meant or key[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
             return ()
         found: list[tuple[int, int, Hashable]] = []
