@@ -356,16 +356,16 @@ class Step:
         finally:
             core.flight.end(self._work, stream, followers, self)
         if kind is None:
+            self._commit()
             if self.role == "draft" and not refused:
                 for looks, seen in self._seen:
                     looks.caught_up(seen)
-            self._commit()
         if core.watcher is not None:
             core.leave("step")
 
     def _commit(self) -> None:
         """What the layers compute is committed, but for what was taken back since."""
-        for (looks, seen), (running, _, end) in zip(self._seen, self._begun, strict=False):
+        for (looks, seen), (running, _, end) in zip(self._seen, self._begun, strict=False):  # a draft step begins none
             if running.core is not None:
                 looks.computed(seen, max(running.committed, min(end, running.planned)), running.names.count)
         begun = iter(self._begun)
