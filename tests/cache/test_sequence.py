@@ -270,19 +270,6 @@ def test_commit_stays_between_what_was_computed_and_what_is_reserved() -> None:
         sequence.commit(5)
 
 
-def test_with_lookahead_the_last_boundary_waits_for_its_next_token() -> None:
-    cache = cache_of(part("path", Path(), lookahead=1))
-    with cache.open(TOKENS[:8]) as sequence:
-        finish(sequence)
-        assert sequence.publishable == 4
-        with pytest.raises(ProtocolError, match="lookahead 1"):
-            sequence.publish(8)
-        sequence.append([8])
-        assert sequence.publish() == 8
-    assert (cache.peek(TOKENS[:9]), cache.peek(TOKENS[:8])) == (8, 4)
-    settle(cache)
-
-
 # ---------------------------------------------------------------- rewinding
 
 

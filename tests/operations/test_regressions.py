@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefixloom import Chunk, Path, Point, ProtocolError, Sinks, Window
+from prefixloom import Chunk, Path, Point, ProtocolError, Reach, Sinks, Window
 from tests.support.helpers import cache_of, part, run, serve, serve_tightly, settle
 
 TOKENS = list(range(100, 140))
@@ -67,6 +67,37 @@ def test_what_a_shifted_window_will_need_later_is_covered_now() -> None:
     run(sequence, 8)
     sequence.close()
     assert cache.peek(TOKENS) == 20
+
+
+class KeptForLonger(Reach):
+    """A window of 7 that is convex, and says of each position that it is needed for longer than it is."""
+
+    convex = True
+
+    def __init__(self, longer: float) -> None:
+        self.longer = longer
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        return ((max(0, n - 6), n),) if n else ()
+
+    def until(self, p: int) -> float:
+        return p + 6 + self.longer
+
+
+@pytest.mark.parametrize("longer", [9, float("inf")])
+def test_a_page_table_lists_nothing_that_its_lease_does_not_cover(longer: float) -> None:
+    """What a convex reach does not need at a published boundary is evicted, whatever its ``until`` says."""
+    cache = cache_of(part("near", KeptForLonger(longer)))
+    with cache.open(TOKENS) as sequence:
+        for _ in range(4):
+            run(sequence, 8)
+            sequence.publish()
+        cache.evict({"near": 64})
+        listed = {slot for slot in sequence.pages("near") if slot >= 0}
+        assert not listed & set(cache.pool("near").free_ids())
+        assert len(listed) == 2
+        run(sequence, 8)
+    assert cache.peek([*TOKENS, 1]) == 40
 
 
 def test_a_plan_from_before_a_flush_is_refused() -> None:

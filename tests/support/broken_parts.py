@@ -96,6 +96,10 @@ class ConvexAndNot(Reach):
         return tuple((low, min(low + 4, n)) for low in range(n // 4 % 2 * 4, n, 8))
 
 
+class ConvexAndLate(Plain):
+    convex, late = True, 4
+
+
 class StateWithPositions(Reach):
     unit = "boundary"
 

@@ -30,6 +30,19 @@ class Secret(Reach):
         return ((max(0, n - 6), n),) if n else ()
 
 
+class ConvexSecret(Secret):
+    """The same window, which says that it is convex and still not when a position is no longer needed."""
+
+    convex = True
+
+
+class ConvexLate(ConvexSecret):
+    """The same window, which says of each position that it is needed for longer than it is."""
+
+    def until(self, p: int) -> float:
+        return p + 21
+
+
 class Nothing(Reach):
     """Needs nothing at any boundary, and does not know until when."""
 
@@ -73,6 +86,11 @@ class Setup:
         """Prompts are up to so long."""
         return self.tokens * 5 // 8
 
+    @property
+    def lookahead(self) -> int:
+        """How many tokens content looks ahead at."""
+        return max(facts.get("lookahead", 0) for _, _, facts in self.parts)
+
     def compose(self) -> Any:
         plugins = [
             Component(name, Manifest([Buffer("content", (), "int64")], **facts), reach)
@@ -112,6 +130,7 @@ def setups() -> dict[str, Setup]:
         "path, groups of 2": make(parts(Path(), a={"tokens_per_slot": 2}), policy="fifo"),
         "path, lookahead 1": make(parts(Path(), Path(), b={"lookahead": 1}), policy="lru"),
         "path and window, lookahead 2": make(parts(Path(), Window(7), b={"lookahead": 2}), page=1, tokens=40),
+        "lookahead 1, rewind": make(parts(Path(), Window(7), b={"lookahead": 1}), page=1, tokens=40, max_rewind=4),
         "path and window": make(parts(Path(), Window(9)), own={"b": 48}),
         "path and window, page 1, priority": make(parts(Path(), Window(6)), page=1, policy="priority", tokens=44),
         "path and window, rewind": make(parts(Path(), Window(6)), max_rewind=5),
@@ -145,6 +164,8 @@ def setups() -> dict[str, Setup]:
         "strided": make(parts(Strided(), Path())),
         "secret window": make(parts(Secret(), Path()), policy="lfu"),
         "secret window alone": make(parts(Secret())),
+        "convex secret window": make(parts(ConvexSecret(), Path()), page=1, tokens=40),
+        "convex window with a late until": make(parts(ConvexLate()), tokens=48, max_rewind=3),
         "bare path": make(parts(BarePath())),
         "window or strided": make(parts(Path(), Window(3) | Strided()), page=1, tokens=44),
         "different pages": make(

@@ -138,11 +138,17 @@ class Cache:
         options = {"namespace": namespace, "label": label, **options}
         return open_session(self._sessions(), self, model, ids, options)
 
-    def step(self, sequences: Many[Sequence], role: Literal["target", "draft"] = "target") -> Step:
-        """The program of one forward pass over ``sequences``."""
+    def step(self, sequences: Many[Sequence], role: Literal["target", "draft"] = "target", *, ahead: int = 0) -> Step:
+        """The program of one forward pass over ``sequences``.
+
+        ``ahead``: with a lookahead, how many tokens behind the last of each sequence its layers have, though they are
+        not named yet, since the layers choose them: behind each position they write with the token that they chose.
+        """
         core = self._core
         if role != "target" and role != "draft":
             raise InputError(f"a step's role is 'target' or 'draft', got {role!r}")
+        if ahead.__class__ is not int or ahead < 0 or (ahead and role == "draft"):
+            raise InputError(f"ahead takes a number of tokens that a target step chooses, from 0 up; got {ahead!r}")
         if sequences.__class__ is not tuple and not isinstance(sequences, (list, tuple)):
             raise InputError(f"a step takes a list of sequences, got {sequences!r}")
         if core.guarded:
@@ -157,7 +163,7 @@ class Cache:
             if running.lost and role == "target":
                 running.check_states()
             rows.append(running)
-        return Step(core, rows, role, sequences)
+        return Step(core, rows, role, sequences, ahead)
 
     # ------------------------------------------------------------ room
     def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:

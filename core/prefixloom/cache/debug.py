@@ -96,6 +96,8 @@ class Debug:
             if running.core is not None:
                 if step.role == "draft":
                     start, end = running.committed, running.reserved
+                if lane.part.manifest.lookahead:  # what waited for a token that is named by now is written again
+                    start = min(start, running.complete)
                 holding = running.held[lane.index]
                 lane.touches(holding, start, end, reads, writes)
                 if step.role == "draft" and lane.unit == "boundary":

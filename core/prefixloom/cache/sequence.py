@@ -14,6 +14,8 @@ from typing import Any
 
 from ..device.handles import Handle, dropped_without_release
 from ..errors import InputError, ProtocolError
+from ..operations.match import Extra
+from ..operations.open import append
 from ..operations.publish import close, publish
 from ..operations.retain import commit, rewind
 from ..operations.room import grow, grow_arriving
@@ -21,7 +23,7 @@ from ..operations.state import Core, Running
 from ..operations.step import check_alone, fill_alone
 from ..operations.teardown import give_back
 from ..operations.tier_answers import Restored
-from ..tree.keys import Tokens, encode
+from ..tree.keys import Tokens
 
 
 class Sequence(Handle):
@@ -137,7 +139,7 @@ class Sequence(Handle):
 
     @property
     def tokens(self) -> Tokens:
-        """The named tokens, encoded: what a conversation's next turn extends."""
+        """The named tokens, encoded, with their extra keys: what a conversation's next turn extends."""
         return self._running.names.tokens
 
     def pages(self, component: str) -> list[int]:
@@ -200,12 +202,15 @@ class Sequence(Handle):
             f"{lane.pool.capacity * lane.page}"
         )
 
-    def append(self, tokens: Any) -> None:
-        """Name the tokens that follow the named ones."""
+    def append(self, tokens: Any, *, extra: Extra = ()) -> None:
+        """Name the tokens that follow the named ones.
+
+        ``extra``: (start, end, key) spans of these tokens, as ``open`` takes them; 0 is the first that is appended.
+        """
         core, running = self._core, self._running
         if running.core is None or core.guarded:
             self._enter()
-        running.names.append(tokens if tokens.__class__ is Tokens else encode(tokens))
+        append(core, running, tokens, extra)
         if core.watcher is not None:
             core.leave("append")
 
@@ -243,6 +248,8 @@ class Sequence(Handle):
         if core.shape.max_rewind and upto > running.committed:  # what a device chose in an earlier step is past
             for _, holding in running.states:
                 holding.accepted = False
+        if running.looks is not None:
+            running.looks.computed(running.looks.alone, upto, running.names.count)
         commit(core, running, upto)
         if core.watcher is not None:
             core.leave("commit")
@@ -265,7 +272,7 @@ class Sequence(Handle):
             raise ProtocolError(
                 f"{self!r} cannot publish {upto}: it must be a multiple of {core.shape.page} from {running.published} "
                 f"to {limit} (named {running.names.count}, committed {running.committed}"
-                + (f", lookahead {lookahead})" if lookahead else ")")
+                + (f", of which {running.complete} complete, lookahead {lookahead})" if lookahead else ")")
             )
         if upto > running.published:
             publish(core, running, upto)

@@ -6,7 +6,7 @@ anything moves, or after everything has moved. An error of a policy is counted, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import attrs
 
@@ -24,6 +24,7 @@ class StateView:
     ``kept``       the number of boundaries above it that have a state
     ``at_branch``  whether prompts diverge here, according to the match or to the tree
     ``last``       whether the sequence ends and this is the deepest state that it leaves
+    ``extra``      the (start, end, key) spans before the boundary that have an extra key
     """
 
     component: str
@@ -33,6 +34,7 @@ class StateView:
     kept: int = 0
     at_branch: bool = False
     last: bool = False
+    extra: tuple[tuple[int, int, Hashable], ...] = ()
 
 
 @attrs.frozen

@@ -6,7 +6,7 @@ a pool, so it can be kept, compared and printed after the operation that made it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -16,6 +16,9 @@ from .manifest import Manifest
 from .reach import Interval, Reach
 
 Tier = Literal["device", "host", "storage"]
+
+ExtraKey = tuple[int, int, Hashable]
+"""The positions [start, end), whose content depends on more than their tokens, and the key that stands for it."""
 
 Phase = Literal["backup", "load", "store", "prefetch", "hand_over"]
 
@@ -185,6 +188,7 @@ class WalkView:
     ``start``       where the part in question begins: 0 for a match, the last published boundary for an insert
     ``at_branch``   whether prompts diverge at the boundary
     ``last``        whether the sequence ends with this publication
+    ``extra``       the (start, end, key) spans of the tokens that were named with an extra key
     """
 
     namespace: str
@@ -194,25 +198,31 @@ class WalkView:
     start: int = 0
     at_branch: bool = False
     last: bool = False
+    extra: tuple[ExtraKey, ...] = ()
 
 
 @attrs.frozen
 class NodeView:
-    """A node as a hook sees it: its tokens [start, end), counted from the root, and what one component keeps there."""
+    """A node as a hook sees it: its tokens [start, end), counted from the root, and what one component keeps there.
+
+    ``extra`` are the spans of these tokens that have an extra key, cut off where the node is.
+    """
 
     start: int
     end: int
     pages: int
     leases: int
     tier: Tier = "device"
+    extra: tuple[ExtraKey, ...] = ()
 
 
 @attrs.frozen
 class AnchorView:
-    """A boundary that a lease is about to cover."""
+    """A boundary that a lease is about to cover. ``extra`` are the spans before it that have an extra key."""
 
     namespace: str
     boundary: int
+    extra: tuple[ExtraKey, ...] = ()
 
 
 # ---------------------------------------------------------------- ops
@@ -300,12 +310,16 @@ class Transfer:
 
 @attrs.frozen
 class TransferPlan:
-    """The transfers of one operation between two tiers. ``boundary`` is the deepest end of any of them."""
+    """The transfers of one operation between two tiers. ``boundary`` is the deepest end of any of them.
+
+    ``extra`` are the spans before it that have an extra key.
+    """
 
     phase: Phase
     namespace: str
     boundary: int
     transfers: tuple[Transfer, ...]
+    extra: tuple[ExtraKey, ...] = ()
 
 
 @attrs.frozen

@@ -7,6 +7,7 @@ what a component keeps.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -14,8 +15,9 @@ from ..contract.identity import means
 from ..contract.values import AnchorView, Receipt, Touch
 from ..device.handles import dropped_without_release
 from ..errors import ProtocolError
+from ..tree.keys import Span, clipped
 from ..tree.lane import Lane
-from ..tree.radix import Node, Root, descendants, unlink
+from ..tree.radix import Node, Root, descendants, path_key, unlink
 from .state import Core, Hold
 
 
@@ -67,7 +69,9 @@ class Lease(Hold):
 
 def acquire(core: Core, node: Node, namespace: str) -> Lease:
     """A lease at the end of ``node``. If a hook or a reach raises, nothing is covered."""
-    receipts = ask_receipts(core, namespace, node.end) if core.shape.has_lock_hooks else None
+    receipts = None
+    if core.shape.has_lock_hooks:
+        receipts = ask_receipts(core, namespace, node.end, core.keys.extra_in(path_key(node), 0))
     covers = [*core.shape.no_records]
     try:
         for lane in core.shape.lanes:
@@ -96,9 +100,12 @@ def standing_for_copies(core: Core) -> Hold:
     return hold
 
 
-def ask_receipts(core: Core, namespace: str, boundary: int) -> list[Receipt | None]:
-    """What the plugins want covered at ``boundary``; asked first, so that a failure changes nothing."""
-    view = AnchorView(namespace, boundary)
+def ask_receipts(core: Core, namespace: str, boundary: int, extra: Iterable[Span]) -> list[Receipt | None]:
+    """What the plugins want covered at ``boundary``; asked first, so that a failure changes nothing.
+
+    ``extra`` are the extra keys there are, of which the plugins see what lies before the boundary.
+    """
+    view = AnchorView(namespace, boundary, clipped(extra, 0, boundary))
     receipts: list[Receipt | None] = []
     for lane in core.shape.lanes:
         hook = lane.hooks.acquire_component_lock

@@ -13,7 +13,7 @@ from ..contract.identity import MARK
 from ..contract.reach import Interval
 from ..contract.values import Claim, WalkView
 from ..errors import InputError, ProtocolError
-from ..tree.keys import TOKEN_BYTES, Span, Tokens, encode, namespace_of, spans_in
+from ..tree.keys import TOKEN_BYTES, Span, Tokens, encode, namespace_of, spans_of
 from ..tree.radix import Node, climb
 from ..tree.state_lane import StateLane
 from .room import Wanted
@@ -36,8 +36,8 @@ def ask(core: Core, tokens: Any, namespace: str, leave: int, extra: Extra) -> Ma
     single = None
     spans: tuple[Span, ...] = ()
     lookahead = core.shape.lookahead
-    if extra:
-        spans = spans_in(extra, len(tokens) // TOKEN_BYTES)
+    if extra or tokens.extra:
+        spans = spans_of(tokens, extra)
         single = core.keys.with_extra(tokens, spans)
         key = core.keys.widen(single)
     elif lookahead:
@@ -150,7 +150,7 @@ def search(core: Core, match: Match, most: int) -> None:
 def _narrow(core: Core, match: Match, node: Node, boundary: int) -> tuple[Node, int, str | None]:
     """Ask the plugins' validators. A lower boundary goes through the lanes again; a higher one is no answer."""
     for name, validator in core.shape.validators:
-        view = WalkView(match.namespace, boundary, match.count, match.walked)
+        view = WalkView(match.namespace, boundary, match.count, match.walked, extra=match.extra)
         lower = validated(core, name, validator, view)
         if lower < boundary:
             return climb(node, lower), lower, name
@@ -183,7 +183,7 @@ def _ask_claims(core: Core, match: Match) -> None:
 def claims_at(core: Core, match: Match, boundary: int) -> tuple[tuple[Claim | None, ...], str | None]:
     """What the components claim at ``boundary``, and who rejects it. 0 cannot be rejected."""
     page = core.shape.page
-    view = WalkView(match.namespace, boundary, match.count, match.walked)
+    view = WalkView(match.namespace, boundary, match.count, match.walked, extra=match.extra)
     claims: list[Claim | None] = []
     for lane in core.shape.lanes:
         hook = lane.hooks.finalize_match_result

@@ -3,6 +3,8 @@
 The lease is taken and the holdings are made in one move, component by component: first those of pages, which read what
 the lease covers and own nothing yet, then those of states, which get slots if so many are at hand. If a reach or a hook
 raises, or a slot cannot be had, nothing is kept.
+
+Tokens are named when a sequence is opened and when it goes on: those that have an extra key get a number for it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..device.pool import NO_SLOT
-from ..tree.keys import numbers_in
+from ..tree.keys import Tokens, encode, numbers_in, spans_of
 from ..tree.radix import Node, descendants
 from .lease import ask_receipts, cover, uncover
 from .match import wanted_at
@@ -28,7 +30,7 @@ def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
     if match.extra:
         _name_extra(core, match)
     node = anchor(core, match)
-    receipts = ask_receipts(core, match.namespace, node.end) if shape.has_lock_hooks else None
+    receipts = ask_receipts(core, match.namespace, node.end, match.extra) if shape.has_lock_hooks else None
     with_slots = not shape.open_takes_more  # all running states have their slots at once, or none before there is room
     for point in shape.state_lanes:
         if point.per_sequence > point.live.at_hand:
@@ -74,24 +76,6 @@ def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
     return running
 
 
-def _name_extra(core: Core, match: Match) -> None:
-    """Give numbers to the extra keys that have none yet: what the sequence publishes must be found under them.
-
-    Numbers that neither a node nor a sequence uses any more are forgotten first, where there are many.
-    """
-    keys, index = core.keys, core.index
-    if keys.crowded(index.tree.nodes):
-        used: set[int] = set()
-        for running in core.live:
-            used.update(running.names.extra_numbers)
-        for root in (*index.tree.roots.values(), *index.dropped_roots):
-            for node in descendants(root):
-                used.update(numbers_in(node.key))
-        keys.keep(used)
-    match.single = keys.name_extra(match.tokens, match.extra)
-    match.key = keys.widen(match.single)
-
-
 def anchor(core: Core, match: Match) -> Node:
     """The node that ends where ``match`` resumes. The one change that a match makes to the tree is this split."""
     node, boundary = match.node, match.ready
@@ -114,3 +98,41 @@ def _make_room(core: Core, running: Running) -> None:
             lane.make_replayed(holding)
     running.claimed_ops = [op for claim in match.claims if claim is not None for op in claim.ops]
     running.take_fence(core.flight)
+
+
+# ---------------------------------------------------------------- naming
+
+
+def _name_extra(core: Core, match: Match) -> None:
+    """Give numbers to the extra keys that have none yet: what the sequence publishes must be found under them."""
+    forget_unused(core)
+    match.single = core.keys.name_extra(match.tokens, match.extra)
+    match.key = core.keys.widen(match.single)
+
+
+def append(core: Core, running: Running, tokens: Any, extra: Any) -> None:
+    """Name the tokens that follow the named ones. ``extra``: spans of them that have extra keys."""
+    if tokens.__class__ is not Tokens:
+        tokens = encode(tokens)
+    if not extra and not tokens.extra:
+        running.names.append(tokens)
+        return
+    spans = spans_of(tokens, extra)
+    forget_unused(core)
+    running.names.append(tokens, spans)
+
+
+def forget_unused(core: Core) -> None:
+    """Before extra keys get numbers: forget the numbers that neither a node nor a sequence uses any more, where there
+    are many.
+    """
+    keys, index = core.keys, core.index
+    if not keys.crowded(index.tree.nodes):
+        return
+    used: set[int] = set()
+    for running in core.live:
+        used.update(running.names.extra_numbers)
+    for root in (*index.tree.roots.values(), *index.dropped_roots):
+        for node in descendants(root):
+            used.update(numbers_in(node.key))
+    keys.keep(used)

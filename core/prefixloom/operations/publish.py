@@ -17,8 +17,9 @@ from ..contract.admission import StateView
 from ..contract.values import Claim, NodeView, Receipt, SplitRule, WalkView
 from ..device.pool import NO_SLOT, Stage
 from ..errors import CapacityError
+from ..tree.keys import clipped
 from ..tree.lane import Cell, Lane
-from ..tree.radix import Node
+from ..tree.radix import Node, path_key
 from ..tree.state_lane import CodedLane, StateLane
 from .lease import ask_receipts, move_anchor, sweep
 from .retain import retain_published
@@ -61,9 +62,10 @@ def _drops_on_split(core: Core, lane: Lane, node: Node, boundary: int) -> bool:
         return False
     start, end, is_state = node.start, node.end, lane.unit == "boundary"
     pages = 0 if is_state else lane.size(cell) * (boundary - start) // (end - start)
+    extra = core.keys.extra_in(node.key, start)
     views = (
-        NodeView(start, boundary, pages, cell.locks),
-        NodeView(boundary, end, lane.size(cell) - pages, cell.locks),
+        NodeView(start, boundary, pages, cell.locks, extra=clipped(extra, start, boundary)),
+        NodeView(boundary, end, lane.size(cell) - pages, cell.locks, extra=clipped(extra, boundary, end)),
     )
     rule = core.plugins.ask_softly(lane, "redistribute_on_node_split", SplitRule, hook, *views)
     return rule is not None and rule.keep == "drop" and is_state and not cell.locks
@@ -286,7 +288,9 @@ def _ask(core: Core, running: Running, upto: int, end: int) -> tuple[list[Receip
     plugin or a policy keeps it back.
     """
     shape = core.shape
-    receipts = ask_receipts(core, running.namespace, upto) if shape.has_lock_hooks else None
+    receipts = None
+    if shape.has_lock_hooks:
+        receipts = ask_receipts(core, running.namespace, upto, running.names.extra)
     giving: Many[Lane] = [lane for lane in shape.in_order if lane.shared]
     if shape.has_insert_hooks:
         giving = _kept_by_plugins(core, running, giving, upto, last=upto == end)
@@ -298,7 +302,8 @@ def _ask(core: Core, running: Running, upto: int, end: int) -> tuple[list[Receip
 def _kept_by_plugins(core: Core, running: Running, giving: Many[Lane], upto: int, last: bool) -> Many[Lane]:
     """What the plugins want kept of the span: the rest is given back, a state stays with the sequence."""
     start = running.node.end
-    view = WalkView(running.namespace, upto, running.names.count, upto, start, upto == running.branch, last)
+    names, at_branch = running.names, upto == running.branch
+    view = WalkView(running.namespace, upto, names.count, upto, start, at_branch, last, names.extra)
     left = []
     for lane in giving:
         hook = lane.hooks.commit_insert
@@ -328,7 +333,8 @@ def _admitted(core: Core, running: Running, giving: Many[Lane], upto: int, end: 
                 deepest = above[0].node.end if above else 0
                 last = end >= 0 and holding.checkpoint(end) == upto
                 at_branch = upto == running.branch
-                view = StateView(lane.name, running.namespace, upto, deepest, len(above), at_branch, last)
+                extra = clipped(running.names.extra, 0, upto)
+                view = StateView(lane.name, running.namespace, upto, deepest, len(above), at_branch, last, extra)
                 if core.plugins.ask_policy(lane.policy, "admit", "True or False", bool, lane.admit, view) is False:
                     continue
         left.append(lane)
@@ -444,7 +450,7 @@ def _worth_least(core: Core, running: Running, lane: StateLane, above: list[Cell
             below, node = above[number + 1 :], cell.node
             view = StateView(
                 lane.name, running.namespace, node.end, below[0].node.end if below else 0, len(below),
-                node.forks,
+                node.forks, extra=core.keys.extra_in(path_key(node), 0),
             )  # fmt: skip
             worth = core.plugins.ask_policy(lane.policy, "worth", "a number", int | float, lane.worth, view)
             if worth is None:

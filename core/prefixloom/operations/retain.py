@@ -66,6 +66,8 @@ def floor_of(core: Core, running: Running) -> int:
     floor = running.names.count - shape.lookahead
     if floor > running.committed:
         floor = running.committed
+    if running.looks is not None and floor > running.looks.complete:
+        floor = running.looks.complete
     floor -= shape.max_rewind
     if floor < running.published:
         floor = running.published
@@ -117,9 +119,12 @@ def rewind(core: Core, running: Running, count: int) -> None:
         if source != NO_SLOT:  # instead of what an earlier rewind wanted copied
             running.fills = [fill for fill in running.fills if fill[1] is not holding]
             running.fills.append((lane, holding, "copy", source))
-    if count and running.names.count > length:
+    cut = count > 0 and running.names.count > length
+    if cut:
         running.names.cut(length)
         running.reached = None
+    if count and running.looks is not None:
+        running.looks.rewind(length, cut)
     if shape.partial_lanes:  # boundaries matter again that did not
         floor = floor_of(core, running)
         for lane in shape.partial_lanes:

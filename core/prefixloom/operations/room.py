@@ -233,7 +233,14 @@ def _held_back(core: Core, lane: Lane, asked: list[Any]) -> set[Any]:
     """What the plugin keeps of ``asked``, and what those hang from."""
     if not asked or lane.hooks.evict_component is None:
         return set()
-    views = tuple(NodeView(cell.node.start, cell.node.end, lane.size(cell), cell.locks) for cell in asked)
+    extra_in = core.keys.extra_in
+    views = tuple(
+        NodeView(
+            cell.node.start, cell.node.end, lane.size(cell), cell.locks,
+            extra=extra_in(cell.node.key, cell.node.start),
+        )
+        for cell in asked
+    )  # fmt: skip
     claim = core.plugins.ask_softly(lane, "evict_component", Claim, lane.hooks.evict_component, views, "device")
     staying: set[Any] = set()
     for index in (claim.keep or ()) if claim is not None else ():

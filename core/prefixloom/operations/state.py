@@ -25,6 +25,7 @@ from ..device.streams import Stream, stream_for
 from ..errors import InputError, ProtocolError
 from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Span, Tokens
 from ..tree.lane import Lane, PageLane
+from ..tree.lookahead import Lookahead
 from ..tree.radix import Counted, Node, Root, Tree, unlink
 from .plugin_calls import PluginCalls
 from .tables import Tables
@@ -207,7 +208,7 @@ class Match:
     restorable: int
 
     def __init__(
-        self, tokens: Tokens, key: bytes, single: bytes | None, namespace: str, most: int, extra: Many[Span] = ()
+        self, tokens: Tokens, key: bytes, single: bytes | None, namespace: str, most: int, extra: tuple[Span, ...] = ()
     ) -> None:
         self.tokens = tokens
         self.key = key
@@ -288,8 +289,8 @@ class Running(Hold):
     """
 
     __slots__ = (
-        "_core", "branch", "claimed_ops", "committed", "fills", "held", "high", "lost", "match", "names", "namespace",
-        "open_steps", "planned", "priority", "published", "reached", "ready", "reserved", "row",
+        "_core", "branch", "claimed_ops", "committed", "fills", "held", "high", "looks", "lost", "match", "names",
+        "namespace", "open_steps", "planned", "priority", "published", "reached", "ready", "reserved", "row",
     )  # fmt: skip
 
     held: list[Any]
@@ -301,6 +302,8 @@ class Running(Hold):
     """Below where it resumes, the deepest node that its key is known to lead to; it may have gone by now."""
     high: int
     """The highest length that was committed before a rewind: what is too far below it was given back."""
+    looks: Lookahead | None
+    """How far its content is complete; None where no component looks ahead: then all that is committed is."""
     lost: bool
     """A step that failed may have written half of its running states."""
     planned: int
@@ -322,7 +325,7 @@ class Running(Hold):
         self.work = self.failed = None
         self.held = held
         self.row = -1
-        self.names = NamedTokens(core.keys, match.tokens, match.key, match.single)
+        self.names = NamedTokens(core.keys, match.tokens, match.key, match.single, match.extra)
         self.planned = self.open_steps = 0
         self.lost = False
         self.reached = match.reached
@@ -333,6 +336,8 @@ class Running(Hold):
         self.branch = match.branch
         self.match = match
         self.ready = self.reserved = self.committed = self.published = self.high = match.ready
+        lookahead = core.shape.lookahead
+        self.looks = Lookahead(lookahead, match.ready, self.names.count) if lookahead else None
 
     # ------------------------------------------------------------ what it holds
     @property
@@ -365,12 +370,19 @@ class Running(Hold):
             holding.ready = False
 
     @property
+    def complete(self) -> int:
+        """So many tokens have complete content."""
+        return self.committed if self.looks is None else self.looks.complete
+
+    @property
     def publishable(self) -> int:
         """The deepest boundary that could be published now."""
         shape = self._core.shape
         upto = self.names.count - shape.lookahead
         if upto > self.committed:
             upto = self.committed
+        if self.looks is not None and upto > self.looks.complete:
+            upto = self.looks.complete
         upto -= upto % shape.page
         return upto if upto > self.published else self.published
 
@@ -389,6 +401,8 @@ class Running(Hold):
         """A load brought more: the request goes on from ``boundary`` as if it had been opened there."""
         self.fills = fills
         self.ready = self.reserved = self.committed = self.published = self.high = boundary
+        if self.looks is not None:
+            self.looks.resume_at(boundary, self.names.count)
         if self.branch is not None and self.branch <= boundary:
             self.branch = None
 

@@ -26,6 +26,7 @@ from ..device.streams import Stream
 from ..errors import CapacityError, InputError, PluginError, ProtocolError
 from ..tree.holdings import StateHolding, Track
 from ..tree.lane import Lane
+from ..tree.lookahead import Lookahead, Seen
 from ..tree.state_lane import StateLane
 from .retain import commit
 from .room import make_room
@@ -49,8 +50,8 @@ class Step:
     """The program of one forward pass. Made by ``cache.step``; a context manager; single use."""
 
     __slots__ = (
-        "_accepted", "_begun", "_core", "_faces", "_gates", "_ordered", "_plugin_ops", "_running", "_state", "_stream",
-        "_tracks", "_watched", "_work", "role",
+        "_accepted", "_ahead", "_begun", "_core", "_faces", "_gates", "_ordered", "_plugin_ops", "_running", "_seen",
+        "_state", "_stream", "_tracks", "_watched", "_work", "role",
     )  # fmt: skip
 
     _stream: Stream | None
@@ -59,12 +60,21 @@ class Step:
     _gates: Gates | None
     _tracks: Many[tuple[Running, StateLane, StateHolding, Track, int]]
     _begun: list[tuple[Running, int, int]]  # of a target step in its block: from where, and up to where it computes
+    _seen: Many[tuple[Lookahead, Seen]]  # in its block, where content looks ahead: which tokens the layers have
     _plugin_ops: Many[tuple[Running | None, Op]]  # plugins' own ops, each with the sequence that it was claimed for
 
     def __init__(
-        self, core: Core, running: Many[Running], role: Literal["target", "draft"], faces: Many[object] = ()
+        self,
+        core: Core,
+        running: Many[Running],
+        role: Literal["target", "draft"],
+        faces: Many[object] = (),
+        ahead: int = 0,
     ) -> None:
-        """``faces``: what must live as long as the step, so that its sequences are not taken for dropped."""
+        """``faces``: what must live as long as the step, so that its sequences are not taken for dropped.
+
+        ``ahead``: so many tokens behind the last of each sequence are chosen by the layers themselves.
+        """
         self._state = NEW  # first: it is looked at when the step goes
         self._core = core
         self._running = tuple(running)
@@ -75,7 +85,8 @@ class Step:
         self._stream = self._gates = None
         self._ordered = 0  # the fence that the stream has been made to wait for
         self._begun = []
-        self._tracks = self._plugin_ops = ()
+        self._ahead = ahead
+        self._tracks = self._plugin_ops = self._seen = ()
         if core.shape.has_plugin_ops and role == "target":
             claimed = [(each, op) for each in self._running for op in each.claimed_ops]
             self._plugin_ops = [*claimed, *((None, op) for op in deferred_ops(core, self._running))]
@@ -121,6 +132,8 @@ class Step:
             for running in self._running if self.role == "target" else ():
                 start, end = running.begin_step()
                 begun.append((running, start, end))
+            if core.shape.lookahead:
+                self._begin_to_look()
             if core.shape.steps_have_states:
                 self._begin_states()
             if core.watcher is not None:
@@ -135,10 +148,21 @@ class Step:
             self._drop_tracks()
             for running, _, _ in begun:
                 running.open_steps -= 1
+            for looks, seen in self._seen:
+                looks.end(seen)
             core.flight.end(self._work, self._take_stream(None), (), repr(self))
             raise
         self._work.enclosed = True
         return self
+
+    def _begin_to_look(self) -> None:
+        """The layers have the tokens that are named by now."""
+        starts = [start for _, start, _ in self._begun] or [each.committed for each in self._running]
+        self._seen = [
+            (running.looks, running.looks.begin(running.names.count, start, self._ahead))
+            for running, start in zip(self._running, starts, strict=True)
+            if running.looks is not None
+        ]
 
     def _begin_states(self) -> None:
         """What a device chose in an earlier step is past; have slots for checkpoints that are due (this may raise)."""
@@ -314,6 +338,8 @@ class Step:
         core, stream, begun = self._core, self._stream, self._begun
         for running, _, _ in begun:
             running.open_steps -= 1
+        for looks, seen in self._seen:
+            looks.end(seen)
         if stream is None:
             stream = self._take_stream(None)
         if self._gates is not None:
@@ -331,11 +357,17 @@ class Step:
             core.flight.end(self._work, stream, followers, self)
         if kind is None:
             self._commit()
+            if self.role == "draft" and not refused:
+                for looks, seen in self._seen:
+                    looks.caught_up(seen)
         if core.watcher is not None:
             core.leave("step")
 
     def _commit(self) -> None:
         """What the layers compute is committed, but for what was taken back since."""
+        for (looks, seen), (running, _, end) in zip(self._seen, self._begun, strict=False):  # a draft step begins none
+            if running.core is not None:
+                looks.computed(seen, max(running.committed, min(end, running.planned)), running.names.count)
         begun = iter(self._begun)
         try:
             for running, _, end in begun:
@@ -491,6 +523,8 @@ def fill_alone(core: Core, running: Running, given: Any) -> None:
         flight.alone[running] = stream, since
     for lane in core.shape.state_lanes:  # from here on its layers may write it
         running.held[lane.index].ready = False
+    if running.looks is not None:  # and they have what is named
+        running.looks.alone = Seen(running.names.count, running.committed, 0)
 
 
 def check_alone(core: Core, running: Running) -> None:
@@ -514,7 +548,14 @@ def deferred_ops(core: Core, sequences: Many[Running]) -> list[Op]:
         hook = lane.hooks.deferred_forward_ops
         if hook is not None:
             batch = tuple(
-                WalkView(each.namespace, each.committed, each.names.count, each.reserved, each.published)
+                WalkView(
+                    each.namespace,
+                    each.committed,
+                    each.names.count,
+                    each.reserved,
+                    each.published,
+                    extra=each.names.extra,
+                )
                 for each in sequences
             )
             more = core.plugins.ask(lane, "deferred_forward_ops", tuple, hook, batch) or ()

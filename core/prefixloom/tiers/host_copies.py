@@ -148,7 +148,7 @@ class HostCopies:
         plan = None
         if core.shape.has_transfer_hooks:
             deepest = max((node for _, node in pieces), key=lambda node: node.end)
-            plan = plan_of("backup", deepest, pieces)
+            plan = plan_of(core, "backup", deepest, pieces)
             for name, spans in proposed(core, self.part, plan).items():
                 host = self.by_component[core.shape.lane(name).index]
                 if host is not None:

@@ -150,7 +150,7 @@ def restorable_at(copies: HostCopies, match: Match, node: Node, boundary: int) -
 
 
 def _view(match: Match, boundary: int) -> WalkView:
-    return WalkView(match.namespace, boundary, match.count, match.walked, match.ready)
+    return WalkView(match.namespace, boundary, match.count, match.walked, match.ready, extra=match.extra)
 
 
 def _rejected(core: Core, part: TierPart, match: Match, boundary: int) -> bool:
@@ -251,7 +251,7 @@ def _parts(copies: HostCopies, end: Node, pins: Pins) -> tuple[list[Lacking], Tr
     parts = [lacking(lane, host, end, pins) for lane, host in both if host is not None]
     plan = None
     if core.shape.has_transfer_hooks:
-        plan = plan_of("load", end, [(part.host, node) for part in parts for node in part.run])
+        plan = plan_of(core, "load", end, [(part.host, node) for part in parts for node in part.run])
         more = proposed(core, copies.part, plan)
         if more:
             parts = [lacking(part.lane, part.host, end, pins, more.get(part.lane.name, ())) for part in parts]

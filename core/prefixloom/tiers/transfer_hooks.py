@@ -12,24 +12,24 @@ from ..contract.composition import Part, TierPart
 from ..contract.reach import Interval, merged
 from ..contract.values import Claim, Outcome, Phase, Tier, Transfer, TransferPlan
 from ..operations.state import Core
-from ..tree.radix import Node, Root
+from ..tree.radix import Node, Root, path_key
 from .host_lane import HostLane
 
 WAYS: dict[Phase, tuple[Tier, Tier]] = {"backup": ("device", "host"), "load": ("host", "device")}
 
 
-def plan_of(phase: Phase, node: Node, pieces: Iterable[tuple[HostLane, Node]]) -> TransferPlan:
+def plan_of(core: Core, phase: Phase, node: Node, pieces: Iterable[tuple[HostLane, Node]]) -> TransferPlan:
     """Make the plan of copies. ``pieces`` says which lanes copy at which nodes; ``node`` is the deepest of these."""
     source, target = WAYS[phase]
     found: dict[Transfer, None] = {}
     for lane, piece in pieces:
         start = piece.end if lane.unit == "boundary" else piece.parent.end
         found[Transfer(lane.device.name, start, piece.end, source, target)] = None
-    boundary = node.end
+    boundary, extra = node.end, core.keys.extra_in(path_key(node), 0)
     while node.parent is not None:
         node = node.parent
     assert isinstance(node, Root)
-    return TransferPlan(phase, node.namespace, boundary, tuple(found))
+    return TransferPlan(phase, node.namespace, boundary, tuple(found), extra)
 
 
 def proposed(core: Core, tier: TierPart, plan: TransferPlan) -> dict[str, tuple[Interval, ...]]:

@@ -24,9 +24,14 @@ Span = tuple[int, int, Hashable]
 
 
 class Tokens(bytes):
-    """Encoded and checked tokens, as a bytes object that is fast to compare and to slice."""
+    """Encoded and checked tokens, as a bytes object that is fast to compare and to slice.
+
+    ``extra`` are the (start, end, key) spans of those whose content depends on more than the token. A running
+    sequence's tokens have them; whoever takes the tokens takes them as well.
+    """
 
     __slots__ = ()
+    extra: tuple[Span, ...] = ()
 
     @property
     def count(self) -> int:  # type: ignore[override]
@@ -37,17 +42,48 @@ class Tokens(bytes):
 
     def part(self, start: int, stop: int | None = None) -> Tokens:
         """The tokens [start, stop)."""
-        return Tokens(self[start * TOKEN_BYTES : None if stop is None else stop * TOKEN_BYTES])
+        taken = Tokens(self[start * TOKEN_BYTES : None if stop is None else stop * TOKEN_BYTES])
+        if not self.extra or not taken:
+            return taken
+        first = range(self.count)[start]
+        return with_spans(taken, moved(clipped(self.extra, first, first + taken.count), -first))
 
     def extended(self, more: Any) -> Tokens:
         """These tokens followed by ``more``, for example the prompt of a conversation's next turn."""
-        return Tokens(self + encode(more))
+        more = encode(more)
+        return with_spans(Tokens(self + more), (*self.extra, *moved(more.extra, self.count)))
+
+
+class KeyedTokens(Tokens):
+    """Tokens of which some have an extra key."""
+
+    extra: tuple[Span, ...]
+
+
+def with_spans(tokens: Tokens, spans: tuple[Span, ...]) -> Tokens:
+    """``tokens`` that have these extra keys."""
+    if not spans:
+        return tokens
+    keyed = KeyedTokens(tokens)
+    keyed.extra = spans
+    return keyed
+
+
+def clipped(spans: Iterable[Span], start: int, end: int) -> tuple[Span, ...]:
+    """What of ``spans`` lies in [start, end)."""
+    cut = ((max(low, start), min(high, end), key) for low, high, key in spans)
+    return tuple(span for span in cut if span[0] < span[1])
+
+
+def moved(spans: Iterable[Span], by: int) -> tuple[Span, ...]:
+    """``spans``, ``by`` positions later."""
+    return tuple((low + by, high + by, key) for low, high, key in spans)
 
 
 def encode(tokens: Any) -> Tokens:
     """Encode tokens from a list, tuple, range, array, numpy or CPU torch array, or from little-endian int32 bytes."""
     kind = type(tokens)
-    if kind is Tokens:
+    if kind is Tokens or kind is KeyedTokens:
         return tokens  # type: ignore[no-any-return]
     if kind is list or kind is tuple:
         return Tokens(_pack(tokens))
@@ -203,6 +239,31 @@ class KeyMaker:
         """By number: the extra key, the token or number that it replaces, and whether its span begins there."""
         return self._meant
 
+    def extra_in(self, key: bytes, start: int) -> tuple[Span, ...]:
+        """The extra keys of the positions from ``start`` on whose elements are ``key``, cut off where ``key`` is."""
+        if not self._meant or key[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
+            return ()
+        found: list[tuple[int, int, Hashable]] = []
+        open_before: dict[Hashable, list[int]] = {}  # by key: the places in ``found`` of the spans that end here
+        for at, number in enumerate(array("i", key)[:: self.lookahead + 1], start):
+            layers = []
+            while number in self._meant:
+                extra_key, number, first = self._meant[number]
+                layers.append((extra_key, first))
+            still_open: dict[Hashable, list[int]] = {}
+            for extra_key, first in reversed(layers):
+                exact = _exact(extra_key)
+                goes_on = [] if first else open_before.get(exact, [])
+                if goes_on:
+                    place = goes_on.pop(0)
+                    found[place] = (found[place][0], at + 1, extra_key)
+                else:
+                    place = len(found)
+                    found.append((at, at + 1, extra_key))
+                still_open.setdefault(exact, []).append(place)
+            open_before = still_open
+        return tuple(found)
+
     def meaning(self, page: bytes) -> tuple[bytes, bytes] | None:
         """A page of elements in a form that is the same in every process: (without these numbers, their meaning).
 
@@ -229,6 +290,15 @@ class KeyMaker:
         key, below, first = meant
         said, under = _lasting(key), str(below) if below >= 0 else self._lasting_name(below)
         return None if said is None or under is None else f"({said},{under},{first})"
+
+
+def spans_of(tokens: Tokens, extra: object) -> tuple[Span, ...]:
+    """The extra keys that ``tokens`` have, and the spans of ``extra``, checked; what is in both counts once."""
+    if not tokens.extra:
+        return spans_in(extra, tokens.count)
+    known = {(start, end, _exact(key)) for start, end, key in tokens.extra}
+    given = spans_in(extra, tokens.count)
+    return (*tokens.extra, *(span for span in given if (*span[:2], _exact(span[2])) not in known))
 
 
 def spans_in(extra: object, count: int) -> tuple[Span, ...]:
@@ -301,14 +371,20 @@ class NamedTokens:
     the elements, where they differ from the tokens.
     """
 
-    __slots__ = ("_head", "_more", "_wide", "count")
+    __slots__ = ("_head", "_maker", "_more", "_wide", "count", "extra")
 
     _head: bytes
     _more: bytes | bytearray
     _wide: Elements | None
+    extra: tuple[Span, ...]
+    """The spans of those that have an extra key."""
 
-    def __init__(self, maker: KeyMaker, tokens: Tokens, key: bytes, single: bytes | None) -> None:
+    def __init__(
+        self, maker: KeyMaker, tokens: Tokens, key: bytes, single: bytes | None, extra: Iterable[Span] = ()
+    ) -> None:
         """``tokens`` are a prompt whose elements are ``key``; ``single`` as ``Elements`` takes it."""
+        self._maker = maker
+        self.extra = tuple(extra)
         self._head = tokens
         self._more = b""
         self._wide = None if key is tokens else Elements(maker, key, single)
@@ -317,7 +393,7 @@ class NamedTokens:
     @property
     def tokens(self) -> Tokens:
         """All tokens."""
-        return Tokens(self._head + self._more)
+        return with_spans(Tokens(self._head + self._more), self.extra)
 
     @property
     def extra_numbers(self) -> Iterable[int]:
@@ -325,8 +401,13 @@ class NamedTokens:
         wide = self._wide
         return () if wide is None or wide.single is None else numbers_in(wide.single)
 
-    def append(self, tokens: Tokens) -> None:
-        """Append ``tokens``."""
+    def append(self, tokens: Tokens, extra: tuple[Span, ...] = ()) -> None:
+        """Append ``tokens``, of which the spans of ``extra`` have extra keys."""
+        single: bytes = tokens
+        if extra:
+            single = self._maker.name_extra(tokens, extra)  # first: there may be no number left
+            self._keep_single()
+            self.extra = (*self.extra, *moved(extra, self.count))
         known = self._more
         if not known:
             self._more = tokens
@@ -336,9 +417,17 @@ class NamedTokens:
             self._more = bytearray(known) + tokens
         self.count += len(tokens) // TOKEN_BYTES
         if self._wide is not None:
-            self._widen(self._wide, tokens)
+            self._widen(self._wide, single)
 
-    def _widen(self, known: Elements, more: Tokens) -> None:
+    def _keep_single(self) -> None:
+        """From now on the elements are not those of the tokens alone."""
+        wide, tokens = self._wide, self._tokens_between(0, self.count * TOKEN_BYTES)
+        if wide is None:
+            self._wide = Elements(self._maker, tokens, tokens)
+        elif wide.single is None:
+            wide.single = bytearray(tokens)
+
+    def _widen(self, known: Elements, more: bytes) -> None:
         at = len(known.wide) // known.maker.element_bytes * TOKEN_BYTES
         if known.single is None:
             known.wide += known.maker.widen(self._tokens_between(at, self.count * TOKEN_BYTES))
@@ -375,6 +464,7 @@ class NamedTokens:
         self._more = bytearray(self._more[: max(0, size - split)])
         self._head = self._head[:size]
         self.count = count
+        self.extra = clipped(self.extra, 0, count)
         known = self._wide
         if known is not None:
             if known.single is not None:

@@ -264,6 +264,15 @@ def climb(node: Node, boundary: int) -> Node:
     return node
 
 
+def path_key(node: Node) -> bytes:
+    """The key of all that lies above the end of ``node``."""
+    edges = []
+    while node.parent is not None:
+        edges.append(node.key)
+        node = node.parent
+    return b"".join(reversed(edges))
+
+
 def descendants(root: Node) -> Iterator[Node]:
     """All nodes below ``root``, each after its parent, without recursion."""
     stack = list(root.children)

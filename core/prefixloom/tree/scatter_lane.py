@@ -76,8 +76,21 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         return merged((*self.spans(n), *later))
 
     def read_covered(self, holding: ScatterHolding, cover: ScatterCover | None, boundary: int) -> None:
-        """Keep reading what ``boundary`` needs: a hole does not end what the lease covers."""
+        """Keep reading what ``boundary`` needs: a hole does not end what the lease covers.
+
+        Of a reach that is convex the lease covers nothing else, so ``until`` does not decide what is read on.
+        """
         self.retain(holding, boundary)
+        if self.reach.convex and self.reach.shape is None:
+            self._read_only(holding, self.spans(boundary), boundary)
+
+    def _read_only(self, holding: ScatterHolding, spans: tuple[Interval, ...], boundary: int) -> None:
+        """Of the tree's pages before ``boundary``, those outside of ``spans`` leave the table."""
+        page, base, table = self.page, holding.base, holding.table
+        for p in range(base, min(boundary // page, holding.owned, base + len(table))):
+            if table[p - base] != ABSENT and not any(lo < (p + 1) * page and p * page < hi for lo, hi in spans):
+                table[p - base] = ABSENT
+                holding.change(p)
 
     def reads_past(self, holding: ScatterHolding, boundary: int) -> bool:
         """Whether nothing before ``boundary`` is present, which has to be searched for."""

@@ -128,7 +128,8 @@ class ForwardStream:
             self.stream.run(lambda: launched.run(lambda: drafts.guess(rows, tables)))
 
     def _launch_passes(self, launched: LaunchedStep, groups: list[list[int]]) -> None:
-        with self._cache.step([row.sequence for row in launched.rows]) as step:
+        ahead = 0 if self.drafts is None else 1  # a pass writes the draft's entries with the tokens that it samples
+        with self._cache.step([row.sequence for row in launched.rows], ahead=ahead) as step:
             gated = self._gated and not any(row.incoming or row.hands_over for row in launched.rows)
             step.run_ops(self.stream, gated=gated)
             gate = step.gate if gated else no_gate

@@ -38,6 +38,10 @@ class Arena(Protocol):
     def longest(self) -> int:
         """The most tokens of a prompt."""
 
+    @property
+    def lookahead(self) -> int:
+        """How many tokens content looks ahead at."""
+
     def compose(self) -> Any:
         """Compose a new cache."""
 
@@ -66,6 +70,10 @@ class Pit:
     def longest(self) -> int:
         return self.unit * self.units * 5 // 8
 
+    @property
+    def lookahead(self) -> int:
+        return self.case.manifest.lookahead
+
     def compose(self) -> Any:
         return self.bench().cache
 
@@ -75,7 +83,7 @@ class Pit:
 
 def written(seed: str, arena: Arena, length: int = SCRIPT) -> list[Op]:
     """Return a random script for this arena."""
-    return Writer(seed, arena.longest, arena.unit).script(length)
+    return Writer(seed, arena.longest, arena.unit, arena.lookahead).script(length)
 
 
 def replay(arena: Arena, ops: Sequence[Op]) -> Operations:

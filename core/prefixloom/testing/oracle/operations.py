@@ -163,7 +163,8 @@ class Operations(SequenceOperations):
             set(pending) if boundary else set(),
         )
         run.tracks = {name: [] for name in pending}
-        run.deepest = run.floor = boundary
+        run.deepest = run.floor = run.complete = boundary
+        run.alone = run.named
         run.cover = {name: [] for name in self.facts}
         self.extend(run, len(tokens) + self.model.lookahead)
         self.running.append(run)
@@ -190,6 +191,7 @@ class Operations(SequenceOperations):
             added, optional, may_lose = self.expected_publication(run, upto, last=True)
         held = {} if run.gone else self.held(run)
         sequence, run.sequence = run.sequence, None
+        tokens = sequence.tokens
         self.running.remove(run)
         if how < 2:
             try:
@@ -221,9 +223,9 @@ class Operations(SequenceOperations):
         self.cache.poll()
         self.compare("close" if how < 2 else "abort", may_lose, added, optional=optional)
         if how < 2 and not run.gone and not run.detached:
-            self.check_complete(run, held, upto)
+            self.check_complete(run, held, upto, tokens)
 
-    def check_complete(self, run: ModelSequence, held: dict[str, set[int]], upto: int) -> None:
+    def check_complete(self, run: ModelSequence, held: dict[str, set[int]], upto: int, named: Any) -> None:
         """Check that the tokens of a closed sequence match up to its boundary, if it held all that this needs."""
         for f in self.model.facts:
             if f.name in self.allowances.keeps:
@@ -234,9 +236,12 @@ class Operations(SequenceOperations):
                 return
         self.count("complete")
         require(self.model.usable(run.ids, upto), "closed at %s with everything held, and it cannot be resumed", upto)
-        tokens = run.future[: upto + self.model.lookahead]
-        if not any(isinstance(token, tuple) for token in tokens):
-            self.match_and_check(run.namespace, tuple(tokens), (), 0, False)  # type: ignore[arg-type]
+        tokens = named.part(0, upto + self.model.lookahead)
+        ids = self.ids(run.namespace, tokens.tolist(), tokens.extra)
+        require(ids == run.ids[: len(ids)], "a sequence's tokens are %s, with the extra keys %s", tokens, tokens.extra)
+        plan = self.match_and_check(run.namespace, tuple(tokens.tolist()), tokens.extra, 0, False)
+        got = self.cache.peek(tokens, namespace=run.namespace)
+        require(got == plan.ready, "a sequence's tokens hit %s, and with their extra keys given %s", got, plan.ready)
 
     # ------------------------------------------------------------ room
     def do_evict(self, number: int, count: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 from functools import cache as memoised
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from ..inside.backdoor import anchor, has_plugin_ops, needs_a_step, unfilled
 from ..inside.memory import POISON
 from ..kit.bench import PlannedStepError
 from .comparison import ComparedCache
-from .sets import Facts, ModelSequence, Piece
+from .sets import Facts, ModelSequence, Piece, with_extra
 from .view import require
 
 DOCUMENTS = 4
@@ -122,20 +123,47 @@ class SequenceOperations(ComparedCache):
                 require(got == fresh[name], "%s: arriving pages %s, not %s", name, got, fresh[name])
                 run.absent.setdefault(name, set()).update(set(range(first[name], len(run.sequence.pages(name)))) - got)
 
-    def do_append(self, number: int, count: int) -> None:
+    def do_append(self, number: int, count: int, key: Hashable = None) -> None:
+        """Name ``count`` tokens, the second and all that follow it with the extra key ``key`` if there is one."""
         run = self.pick(number)
         if run is None:
             return
         self.extend(run, run.named + count + self.model.lookahead)
         more = run.future[run.named : run.named + count]
         if any(isinstance(token, tuple) for token in more):
-            return  # an extra key, which append cannot express
-        run.sequence.append(more)
+            return  # they were opened with an extra key, and taken back
+        unseen = run.reserved <= run.named and run.chosen_from < 0
+        spans = ((1, count, key),) if key is not None and unseen else ()
+        if spans:  # no layer has these tokens yet
+            run.future[run.named :] = with_extra(more, spans)  # type: ignore[arg-type]
+            del run.ids[run.named + 1 :]
+            self.extend(run, run.named + count + self.model.lookahead)
+            self.count("append with a key")
+        run.sequence.append(more, extra=spans)
         run.named += count
         self.compare("append")
 
-    def forward(self, run: ModelSequence, upto: int) -> None:
-        """Do what the layers of a forward pass do: write pages, and advance states from what is in the slots."""
+    def name_more(self, run: ModelSequence, count: int) -> None:
+        """Name tokens while a step is open, which does not have them."""
+        self.extend(run, run.named + count + self.model.lookahead)
+        more = run.future[run.named : run.named + count]
+        if not any(isinstance(token, tuple) for token in more):
+            run.sequence.append(more)
+            run.named += count
+
+    def catch_up(self, batch: list[ModelSequence]) -> None:
+        """Do what the layers of a draft step do: write again what waited for tokens that are named."""
+        for run in batch:
+            for f in self.model.facts:
+                if f.lookahead:
+                    self.write_pages(run, f, run.committed, max(run.named, run.committed))
+            run.complete = max(run.complete, min(run.committed, run.named - self.model.lookahead))
+
+    def forward(self, run: ModelSequence, upto: int, known: int) -> None:
+        """Do what the layers of a forward pass do: write pages, and advance states from what is in the slots.
+
+        The layers have the first ``known`` tokens.
+        """
         for f in self.model.facts:
             if f.boundary:
                 slot = run.sequence.pages(f.name)[0]
@@ -149,9 +177,10 @@ class SequenceOperations(ComparedCache):
                         self.slots[f.name].write(singles[i], 0, state)
                 self.slots[f.name].write(slot, 0, state)
             else:
-                self.write_pages(run, f, upto)
+                self.write_pages(run, f, upto, known)
 
-    def write_pages(self, run: ModelSequence, f: Facts, upto: int) -> None:
+    def write_pages(self, run: ModelSequence, f: Facts, upto: int, known: int) -> None:
+        """Write what has no content yet, or none that is exact. ``run.written``: up to here it is exact."""
         table = run.sequence.pages(f.name)
         for end in range((run.written[f.name] // f.group + 1) * f.group, upto + 1, f.group):
             index, last = divmod(end - f.group, f.page)
@@ -160,8 +189,12 @@ class SequenceOperations(ComparedCache):
             shared = f.shareable and index * f.page < run.published
             require(not shared, "%s: published content must be written again", f.name)
             require(table[index] >= 0, "%s: page %s of %s has no slot to write", f.name, index, table)
-            self.slots[f.name].write(table[index], last // f.group, run.ids[end + f.lookahead])
-        run.written[f.name] = max(run.written[f.name], upto)
+            number = run.ids[min(end + f.lookahead, known)]
+            if end + f.lookahead > known:
+                number = self.model.names.child(number, run.namespace, "what follows is not known")
+            self.slots[f.name].write(table[index], last // f.group, number)
+        exact = min(upto, known - f.lookahead) if f.lookahead else upto
+        run.written[f.name] = max(run.written[f.name], exact)
 
     def committed(self, run: ModelSequence, upto: int, room: dict[str, int] | None) -> None:
         """Update the model after a commit. ``room`` counts the slots that the step's checkpoints take.
@@ -214,7 +247,10 @@ class SequenceOperations(ComparedCache):
         """Run a step over the sequences in ``mask``.
 
         Modes: 0 to 5 a normal pass; 6 a draft step; 7 a pass that fails before its ops; 8 one that fails after them.
+        Where content looks ahead: in 1 and 2, tokens are named while the step is open; from 3 to 5, its layers choose
+        tokens themselves, 1 to all that are looked ahead at.
         """
+        ahead = min(mode - 2, self.model.lookahead) if 2 < mode < 6 else 0
         batch = [run for i, run in enumerate(self.running) if not run.gone and mask >> i & 1]
         if mode != 6:
             for run in [run for run in batch if self.has_lost_state(run)]:
@@ -225,10 +261,14 @@ class SequenceOperations(ComparedCache):
         sequences = [run.sequence for run in batch]
         waiting = any(run.pending for run in batch)
         try:
-            with self.cache.step(sequences, role="draft" if mode == 6 else "target") as step:
+            named = [run.named for run in batch]
+            with self.cache.step(sequences, role="draft" if mode == 6 else "target", ahead=ahead) as step:
+                if 0 < mode < 3 and self.model.lookahead:
+                    self.name_more(batch[0], 2)
                 waiting = waiting or has_plugin_ops(step)
                 if mode == 6:
                     step.table(self.model.facts[0].name)
+                    self.catch_up(batch)
                 if mode == 7:
                     raise PlannedStepError
                 step.run_ops()
@@ -239,8 +279,8 @@ class SequenceOperations(ComparedCache):
                     self.spoil(batch)
                     raise PlannedStepError
                 if mode < 6:
-                    for run in batch:
-                        self.forward(run, run.reserved)
+                    for run, count in zip(batch, named, strict=True):
+                        self.forward(run, run.reserved, max(count, run.reserved + ahead))
         except PluginError:  # a hook raised before the layers ran
             for run in batch:
                 run.pending = unfilled(run.sequence)
@@ -259,7 +299,8 @@ class SequenceOperations(ComparedCache):
             del sequences
         room = {}
         if mode < 6:
-            for run in batch:
+            for run, count in zip(batch, named, strict=True):
+                self.model.saw(run, run.committed, run.reserved, count, ahead)
                 self.committed(run, run.reserved, room)
         self.compare("step", may_lose=room)
         for run in batch if mode < 6 else ():
@@ -289,6 +330,7 @@ class SequenceOperations(ComparedCache):
                 self.expect_refusal("fill of what needs a step", ProtocolError, run.sequence.fill)
                 return
             run.sequence.fill()
+            run.alone = run.named
             run.pending, run.sourced = set(), set()
             self.compare("fill")
             self.count("filled alone")
@@ -296,8 +338,9 @@ class SequenceOperations(ComparedCache):
             self.expect_refusal("commit on a lost state", ProtocolError, run.sequence.commit)
             return
         upto = max(run.committed, run.reserved - short)
-        self.forward(run, upto)
+        self.forward(run, upto, max(run.alone, upto))
         run.sequence.commit(upto)
+        self.model.saw(run, run.committed, upto, run.alone)
         self.committed(run, upto, None)
         self.compare("commit")
         self.check_released(run)
@@ -401,9 +444,12 @@ class SequenceOperations(ComparedCache):
             if not f.boundary:
                 run.absent[f.name] = {i for i in run.absent.get(f.name, ()) if i * f.page < length}
         run.committed = min(run.committed, length)
-        run.named = min(run.named, length)
+        chosen = run.named <= length and -1 < run.chosen_from < length
+        run.complete = min(run.complete, length if chosen else max(0, length - self.model.lookahead))
+        run.chosen_from = run.chosen_from if chosen else -1
+        run.named, run.alone = min(run.named, length), min(run.alone, length)
         self.extend(run, length + self.model.lookahead)
         for f in self.model.facts:
             run.written[f.name] = min(run.written[f.name], max(0, length - f.lookahead))
-            if f.lookahead:  # a draft rewrites its last entries before their tokens are named
-                self.write_pages(run, f, run.committed)
+            if f.lookahead and chosen:  # the layers wrote with the token that they chose, not with a wrong guess
+                self.write_pages(run, f, run.committed, length + f.lookahead)

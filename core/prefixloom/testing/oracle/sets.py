@@ -60,10 +60,13 @@ class Facts:
         return known
 
     def outlook(self, n: int) -> frozenset[int]:
-        """Return the pages before ``n`` that resuming at ``n`` or any later boundary may need. A lease covers these."""
+        """Return the pages before ``n`` that resuming at ``n`` or any later boundary may need. A lease covers these.
+
+        Where the reach is convex, no later boundary needs more than ``n`` does, whatever ``until`` says.
+        """
         known = self._outlook.get(n)
         if known is None:
-            later = () if self.boundary else range(-(-n // self.page))
+            later = () if self.boundary or self.reach.convex else range(-(-n // self.page))
             known = self.needed(n) | {index for index in later if self.ever_needed_from(index, n)}
             self._outlook[n] = known
         return known
@@ -118,6 +121,12 @@ class ModelSequence:
     """The namespace was dropped, so what the sequence publishes cannot be found."""
     cover: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """The edges that its lease covered when it took its current place, by component."""
+    complete: int = 0
+    """Up to here a forward pass has written all content with the tokens that it looks ahead at."""
+    chosen_from: int = -1
+    """Where the last step began, if it chose the tokens behind each of its positions itself; otherwise -1."""
+    alone: int = 0
+    """So many tokens were named when what is computed outside of steps began at the earliest."""
 
 
 @dataclass(eq=False)
@@ -179,8 +188,15 @@ class SetModel:
 
     # ------------------------------------------------------------ a running sequence
     def publishable(self, run: ModelSequence) -> int:
-        upto = min(run.named - self.lookahead, run.committed) // self.page * self.page
+        upto = min(run.named - self.lookahead, run.complete) // self.page * self.page
         return max(run.published, upto)
+
+    def saw(self, run: ModelSequence, start: int, upto: int, named: int, ahead: int = 0) -> None:
+        """A pass over [start, upto) that had ``named`` tokens, its own and ``ahead`` more has written what it could."""
+        run.complete = max(run.complete, min(upto, max(named, upto + ahead) - self.lookahead))
+        if upto > start:
+            run.chosen_from = start if ahead >= self.lookahead > 0 else -1
+        run.alone = run.named
 
     def rewind_floor(self, run: ModelSequence) -> int:
         """Return the shortest length that ``run`` may be rewound to."""
@@ -199,7 +215,7 @@ class SetModel:
     def retain(self, run: ModelSequence) -> None:
         """After a commit or publication, update the first boundary that still matters."""
         run.deepest = max(run.deepest, run.committed)
-        floor = min(run.committed, run.named - self.lookahead) - self.max_rewind
+        floor = min(run.complete, run.named - self.lookahead) - self.max_rewind
         run.keep = max(floor // self.page * self.page, run.published)
         run.floor = max(run.floor, run.keep)
         run.keep = min([run.keep, *(boundary for tracks in run.tracks.values() for boundary in tracks)])

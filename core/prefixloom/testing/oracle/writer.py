@@ -22,9 +22,11 @@ class Writer:
     """Makes scripts from a seed, without looking at any cache.
 
     ``longest``: the most tokens of a prompt. ``unit``: the tokens of a tree page; states can be kept at its multiples.
+    ``lookahead``: how many tokens content looks ahead at.
     """
 
-    def __init__(self, seed: str, longest: int, unit: int) -> None:
+    def __init__(self, seed: str, longest: int, unit: int, lookahead: int = 0) -> None:
+        self.lookahead = lookahead
         self.chance = random.Random(seed)
         self.longest = longest
         self.unit = unit
@@ -83,6 +85,8 @@ class Writer:
             self.say("step", 31, 0)
             if self.below(3) == 0:
                 self.say("publish", -1, -1)
+        if self.lookahead:
+            self.name_behind(-1)
         if self.below(2):
             self.say("append", -1, 1 + self.below(6))
             self.say("grow", -1, -1)
@@ -97,14 +101,29 @@ class Writer:
             tokens = 1 + self.below(4)
             self.say("append", number, tokens)
             self.say("grow", number, tokens)
-            self.say("step", 31, 0)
+            self.say("step", 31, 1 + tokens)
             if self.below(12) == 0:
                 self.say("grow", number, 1)
                 self.say("step", 31, 8)
             if self.below(2):
                 self.say("rewind", number, 1 + self.below(tokens), self.below(16))
+            if self.lookahead:
+                self.name_behind(number)
             if self.below(4) == 0:
                 self.say("publish", number, -1)
+
+    def name_behind(self, number: int) -> None:
+        """Name tokens that follow what was computed, some of which has waited for them, and publish."""
+        for _ in range(self.below(3)):
+            kind = self.below(5)
+            if kind == 0:
+                self.say("rewind", number, 1 + self.below(3), self.below(16))
+            self.say("append", number, 1 + self.below(self.lookahead + 1))
+            if kind == 1:
+                self.say("step", 31, 6)
+            if kind == 2:
+                self.say("commit", number, 0)
+            self.say("publish", number, -1)
 
     def grow(self) -> None:
         self.say("grow", self.below(5), self.chance.choice((-1, -1, -2, 1, 2, 5, 1 + self.below(self.longest))))
@@ -113,7 +132,8 @@ class Writer:
         self.say("arrive", self.below(5), 1 + self.below(self.longest))
 
     def append(self) -> None:
-        self.say("append", self.below(5), self.chance.choice((1, 1, 2, 4, 9)))
+        number, count = self.below(5), self.chance.choice((1, 1, 2, 4, 9))
+        self.say("append", number, count, *(EXTRA_KEYS[number % 4 : number % 4 + 1] if count > 2 else ()))
 
     def step(self) -> None:
         self.say("step", self.chance.choice((31, 31, 1, 2, 3, 5)), self.below(9))

@@ -1,0 +1,125 @@
+"""Tokens that are appended with extra keys are published under them, and a sequence's tokens keep them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from prefixloom import InputError, Path, encode
+from tests.support.helpers import cache_of, finish, part, path_cache, serve, settle
+
+PROMPT = [1, 2, 3, 4, 5]
+IMAGE = [9] * 7
+WHOLE = [*PROMPT, *IMAGE, 6]
+CAT = [(5, 12, "cat")]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+@pytest.mark.parametrize("first", [(), [(1, 3, "sun")]], ids=["plain", "with another before"])
+def test_what_is_appended_with_an_extra_key_is_published_under_it(lookahead: int, first: Any) -> None:
+    cache = cache_of(part("path", Path(), lookahead=lookahead), page=1)
+    with cache.open(PROMPT, extra=first) as sequence:
+        finish(sequence)
+        sequence.append(IMAGE, extra=[(0, 7, "cat")])
+        sequence.append([6])
+        finish(sequence)
+        assert sequence.tokens.extra == (*first, *CAT)
+    assert cache.peek(WHOLE, extra=[*first, *CAT]) == 13 - lookahead
+    assert cache.peek(WHOLE, extra=[*first, (5, 12, "dog")]) == 5 - lookahead
+    assert cache.peek(WHOLE, extra=first) == 5 - lookahead
+    assert cache.peek(WHOLE, extra=[*first, (6, 12, "cat")]) == 5 - lookahead
+    settle(cache)
+
+
+def test_it_hits_what_was_opened_with_the_same_key() -> None:
+    cache = path_cache()
+    serve(cache, WHOLE, extra=CAT)
+    with cache.open(PROMPT) as sequence:
+        finish(sequence)
+        sequence.append([*IMAGE, 6], extra=[(0, 7, "cat")])
+        finish(sequence)
+    assert cache.stats().components["path"].cached == 3, "the same key, so nothing was added beside it"
+
+
+@pytest.mark.parametrize("span", [(0, 8, "k"), (-1, 2, "k"), (3, 3, "k"), (4, 2, "k")])
+def test_a_span_outside_of_what_is_appended_is_refused_and_nothing_is_named(span: tuple[int, int, str]) -> None:
+    with path_cache().open(PROMPT) as sequence:
+        with pytest.raises(InputError, match="lies outside of the 7 tokens"):
+            sequence.append(IMAGE, extra=[span])
+        assert (sequence.named, sequence.tokens.extra) == (5, ())
+
+
+@pytest.mark.parametrize("extra", [5, [(0, 7)], [(0, 7.0, "k")], [(0, 7, ["not hashable"])]])
+def test_extra_keys_of_the_wrong_form_are_refused(extra: Any) -> None:
+    with path_cache().open(PROMPT) as sequence:
+        with pytest.raises(InputError, match="extra"):
+            sequence.append(IMAGE, extra=extra)
+        assert sequence.named == 5
+
+
+def test_a_rewind_takes_them_back() -> None:
+    cache = path_cache()
+    with cache.open(PROMPT) as sequence:
+        sequence.append(IMAGE, extra=[(0, 7, "cat")])
+        sequence.grow(12)
+        sequence.rewind(5)
+        assert sequence.tokens.extra == ((5, 7, "cat"),)
+        sequence.append([9])
+        finish(sequence)
+    assert cache.peek([*PROMPT, 9, 9, 9], extra=[(5, 7, "cat")]) == 8
+    assert cache.peek([*PROMPT, 9, 9, 9], extra=[(5, 8, "cat")]) == 4
+
+
+def test_a_sequences_tokens_are_the_next_turns_prompt_with_their_keys() -> None:
+    cache = path_cache()
+    with cache.open(WHOLE, extra=CAT) as sequence:
+        finish(sequence)
+        sequence.append([*IMAGE, 7, 8, 9], extra=[(0, 7, "dog")])
+        finish(sequence)
+        tokens = sequence.tokens
+    assert tokens.extra == (*CAT, (13, 20, "dog"))
+    assert cache.peek(tokens) == cache.match(tokens).ready == 20
+    assert cache.peek(tokens, extra=tokens.extra) == 20, "what is said twice counts once"
+    assert cache.peek(tokens.tolist()) == 4
+    with cache.open(tokens.extended([4] * 5), extra=[(23, 25, "sun")]) as sequence:
+        assert sequence.ready == 20
+        assert sequence.tokens.extra == (*tokens.extra, (23, 25, "sun"))
+    with cache.open(PROMPT) as sequence:
+        sequence.append(tokens.part(5))
+        assert sequence.tokens.extra == tokens.extra
+        finish(sequence)
+    assert cache.stats().components["path"].cached == 5, "what it published was there"
+
+
+def test_parts_and_extensions_of_tokens_keep_their_keys() -> None:
+    with path_cache().open(WHOLE, extra=CAT) as sequence:
+        tokens = sequence.tokens
+    assert tokens.part(7, 10).extra == ((0, 3, "cat"),)
+    assert tokens.part(-3).extra == ((0, 2, "cat"),)
+    assert tokens.part(0, 5).extra == tokens.part(12).extra == tokens.part(5, 5).extra == ()
+    assert encode(PROMPT).extended(tokens).extra == ((10, 17, "cat"),)
+    assert encode(tokens).extra == tokens.extra
+    assert pickle.loads(pickle.dumps(tokens)).extra == tokens.extra
+
+
+def test_keys_that_are_equal_to_python_alone_are_two() -> None:
+    cache = path_cache()
+    with cache.open([9] * 4, extra=[(0, 4, 1)]) as sequence:
+        tokens = sequence.tokens
+    with cache.open(tokens, extra=[(0, 4, True)]) as sequence:
+        assert sequence.tokens.extra == ((0, 4, 1), (0, 4, True))
+        assert [type(key) for _, _, key in sequence.tokens.extra] == [int, bool]
+
+
+def test_numbers_that_nothing_uses_are_forgotten_when_tokens_are_appended() -> None:
+    cache = path_cache()
+    for number in range(3000):
+        with cache.open(PROMPT) as sequence:
+            sequence.append(IMAGE, extra=[(0, 7, number)])
+    with cache.open(PROMPT) as sequence:
+        sequence.append(IMAGE, extra=[(0, 7, "cat")])
+        assert len(cache.core.keys.meant) <= 3 * 1024
+        finish(sequence)
+    assert cache.peek([*PROMPT, *IMAGE], extra=CAT) == 12
