@@ -26,7 +26,7 @@ class ProtocolError(PrefixloomError):
 class PluginError(PrefixloomError):
     """A hook raised, or gave an answer that its contract forbids.
 
-    The operation that called it was undone. The cause is chained.
+    The operation that called it failed, and the cache goes on. The cause is chained.
     """
 
 

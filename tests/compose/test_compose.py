@@ -148,6 +148,11 @@ def test_an_empty_set_is_refused() -> None:
     refused("needs at least one component")
 
 
+def test_plugins_are_instances_and_no_names() -> None:
+    with pytest.raises(CompositionError, match=r"'sink' is a name. .*Profile\(\[ComponentSpec\('sink'\)\]\)"):
+        compose(None, plugins=["sink"], capacity=64)
+
+
 def test_plugins_must_be_a_list() -> None:
     with pytest.raises(CompositionError, match="plugins must be a list"):
         negotiate(None, plugins=paths(), capacity=64, registry=Registry([]))  # type: ignore[arg-type]
@@ -385,3 +390,14 @@ def test_a_set_with_which_nothing_can_ever_hit_is_said_aloud(caplog: pytest.LogC
     assert [warning for warning in composition.warnings if "no prefix will ever hit" in warning and "'ring'" in warning]
     assert "no prefix will ever hit" in caplog.text
     assert composed(paths(), windowed("ring", 1, shareable=False), capacity=1000).warnings == ()
+
+
+def test_what_needs_nothing_at_some_boundaries_can_hit_there_and_nothing_is_said() -> None:
+    chunked = Component("chunked", Manifest(ONE_BYTE), Chunk(100))
+    own = Component("own", Manifest(ONE_BYTE, shareable=False), Chunk(100))
+    assert composed(paths(), own, capacity=1000).warnings == composed(paths(), chunked, capacity=1000).warnings == ()
+
+
+def test_a_component_type_whose_make_takes_no_name_is_refused() -> None:
+    with pytest.raises(CompositionError, match=r"'ring': it is made by make\(name=.* and <lambda> takes no name"):
+        ComponentType("ring", lambda size=4: windowed("ring", size))

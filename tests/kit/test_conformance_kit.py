@@ -224,6 +224,29 @@ def test_what_is_no_component_is_refused_before_any_law(made: Any) -> None:
         check_component(lambda: made)
 
 
+@pytest.mark.parametrize(
+    ("make", "truth", "told"),
+    [
+        (
+            "sink",
+            None,
+            r"a function that makes a new component each time, .*got 'sink'\. An installed component is Comp",
+        ),
+        (window(), None, "a function that makes a new component each time"),
+        (window, "reads", r"is a prefixloom\.testing\.Truth, got 'reads'"),
+        (window, {"buffers": ("k",)}, r"is a prefixloom\.testing\.Truth, got"),
+    ],
+)
+def test_what_is_no_case_is_refused_with_what_is_meant(make: Any, truth: Any, told: str) -> None:
+    with pytest.raises(CompositionError, match=told):
+        check_component(make, truth)
+
+
+def test_buffers_of_a_truth_are_buffers() -> None:
+    with pytest.raises(CompositionError, match=r"takes what the layers write as prefixloom\.Buffer"):
+        Truth(buffers=("k", "v"))  # type: ignore[arg-type]
+
+
 def test_a_maker_that_raises_is_told_as_the_components_mistake() -> None:
     def make() -> Any:
         raise KeyError("size")

@@ -70,6 +70,12 @@ def gather(
             f"plugins must be a list of component instances, got {plugins!r}. An installed one is named by a Profile: "
             f'Profile([ComponentSpec("its name")])'
         )
+    plugins = tuple(plugins)
+    for name in (each for each in plugins if isinstance(each, str)):
+        raise CompositionError(
+            f"plugins takes component instances, and {name!r} is a name. An installed one is named by a Profile: "
+            f"Profile([ComponentSpec({name!r})])"
+        )
     everything = [_made(spec, registry) for spec in profile.components]
     everything += [_candidate(plugin, f"passed to compose, class {_class_name(plugin)}") for plugin in plugins]
     found = [candidate for candidate in everything if isinstance(candidate, Candidate)]
@@ -198,8 +204,13 @@ def certain_misses(candidates: Sequence[Candidate]) -> tuple[str, ...]:
     return tuple(
         f"{candidate} is not shareable and needs {candidate.reach!r} to resume: no prefix will ever hit with it"
         for candidate in candidates
-        if not candidate.manifest.shareable and (candidate.unit == "boundary" or _needs_data(candidate))
+        if not candidate.manifest.shareable and (candidate.unit == "boundary" or _needs_data_everywhere(candidate))
     )
+
+
+def _needs_data_everywhere(candidate: Candidate) -> bool:
+    """Whether a reach needs something at every boundary. A chunk, for one, needs nothing where the next one begins."""
+    return all(any(lo < hi for lo, hi in candidate.reach.needs(n)) for n in (*range(1, 4 * MAX_PAGE), *PROBES[1:]))
 
 
 def _needs_data(candidate: Candidate) -> bool:

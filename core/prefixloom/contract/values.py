@@ -6,6 +6,7 @@ a pool, so it can be kept, compared and printed after the operation that made it
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -161,6 +162,16 @@ class ComponentType:
     def __attrs_post_init__(self) -> None:
         if self.layer_kinds and self.from_layers is None:
             raise CompositionError(f"component type {self.kind!r} names layer_kinds but has no from_layers")
+        try:
+            takes = inspect.signature(self.make).parameters.values()
+        except (TypeError, ValueError):  # it has no signature in Python, or is nothing that can be called
+            return
+        if not any(each.name == "name" or each.kind is each.VAR_KEYWORD for each in takes):
+            raise CompositionError(
+                f"component type {self.kind!r}: it is made by make(name=..., **options), and "
+                f"{getattr(self.make, '__name__', self.make)} takes no name. Give it a parameter `name`, which becomes "
+                f"the component's name"
+            )
 
 
 class Component:

@@ -1,7 +1,7 @@
 """Plugin calls: every call of a hook goes through here, so that an error of a plugin always has the same consequence.
 
-A hook that an operation depends on fails it with a ``PluginError`` that names the component, and the operation is
-undone. A hook that serving must not depend on is counted and logged, and the default holds.
+A hook that an operation depends on fails it with a ``PluginError`` that names the component. A hook that serving must
+not depend on is counted and logged, and the default holds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PluginCalls:
         try:
             return function(*args)
         except Exception as error:
-            raise PluginError(f"component {name!r}: {hook} raised {_shown(error)}; the operation was undone") from error
+            raise PluginError(f"component {name!r}: {hook} raised {_shown(error)}, and its operation failed") from error
 
     def ask(self, asked: Asked, hook: str, kind: type[T], function: Callable[..., Any], *args: Any) -> T | None:
         """Call a hook, and check that the answer is of ``kind`` or None."""

@@ -105,6 +105,15 @@ class ComponentCase:
 
 def made(case: ComponentCase) -> Any:
     """Make a new instance of the case's component. An error while making it is reported as the component's mistake."""
+    if not callable(case.make) or isinstance(case.make, str):
+        raise CompositionError(
+            f"a case takes a function that makes a new component each time, such as `lambda: Ring(8)`, got "
+            f"{case.make!r}. An installed component is ComponentCase.installed(NAME)"
+        )
+    if not isinstance(case.truth, Truth):
+        raise CompositionError(
+            f"the truth about a component's layers is a prefixloom.testing.Truth, got {case.truth!r}"
+        )
     try:
         component = case.make()
     except PrefixloomError:
