@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -202,6 +203,8 @@ def test_a_failure_that_is_nobodys_ends_all_of_them_in_the_end_and_one_of_a_crow
 def test_logits_made_of_what_a_failed_step_left_unwritten_end_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step behind a failed one was launched already, and it reads memory in which anything may lie, also NaN."""
 
+    behind = threading.Event()
+
     class FirstFails(FaultyRunner):
         passes = 0
 
@@ -209,6 +212,7 @@ def test_logits_made_of_what_a_failed_step_left_unwritten_end_no_request(monkeyp
             self.passes += 1
             logits: torch.Tensor = self.bound.forward(batch)
             if self.passes == 1:
+                assert behind.wait(60), "no step was launched behind this one"
                 raise Fault("out of memory")
             return logits * (NAN if self.passes == 2 else 1)
 
@@ -222,6 +226,8 @@ def test_logits_made_of_what_a_failed_step_left_unwritten_end_no_request(monkeyp
         collect = engine._collect
 
         def when_the_next_is_over(launched: Any) -> None:
+            if engine._in_flight:
+                behind.set()
             for step in engine._in_flight:
                 step.wait()
             collect(launched)

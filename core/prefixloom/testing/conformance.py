@@ -78,7 +78,8 @@ def check_law(law: Law, case: ComponentCase) -> None:
     name, script = name_of(law), ""
     try:
         with quiet():
-            watch(case)
+            if isinstance(case, ComponentCase):  # policies and stores have cases of their own, without layers
+                watch(case)
             law(case)
         return
     except (NotApplicable, Wasteful):
