@@ -48,6 +48,7 @@ from .errors import (
     RankError,
     StorageError,
 )
+from .operations.insert import Inserted
 from .operations.lease import Lease
 from .operations.tier_answers import Restored, TierStats
 from .tiers.consensus import Consensus, GroupConsensus, LocalConsensus
@@ -73,6 +74,7 @@ __all__ = [
     "GroupConsensus",
     "Identity",
     "InputError",
+    "Inserted",
     "InvariantError",
     "LayerFacts",
     "Lease",

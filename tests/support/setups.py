@@ -73,6 +73,7 @@ class Setup:
     """Tokens that each page component holds."""
     slots: int = 8
     own: dict[str, int] = field(default_factory=dict)
+    lent: bool = False
 
     @property
     def unit(self) -> int:
@@ -107,6 +108,7 @@ class Setup:
             capacity=capacity,
             policy=self.policy,
             max_rewind=self.max_rewind,
+            slots="lent" if self.lent else "own",
             debug=DEBUG,
         )
 
@@ -191,6 +193,16 @@ def setups() -> dict[str, Setup]:
         ),
         "replay": make(parts(Path(), Nothing(), b={"replay": 6}), own={"b": 96}),
         "replay under a window": make(parts(Window(6), Window(1), b={"replay": 10}), page=1, tokens=40),
+        "lent": make(parts(Path(), Window(9), Point()), slots=9, policy="slru", lent=True),
+        "lent, page 1, lookahead 1": make(
+            parts(Path(), Window(6), Point(), a={"lookahead": 1}), page=1, tokens=44, lent=True
+        ),
+        "lent sinks and strides": make(
+            parts(Sinks(3) | Window(8), Strided(), Path(), a={"page_size": 2}), tokens=72, lent=True, policy="lfu"
+        ),
+        "lent checkpoints": make(
+            parts(Window(7), Point(), b={"checkpoint_every": 4, "states_per_path": 2}), slots=12, lent=True
+        ),
         "everything": make(
             parts(Path(), Window(9), Point(), Chunk(8), Sinks(4) | Window(5), Strided(), d={"page_size": 2}),
             tokens=80, slots=9,

@@ -14,6 +14,7 @@ from ..contract.composition import Composition
 from ..contract.identity import Identity
 from ..device.pool import Pool
 from ..errors import InputError, ProtocolError
+from ..operations.insert import Inserted, insert, lend, take_back
 from ..operations.lease import Lease, acquire, drop_namespace
 from ..operations.match import Extra, ask, current, find
 from ..operations.open import anchor, open_at
@@ -82,14 +83,20 @@ class Cache:
         """How many of ``tokens`` would hit. Pure."""
         return self.match(tokens, namespace=namespace, leave=leave, extra=extra).ready
 
-    def lease(self, plan: MatchPlan) -> Lease:
-        """Protect what resuming at ``plan.ready`` needs. A stale plan is planned again, so the lease may be shorter."""
+    def lease(self, plan: MatchPlan, *, exact: bool = False) -> Lease:
+        """Protect what resuming at ``plan.ready`` needs. A stale plan is planned again, so the lease may be shorter.
+
+        ``exact``: in place of a shorter lease, ProtocolError. A lease that is released at once marks what it covered as
+        used just now, and does nothing else.
+        """
         core = self._core
         if core.guarded:
             core.enter()
         if not isinstance(plan, MatchPlan):
             raise ProtocolError(f"{plan!r} was not made by this cache")
         match = current(core, plan.match_for(core))
+        if exact and match.ready < plan.ready:
+            raise ProtocolError(f"{plan!r} can be resumed at {match.ready} by now: data was evicted since it was made")
         lease = acquire(core, anchor(core, match), match.namespace)
         core.leave("lease")
         return lease
@@ -164,6 +171,48 @@ class Cache:
                 running.check_states()
             rows.append(running)
         return Step(core, rows, role, sequences, ahead)
+
+    # ------------------------------------------------------------ slots of an engine
+    def insert(
+        self,
+        tokens: Any,
+        slots: Mapping[str, Any],
+        *,
+        start: int = 0,
+        namespace: str = "",
+        extra: Extra = (),
+        priority: int = 0,
+    ) -> Inserted:
+        """Publish what an engine computed in slots of its own, with ``compose(slots="lent")``.
+
+        ``slots``: by component, the page of each position from the boundary ``start`` on, -1 where there is none; of a
+        boundary component, the one slot of the state at the deepest boundary that ``tokens`` name. What is the engine's
+        own is the cache's from now on, until ``take_back`` returns it: at once what the tree has already or cannot use,
+        and the rest when it is evicted. Where the engine reads pages of the cache, these may stand as well.
+        """
+        core = self._core
+        if core.guarded:
+            core.enter()
+        if priority.__class__ is not int:
+            raise InputError(f"a priority is a whole number, got {priority!r}")
+        inserted = insert(core, ask(core, tokens, namespace, 0, extra), slots, start, priority)
+        core.leave("insert")
+        return inserted
+
+    def lend(self, slots: Mapping[str, Any]) -> None:
+        """With ``compose(slots="lent")``: hand in slots without content, for sequences, loads and checkpoints."""
+        core = self._core
+        core.enter()
+        lend(core, slots)
+        core.leave("lend")
+
+    def take_back(self) -> dict[str, list[int]]:
+        """With ``compose(slots="lent")``: all slots, by component, that nobody uses any more. They are the engine's."""
+        core = self._core
+        core.enter()
+        returned = take_back(core)
+        core.leave("take_back")
+        return returned
 
     # ------------------------------------------------------------ room
     def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:

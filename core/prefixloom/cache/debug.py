@@ -218,7 +218,9 @@ class Debug:
         known = set(everything)
         if known and (len(known) < len(everything) or min(known) < 0 or max(known) >= pool.capacity):
             raise InvariantError(f"{pool.name}: {_wrong(pool, owned)}")
-        found = len(known) + pool.minted
+        if pool.outside and not all(map(pool.has, known)):
+            raise InvariantError(f"{pool.name}: a slot is owned here, and is with the engine that lends it")
+        found = len(known) + pool.minted + pool.outside
         if found != pool.capacity:
             raise InvariantError(f"{pool.name}: {pool.capacity - found} slots are nobody's")
 

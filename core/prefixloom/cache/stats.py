@@ -22,6 +22,7 @@ class ComponentStats:
     ``evicted``      pages that were evicted so far
     ``page_tokens``  tokens of a page, 0 for state slots
     ``page_bytes``   bytes of a page
+    ``outside``      pages that are with the engine, if one lends them
     """
 
     capacity: int
@@ -34,13 +35,15 @@ class ComponentStats:
     page_bytes: int
     rest_bytes: int = 0
     """Bytes of a cached state, if the tree keeps states in another form (``stored_as``); else 0."""
+    outside: int = 0
 
     def __str__(self) -> str:
         unit = f"pages of {self.page_tokens} tokens" if self.page_tokens else "state slots"
         rest = f" ({self.rest_bytes} at rest)" if self.rest_bytes else ""
+        outside = f", {self.outside} with the engine" if self.outside else ""
         return (
             f"{self.capacity} {unit}, {self.page_bytes} bytes each{rest}: {self.cached} cached ({self.leased} of them "
-            f"leased), {self.running} running, {self.free} free; {self.evicted} evicted so far"
+            f"leased), {self.running} running, {self.free} free{outside}; {self.evicted} evicted so far"
         )
 
 
@@ -112,4 +115,5 @@ def _component(lane: Lane) -> ComponentStats:
         page_tokens=lane.part.page_tokens,
         page_bytes=lane.live.slot_bytes,
         rest_bytes=lane.pool.slot_bytes if lane.live is not lane.pool else 0,
+        outside=lane.pool.outside,
     )

@@ -6,8 +6,9 @@ the tier below and debug mode among them. It does no cache operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from ..cache.cache import Cache
 from ..cache.debug import Debug
@@ -36,11 +37,15 @@ from ..tree.window_lane import WindowLane
 from .registry import Registry
 
 
-def build(composition: Composition, registry: Registry) -> Cache:
-    """The cache of ``composition``. Adapters of models are looked up in ``registry``."""
+def build(composition: Composition, registry: Registry, tensors: Mapping[str, Any] | None = None) -> Cache:
+    """The cache of ``composition``. Adapters of models are looked up in ``registry``.
+
+    ``tensors``: memory that somebody else has, by component.
+    """
+    tensors = _checked(composition, tensors)
     validators = make_validators(composition, ("device",))  # first: a plugin may refuse, and nothing is allocated yet
     tier_validators = [] if composition.tier is None else make_validators(composition, ("device", "host"))
-    lanes = tuple(make_lane(composition, index) for index in range(len(composition.parts)))
+    lanes = tuple(make_lane(composition, i, tensors.get(part.name)) for i, part in enumerate(composition.parts))
     for lane in lanes:
         lane.feeds = tuple(other for other in lanes if _falls_with(other, lane))
     host_lanes = () if composition.tier is None else make_host_lanes(composition, composition.tier, lanes)
@@ -75,14 +80,37 @@ def make_core(shape: Shape, host_lanes: tuple[HostLane, ...]) -> Core:
 # ---------------------------------------------------------------- lanes
 
 
-def make_lane(composition: Composition, index: int) -> Lane:
+def _checked(composition: Composition, tensors: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Refuse memory that no component can take."""
+    if tensors is None:
+        return {}
+    if not isinstance(tensors, Mapping):
+        raise CompositionError(f"tensors are given as a mapping by component, got {tensors!r}")
+    parts = {part.name: part for part in composition.parts}
+    for name in tensors:
+        if name not in parts:
+            raise CompositionError(f"tensors were given for {name!r}; there are {', '.join(parts)}")
+        if parts[name].running or composition.layout != "layer_first":
+            raise CompositionError(
+                f"component {name!r} cannot lie in tensors that were given: its states have another form (stored_as), "
+                f"or the cache has the layout {composition.layout!r}"
+            )
+    return tensors
+
+
+def make_lane(composition: Composition, index: int, tensors: Mapping[str, Any] | None = None) -> Lane:
     """The lane of one component, with its pool."""
     part = composition.parts[index]
     entries = part.page_tokens // part.manifest.tokens_per_slot if part.page_tokens else 1
     kind = DebugPool if composition.debug else Pool
-    make = partial(kind, unit=part.unit, entries=entries, device=composition.device)
+    make = partial(kind, unit=part.unit, entries=entries, device=composition.device, lent=composition.lent)
     layout = composition.layout if part.unit == "page" else "layer_first"
-    live = make(part.name, part.manifest, capacity=part.running or part.capacity, layout=layout)
+    try:
+        live = make(part.name, part.manifest, capacity=part.running or part.capacity, layout=layout, tensors=tensors)
+    except CompositionError as error:
+        if tensors is None:
+            raise
+        raise CompositionError(f"component {part.name!r} cannot lie in the tensors that were given: {error}") from error
     queue = serving(composition.policy)
     if part.running:
         coder = Coder(part.manifest)

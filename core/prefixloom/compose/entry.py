@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import attrs
 
@@ -56,6 +56,7 @@ log = logging.getLogger("prefixloom")
 P = TypeVar("P")
 
 Capacity = int | Mapping[str, int]
+Slots = Literal["own", "lent"]
 
 
 def compose(
@@ -68,6 +69,8 @@ def compose(
     max_running: int | None = None,
     device: object = "cpu",
     layout: Layout = "layer_first",
+    slots: Slots = "own",
+    tensors: Mapping[str, Mapping[str, object]] | None = None,
     policy: str | EvictionPolicy = "lru",
     admission: str | AdmissionPolicy = "all",
     max_rewind: int | None = None,
@@ -91,6 +94,11 @@ def compose(
     ``device``      cpu, cuda, cuda:N or meta
     ``layout``      layout of pages on the device: "layer_first", a contiguous tensor for each buffer of a component; or
                     "page_first", all layers of a page together, which a tier of the same layout copies in one piece
+    ``slots``       who hands out the slots of the pools: "own", the cache; or "lent", an engine, which hands in what it
+                    has computed (``Cache.insert``) and takes back what nobody uses (``Cache.take_back``). With the
+                    device "meta", the cache then keeps books only
+    ``tensors``     memory that somebody else has, in place of the cache's own: by component and buffer a tensor
+                    (layers, slots, ...), or one (slots, ...) for each layer
     ``policy``      the order of eviction: the name of a policy, built in or installed, or an EvictionPolicy
     ``admission``   which states the tree takes, for components that have no policy of their own: the name of a policy,
                     built in ("all", "branch-and-last") or installed, or an AdmissionPolicy
@@ -103,10 +111,10 @@ def compose(
     registry = default_registry() if registry is None else registry
     composition = negotiate(
         model, page_size=page_size, capacity=capacity, memory=memory, traffic=traffic, max_running=max_running,
-        device=device, layout=layout, policy=policy, admission=admission, max_rewind=max_rewind, debug=debug,
-        tracing=tracing, plugins=plugins, registry=registry,
+        device=device, layout=layout, slots=slots, policy=policy, admission=admission, max_rewind=max_rewind,
+        debug=debug, tracing=tracing, plugins=plugins, registry=registry,
     )  # fmt: skip
-    return build(composition, registry)
+    return build(composition, registry, tensors)
 
 
 def negotiate(
@@ -119,6 +127,7 @@ def negotiate(
     max_running: int | None = None,
     device: object = "cpu",
     layout: Layout = "layer_first",
+    slots: Slots = "own",
     policy: str | EvictionPolicy = "lru",
     admission: str | AdmissionPolicy = "all",
     max_rewind: int | None = None,
@@ -160,6 +169,7 @@ def negotiate(
         max_rewind=rewind,
         device=_device(device),
         layout=_layout(layout),
+        lent=_are_lent(slots, candidates),
         policy=eviction,
         debug=os.environ.get("PREFIXLOOM_DEBUG") == "1" if debug is None else bool(debug),
         tracing=tracing,
@@ -217,6 +227,18 @@ def _device(device: object) -> str:
             f"device='cpu', or install a torch built for this machine's GPU"
         )
     return name
+
+
+def _are_lent(slots: object, candidates: Sequence[Candidate]) -> bool:
+    if slots not in ("own", "lent"):
+        raise CompositionError(f"slots must be 'own' or 'lent', got {slots!r}")
+    coded = [candidate for candidate in candidates if candidate.manifest.stored_as is not None]
+    if slots == "lent" and coded:
+        raise CompositionError(
+            f"{coded[0]}: its cached states have another form (stored_as) and slots of their own, which no engine "
+            f"lends. Compose it with slots='own', or without stored_as"
+        )
+    return slots == "lent"
 
 
 def _layout(layout: Layout) -> Layout:

@@ -60,7 +60,8 @@ class Composition:
     """The plan of a cache. ``page`` is the tokens of one tree page; every boundary is a multiple of it.
 
     ``manager`` holds the component instances; with ``tracing`` the hooks go through it, for monitoring. ``sizing``
-    explains in words why the pools have their sizes. ``warnings`` are known problems of the model.
+    explains in words why the pools have their sizes. ``warnings`` are known problems of the model. ``lent``: an engine
+    hands out the slots of the pools, and lends them.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Composition:
     sizing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     tier: TierPart | None = None
+    lent: bool = False
 
 
 @attrs.frozen

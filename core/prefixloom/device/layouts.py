@@ -8,15 +8,19 @@ what a slot is for nor where its memory comes from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..contract.manifest import DTYPE_BYTES, Buffer, Layout, Manifest
+from ..errors import CompositionError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     Zeros = Callable[[str, tuple[int, ...], str], Tensor]
+
+    Memory = Mapping[str, Tensor | tuple[Tensor, ...]]
+    """The buffers of a pool by name: a tensor (layers, capacity, ...), or one (capacity, ...) for each layer."""
 
 ALIGNMENT = 8
 """A page-first slot begins at a multiple of so many bytes, so that elements of any dtype are aligned."""
@@ -64,3 +68,55 @@ def allocate(
         part = whole[:, start : start + size].view(getattr(torch, buffer.dtype))
         views[buffer.name] = part.view(capacity, layers, *rest).transpose(0, 1)
     return {buffer.name: views[buffer.name] for buffer in manifest.buffers}, [whole[None]]
+
+
+def given(
+    manifest: Manifest, unit: str, capacity: int, entries: int, device: str, tensors: Any
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """Take memory that somebody else has, in place of ``allocate``. CompositionError: it does not fit.
+
+    ``tensors`` has for each buffer a tensor (layers, slots, ...), or one (slots, ...) for each layer. There may be more
+    slots than ``capacity``. What one slot has in one layer must be contiguous, and all of a layer if slots are states.
+    """
+    if not isinstance(tensors, Mapping) or {*tensors} != {buffer.name for buffer in manifest.buffers}:
+        raise CompositionError(
+            f"its buffers are {', '.join(buffer.name for buffer in manifest.buffers)}, and tensors were given for "
+            f"{', '.join(map(str, tensors)) if isinstance(tensors, Mapping) else repr(tensors)}"
+        )
+    buffers: dict[str, Any] = {}
+    blocks = []
+    for buffer in manifest.buffers:
+        found = tensors[buffer.name]
+        layers = tuple(found)
+        if len(layers) != len(buffer.layers):
+            raise CompositionError(
+                f"buffer {buffer.name!r} has {len(buffer.layers)} layers, and {len(layers)} were given"
+            )
+        for layer in layers:
+            _fits(buffer, layer, shape(buffer, unit, capacity, entries)[1:], unit, device)
+        buffers[buffer.name] = layers if isinstance(found, Sequence) else found
+        blocks += [layer[None] for layer in layers]
+    return buffers, blocks
+
+
+def _fits(buffer: Buffer, layer: Tensor, wanted: tuple[int, ...], unit: str, device: str) -> None:
+    """Check the tensor of one layer."""
+    import torch
+
+    if tuple(layer.shape[1:]) != wanted[1:] or len(layer) < wanted[0] or layer.dtype != getattr(torch, buffer.dtype):
+        raise CompositionError(
+            f"buffer {buffer.name!r} has layers of {buffer.dtype} {wanted}, or more slots, and one of {layer.dtype} "
+            f"{tuple(layer.shape)} was given"
+        )
+    if torch.empty(0, device=device).device != layer.device:
+        raise CompositionError(f"buffer {buffer.name!r} lies on {layer.device}, and the cache on {device}")
+    if not (layer if unit == "boundary" else layer[0]).is_contiguous():
+        raise CompositionError(
+            f"buffer {buffer.name!r}: what a slot has in a layer must be contiguous, and all of a layer of states; "
+            f"strides are {layer.stride()}"
+        )
+
+
+def layers_of(buffer: Any) -> list[Tensor]:
+    """The layers of a pool's buffer, each as a tensor (1, capacity, ...)."""
+    return [layer[None] for layer in buffer]

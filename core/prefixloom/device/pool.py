@@ -8,6 +8,9 @@ A slot that is given back while steps run may still be read or written by one of
 and keeps the number of the newest step of that moment, its fence. When the steps up to its fence are over, it is free.
 An owner that takes it sooner gets the fence with it, and is ordered after those steps.
 
+The slots of a pool may be *lent*: they belong to an engine that hands them out itself. Each is outside of the pool
+until the engine hands it in (``receive``), and again once the engine has it back (``hand_back``).
+
 In debug mode a pool also follows the *stage* of each slot: the tree takes a slot only when all work that writes it has
 been enqueued.
 """
@@ -102,19 +105,22 @@ class Pool:
     others get slots with ``mint``.
 
     ``buffers[name]`` has the shape (layers, capacity, entries of a page, *shape), without the entries for state slots.
-    In the layout "page_first" it is a view, in which only one slot of one layer is contiguous. ``blocks`` are
-    contiguous tensors (n, capacity, ...) with the content of all slots, for work on whole slots.
+    In the layout "page_first" it is a view, in which only one slot of one layer is contiguous. Where somebody else has
+    the memory, it may be a tuple with a tensor for each layer. ``blocks`` are contiguous tensors (n, capacity, ...)
+    with the content of all slots, for work on whole slots.
     """
 
     __slots__ = (
-        "_free", "_ordered", "_view", "at_hand", "blocks", "buffers", "capacity", "device", "dropped", "entries",
-        "fence", "layout", "manifest", "minted", "name", "orderly", "resets", "retired", "retiring", "unit",
+        "_free", "_inside", "_ordered", "_view", "at_hand", "blocks", "buffers", "capacity", "device", "dropped",
+        "entries", "fence", "layout", "manifest", "minted", "name", "orderly", "outside", "resets", "retired",
+        "retiring", "unit",
     )  # fmt: skip
 
     def __init__(
         self, name: str, manifest: Manifest, unit: str, capacity: int, entries: int, device: str,
-        allocate: bool = True, layout: Layout = "layer_first",
+        allocate: bool = True, layout: Layout = "layer_first", lent: bool = False, tensors: Any = None,
     ) -> None:  # fmt: skip
+        """``lent``: an engine hands out the slots. ``tensors``: memory that somebody else has, by buffer."""
         self.name = name
         self.manifest = manifest
         self.unit = unit
@@ -126,7 +132,10 @@ class Pool:
             raise CompositionError(f"pool {name!r} would have {capacity} pages, and {MOST_PAGES} are the most")
         self._free = array("i", range(capacity))  # the first ``at_hand`` are free at once; its length never changes
         self._view = memoryview(self._free).cast("B")  # writes given bytes without making an array first
-        self.at_hand = capacity
+        self.at_hand = 0 if lent else capacity
+        self.outside = capacity - self.at_hand
+        """The number of slots that the engine has which lends them."""
+        self._inside = bytearray(capacity) if lent else None  # whether each slot is in the pool; None: all are for good
         self._ordered = 0  # how many were free when they were last sorted
         self.orderly = False  # whether neighbouring pages are handed out together
         self.fence = Fence()
@@ -135,7 +144,12 @@ class Pool:
         self.resets = 0
         self.minted = 0  # pages in live spans
         self.dropped: Dropped | None = None  # takes back spans that are dropped without being freed
-        self.buffers, self.blocks = self._allocate() if allocate else ({}, [])
+        self.buffers: dict[str, Any]
+        self.blocks: list[Tensor]
+        if tensors is not None:
+            self.buffers, self.blocks = layouts.given(manifest, unit, capacity, entries, device, tensors)
+        else:
+            self.buffers, self.blocks = self._allocate() if allocate else ({}, [])
 
     def _allocate(self) -> tuple[dict[str, Tensor], list[Tensor]]:
         with warnings.catch_warnings():
@@ -250,15 +264,44 @@ class Pool:
             self.fence.taken_early = max(self.fence.taken_early, fence)
             self.fence.reused(self, data)
 
+    # ---------------------------------------------------------------- lent slots
+    def has(self, slot: int) -> bool:
+        """Whether a slot is in the pool, and not with the engine that lends it."""
+        return self._inside is None or bool(self._inside[slot])
+
+    def receive(self, slots: Iterable[int]) -> None:
+        """The engine hands in slots that are outside; the caller has checked that they are, and becomes their owner."""
+        inside = self._inside
+        assert inside is not None
+        for slot in slots:
+            inside[slot] = 1
+            self.outside -= 1
+
+    def hand_back(self) -> array[int]:
+        """Give the engine the slots that nobody owns and no step may touch any more."""
+        inside = self._inside
+        assert inside is not None
+        slots = self._free[: self.at_hand]
+        for slot in slots:
+            inside[slot] = 0
+        self.at_hand = 0
+        self.outside += len(slots)
+        return slots
+
     def reset(self) -> None:
-        """Take all slots from their owners, whoever they are."""
-        self._free[:] = array("i", range(self.capacity))
-        self.at_hand = self.capacity
+        """Take all slots in the pool from their owners, whoever they are."""
+        inside = self._inside
+        everything = array(
+            "i", range(self.capacity) if inside is None else [s for s, here in enumerate(inside) if here]
+        )
+        if everything:  # an array with an exported view refuses the assignment of an empty slice
+            self._free[: len(everything)] = everything
+        self.at_hand = len(everything)
         self.retired.clear()
         self.retiring = 0
         if self.fence.stamp:
             self.at_hand = 0
-            self._retire(self._free.tobytes())
+            self._retire(everything.tobytes())
         self.minted = 0
         self.resets += 1
 
@@ -349,6 +392,14 @@ class DebugPool(Pool):
 
     def take_one(self) -> int:
         return self.take(1)[0]
+
+    def receive(self, slots: Iterable[int]) -> None:
+        slots = list(slots)
+        for slot in slots:
+            if self.has(slot):
+                raise InvariantError(f"pool {self.name!r}: slot {slot} was handed in, and is here already")
+            self.stage[slot] = Stage.RESERVED
+        super().receive(slots)
 
     def _note_given(self, slot: int) -> None:
         if not 0 <= slot < self.capacity or self.stage[slot] in (Stage.FREE, Stage.RETIRED):

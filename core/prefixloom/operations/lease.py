@@ -7,6 +7,7 @@ what a component keeps.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,12 @@ class Lease(Hold):
     """Covers a boundary until it is released. A context manager; opaque; single use."""
 
     __slots__ = ()
+
+    def pages(self, component: str) -> list[int]:
+        """Page numbers by position, -1 where absent; of a boundary component, the slot of its state."""
+        core = self._usable()
+        lane = core.shape.lane(component)
+        return array("i", lane.row(self.node, self.node.end) if self.node.end else b"").tolist()
 
     def release(self) -> None:
         """Uncover everything. A second release is refused."""

@@ -22,8 +22,11 @@ from .state import CLEAR, Core, Fill, Match, Running
 from .teardown import give_back
 
 
-def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
-    """A running request that resumes at ``match``, which is current. CapacityError: a slot cannot be had."""
+def open_at(core: Core, match: Match, label: str, priority: int, *, arrives: bool = False) -> Running:
+    """A running request that resumes at ``match``, which is current. CapacityError: a slot cannot be had.
+
+    ``arrives``: all that it will hold was computed elsewhere. It gets no running state, and is not counted as opened.
+    """
     shape, flight = core.shape, core.flight
     if flight.works:
         flight.poll(between_operations=False)
@@ -31,7 +34,8 @@ def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
         _name_extra(core, match)
     node = anchor(core, match)
     receipts = ask_receipts(core, match.namespace, node.end, match.extra) if shape.has_lock_hooks else None
-    with_slots = not shape.open_takes_more  # all running states have their slots at once, or none before there is room
+    # All running states have their slots at once, or none before there is room.
+    with_slots = not shape.open_takes_more and not arrives
     for point in shape.state_lanes:
         if point.per_sequence > point.live.at_hand:
             with_slots = False
@@ -55,7 +59,8 @@ def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
         covers[i], held[i] = cell, state
         if with_slots:
             point.start(state)
-        fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
+        if not arrives:
+            fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
     running = Running(core, match, node, covers, receipts, held, fills, label, priority)
     node.leases += 1
     try:
@@ -63,15 +68,16 @@ def open_at(core: Core, match: Match, label: str, priority: int) -> Running:
             core.unwritten.read(running, node)
         if core.watcher is not None:
             core.watcher.leased(running)
-        if not with_slots:
+        if not with_slots and not arrives:
             _make_room(core, running)
     except BaseException:
         give_back(core, running)
         raise
-    counts = core.counts
-    counts.opened += 1
-    counts.asked_tokens += running.names.count
-    counts.hit_tokens += running.ready
+    if not arrives:
+        counts = core.counts
+        counts.opened += 1
+        counts.asked_tokens += running.names.count
+        counts.hit_tokens += running.ready
     core.live[running] = None
     return running
 

@@ -18,6 +18,7 @@ from ..contract.policy import serving
 from ..contract.queues import Queue
 from ..device.host_pool import DebugHostPool, HostPool, in_one_piece
 from ..device.kernels_move import move_slots
+from ..device.layouts import layers_of
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool, present
 from ..tree.lane import Cell, Lane, PageLane
 from ..tree.radix import Node
@@ -334,14 +335,16 @@ def copy_between(
         move_slots(source.blocks, src, target.blocks, dst)
         return
     for buffer in source.manifest.buffers:
-        ends = [source.buffers[buffer.name]], src, [target.buffers[buffer.name]], dst
+        one, other = source.buffers[buffer.name], target.buffers[buffer.name]
         inside = [low <= layer < high for layer in buffer.layers]
-        if all(inside):
-            move_slots(*ends)
+        if all(inside) and not isinstance(one, tuple) and not isinstance(other, tuple):
+            move_slots([one], src, [other], dst)
             continue
-        for at, there in enumerate(inside):
-            if there:
-                move_slots(*ends, layers=slice(at, at + 1))
+        sources, targets = (
+            [layer for layer, there in zip(layers_of(end), inside, strict=True) if there] for end in (one, other)
+        )
+        if sources:
+            move_slots(sources, src, targets, dst)
 
 
 def make_host_lanes(composition: Composition, tier: TierPart, lanes: Sequence[Lane]) -> tuple[HostLane, ...]:

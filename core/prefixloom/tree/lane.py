@@ -98,7 +98,7 @@ class Lane(Generic[C, H]):
     @property
     def running(self) -> int:
         """Pages owned by sequences (and by whoever minted a span)."""
-        return self.pool.capacity - self.pool.free - self.in_tree
+        return self.pool.capacity - self.pool.outside - self.pool.free - self.in_tree
 
     @property
     def evictable(self) -> int:

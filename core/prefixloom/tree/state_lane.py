@@ -249,7 +249,7 @@ class StateLane(Lane[Cell, Any]):
         return holding.slots()
 
     def touches(self, holding: StateHolding, start: int, end: int, reads: list[int], writes: list[int]) -> None:
-        if end > start:
+        if end > start and holding.slot != NO_SLOT:
             writes.append(holding.slot)
             if end - start <= len(holding.steps):
                 writes.extend(holding.steps)

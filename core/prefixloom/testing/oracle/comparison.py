@@ -87,6 +87,10 @@ class ComparedCache:
         }
         self.minted: dict[str, Any] = {}
         """The slots that the script has taken out of the pools, by component."""
+        self.outside: dict[str, list[int]] = {}
+        """The slots that an engine has which lends them. Between two operations it has lent all."""
+        if composition.lent:
+            cache.lend({f.name: range(f.capacity) for f in facts})
         self.reader = Reader(cache, self.model, self.slots)
         self.running: list[ModelSequence] = []
         self.leases: list[ModelLease] = []
@@ -293,6 +297,7 @@ class ComparedCache:
             free = free_slots(self.cache, f)
             cached = list(view.slots[name].values())
             owned = [*free, *cached, *view.detached[name], *(self.minted[name].ids if name in self.minted else ())]
+            owned += self.outside.get(name, ())
             for run in self.running:
                 if not run.gone:
                     if f.boundary:

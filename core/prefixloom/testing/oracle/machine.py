@@ -42,6 +42,10 @@ class Arena(Protocol):
     def lookahead(self) -> int:
         """How many tokens content looks ahead at."""
 
+    @property
+    def lent(self) -> bool:
+        """Whether an engine lends the slots."""
+
     def compose(self) -> Any:
         """Compose a new cache."""
 
@@ -57,6 +61,7 @@ class Pit:
     beside: tuple[str, ...] = ()
     units: int = 14
     page: int | None = None
+    lent: bool = False
 
     def bench(self) -> Bench:
         return Bench(self.case, self.beside, units=self.units, page=self.page, coded=False)
@@ -78,12 +83,12 @@ class Pit:
         return self.bench().cache
 
     def __str__(self) -> str:
-        return f"Pit(case, {self.beside!r}, units={self.units}, page={self.page})"
+        return f"Pit(case, {self.beside!r}, units={self.units}, page={self.page}, lent={self.lent})"
 
 
 def written(seed: str, arena: Arena, length: int = SCRIPT) -> list[Op]:
     """Return a random script for this arena."""
-    return Writer(seed, arena.longest, arena.unit, arena.lookahead).script(length)
+    return Writer(seed, arena.longest, arena.unit, arena.lookahead, arena.lent).script(length)
 
 
 def replay(arena: Arena, ops: Sequence[Op]) -> Operations:

@@ -7,14 +7,16 @@ there are, so that every part of a script is itself a valid script.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ...errors import CapacityError, InputError, PluginError, ProtocolError
 from ..inside import backdoor
 from ..inside.backdoor import anchor
+from ..inside.memory import POISON
 from ..kit.bench import PlannedStepError
 from .sequence_operations import Pieces, SequenceOperations
-from .sets import ModelLease, ModelSequence, with_extra
+from .sets import Facts, ModelLease, ModelSequence, Piece, with_extra
 from .view import require
 
 Op = tuple[Any, ...]
@@ -71,12 +73,130 @@ class Operations(SequenceOperations):
             return
         plan, namespace, ids = self.plans[number % len(self.plans)]
         fresh = self.is_fresh(plan)
-        lease = self.cache.lease(plan)
+        deepest = self.model.deepest(ids, backdoor.longest_match(plan))
+        if not self.allowances.narrows and deepest < plan.ready:
+            self.expect_refusal("lease exactly", ProtocolError, partial(self.cache.lease, plan, exact=True))
+        lease = self.cache.lease(plan, exact=fresh)
         boundary = self.check_boundary_of_plan(plan, fresh, lease.boundary, ids)
         leased = ModelLease(lease, namespace, ids, boundary, cover={name: [] for name in self.facts})
         self.leases.append(leased)
         self.compare("lease")
         self.record_cover(leased, anchor(lease))
+        self.check_lease_pages(leased)
+
+    def check_lease_pages(self, leased: ModelLease) -> None:
+        """Check that a lease lists what resuming at its boundary needs, where the tree has it."""
+        for f in self.model.facts:
+            pages = leased.lease.pages(f.name)
+            if f.boundary:
+                listed = {leased.boundary: pages[0]} if pages else {}
+                needed = {leased.boundary} - {0}
+            else:
+                listed = dict(enumerate(pages))
+                needed = set(f.needed(leased.boundary))
+            for index in needed:
+                slot = self.view.slots[f.name][self.model.piece(f, leased.ids, index)]
+                require(listed.get(index) == slot, "%s: a lease lists %s, the tree has %s", f.name, listed, slot)
+
+    # ------------------------------------------------------------ slots of an engine
+    def do_insert(
+        self, namespace: str, tokens: tuple[int, ...], extra: tuple[Any, ...], priority: int, lacking: int
+    ) -> None:
+        """Hand in what an engine computed in slots of its own. ``lacking``: the pages and states that it does not have.
+
+        Depending on this too, it reads pages of the cache up to where it hits, or says nothing of these.
+        """
+        if not self.cache.composition.lent:
+            return
+        self.remember(namespace, tokens, extra, 0)
+        ids, count = self.ids(namespace, tokens, extra), len(tokens)
+        boundary = self.model.limit(count, 0)
+        plan = self.cache.match(list(tokens), namespace=namespace, extra=extra)
+        hit = plan.ready if lacking & 2 else 0
+        start = hit if lacking & 4 else 0
+        if lacking & 8:  # not all that lies before it is in the tree
+            start = min(hit + self.model.page, count // self.model.page * self.model.page)
+        outside = self.cache.take_back()
+        slots = {}
+        for f in self.model.facts:
+            mine = outside.setdefault(f.name, [])
+            if f.boundary:
+                slots[f.name] = [mine.pop()] if mine and boundary and lacking % 3 else []
+                for slot in slots[f.name]:
+                    self.slots[f.name].write(slot, 0, ids[boundary])
+                continue
+            pages = range(-(-count // f.page))
+            lost = {page for page in pages if hit <= page * f.page < start}
+            if f.path:
+                lost |= {lacking // 4 % (len(pages) + 1)} if lacking % 4 == 0 else set()
+            else:
+                lost |= {page for page in pages if lacking >> page % 8 & 1}
+            read = plan.pages(f.name)[: hit // f.page].tolist()
+            new = [mine.pop() if mine and page not in lost else -1 for page in pages[len(read) :]]
+            self.write_handed(f, [-1] * len(read) + new, ids, count)
+            slots[f.name] = [*read, *new]
+        every = self.model.candidates(ids, boundary)
+        self.outside = outside
+        given = {f.name: slots[f.name][0 if f.boundary else start // f.page :] for f in self.model.facts}
+        options = {"namespace": namespace, "extra": extra, "priority": priority, "start": start}
+        got = self.cache.insert(list(tokens), given, **options)
+        require(got.ready in every if self.allowances.narrows else got.ready == every[-1], "insert at %s", got.ready)
+        upto = self.check_inserted(got, slots, ids, hit)
+        self.count("inserted" if upto > got.ready else "nothing inserted")
+        for name, returned in self.cache.take_back().items():
+            outside[name] += returned
+        self.cache.lend(outside)
+        self.outside = {}
+        self.compare("lend")
+        for f in self.model.facts:
+            for slot in self.view.slots[f.name].values():
+                self.expect_refusal("lend what is here", ProtocolError, self.cache.lend, {f.name: [slot]})
+                break
+
+    def write_handed(self, f: Facts, slots: list[int], ids: list[int], count: int) -> None:
+        """Write what the layers of an engine write, which have ``count`` tokens."""
+        for end in range(f.group, count + 1, f.group):
+            page, last = divmod(end - f.group, f.page)
+            if slots[page] >= 0:
+                known = end + f.lookahead <= count
+                self.slots[f.name].write(slots[page], last // f.group, ids[end + f.lookahead] if known else POISON)
+
+    def check_inserted(self, got: Any, slots: dict[str, list[int]], ids: list[int], hit: int) -> int:
+        """Check what an insert says and what the tree has of it. Return the boundary up to which it must have been.
+
+        Up to ``hit`` the pages are the cache's.
+        """
+        count = reaches = len(ids) - 1
+        boundary = self.model.limit(count, 0)
+        for f in self.model.facts:
+            new = slots[f.name][got.ready // f.page :] if f.path else []
+            if -1 in new:
+                reaches = min(reaches, got.ready + new.index(-1) * f.page)
+        limit = min(count - self.model.lookahead, reaches)
+        upto: int = max(got.ready, limit // self.model.page * self.model.page)
+        require(got.length == upto, "inserted up to %s, not %s", got.length, upto)
+        added: Pieces = {}
+        optional: Pieces = {}
+        may_lose: dict[str, int] = {}
+        for f in self.model.facts:
+            handed = slots[f.name]
+            if not f.shareable or upto == got.ready:
+                pieces: set[Piece] = set()
+            elif f.boundary:
+                pieces = {self.model.piece(f, ids, upto)} if handed and upto == boundary else set()
+            else:
+                own = [i for i, slot in enumerate(handed) if slot >= 0 and got.ready <= i * f.page < upto]
+                pieces = {self.model.piece(f, ids, index) for index in own}
+            (optional if f.name in self.allowances.keeps else added)[f.name] = pieces
+            if f.per_path is not None:
+                may_lose[f.name] = f.capacity + 1
+            taken = len(pieces - self.model.resident[f.name])
+            exact = f.name not in self.allowances.keeps
+            require(not exact or got.taken[f.name] == taken, "%s: took %s, not %s", f.name, got.taken[f.name], taken)
+            mine = sum(slot >= 0 for slot in handed[0 if f.boundary else hit // f.page :])
+            require(got.taken[f.name] + got.returned[f.name] == mine, "%s: %s of %s slots", f.name, got, mine)
+        self.compare("insert", may_lose, added, optional=optional)
+        return upto
 
     def do_release(self, number: int, how: int = 0) -> None:
         if not self.leases:

@@ -22,18 +22,19 @@ class Writer:
     """Makes scripts from a seed, without looking at any cache.
 
     ``longest``: the most tokens of a prompt. ``unit``: the tokens of a tree page; states can be kept at its multiples.
-    ``lookahead``: how many tokens content looks ahead at.
+    ``lookahead``: how many tokens content looks ahead at. ``lent``: an engine lends the slots.
     """
 
-    def __init__(self, seed: str, longest: int, unit: int, lookahead: int = 0) -> None:
+    def __init__(self, seed: str, longest: int, unit: int, lookahead: int = 0, lent: bool = False) -> None:
         self.lookahead = lookahead
+        self.weights = WEIGHTS | {"insert": 12} if lent else WEIGHTS
         self.chance = random.Random(seed)
         self.longest = longest
         self.unit = unit
         self.ops: list[Op] = []
 
     def script(self, length: int) -> list[Op]:
-        kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+        kinds, weights = list(self.weights), list(self.weights.values())
         while len(self.ops) < length:
             (kind,) = self.chance.choices(kinds, weights)
             getattr(self, kind)()
@@ -166,6 +167,11 @@ class Writer:
 
     def lease(self) -> None:
         self.say("lease", self.below(4))
+
+    def insert(self) -> None:
+        namespace, tokens, _, extra = self.request()
+        lacking = self.chance.choice((1, 3, self.below(256), self.below(256)))
+        self.say("insert", namespace, tokens, extra, self.below(3), lacking)
 
     def release(self) -> None:
         self.say("release", self.below(4), self.below(3))

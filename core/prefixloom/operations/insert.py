@@ -1,0 +1,201 @@
+"""Inserting: an engine that has slots and content of its own hands both over, and the tree takes what it lacks.
+
+The slots of such a composition are *lent*. An insert is a sequence that opens, holds what was handed in, publishes it
+and ends, in one operation. What the tree has already, or cannot use, waits in the pools until the engine takes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from typing import Any
+
+import attrs
+
+from ..device.pool import ABSENT
+from ..errors import InputError, ProtocolError
+from ..tree.lane import Lane, PageLane
+from .match import search
+from .open import open_at
+from .publish import close
+from .state import Core, Match, Running
+from .teardown import give_back
+
+
+@attrs.frozen
+class Inserted:
+    """What came of an insert. The tree has all up to ``length`` that the engine handed in, as far as that goes.
+
+    ``ready``: the boundary up to which every component was there before. ``taken`` and ``returned``: by component, how
+    many of the slots the tree took, and how many wait for ``take_back``.
+    """
+
+    ready: int
+    length: int
+    taken: Mapping[str, int]
+    returned: Mapping[str, int]
+
+
+@attrs.frozen
+class _Handed:
+    """What an engine hands in of one component: the slot at each page from ``first`` on, and those that are its own."""
+
+    lane: Lane
+    first: int
+    slots: list[int]
+    own: list[int]
+
+
+def insert(core: Core, match: Match, slots: Mapping[str, Any], start: int, priority: int) -> Inserted:
+    """Hand over what an engine computed of ``match``. If something is refused, nothing was taken."""
+    search(core, match, match.most)
+    boundary = max(0, match.most) // core.shape.page * core.shape.page
+    handed = _checked(core, match, slots, start)
+    running = open_at(core, match, "", priority, arrives=True)
+    try:
+        for each in handed:
+            _hold(running, each, boundary)
+        running.reserved = match.count
+        running.committed = _reaches(core, running)
+        if running.looks is not None:
+            running.looks.computed(running.looks.alone, running.committed, match.count)
+        if core.watcher is not None:
+            core.watcher.arrived(running, match.ready, running.committed)
+    except BaseException:
+        give_back(core, running)
+        raise
+    length = running.publishable
+    close(core, running)
+    returned = {each.lane.name: len({*each.own} & {*each.lane.pool.free_ids()}) for each in handed}
+    taken = {each.lane.name: len(each.own) - returned[each.lane.name] for each in handed}
+    return Inserted(match.ready, length, taken, returned)
+
+
+def lend(core: Core, slots: Mapping[str, Any]) -> None:
+    """An engine lends slots without content: sequences, loads from below and checkpoints may use them."""
+    lent = [(lane, _numbers(lane, slots[lane.name])) for lane in _lanes(core, slots)]
+    for lane, numbers in lent:
+        _refuse_what_is_here(lane, numbers)
+    for lane, numbers in lent:
+        lane.pool.receive(numbers)
+        lane.pool.give_slots(numbers)
+
+
+def take_back(core: Core) -> dict[str, list[int]]:
+    """Give the engine all slots that nobody uses, by component."""
+    _check_lent(core)
+    return {lane.name: lane.pool.hand_back().tolist() for lane in core.shape.lanes if lane.pool.at_hand}
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def _check_lent(core: Core) -> None:
+    if not core.shape.composition.lent:
+        raise ProtocolError("this cache hands out its slots itself: compose it with slots='lent'")
+
+
+def _lanes(core: Core, slots: object) -> list[Lane]:
+    """The lanes of the components that are named."""
+    _check_lent(core)
+    if not isinstance(slots, Mapping):
+        raise InputError(f"slots are given as a mapping by component, got {slots!r}")
+    return [core.shape.lane(name) for name in slots]
+
+
+def _numbers(lane: Lane, given: Any) -> list[int]:
+    try:
+        numbers: list[int] = given.tolist() if hasattr(given, "tolist") else list(given)
+    except TypeError:
+        raise InputError(f"the slots of {lane.name!r} are a list of numbers, got {given!r}") from None
+    for slot in numbers:
+        if slot.__class__ is not int or not ABSENT <= slot < lane.pool.capacity:
+            raise InputError(f"component {lane.name!r} has slots from 0 to {lane.pool.capacity - 1}, got {slot!r}")
+    return numbers
+
+
+def _refuse_what_is_here(lane: Lane, own: Many[int]) -> None:
+    here = next((slot for slot in own if slot == ABSENT or lane.pool.has(slot)), None)
+    if here is not None or len({*own}) < len(own):
+        raise ProtocolError(
+            f"slots of {lane.name!r} are lent that the engine does not have: "
+            + (f"{here} is the cache's" if here is not None else "one of them twice")
+        )
+
+
+def _checked(core: Core, match: Match, slots: Mapping[str, Any], start: int) -> list[_Handed]:
+    """What is handed in, by component; refused before anything changes."""
+    shape = core.shape
+    if start.__class__ is not int or start < 0 or start % shape.page:
+        raise InputError(f"start is a boundary, a multiple of {shape.page}, got {start!r}")
+    found = []
+    for lane in _lanes(core, slots):
+        numbers = _numbers(lane, slots[lane.name])
+        if isinstance(lane, PageLane):
+            found.append(_pages(lane, match, numbers, start))
+        else:
+            found.append(_state(lane, numbers))
+    return found
+
+
+def _pages(lane: PageLane, match: Match, numbers: list[int], start: int) -> _Handed:
+    """Pages that the cache lent itself stand below where the insert goes on: the engine only reads them."""
+    first, resumed = start // lane.page, match.ready // lane.page
+    most = -(-match.count // lane.page) - first
+    if len(numbers) > max(0, most):
+        raise InputError(
+            f"{len(numbers)} pages of {lane.name!r} from {start} on are more than {match.count} tokens have"
+        )
+    own = [
+        slot
+        for page, slot in enumerate(numbers, first)
+        if slot != ABSENT and (page >= resumed or not lane.pool.has(slot))
+    ]
+    _refuse_what_is_here(lane, own)
+    return _Handed(lane, first, numbers, own)
+
+
+def _state(lane: Lane, numbers: list[int]) -> _Handed:
+    own = [slot for slot in numbers if slot != ABSENT]
+    if len(own) > 1:
+        raise InputError(f"{lane.name!r} takes one slot, of the state at the deepest boundary; got {numbers!r}")
+    _refuse_what_is_here(lane, own)
+    return _Handed(lane, 0, numbers, own)
+
+
+# ---------------------------------------------------------------- what is held
+
+
+def _hold(running: Running, handed: _Handed, boundary: int) -> None:
+    """The sequence holds what was handed in from where it resumes; what stands before that is a duplicate.
+
+    Of a component that keeps whole paths, it holds nothing behind the first page that is absent.
+    """
+    lane, pool = handed.lane, handed.lane.pool
+    holding: Any = running.held[lane.index]
+    pool.receive(handed.own)
+    if not isinstance(lane, PageLane):
+        for slot in handed.own:
+            holding.slot = slot
+            holding.reach(boundary)
+        return
+    resumed = holding.base + len(holding.table)
+    before = max(0, resumed - handed.first)
+    fresh = [ABSENT] * max(0, handed.first - resumed) + handed.slots[before:]
+    useless = handed.slots[:before]
+    if ABSENT in fresh:
+        if lane.closed_upward:
+            whole = fresh.index(ABSENT)
+            useless += fresh[whole:]
+            del fresh[whole:]
+        else:
+            holding.whole = False
+    own = {*handed.own}
+    pool.give_slots([slot for slot in useless if slot in own])
+    holding.table.extend(fresh)
+
+
+def _reaches(core: Core, running: Running) -> int:
+    """How far all is there of components that keep whole paths."""
+    lengths = [len(running.held[lane.index].table) * lane.page for lane in core.shape.path_lanes]
+    return max(running.ready, min([running.names.count, *lengths]))
