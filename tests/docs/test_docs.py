@@ -7,8 +7,10 @@ import itertools
 import re
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path as File
+from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -290,6 +292,8 @@ def resolves(name: str) -> bool:
 
 def has(found: Any, attributes: list[str]) -> bool:
     for attribute in attributes:
+        if isinstance(found, ModuleType) and hasattr(found, "__path__") and find_spec(f"{found.__name__}.{attribute}"):
+            import_module(f"{found.__name__}.{attribute}")
         if not hasattr(found, attribute) and attribute not in getattr(found, "__annotations__", {}):
             return False
         found = getattr(found, attribute, None)
