@@ -132,7 +132,7 @@ def test_hooks_are_bound_per_part_and_traced_on_request() -> None:
 
 
 def test_compose_makes_a_cache_of_what_negotiate_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "build", lambda composition, registry: [composition])
+    monkeypatch.setattr(entry, "build", lambda composition, registry, tensors: [composition])
     made: Any = compose(None, plugins=[paths()], capacity=64, page_size=4, debug=True, max_rewind=2, policy="fifo")
     (composition,) = made
     assert isinstance(composition, Composition)
