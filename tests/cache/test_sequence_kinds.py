@@ -307,6 +307,31 @@ def test_sequences_dropped_in_a_cycle_are_recovered_once() -> None:
     settle(cache)
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_what_the_collector_drops_amid_a_flush_is_given_back_once(debug: bool) -> None:
+    """The collector runs after so many allocations, so for each number it comes at another line of the flush."""
+    before = gc.get_threshold()
+    for allocations in range(40):
+        cache = cache_of(part("path", Path()), part("window", Window(8)), part("point", Point()), debug=debug)
+        gc.collect()
+        gc.disable()
+        try:
+            box: list[Any] = [cache.open(TOKENS)]
+            run(box[0], 8)
+            box.append(box)
+            del box
+            gc.set_threshold(gc.get_count()[0] + allocations)
+            gc.enable()
+            cache.flush()
+        finally:
+            gc.set_threshold(*before)
+            gc.enable()
+        cache.poll()
+        for figures in cache.stats().components.values():
+            assert figures.free == figures.capacity
+        settle(cache)
+
+
 def test_a_sequence_from_before_a_flush_is_refused_and_ends_quietly() -> None:
     cache = mixed()
     serve(cache, TOKENS)

@@ -244,7 +244,11 @@ def test_extra_keys_may_be_any_hashable_and_compare_by_equality() -> None:
         assert cache.match([0] * 8, extra=[(0, 8, key)]).ready == 8
 
 
-@pytest.mark.parametrize("wrap", [lambda key: key, lambda key: ("image", (key, 2))], ids=["key", "in tuples"])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda key: key, lambda key: ("image", (key, 2)), lambda key: frozenset({key})],
+    ids=["key", "in tuples", "in a set"],
+)
 def test_extra_keys_that_are_equal_to_python_alone_share_nothing(wrap: Any) -> None:
     cache = path_cache()
     keys = [1, True, 1.0, 1 + 0j]

@@ -587,6 +587,9 @@ class Core:
         """Before a flush: what was dropped is not taken back one by one, since an interrupt may have broken it."""
         if self.watcher is not None:
             self.watcher.enter()
+
+    def forget_dropped(self) -> None:
+        """Amid a flush, when all slots are free: what was dropped has nothing to give back."""
         self.guarded = self.watcher is not None
         self.dropped.forget()
 

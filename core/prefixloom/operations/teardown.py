@@ -109,6 +109,7 @@ def forget_everything(core: Core) -> None:
             pool.reset()
         lane.queue = queue
         lane.reset()
+    core.forget_dropped()  # not earlier: the garbage collector may have dropped more meanwhile
     if core.below is not None:
         core.below.flushed()
     core.unwritten.flushed()

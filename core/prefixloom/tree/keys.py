@@ -337,6 +337,8 @@ def _exact(key: Hashable) -> Hashable:
     said = _lasting(key)
     if said is not None:
         return said
+    if isinstance(key, frozenset):
+        return frozenset(map(_exact, key))
     return tuple(map(_exact, key)) if isinstance(key, tuple) else (type(key), key)
 
 
