@@ -1,8 +1,8 @@
 """Watched weights: a digest of a model's tensors, made once, and a cheap look at whether they are still the same.
 
 A tensor that was changed in place has another version, and one that was put in its place another address. A change
-through ``Tensor.data`` moves neither, so a few bytes of each tensor are compared as well. Such a change that leaves all
-of these as they are is not noticed.
+through ``Tensor.data`` or a view of numpy's moves neither, so a few bytes of each tensor on a CPU are compared as well.
+Such a change that leaves all of these as they are is not noticed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from prefixloom import CompositionError
 
 Named = tuple[str, Tensor]
 Stamp = tuple[int, int, int]
@@ -31,15 +34,14 @@ class WatchedWeights:
         self._tensors = tensors
         self._stamps: list[Stamp] = []
         self._samples: list[memoryview] = []
+        self._sampled: list[bytes] = []
         self._digests: dict[str, tuple[Stamp, bytes, bytes]] = {}
 
     def same(self) -> bool:
-        """Whether versions and addresses are those of the last ``digests``. For every pass."""
-        return bool(self._stamps) and [stamp(tensor) for _, tensor in self._tensors()] == self._stamps
-
-    def same_samples(self) -> bool:
-        """Whether the bytes that are compared are the same, too. To be asked only where ``same``. For every request."""
-        return [each.tobytes() for each in self._samples] == [seen for _, seen, _ in self._digests.values()]
+        """Whether versions, addresses and the bytes that are compared are those of the last ``digests``."""
+        if not self._stamps or [stamp(tensor) for _, tensor in self._tensors()] != self._stamps:
+            return False
+        return [each.tobytes() for each in self._samples] == self._sampled
 
     def digests(self) -> dict[str, bytes]:
         """By name, the digest of each tensor. Those that may have changed are hashed again."""
@@ -48,7 +50,7 @@ class WatchedWeights:
         if stamps != self._stamps:
             self._stamps = stamps
             self._samples = [sample(tensor) for _, tensor in found]
-        sampled = [each.tobytes() for each in self._samples]
+        sampled = self._sampled = [each.tobytes() for each in self._samples]
         lacking: list[Named] = []
         for (name, tensor), mark, seen in zip(found, stamps, sampled, strict=True):
             if self._digests.get(name, ((), b"", b""))[:2] != (mark, seen):
@@ -69,7 +71,7 @@ def stamp(tensor: Tensor) -> Stamp:
 
 def sample(tensor: Tensor) -> memoryview:
     """A view of some bytes of ``tensor``, spread over all of it; of none where reading them would wait for a device."""
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+    if tensor.device.type != "cpu" or not tensor.data_ptr() or not tensor.is_contiguous():
         return memoryview(b"")
     size = tensor.numel() * tensor.element_size()
     return _memory(tensor, size)[:: size // SAMPLE | 1]
@@ -88,9 +90,18 @@ def _hashed(tensors: list[Tensor]) -> list[bytes]:
 
 
 def digest_of(tensor: Tensor) -> bytes:
-    """A digest of a tensor's dtype, shape and bytes."""
+    """A digest of a tensor's dtype, shape and bytes; of a tensor that is made of others, of these."""
     hashed = hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16, person=b"loom.weights")
-    if tensor.device.type != "meta" and tensor.numel():
+    if tensor.device.type == "meta":
+        raise CompositionError(
+            "some weights are on the meta device, which keeps no content (they may be offloaded), so nobody can tell "
+            "what a hit depends on: load the whole model onto one device"
+        )
+    if is_traceable_wrapper_subclass(tensor):
+        names, more = tensor.__tensor_flatten__()
+        hashed.update(combined((name, digest_of(getattr(tensor, name))) for name in names).encode())
+        hashed.update(repr(more).encode())
+    elif tensor.numel():
         here = tensor.detach().contiguous().cpu()
         size = here.numel() * here.element_size()
         hashed.update(_memory(here, size))

@@ -1,19 +1,22 @@
 """The identity of a transformers model: what its content depends on beside tokens, and whether that has changed.
 
 Weights are hashed once for each model object, and again only where they change. Adapters are those of PEFT, which puts
-its layers into the model's modules: the active ones count, with their weights and scales, and the others do not.
+its layers into the model's modules: the active ones count, with their configs, weights and scales, and the others do
+not. A model's code counts by the version of transformers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, proxy
 
 from torch import Tensor
+from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
+from transformers import __version__ as transformers_version
 
 from prefixloom import CompositionError, Identity
 
@@ -25,6 +28,13 @@ NO_CONTENT = frozenset({
     "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
 """Fields of a config that change nothing of what layers write."""
+NO_CONTENT_OF_ADAPTERS = frozenset({
+    "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode", "revision", "target_modules",
+    "task_type",
+})  # fmt: skip
+"""Fields of an adapter's config that change nothing of what it computes where it stands."""
+CAST = frozenset({"pos_encoding"})
+"""The buffers that a model's own code casts to the dtype of its weights."""
 WRAPPED = "base_layer"
 """The name that PEFT gives to the layer that an adapter wraps."""
 
@@ -45,8 +55,9 @@ class ModelIdentity:
         check_evaluating(self._model)
         config = _config_text(self._model.config)
         known = self._known
-        if known is not None and known.model == config and not self.changed() and self._weights.same_samples():
+        if known is not None and known.model == config and not self.changed():
             return known
+        _refuse_hidden_weights(self._model)
         digests = self._weights.digests()
         self._adapters = dict(_adapter_layers(self._model))
         self._states = [_adapter_state(layer) for layer in self._adapters.values()]
@@ -54,7 +65,8 @@ class ModelIdentity:
         ours = {name: digest for name, digest in digests.items() if not self._adapter_at(name)}
         active = {name: digest for name, digest in digests.items() if self._is_active(name)}
         names = sorted({name for active_here, *_ in self._states for name in active_here})
-        states = hashlib.blake2b(repr(self._states).encode(), digest_size=16).digest()
+        configs = [_digest_of_fields(self._model.peft_config[name].to_dict(), NO_CONTENT_OF_ADAPTERS) for name in names]
+        states = hashlib.blake2b(repr((self._states, configs)).encode(), digest_size=16).digest()
         self._known = Identity(
             model=config,
             weights=combined(ours.items()),
@@ -112,32 +124,73 @@ def _drops_out(module: Any) -> bool:
     """Whether a module in training mode drops out anything, as a layer of torch or by a number of its own."""
     if isinstance(module, _DropoutNd):
         return module.p > 0
-    return any("dropout" in name and isinstance(value, float) and value > 0 for name, value in vars(module).items())
+    return any(
+        ("drop" in name or "jitter" in name) and isinstance(value, float) and value > 0
+        for name, value in vars(module).items()
+    )
 
 
 def tensors_of(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """All weights, by their names in the model without adapters. Buffers that are not saved follow from the config."""
-    yield from _below(model, "")
+    """All weights and buffers, by their names in the model without adapters.
+
+    Buffers that are not saved follow from the config, but not their dtype: a cast of the model rounds them. Those that
+    the model's own code replaces are left out. This runs for every pass, and takes a quarter of the time of
+    ``named_parameters`` and ``named_buffers``.
+    """
+    left: list[tuple[str, Any]] = [("", model)]
+    while left:
+        path, module = left.pop()
+        for name, tensor in module._parameters.items():
+            if tensor is not None:
+                yield path + name, tensor
+        if module._buffers:
+            replaced = _replaced_by_code(module)
+            for name, tensor in module._buffers.items():
+                if tensor is not None and name not in replaced:
+                    yield path + name, tensor
+        for name, child in module._modules.items():
+            if child is not None:
+                left.append((path if name == WRAPPED else f"{path}{name}.", child))
 
 
-def _below(module: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    """``named_parameters`` and ``named_buffers`` in a third of their time: this runs for every pass."""
-    for name, tensor in module._parameters.items():
-        if tensor is not None:
-            yield path + name, tensor
-    for name, tensor in module._buffers.items():
-        if tensor is not None and name not in module._non_persistent_buffers_set:
-            yield path + name, tensor
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _below(child, path if name == WRAPPED else f"{path}{name}.")
+def _replaced_by_code(module: Any) -> Collection[str]:
+    """The buffers that a module replaces in its passes.
+
+    Rotary frequencies that depend on the length, and tables of sines that grow, are computed anew.
+    """
+    kinds = getattr(module, "rope_type", "")
+    lengths = {"dynamic", "longrope"}.intersection(kinds.values() if isinstance(kinds, dict) else (kinds,))
+    unsaved: Collection[str] = module._non_persistent_buffers_set
+    return unsaved if lengths or hasattr(module, "make_weights") else CAST.intersection(unsaved)
+
+
+def _refuse_hidden_weights(model: Any) -> None:
+    """Refuse a module that has weights and none of them in a parameter or buffer, as those of ``torch.ao`` do."""
+    for name, module in model.named_modules():
+        own = type(module)
+        saves = (own._save_to_state_dict, own.get_extra_state) != (Module._save_to_state_dict, Module.get_extra_state)
+        if saves and not module._parameters and not module._buffers:
+            raise CompositionError(
+                f"module {name!r} of {model.__class__.__name__} is a {own.__name__}, which keeps its weights in no "
+                f"parameter and no buffer, so nobody can tell what a hit depends on. Use a quantization whose weights "
+                f"are tensors"
+            )
 
 
 def _adapter_layers(model: Any) -> Iterator[tuple[str, Any]]:
     """The layers that PEFT has put into a model, by name."""
     for name, module in model.named_modules():
         if getattr(type(module), "adapter_layer_names", None):
+            _refuse_adapter_of_parameter(name, module)
             yield name.replace(f".{WRAPPED}", ""), module
+
+
+def _refuse_adapter_of_parameter(name: str, layer: Any) -> None:
+    if hasattr(layer, "parameter_name") and not (layer.disable_adapters or layer.merged):
+        raise CompositionError(
+            f"the adapter of {name!r} is one of a parameter (target_parameters), for which PEFT puts the parameter "
+            f"into its place anew in each pass, so nobody can tell whether it has changed: call the layer's merge()"
+        )
 
 
 def _adapter_state(layer: Any) -> tuple[Any, ...]:
@@ -155,6 +208,16 @@ def _kernels(config: Any) -> str:
 
 
 def _config_text(config: Any) -> str:
-    fields = {name: value for name, value in config.to_dict().items() if name not in NO_CONTENT}
-    digest = hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
-    return f"{config.model_type} {digest}"
+    digest = _digest_of_fields(config.to_dict(), NO_CONTENT)
+    return f"{config.model_type} {digest}, transformers {transformers_version}"
+
+
+def _digest_of_fields(fields: dict[str, Any], without: frozenset[str]) -> str:
+    counted = {name: value for name, value in fields.items() if name not in without}
+    text = json.dumps(counted, sort_keys=True, default=_plain)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: object) -> object:
+    """A value of a config in a form that is the same in every process."""
+    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)

@@ -138,12 +138,13 @@ TILES = Family(by_tile, {"pixel_values": 5, "pixel_attention_mask": 4}, along=1)
 GRID = Family(by_grid, {"pixel_values": 2, "image_grid_thw": 2}, types="mm_token_type_ids")
 SIZED = Family(by_size, {"pixel_values": 4, "image_sizes": 2})
 SHAPED = Family(by_shape, {"pixel_values": 3, "spatial_shapes": 2, "pixel_attention_mask": 2})
-MARKS = ("token_type_ids", "mm_token_type_ids")
-"""The inputs that may mark tokens of images. Where they mark nothing, they are the same as not given."""
+TOKEN_TYPES = "token_type_ids"
+MARKS = (TOKEN_TYPES, "mm_token_type_ids")
+"""The inputs that may mark tokens of images."""
 FAMILIES = {
     "aya_vision": PLAIN,
     "cohere2_vision": PLAIN,
-    "gemma3": Family(by_index, types="token_type_ids", both_ways=True),
+    "gemma3": Family(by_index, types=TOKEN_TYPES, both_ways=True),
     "glm4v": GRID,
     "idefics3": TILES,
     "internvl": PLAIN,
@@ -328,8 +329,8 @@ def prompt_images(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) 
     config = model.config
     family = FAMILIES.get(config.model_type, NONE)
     for name in MARKS:
-        if name in given and not given[name].any():
-            del given[name]  # it marks nothing
+        if name in given and marks_nothing(model, name, given[name]):
+            del given[name]
     unknown = ", ".join(str(name) for name in given if name not in {*family.names, family.types})
     if unknown:
         takes = f"takes {', '.join(family.names)}" if family.names else "is served with tokens only"
@@ -377,6 +378,20 @@ def prompt_images(model: Any, tokens: Sequence[int], inputs: Mapping[str, Any]) 
         at=at,
         rotary=rotary,
     )
+
+
+def marks_nothing(model: Any, name: str, marks: Tensor) -> bool:
+    """Whether an input of ``MARKS`` is the same as not given: it is 0 everywhere, and 0 means text.
+
+    GPT-2 and models like it look token types up in their table of tokens, where 0 is a token like any other.
+    """
+    if marks.any():
+        return False
+    if name != TOKEN_TYPES or FAMILIES.get(model.config.model_type, NONE).types == name:
+        return True
+    if name not in inspect.signature(model.forward).parameters:
+        return True
+    return any(path.endswith("token_type_embeddings") for path, _ in model.named_modules())
 
 
 def _copied(name: str, value: Any) -> Tensor:

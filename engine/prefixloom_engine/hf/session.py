@@ -20,11 +20,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from prefixloom import Cache, InputError, ProtocolError, Sequence
+from prefixloom import Cache, Identity, InputError, ProtocolError, Sequence
 
 from ..contract.model import Batch, Span
+from ..contract.requests import shown
 from .cache import PooledCache
-from .images import MARKS, positions_of
+from .images import MARKS, marks_nothing, positions_of
 from .model import HFModel
 from .refusals import refuse_autocast, refuse_generation, refuse_pass_without_cache
 from .rows import Rows
@@ -77,6 +78,7 @@ class Session:
         self._step: Any = None
         self._rows: Rows | None = None
         self._used = False
+        self._identity: Identity | None = None
         self.cache = self._runner.pooled
 
     # ------------------------------------------------------------ with
@@ -98,7 +100,7 @@ class Session:
         return self
 
     def _open(self) -> None:
-        identity = self._pool.identity = self._hf.identity
+        identity = self._identity = self._pool.identity = self._hf.identity
         namespace = attrs.evolve(identity, positions=self._regime).namespace(self._namespace)
         self.sequence = self._pool.open(
             self._ids, leave=1, namespace=namespace, label=self._label, extra=self._images.extra
@@ -163,8 +165,11 @@ class Session:
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The hook before the model's forward: reserve slots, run the ops of the step, and begin the pass."""
         if kwargs.get(self._runner.cache_name) is not self.cache:
+            if any(each is self.cache for each in (*args, *kwargs.values())):
+                raise InputError(f"a model of {type(module).__name__} takes its cache as {self._runner.cache_name}=")
             return None
-        self._check()
+        self._check_thread()
+        self._check_copies()
         given = self._without_computed({**dict(zip(self._runner.input_names, args, strict=False)), **kwargs})
         given = self._without_images(given)
         start, count = self._name_tokens(given)
@@ -193,6 +198,7 @@ class Session:
         try:
             assert self._rows is not None
             self.cache.check(self._rows)
+            self._check_model()
         except BaseException:
             self._abandon()
             raise
@@ -200,7 +206,7 @@ class Session:
         self.cache.end()
         step.__exit__(None, None, None)
         self._pool.poll()
-        self._check()  # there may be no further pass that would raise this error
+        self._check_copies()  # there may be no further pass that would raise this error
         at = self.sequence.committed
         if self._stateful and at % self._page == 0 and (self._every_boundary or at <= self._prompt):
             self.sequence.publish()
@@ -209,13 +215,15 @@ class Session:
         if get_ident() != self._thread:
             raise ProtocolError(f"{ONE_THREAD}, and this session was opened in another one. {INSTEAD}")
 
-    def _check(self) -> None:
-        self._check_thread()
-        if self._hf.changed():
+    def _check_model(self) -> None:
+        """Raise if the pass was not computed by the model that the session was opened with."""
+        if self._hf.changed() and (self._hf.model.training or self._hf.identity != self._identity):
             raise ProtocolError(
                 "the model's weights, adapters or mode have changed since this session was opened, so what it would "
                 "compute does not continue what it has. Open another session"
             )
+
+    def _check_copies(self) -> None:
         if self.sequence.failed is not None:
             raise ProtocolError(
                 "a copy or a step failed that this session had read from, so what it computed is void. Open the "
@@ -273,7 +281,7 @@ class Session:
     def _name_tokens(self, given: Mapping[str, Any]) -> tuple[int, int]:
         """Return where this pass starts and how many tokens it has; append its new tokens to the sequence's key."""
         start = self.sequence.committed
-        _refuse_inputs_outside_the_key(given, start)
+        _refuse_inputs_outside_the_key(self._hf.model, given, start)
         _refuse_other_mask(given.get("attention_mask"), start, given["input_ids"].shape[1], self._runner.cache_name)
         if self._runner.rope is not None:
             self._runner.rope.check(self._regime, start + given["input_ids"].shape[1])
@@ -296,7 +304,7 @@ class Session:
         return start, len(tokens)
 
 
-def _refuse_inputs_outside_the_key(given: Mapping[str, Any], start: int) -> None:
+def _refuse_inputs_outside_the_key(model: Any, given: Mapping[str, Any], start: int) -> None:
     """Refuse a pass in which the entry of a token depends on more than the token's id and those before it."""
     ids = given.get("input_ids")
     if ids is None:
@@ -315,7 +323,7 @@ def _refuse_inputs_outside_the_key(given: Mapping[str, Any], start: int) -> None
             continue
         if isinstance(value, Mapping) and not value:  # what a generate of text alone makes of no images
             continue
-        if name not in MARKS or not isinstance(value, Tensor) or bool(value.any()):
+        if name not in MARKS or not isinstance(value, Tensor) or not marks_nothing(model, name, value):
             raise InputError(
                 f"what is cached is known by token ids alone, and this pass has {name} as well. A session takes "
                 f"{', '.join(sorted(CHECKED_INPUTS))}"
@@ -326,12 +334,18 @@ def _refuse_inputs_outside_the_key(given: Mapping[str, Any], start: int) -> None
 
 
 def _refuse_other_mask(mask: Any, start: int, count: int, cache_name: str) -> None:
-    """Refuse a mask that hides a token. It is as long as all tokens, or as a pass in models that are all states."""
+    """Refuse a mask that hides a token or weighs it: some models multiply by it, so only ones say nothing.
+
+    It is as long as all tokens, or as a pass in models that are all states.
+    """
+    if mask is None:
+        return
     end = start + count
     lengths = (end,) if cache_name == "past_key_values" else (end, count)
-    if mask is None or (isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] in lengths and bool(mask.all())):
+    ones = isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == 1 and bool((mask == 1).all())
+    if ones and mask.shape[1] in lengths:
         return
-    if isinstance(mask, Tensor) and mask.ndim == 2 and bool(mask.all()):
+    if ones:
         raise InputError(
             f"this pass ends at {end} tokens, and its attention_mask is of shape {tuple(mask.shape)}. Give generate "
             f"the whole ids, those of this session included"
@@ -369,7 +383,10 @@ def _token_list(ids: Any) -> list[int]:
         ids = ids.tolist()
     if ids is None:
         raise InputError("a session's inputs have no input_ids")
-    tokens = list(ids)
+    try:
+        tokens = list(ids)
+    except TypeError as error:
+        raise InputError(f"a session's ids are a tensor or a list of tokens, got {shown(ids)}") from error
     if not tokens:
         raise InputError("a session needs at least one token")
     return tokens

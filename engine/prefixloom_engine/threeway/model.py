@@ -97,7 +97,7 @@ class ThreeWay:
 
     @property
     def identity(self) -> Identity:
-        if self._identity is None or not self._weights.same() or not self._weights.same_samples():
+        if self._identity is None or not self._weights.same():
             weights = combined(self._weights.digests().items())
             self._identity = Identity(model=f"ThreeWay {self.sizes}", weights=weights, precision=self.dtype)
         return self._identity

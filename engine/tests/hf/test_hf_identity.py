@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
 
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from prefixloom import CompositionError, ProtocolError, compose
 from prefixloom_engine import Engine, Request
@@ -18,6 +19,7 @@ from prefixloom_engine.hf import HFModel, session
 from tests.support.engines import nothing_left
 from tests.support.hf_images import model_with_images
 from tests.support.hf_models import model_of, prompt
+from tests.support.hf_tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = prompt(1, 80)
@@ -170,9 +172,24 @@ def test_a_session_that_is_open_goes_on_with_no_other_weights(change: Callable[[
     nothing_left(cache)
 
 
+def test_a_pass_of_other_weights_is_not_kept_though_its_error_is_caught(model: Any) -> None:
+    cache = cache_for(model)
+    with session(cache, model, IDS) as s, torch.no_grad():
+        model(IDS[:, :40], past_key_values=s.cache)
+        in_place(model)
+        with pytest.raises(ProtocolError, match="have changed since this session was opened"):
+            model(IDS[:, 40:], past_key_values=s.cache)
+    in_place(model)
+    assert by_session(model, cache) == (32, generated(model))
+    nothing_left(cache)
+
+
+@pytest.mark.parametrize("change", [in_place, through_data])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("steps", [1, 4])
-def test_what_runs_in_an_engine_ends_when_the_weights_change(steps: int, overlap: bool, model: Any) -> None:
+def test_what_runs_in_an_engine_ends_when_the_weights_change(
+    steps: int, overlap: bool, change: Callable[[Any], None], model: Any
+) -> None:
     """And a request that has not begun is served with the new ones."""
     cache = cache_for(model)
     with Engine(HFModel(model), cache, chunk=32, max_running=1, overlap=overlap) as engine:
@@ -180,12 +197,12 @@ def test_what_runs_in_an_engine_ends_when_the_weights_change(steps: int, overlap
         second = engine.add(Request(PROMPT, 12, stops=()))
         for _ in range(steps):
             engine.step()
-        in_place(model)
+        change(model)
         while engine.step():
             pass
         assert first.reason == "error" and "weights or adapters have changed" in str(first.error)
         assert PROMPT + second.tokens == generated(model)
-    in_place(model)
+    change(model)
     assert by_engine(model, cache)[1] == generated(model)
     nothing_left(cache)
 
@@ -204,6 +221,123 @@ def test_a_config_that_changes_between_requests_is_noticed(way: Way, model: Any)
         assert way(model, cache) == (hit and 64, generated(model))
 
 
+def test_buffers_that_are_not_saved_count(model: Any) -> None:
+    """A cast to 16 bits and back rounds the frequencies of rotary embeddings, and no weight that was in 16 bits."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for each in (*model.parameters(), *twin.parameters()):
+            each.copy_(each.bfloat16())
+    twin.bfloat16().double()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    cache = cache_for(model)
+    for each in (model, twin, model, twin):
+        ready, _ = by_session(each, cache)
+    assert ready == 64 and HFModel(model).identity != HFModel(twin).identity
+    model.model.rotary_emb.inv_freq.mul_(0.5)
+    assert by_session(model, cache) == (0, generated(model))
+
+
+@pytest.mark.parametrize("name", ["ctrl", "xglm", "llama"])
+def test_buffers_that_a_models_own_code_replaces_end_nothing(name: str) -> None:
+    """CTRL moves its table of sines in each pass, XGLM makes a longer one, and dynamic frequencies are made anew."""
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    options: dict[str, Any] = {"rope_parameters": dynamic} if name == "llama" else {}
+    model = tiny_model(name, max_position_embeddings=96, **options) if name != "ctrl" else tiny_model(name)
+    cache = compose(HFModel(model).config, memory="8MiB")
+    before = HFModel(model).identity
+    with torch.no_grad():
+        model(torch.tensor([prompt(2, 128)]))
+    assert HFModel(model).identity == before
+    assert by_session(model, cache) == (0, generated(model))
+    assert by_session(model, cache)[0] == 64
+
+
+def test_an_adapter_counts_with_its_config(model: Any) -> None:
+    """The places and the scale of a Fourier adapter stand in its config alone."""
+    peft = pytest.importorskip("peft", reason="adapters of transformers' models need it")
+
+    def tuned(**options: Any) -> Any:
+        torch.manual_seed(7)
+        made = copy.deepcopy(model)
+        made.add_adapter(
+            peft.FourierFTConfig(n_frequency=10, target_modules=["v_proj"], init_weights=False, **options), "a"
+        )
+        return made.eval()
+
+    cache = cache_for(model)
+    for options in ({"scaling": 300.0}, {"scaling": 900.0}, {"scaling": 300.0, "random_loc_seed": 5}):
+        each = tuned(**options)
+        assert by_session(each, cache) == (0, generated(each))
+    again = tuned(scaling=300.0)
+    assert by_session(again, cache) == (64, generated(again))
+
+
+def test_an_adapter_of_a_parameter_is_refused_until_it_is_merged() -> None:
+    peft = pytest.importorskip("peft", reason="adapters of transformers' models need it")
+    model = tiny_model("mixtral")
+    lora = peft.LoraConfig(
+        r=4,
+        target_modules=[],
+        target_parameters=["mlp.experts.gate_up_proj"],
+        init_lora_weights=False,
+        lora_dropout=0.0,
+    )
+    model.add_adapter(lora, "a")
+    model.eval()
+    cache = compose(HFModel(model).config, memory="8MiB")
+    with pytest.raises(CompositionError, match=r"model.layers.0.mlp.experts.*target_parameters.*merge\(\)"):
+        by_session(model, cache)
+    model.disable_adapters()
+    assert by_session(model, cache) == (0, generated(model))
+    model.enable_adapters()
+    for module in model.modules():
+        if hasattr(module, "parameter_name"):
+            module.merge()
+    assert by_session(model, cache) == (0, generated(model))
+
+
+def test_weights_that_nobody_sees_are_refused(model: Any) -> None:
+    cache = cache_for(model)
+    layer = model.model.layers[1].self_attn
+    kept = layer.v_proj
+    layer.v_proj = torch.nn.Linear(1, 1).to("meta")
+    with pytest.raises(CompositionError, match="on the meta device"):
+        by_session(model, cache)
+    layer.v_proj = Hidden(kept.weight.detach())
+    with pytest.raises(CompositionError, match=r"'model.layers.1.self_attn.v_proj' of LlamaForCausalLM is a Hidden"):
+        by_session(model, cache)
+    layer.v_proj = kept
+    assert by_session(model, cache) == (0, generated(model))
+
+
+class Hidden(torch.nn.Module):
+    """Keeps its weight as the quantized modules of torch.ao do: in the state that it saves, and in no parameter."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.packed = (weight,)
+
+    def get_extra_state(self) -> Any:
+        return self.packed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.packed[0].T
+
+
+def test_weights_made_of_other_tensors_count_by_these(model: Any) -> None:
+    """As those of quantized models are, whose outer tensor has no memory of its own."""
+    cache = cache_for(model)
+    layer = model.model.layers[1].self_attn
+    kept = layer.v_proj.weight.detach()
+    hits = []
+    for sign in (1, -1, 1):
+        layer.v_proj.weight = torch.nn.Parameter(TwoTensor(sign * kept, sign * kept), requires_grad=False)
+        with session(cache, model, IDS) as s, torch.no_grad():
+            model(IDS[:, s.ready :], past_key_values=s.cache)
+        hits.append(s.ready)
+    assert hits == [0, 0, 64]
+
+
 def test_kernels_of_a_part_count() -> None:
     model = copy.deepcopy(model_with_images("llava"))
     served = HFModel(model)
@@ -212,13 +346,15 @@ def test_kernels_of_a_part_count() -> None:
     assert served.changed() and served.identity != before
 
 
-@pytest.mark.parametrize("part", ["model", "dropout", "attention"])
+@pytest.mark.parametrize("part", ["model", "dropout", "attention", "router"])
 def test_training_is_refused(part: str, model: Any) -> None:
     cache = cache_for(model)
     if part == "dropout":
         model.model.layers[0].mlp.drop = torch.nn.Dropout(0.5)
     elif part == "attention":
         model.model.layers[0].self_attn.train().attention_dropout = 0.5
+    elif part == "router":  # such a number adds noise to the inputs of a mixture of experts
+        model.model.layers[0].mlp.train().jitter_noise = 0.1
     else:
         model.train()
     with pytest.raises(CompositionError, match="in training mode"):

@@ -15,9 +15,11 @@ from transformers import DynamicCache
 
 import prefixloom.tiers.host_copies
 from prefixloom import CapacityError, CompositionError, InputError, ProtocolError, TierManifest
+from prefixloom_engine import Engine, Request
 from prefixloom_engine.hf import HFModel, session
 from prefixloom_hicache import HostTier
 from tests.support.hf_models import MATRIX, Served, distance, figure, model_of, prompt
+from tests.support.hf_tiny import tiny_model
 from tests.support.sampling import sampled
 
 EACH = pytest.mark.parametrize("name", MATRIX)
@@ -350,6 +352,38 @@ def test_a_pass_of_one_token_may_hide_nothing_either(served: Served) -> None:
         served.model(ids[:, 40:], past_key_values=s.cache, attention_mask=torch.ones(1, 41))
 
 
+@pytest.mark.parametrize("mask", [torch.full((1, 41), 2), torch.full((1, 41), 0.5), torch.ones(2, 41)])
+def test_a_mask_that_weighs_tokens_is_refused(mask: torch.Tensor) -> None:
+    """Bloom and Mamba multiply by it."""
+    served, ids = Served("bloom", model=tiny_model("bloom")), ids_of(prompt(19, 41))
+    with session(served.cache, served.model, ids) as s, torch.no_grad():
+        with pytest.raises(InputError, match="attention_mask must be all ones"):
+            served.model(ids, past_key_values=s.cache, attention_mask=mask)
+        served.model(ids, past_key_values=s.cache, attention_mask=torch.ones(1, 41, dtype=torch.bool))
+
+
+def test_token_types_of_zero_are_refused_where_the_model_looks_them_up() -> None:
+    served, tokens = Served("gpt2", model=tiny_model("gpt2")), prompt(19, 40)
+    ids, zeros = ids_of(tokens), torch.zeros(1, 40, dtype=torch.int64)
+    with torch.no_grad():
+        right = served.model(ids).logits
+        assert not torch.allclose(right, served.model(ids, token_type_ids=zeros).logits)
+    with session(served.cache, served.model, ids) as s, torch.no_grad():
+        with pytest.raises(InputError, match="this pass has token_type_ids as well"):
+            served.model(ids, past_key_values=s.cache, token_type_ids=zeros)
+        assert torch.allclose(right, served.model(ids, past_key_values=s.cache).logits)
+    with Engine(served.hf, served.cache) as engine, pytest.raises(InputError, match="has token_type_ids"):
+        engine.add(Request(tokens, 4, inputs={"token_type_ids": zeros}))
+
+
+def test_a_cache_under_another_name_is_refused() -> None:
+    """The models that are all states take whatever else they are given, and would run without the session."""
+    served, ids = Served("mamba2"), ids_of(prompt(19, 40))
+    told = pytest.raises(InputError, match="Mamba2ForCausalLM takes its cache as cache_params=")
+    with told, session(served.cache, served.model, ids) as s, torch.no_grad():
+        served.model(ids, past_key_values=s.cache)
+
+
 def test_what_says_nothing_new_is_taken(served: Served) -> None:
     ids = ids_of(prompt(19, 40))
     more = {"token_type_ids": torch.zeros_like(ids), "position_ids": torch.arange(40)[None], "pixel_values": None}
@@ -402,6 +436,7 @@ def test_a_session_that_is_over_or_was_used_is_refused(served: Served) -> None:
         (torch.zeros(2, 5, dtype=torch.long), r"of shape \(1, n\) or \(n,\), got \(2, 5\) in torch.int64"),
         (torch.zeros(5), "in torch.float32"),
         ([], "at least one token"),
+        (5, "a tensor or a list of tokens, got 5"),
         (torch.zeros(1, 0, dtype=torch.long), "at least one token"),
     ],
 )
