@@ -162,7 +162,13 @@ OTHERS_PRIVATE = {
     "bench.peers.rows": {"_exit"},  # of ``os``
     "bench.workloads.slot_kernels": {"_foreach_copy_"},  # of torch
     "prefixloom_engine.contract.weights": {"_version"},  # of torch
-    "prefixloom_engine.hf.identity": {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"},  # of torch
+    "prefixloom_engine.hf.identity": {
+        "_parameters",
+        "_buffers",
+        "_non_persistent_buffers_set",
+        "_modules",
+        "_save_to_state_dict",
+    },  # of torch
 }
 """What belongs to others and has no public name."""
 
