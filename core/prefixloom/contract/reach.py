@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import reduce
 
 import attrs
 
@@ -191,6 +192,16 @@ class Sinks(Reach):
         return ReachShape(self.s, lambda n: n)
 
 
+def _earlier(one: Callable[[int], int], other: Callable[[int], int]) -> Callable[[int], int]:
+    """The tail of a union of two reaches: the earlier one of both tails."""
+
+    def tail(n: int) -> int:
+        first, second = one(n), other(n)
+        return first if first < second else second
+
+    return tail
+
+
 @attrs.frozen
 class Union(Reach):
     """All positions that any of several reaches needs."""
@@ -226,8 +237,7 @@ class Union(Reach):
         known = [shape for shape in shapes if shape is not None]
         if len(known) != len(shapes):
             return None
-        tails = [shape.tail for shape in known]
-        return ReachShape(max(shape.head for shape in known), lambda n: min(tail(n) for tail in tails))
+        return ReachShape(max(shape.head for shape in known), reduce(_earlier, (shape.tail for shape in known)))
 
 
 @attrs.frozen

@@ -54,7 +54,7 @@ class SlackLink(Link):
 class PartialLane(PageLane[C, R]):
     """Base of the lanes with partial cells: which pages are slack, and the queue of cells that have some."""
 
-    __slots__ = ("_gapped", "dense", "slack", "tail", "tree_page")
+    __slots__ = ("_gapped", "slack", "tail", "tree_page")
     retains = True
     headless = True
     """Whether a boundary needs only its tail."""
@@ -68,7 +68,6 @@ class PartialLane(PageLane[C, R]):
         self.slack = ListQueue()
         shape = part.reach.shape
         self.tail = shape.tail if shape is not None else lambda n: 0
-        self.dense = shape is not None and shape.dense
         self.tree_page = tree_page
 
     def reset(self) -> None:
@@ -185,33 +184,6 @@ class PartialLane(PageLane[C, R]):
         return pages
 
     # ------------------------------------------------------------ reading the path
-    def _hole_in(self, node: Node, low: int, high: int) -> int:
-        """An absent position in [low, high) of the path to ``node``; -1 if there is none."""
-        i = self.index
-        page = self.page
-        while high > low:
-            start = node.parent.end
-            if start >= high:
-                node = node.parent
-                continue
-            cell = node.cells[i]
-            if cell is None:
-                return start if self.dense or low < start else low
-            if cell.pages * page < node.end - start:  # not all of the edge is held
-                first = low if low > start else start
-                data = cell.data
-                offset = node.end - len(data) // ID_BYTES * page
-                if first < offset:
-                    return start if self.dense else first
-                at = data.find(
-                    ABSENT_BYTES, (first - offset) // page * ID_BYTES, -(-(high - offset) // page) * ID_BYTES
-                )
-                if at >= 0:
-                    return offset + int(at) // ID_BYTES * page
-            high = start
-            node = node.parent
-        return -1
-
     def _gather(self, node: Node, count: int) -> bytes:
         """The last ``count`` pages before the end of ``node``, *absent* where nothing is held."""
         i = self.index

@@ -7,26 +7,32 @@ slower. A lease's cover has the node-aligned ranges that it covers, since what l
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from heapq import heappop, heappush
 
 from ..contract.composition import Part
 from ..contract.queues import Queue
-from ..contract.reach import Interval, Reach, merged
+from ..contract.reach import NEVER, Interval, merged
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import RetainedHolding, without_absent
+from .paged_reach import Intervals, PagedReach, overlap
 from .partial_lane import PartialCell, PartialLane
 from .radix import Node, climb
 
 
 class ScatterHolding(RetainedHolding):
-    """A holding whose table keeps a head at the start. Between the head and page ``low`` nothing is present."""
+    """A holding whose table keeps a head at the start. Between the head and page ``low`` nothing is present.
 
-    __slots__ = ("low",)
+    Where ``until`` says when a page is given back: ``leaving`` is a heap of (the last boundary that may need it, page),
+    of those pages before ``looked`` that are not needed for good.
+    """
 
-    def __init__(self, data: bytes, end: int) -> None:
+    __slots__ = ("leaving", "looked", "low")
+
+    def __init__(self, data: bytes, end: int, looked: int) -> None:
         super().__init__(data, 0, end)
         self.low = 0
-        self.whole = False
+        self.looked = looked
+        self.leaving: list[tuple[float, int]] = []
 
 
 ScatterCover = tuple[Node, tuple[Interval, ...]]
@@ -36,44 +42,157 @@ ScatterCover = tuple[Node, tuple[Interval, ...]]
 class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
     """The lane of a page component with any reach."""
 
-    __slots__ = ("asks_until", "reach", "spans")
-    headless = False
-
-    spans: Callable[[int], tuple[Interval, ...]]
+    __slots__ = ("paged", "shape")
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
-        self.reach = part.reach
-        self.dense = False
-        self.asks_until = type(part.reach).until is not Reach.until
+        self.paged = PagedReach(part.reach, self.page)
+        self.shape = part.reach.shape
+
+    def _edges(self, node: Node, spans: Intervals) -> list[Node]:
+        """The nodes of the path to ``node`` whose edges have something of ``spans``, the deepest first."""
+        found = []
+        for low, high in reversed(spans):
+            while node.end > low:
+                above = node.parent
+                if above.end < high:
+                    found.append(node)
+                node = above
+        return found
+
+    # ------------------------------------------------------------ match
+    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
+        while boundary:
+            gap = self._gap(node, boundary)
+            if gap is None:
+                break
+            boundary = self._before(boundary, *gap)
+            node = climb(node, boundary)
+        return node, boundary
+
+    def _gap(self, node: Node, boundary: int) -> Interval | None:
+        """Absent positions, of which ``boundary`` needs something; None if all that it needs is there."""
+        i, page = self.index, self.page
+        spans = self.paged.needs[boundary]
+        for each in self._edges(node, spans):
+            cell = each.cells[i]
+            start = each.parent.end
+            if cell is None:
+                return start, each.end
+            if cell.pages * page != each.end - start:  # not all of the edge is held
+                gap = self._gap_in(cell, start, spans)
+                if gap is not None:
+                    return gap
+        return None
+
+    def _gap_in(self, cell: PartialCell, start: int, spans: Intervals) -> Interval | None:
+        """``_gap`` in one edge, which begins at ``start``."""
+        page, data, end = self.page, cell.data, cell.node.end
+        first = end - len(data) // ID_BYTES * page
+        if first > start and overlap(spans, start, first):
+            return start, first
+        if cell.pages * ID_BYTES != len(data):
+            for low, high in spans:
+                if low < end and first < high:
+                    at = data.find(
+                        ABSENT_BYTES, (max(low, first) - first) // page * ID_BYTES, (high - first) // page * ID_BYTES
+                    )
+                    if at >= 0:
+                        low = first + at // ID_BYTES * page
+                        return low, low + page
+        return None
+
+    def _before(self, boundary: int, low: int, high: int) -> int:
+        """The deepest boundary before ``boundary`` that may do without [low, high), of which ``boundary`` needs some."""
+        needs, page = self.paged.needs, self.tree_page
+        if self.paged.convex:  # until behind what is needed of it, every boundary needs that
+            needed = next(max(low, start) for start, end in needs[boundary] if end > low)
+            return needed // page * page
+        boundary -= page
+        while boundary > low and overlap(needs[boundary], low, high):
+            boundary -= page
+        return boundary
+
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        return self.paged.needs[boundary]
+
+    # ------------------------------------------------------------ covering
+    def acquire(self, node: Node) -> ScatterCover | None:
+        return self._cover(node, self.paged.outlook[node.end])
+
+    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> ScatterCover | None:
+        wider = ((max(0, lo), min(hi, node.end)) for lo, hi in positions)
+        return self._cover(node, merged((*self.paged.outlook[node.end], *wider)))
+
+    def _cover(self, node: Node, spans: Intervals) -> ScatterCover | None:
+        i = self.index
+        covered: list[Interval] = []
+        low = high = -1
+        for each in self._edges(node, spans):
+            cell = each.cells[i]
+            if cell is None:
+                continue
+            if not cell.locks:
+                self.leased += cell.pages
+                if cell.next is not None:
+                    self.queue.remove(cell)
+            cell.locks += 1
+            if each.end != low:
+                if low >= 0:
+                    covered.append((low, high))
+                high = each.end
+            low = each.parent.end
+        if low < 0:
+            return None
+        covered.append((low, high))
+        covered.reverse()
+        return node, tuple(covered)
+
+    def release(self, cover: ScatterCover, recent: bool = True) -> None:
+        node, covered = cover
+        i = self.index
+        for low, high in reversed(covered):
+            while node.end > low:
+                if node.end <= high:
+                    cell = node.cells[i]
+                    cell.locks -= 1
+                    if not cell.locks:
+                        self._settle(cell, recent)
+                node = node.parent
+
+    # ------------------------------------------------------------ reading the path
+    def row(self, node: Node, boundary: int) -> bytes:
         page = self.page
-        needs = part.reach.needs
-        shape = part.reach.shape
-        if shape is not None:
-            head, tail = shape.head, shape.tail
+        spans = self.paged.outlook[boundary]
+        first = spans[0][0] // page if spans else boundary // page
+        held = self._gather(node, node.end // page - first)
+        return ABSENT_BYTES * first + self._only(spans, held, first, boundary // page)
 
-            def spans(n: int) -> tuple[Interval, ...]:
-                low, high = tail(n) // page * page, -(-min(head, n) // page) * page
-                if low <= high or low >= n:
-                    return ((0, n),) if low < n else ((0, high),) if high else ()
-                return ((0, high), (low, n)) if high else ((low, n),)
+    def _only(self, spans: Intervals, held: bytes, first: int, end: int) -> bytes:
+        """Of ``held``, the slots of the pages from ``first`` on, those in ``spans``; *absent* for others before ``end``."""
+        page = self.page
+        parts = []
+        at = first
+        for low, high in spans:
+            low, high = low // page, min(high // page, end)
+            parts.append(ABSENT_BYTES * (low - at))
+            parts.append(held[(low - first) * ID_BYTES : (high - first) * ID_BYTES])
+            at = high
+        parts.append(ABSENT_BYTES * (end - at))
+        return b"".join(parts)
 
-        else:
+    # ------------------------------------------------------------ a sequence's way
+    def open(self, node: Node) -> ScatterHolding:
+        end, page = node.end, self.page
+        looked = 0
+        if self.shape is None and self.paged.asks_until:
+            looked = min(self.paged.first_to_leave(end), max(0, end - self.replay) // page)
+        return ScatterHolding(self.row(node, end), end // page, looked)
 
-            def spans(n: int) -> tuple[Interval, ...]:
-                return merged((lo // page * page, -(-hi // page) * page) for lo, hi in needs(n))
-
-        self.spans = spans
-
-    def _outlook(self, n: int) -> tuple[Interval, ...]:
-        """The intervals before ``n`` that may be needed at ``n`` or at a later boundary."""
-        if self.reach.convex:
-            return self.spans(n)
-        if not self.asks_until:
-            return ((0, n),) if n else ()
-        page, until = self.page, self.reach.until
-        later = [(p, p + page) for p in range(0, n, page) if any(until(t) >= n for t in range(p, p + page))]
-        return merged((*self.spans(n), *later))
+    def reads_past(self, holding: ScatterHolding, boundary: int) -> bool:
+        """Whether nothing before ``boundary`` is present, which has to be searched for."""
+        before = holding.table[: max(0, boundary // self.page - holding.base)]
+        return before.tobytes() == ABSENT_BYTES * len(before)
 
     def read_covered(self, holding: ScatterHolding, cover: ScatterCover | None, boundary: int) -> None:
         """Keep reading what ``boundary`` needs: a hole does not end what the lease covers.
@@ -81,112 +200,38 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         Of a reach that is convex the lease covers nothing else, so ``until`` does not decide what is read on.
         """
         self.retain(holding, boundary)
-        if self.reach.convex and self.reach.shape is None:
-            self._read_only(holding, self.spans(boundary), boundary)
+        if self.shape is None and self.paged.convex:
+            self._read_only(holding, self.paged.needs[boundary], boundary)
 
-    def _read_only(self, holding: ScatterHolding, spans: tuple[Interval, ...], boundary: int) -> None:
+    def _read_only(self, holding: ScatterHolding, spans: Intervals, boundary: int) -> None:
         """Of the tree's pages before ``boundary``, those outside of ``spans`` leave the table."""
-        page, base, table = self.page, holding.base, holding.table
-        for p in range(base, min(boundary // page, holding.owned, base + len(table))):
-            if table[p - base] != ABSENT and not any(lo < (p + 1) * page and p * page < hi for lo, hi in spans):
-                table[p - base] = ABSENT
-                holding.change(p)
-
-    def reads_past(self, holding: ScatterHolding, boundary: int) -> bool:
-        """Whether nothing before ``boundary`` is present, which has to be searched for."""
-        before = holding.table[: max(0, boundary // self.page - holding.base)]
-        return before.count(ABSENT) == len(before)
-
-    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
-        while boundary:
-            hole = self._hole(node, boundary)
-            if hole < 0:
-                break
-            boundary = hole // self.tree_page * self.tree_page
-            node = climb(node, boundary)
-        return node, boundary
-
-    def _hole(self, node: Node, boundary: int) -> int:
-        """An absent position that ``boundary`` needs, below which the search goes on; -1 if nothing is absent."""
-        for low, high in reversed(self.spans(boundary)):
-            hole = self._hole_in(node, low, high)
-            if hole >= 0:
-                return hole if self.reach.convex else boundary - 1
-        return -1
-
-    def needs(self, boundary: int) -> tuple[Interval, ...]:
-        return self.spans(boundary)
-
-    def acquire(self, node: Node) -> ScatterCover | None:
-        return self.acquire_wider(node, ())
-
-    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> ScatterCover | None:
-        i = self.index
-        spans = self._outlook(node.end)
-        if positions:
-            spans = merged((*spans, *((max(0, lo), min(hi, node.end)) for lo, hi in positions)))
-        if not spans:
-            return None
-        covered: list[Interval] = []
-        low = spans[0][0]
-        above = node
-        while above.end > low:
-            start, end = above.parent.end, above.end
-            cell = above.cells[i]
-            if cell is not None and any(lo < end and start < hi for lo, hi in spans):
-                if not cell.locks:
-                    self.leased += cell.pages
-                    if cell.next is not None:
-                        self.queue.remove(cell)
-                cell.locks += 1
-                covered.append((start, end))
-            above = above.parent
-        return (node, merged(covered)) if covered else None
-
-    def release(self, cover: ScatterCover, recent: bool = True) -> None:
-        node, covered = cover
-        i = self.index
-        low = covered[0][0]
-        while node.end > low:
-            start, end = node.parent.end, node.end
-            if any(lo <= start and end <= hi for lo, hi in covered):
-                cell = node.cells[i]
-                cell.locks -= 1
-                if not cell.locks:
-                    self._settle(cell, recent)
-            node = node.parent
+        table = holding.table
+        count = min(boundary // self.page, holding.owned, len(table))
+        held = table[:count].tobytes()
+        kept = self._only(spans, held, 0, count)
+        if kept != held:
+            table[:count] = array("i", kept)
+            holding.change(0)
 
     def _kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
-        return merged((*keep, *self.spans(upto)))
+        return merged((*keep, *self.paged.needs[upto]))
 
     def _slack_pages(self, cell: PartialCell) -> Interval:
-        shape = self.reach.shape
+        shape = self.shape
         if shape is None or self.hooks.acquire_component_lock is not None:
             return 0, 0
         first, last = super()._slack_pages(cell)
         start = cell.node.end - len(cell.data) // ID_BYTES * self.page
         return max(first, min(last, -(-(shape.head - start) // self.page))), last
 
-    def open(self, node: Node) -> ScatterHolding:
-        return ScatterHolding(self.row(node, node.end), node.end // self.page)
-
-    def row(self, node: Node, boundary: int) -> bytes:
-        count = node.end // self.page
-        every = array("i", self._gather(node, count))
-        table = array("i", ABSENT_BYTES * count)
-        for low, high in self._outlook(boundary):
-            a, b = low // self.page, min(high, boundary) // self.page
-            table[a:b] = every[a:b]
-        return table[: boundary // self.page].tobytes()
-
     def retain(self, holding: ScatterHolding, floor: int) -> None:
-        shape = self.reach.shape
+        shape = self.shape
         if shape is not None:
             head = -(-shape.head // self.page)
             if holding.low < head:
                 holding.low = head
             self._forget(holding, self._first_needed(floor) // self.page)
-        elif self.asks_until:
+        elif self.paged.asks_until:
             self._forget_by_until(holding, floor)
 
     def _forget(self, holding: ScatterHolding, page: int) -> None:
@@ -195,21 +240,33 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         page = min(page, base + len(table))
         if page <= low:
             return
-        data = table[max(low, holding.owned) - base : page - base].tobytes()
-        self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
+        if page > holding.owned:
+            data = table[max(low, holding.owned) - base : page - base].tobytes()
+            self.pool.give(data if holding.whole else without_absent(data))
+            holding.whole = False
         table[low - base : page - base] = array("i", ABSENT_BYTES * (page - low))
         holding.change(low)
         holding.low = page
 
     def _forget_by_until(self, holding: ScatterHolding, floor: int) -> None:
-        page, base, table, until = self.page, holding.base, holding.table, self.reach.until
+        """Give back the pages that no boundary from ``floor`` on can need."""
+        paged, table, leaving = self.paged, holding.table, holding.leaving
+        end = min(floor // self.page, len(table))
+        if end > holding.looked:
+            paged.look_at(end)
+            for p in range(holding.looked, end):
+                if paged.last[p] != NEVER:
+                    heappush(leaving, (paged.last[p], p))
+            holding.looked = end
         gone = array("i")
-        for p in range(base, min(floor // page, base + len(table))):
-            slot = table[p - base]
-            if slot != ABSENT and all(until(t) < floor for t in range(p * page, (p + 1) * page)):
-                table[p - base] = ABSENT
+        while leaving and leaving[0][0] < floor:
+            _, p = heappop(leaving)
+            slot = table[p]
+            if slot != ABSENT:
+                table[p] = ABSENT
+                holding.change(p)
                 if p >= holding.owned:
                     gone.append(slot)
-                holding.change(p)
         if gone:
+            holding.whole = False
             self.pool.give(gone.tobytes())

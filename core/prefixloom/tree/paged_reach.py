@@ -1,0 +1,108 @@
+"""A reach in whole pages, whose answers are remembered.
+
+A reach answers for token positions; pages are kept and given back as a whole. Needs are rounded outward to pages here,
+once, and ``until`` is asked for each position once: the answers of a reach never change. What is remembered is bounded:
+the needs of so many boundaries as have ``MOST`` intervals together, and one number for each page of the longest prompt.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable
+
+from ..contract.reach import NEVER, Interval, Reach, merged
+
+Intervals = tuple[Interval, ...]
+"""Ascending and apart, in tokens, each of whole pages."""
+
+MOST = 1 << 16
+"""The most intervals that one ``Remembered`` holds."""
+
+
+class Remembered(dict[int, Intervals]):
+    """The answers of ``ask``, a pure function of a boundary. With too many intervals in it, it begins again."""
+
+    def __init__(self, ask: Callable[[int], Intervals]) -> None:
+        self.ask = ask
+        self.intervals = 0
+
+    def __missing__(self, n: int) -> Intervals:
+        answer = self.ask(n)
+        self.intervals += len(answer) + 1
+        if self.intervals > MOST:
+            self.clear()
+            self.intervals = len(answer) + 1
+        self[n] = answer
+        return answer
+
+
+class PagedReach:
+    """What ``reach`` says of pages of ``page`` tokens.
+
+    ``needs[n]``: what resuming at boundary ``n`` needs. ``outlook[n]``: what may be needed at ``n`` or at a later
+    boundary, of what lies before ``n``. ``last[p]``: the last boundary that may need page ``p``, for each page that
+    ``look_at`` was told of.
+    """
+
+    __slots__ = ("_always", "_farthest", "_shape", "asks_until", "convex", "last", "needs", "outlook", "page", "reach")
+
+    def __init__(self, reach: Reach, page: int) -> None:
+        self.reach = reach
+        self.page = page
+        self._shape = reach.shape
+        self.convex = reach.convex
+        self.asks_until = type(reach).until is not Reach.until
+        self.needs = Remembered(self._needs)
+        self.outlook = self.needs if self.convex else Remembered(self._outlook)
+        self.last = array("d")
+        self._always: list[Interval] = []
+        """Of the pages in ``last``, those that are needed for good."""
+        self._farthest = page
+        """Of the others, the most tokens from the start of a page to the last boundary that may need it."""
+
+    def _needs(self, n: int) -> Intervals:
+        page = self.page
+        shape = self._shape
+        if shape is None:
+            return merged((lo // page * page, -(-hi // page) * page) for lo, hi in self.reach.needs(n))
+        low, high = shape.tail(n) // page * page, -(-min(shape.head, n) // page) * page
+        if low <= high or low >= n:
+            return ((0, n),) if low < n else ((0, high),) if high else ()
+        return ((0, high), (low, n)) if high else ((low, n),)
+
+    def _outlook(self, n: int) -> Intervals:
+        if not self.asks_until:
+            return ((0, n),) if n else ()
+        page, last = self.page, self.last
+        first = self.first_to_leave(n)
+        always = self._always[: bisect_left(self._always, (n, n))]
+        leaving = ((p * page, (p + 1) * page) for p in range(first, n // page) if last[p] >= n)
+        return merged((*self.needs[n], *((lo, min(hi, n)) for lo, hi in always), *leaving))
+
+    def look_at(self, pages: int) -> None:
+        """Ask until when the first ``pages`` pages may be needed, as far as they are not known yet."""
+        page, last, until = self.page, self.last, self.reach.until
+        for p in range(len(last), pages):
+            start, end = p * page, (p + 1) * page
+            latest = max(map(until, range(start, end)))
+            if latest != NEVER:
+                self._farthest = max(self._farthest, int(latest) - start)
+            elif self._always and self._always[-1][1] == start:
+                self._always[-1] = self._always[-1][0], end
+            else:
+                self._always.append((start, end))
+            last.append(latest)
+
+    def first_to_leave(self, n: int) -> int:
+        """A page before which every page is needed for good, or by no boundary from ``n`` on."""
+        self.look_at(n // self.page)
+        return max(0, n - self._farthest) // self.page
+
+
+def overlap(spans: Intervals, low: int, high: int) -> bool:
+    """Whether any of ``spans`` has something of [low, high)."""
+    for start, end in reversed(spans):
+        if start < high:
+            return end > low
+    return False
