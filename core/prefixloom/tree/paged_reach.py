@@ -40,24 +40,27 @@ class Remembered(dict[int, Intervals]):
 class PagedReach:
     """What ``reach`` says of pages of ``page`` tokens.
 
-    ``needs[n]``: what resuming at boundary ``n`` needs. ``outlook[n]``: what may be needed at ``n`` or at a later
-    boundary, of what lies before ``n``. ``last[p]``: the last boundary that may need page ``p``, for each page that
-    ``look_at`` was told of.
+    ``needs[n]``: what resuming at boundary ``n`` needs. ``kept[n]``: of what lies before ``n``, what ``n`` or a later
+    boundary may need, as ``until`` or the closed form says. ``outlook[n]``: both, which is what a lease at ``n`` covers.
     """
 
-    __slots__ = ("_always", "_farthest", "_shape", "asks_until", "convex", "last", "needs", "outlook", "page", "reach")
+    __slots__ = (
+        "_always", "_farthest", "_last", "_reach", "_shape", "asks_until", "convex", "kept", "needs", "outlook", "page",
+    )  # fmt: skip
 
     def __init__(self, reach: Reach, page: int) -> None:
-        self.reach = reach
         self.page = page
-        self._shape = reach.shape
         self.convex = reach.convex
+        self._reach = reach
+        self._shape = reach.shape
         self.asks_until = type(reach).until is not Reach.until
         self.needs = Remembered(self._needs)
+        self.kept = self.needs if self._shape is not None else Remembered(self._kept)
         self.outlook = self.needs if self.convex else Remembered(self._outlook)
-        self.last = array("d")
+        self._last = array("d")
+        """By page, as far as it was asked: the last boundary that may need it."""
         self._always: list[Interval] = []
-        """Of the pages in ``last``, those that are needed for good."""
+        """Of these pages, those that are needed for good."""
         self._farthest = page
         """Of the others, the most tokens from the start of a page to the last boundary that may need it."""
 
@@ -65,39 +68,46 @@ class PagedReach:
         page = self.page
         shape = self._shape
         if shape is None:
-            return merged((lo // page * page, -(-hi // page) * page) for lo, hi in self.reach.needs(n))
+            return merged((lo // page * page, -(-hi // page) * page) for lo, hi in self._reach.needs(n))
         low, high = shape.tail(n) // page * page, -(-min(shape.head, n) // page) * page
         if low <= high or low >= n:
             return ((0, n),) if low < n else ((0, high),) if high else ()
         return ((0, high), (low, n)) if high else ((low, n),)
 
-    def _outlook(self, n: int) -> Intervals:
+    def _kept(self, n: int) -> Intervals:
         if not self.asks_until:
             return ((0, n),) if n else ()
-        page, last = self.page, self.last
+        page = self.page
         first = self.first_to_leave(n)
         always = self._always[: bisect_left(self._always, (n, n))]
-        leaving = ((p * page, (p + 1) * page) for p in range(first, n // page) if last[p] >= n)
-        return merged((*self.needs[n], *((lo, min(hi, n)) for lo, hi in always), *leaving))
+        leaving = ((p * page, (p + 1) * page) for p in range(first, n // page) if self._last[p] >= n)
+        return merged((*((lo, min(hi, n)) for lo, hi in always), *leaving))
 
-    def look_at(self, pages: int) -> None:
-        """Ask until when the first ``pages`` pages may be needed, as far as they are not known yet."""
-        page, last, until = self.page, self.last, self.reach.until
-        for p in range(len(last), pages):
+    def _outlook(self, n: int) -> Intervals:
+        return merged((*self.needs[n], *self.kept[n]))
+
+    def first_to_leave(self, n: int) -> int:
+        """A page before which every page is needed for good, or by no boundary from ``n`` on."""
+        if self._shape is not None:
+            return self._shape.tail(n) // self.page
+        if not self.asks_until:
+            return n // self.page
+        self._look_at(n // self.page)
+        return max(0, n - self._farthest) // self.page
+
+    def _look_at(self, pages: int) -> None:
+        """Ask until when the first ``pages`` pages may be needed, as far as they were not asked for yet."""
+        page = self.page
+        for p in range(len(self._last), pages):
             start, end = p * page, (p + 1) * page
-            latest = max(map(until, range(start, end)))
-            if latest != NEVER:
-                self._farthest = max(self._farthest, int(latest) - start)
+            last = max(map(self._reach.until, range(start, end)))
+            if last != NEVER:
+                self._farthest = max(self._farthest, int(last) - start)
             elif self._always and self._always[-1][1] == start:
                 self._always[-1] = self._always[-1][0], end
             else:
                 self._always.append((start, end))
-            last.append(latest)
-
-    def first_to_leave(self, n: int) -> int:
-        """A page before which every page is needed for good, or by no boundary from ``n`` on."""
-        self.look_at(n // self.page)
-        return max(0, n - self._farthest) // self.page
+            self._last.append(last)
 
 
 def overlap(spans: Intervals, low: int, high: int) -> bool:

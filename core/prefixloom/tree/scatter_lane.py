@@ -7,12 +7,11 @@ slower. A lease's cover has the node-aligned ranges that it covers, since what l
 from __future__ import annotations
 
 from array import array
-from heapq import heappop, heappush
 
 from ..contract.composition import Part
 from ..contract.queues import Queue
-from ..contract.reach import NEVER, Interval, merged
-from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
+from ..contract.reach import Interval, merged
+from ..device.pool import ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import RetainedHolding, without_absent
 from .paged_reach import Intervals, PagedReach, overlap
 from .partial_lane import PartialCell, PartialLane
@@ -20,19 +19,13 @@ from .radix import Node, climb
 
 
 class ScatterHolding(RetainedHolding):
-    """A holding whose table keeps a head at the start. Between the head and page ``low`` nothing is present.
+    """A holding whose table begins at page 0. What is present before page ``low`` is needed for good."""
 
-    Where ``until`` says when a page is given back: ``leaving`` is a heap of (the last boundary that may need it, page),
-    of those pages before ``looked`` that are not needed for good.
-    """
+    __slots__ = ("low",)
 
-    __slots__ = ("leaving", "looked", "low")
-
-    def __init__(self, data: bytes, end: int, looked: int) -> None:
+    def __init__(self, data: bytes, end: int, low: int) -> None:
         super().__init__(data, 0, end)
-        self.low = 0
-        self.looked = looked
-        self.leaving: list[tuple[float, int]] = []
+        self.low = low
 
 
 ScatterCover = tuple[Node, tuple[Interval, ...]]
@@ -184,10 +177,8 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
     # ------------------------------------------------------------ a sequence's way
     def open(self, node: Node) -> ScatterHolding:
         end, page = node.end, self.page
-        looked = 0
-        if self.shape is None and self.paged.asks_until:
-            looked = min(self.paged.first_to_leave(end), max(0, end - self.replay) // page)
-        return ScatterHolding(self.row(node, end), end // page, looked)
+        low = min(self.paged.first_to_leave(end), max(0, end - self.replay) // page)
+        return ScatterHolding(self.row(node, end), end // page, low)
 
     def reads_past(self, holding: ScatterHolding, boundary: int) -> bool:
         """Whether nothing before ``boundary`` is present, which has to be searched for."""
@@ -225,48 +216,26 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         return max(first, min(last, -(-(shape.head - start) // self.page))), last
 
     def retain(self, holding: ScatterHolding, floor: int) -> None:
-        shape = self.shape
-        if shape is not None:
-            head = -(-shape.head // self.page)
-            if holding.low < head:
-                holding.low = head
-            self._forget(holding, self._first_needed(floor) // self.page)
-        elif self.paged.asks_until:
-            self._forget_by_until(holding, floor)
+        page, low = self.page, holding.low
+        end = min(floor // page, len(holding.table))
+        for start, stop in reversed(self.paged.kept[floor]):
+            if end <= low:
+                break
+            self._forget(holding, max(low, stop // page), end)
+            end = start // page
+        self._forget(holding, low, end)
+        holding.low = max(low, self.paged.first_to_leave(floor))
 
-    def _forget(self, holding: ScatterHolding, page: int) -> None:
-        """Give back the pages between the head and ``page``; the head stays in the table."""
-        low, base, table = max(holding.low, holding.base), holding.base, holding.table
-        page = min(page, base + len(table))
-        if page <= low:
+    def _forget(self, holding: ScatterHolding, first: int, end: int) -> None:
+        """Nothing of the pages [first, end) is present any more: own pages are freed, others only leave the table."""
+        table = holding.table
+        absent = ABSENT_BYTES * (end - first)
+        data = table[first:end].tobytes()
+        if data == absent:
             return
-        if page > holding.owned:
-            data = table[max(low, holding.owned) - base : page - base].tobytes()
-            self.pool.give(data if holding.whole else without_absent(data))
+        table[first:end] = array("i", absent)
+        holding.change(first)
+        if end > holding.owned:
+            own = data[max(0, holding.owned - first) * ID_BYTES :]
+            self.pool.give(own if holding.whole else without_absent(own))
             holding.whole = False
-        table[low - base : page - base] = array("i", ABSENT_BYTES * (page - low))
-        holding.change(low)
-        holding.low = page
-
-    def _forget_by_until(self, holding: ScatterHolding, floor: int) -> None:
-        """Give back the pages that no boundary from ``floor`` on can need."""
-        paged, table, leaving = self.paged, holding.table, holding.leaving
-        end = min(floor // self.page, len(table))
-        if end > holding.looked:
-            paged.look_at(end)
-            for p in range(holding.looked, end):
-                if paged.last[p] != NEVER:
-                    heappush(leaving, (paged.last[p], p))
-            holding.looked = end
-        gone = array("i")
-        while leaving and leaving[0][0] < floor:
-            _, p = heappop(leaving)
-            slot = table[p]
-            if slot != ABSENT:
-                table[p] = ABSENT
-                holding.change(p)
-                if p >= holding.owned:
-                    gone.append(slot)
-        if gone:
-            holding.whole = False
-            self.pool.give(gone.tobytes())
