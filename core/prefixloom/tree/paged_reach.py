@@ -14,7 +14,7 @@ from collections.abc import Callable
 from ..contract.reach import NEVER, Interval, Reach, merged
 
 Intervals = tuple[Interval, ...]
-"""Ascending and apart, in tokens, each of whole pages."""
+"""Ascending, and apart from each other."""
 
 MOST = 1 << 16
 """The most intervals that one ``Remembered`` holds."""
@@ -38,14 +38,16 @@ class Remembered(dict[int, Intervals]):
 
 
 class PagedReach:
-    """What ``reach`` says of pages of ``page`` tokens.
+    """What ``reach`` says of pages of ``page`` tokens, for each boundary ``n``.
 
-    ``needs[n]``: what resuming at boundary ``n`` needs. ``kept[n]``: of what lies before ``n``, what ``n`` or a later
-    boundary may need, as ``until`` or the closed form says. ``outlook[n]``: both, which is what a lease at ``n`` covers.
+    ``needs[n]``: what resuming there needs. ``outlook[n]``: that, and what of the positions before ``n`` a later
+    boundary may need; a lease covers it. ``outside[n]``: the pages that are not in the outlook. ``over[n]``: the pages
+    that no boundary from ``n`` on needs any more, as ``until`` or the closed form says.
     """
 
     __slots__ = (
-        "_always", "_farthest", "_last", "_reach", "_shape", "asks_until", "convex", "kept", "needs", "outlook", "page",
+        "_always", "_asks_until", "_farthest", "_last", "_reach", "_shape", "convex", "needs", "outlook", "outside",
+        "over", "page",
     )  # fmt: skip
 
     def __init__(self, reach: Reach, page: int) -> None:
@@ -53,10 +55,13 @@ class PagedReach:
         self.convex = reach.convex
         self._reach = reach
         self._shape = reach.shape
-        self.asks_until = type(reach).until is not Reach.until
+        self._asks_until = type(reach).until is not Reach.until
         self.needs = Remembered(self._needs)
-        self.kept = self.needs if self._shape is not None else Remembered(self._kept)
         self.outlook = self.needs if self.convex else Remembered(self._outlook)
+        self.outside = Remembered(lambda n: self._other_pages(self.outlook[n], n))
+        self.over = Remembered(lambda n: self._other_pages(self._kept(n), n))
+        if self.convex and self._shape is not None:
+            self.over = self.outside
         self._last = array("d")
         """By page, as far as it was asked: the last boundary that may need it."""
         self._always: list[Interval] = []
@@ -75,7 +80,10 @@ class PagedReach:
         return ((0, high), (low, n)) if high else ((low, n),)
 
     def _kept(self, n: int) -> Intervals:
-        if not self.asks_until:
+        """What of the positions before ``n`` is needed at ``n`` or later, as ``until`` or the closed form says."""
+        if self._shape is not None:
+            return self.needs[n]
+        if not self._asks_until:
             return ((0, n),) if n else ()
         page = self.page
         first = self.first_to_leave(n)
@@ -84,13 +92,20 @@ class PagedReach:
         return merged((*((lo, min(hi, n)) for lo, hi in always), *leaving))
 
     def _outlook(self, n: int) -> Intervals:
-        return merged((*self.needs[n], *self.kept[n]))
+        return merged((*self.needs[n], *self._kept(n)))
+
+    def _other_pages(self, spans: Intervals, n: int) -> Intervals:
+        """The pages before boundary ``n`` between and around ``spans``."""
+        page = self.page
+        ends = [0, *(high // page for _, high in spans)]
+        starts = [*(low // page for low, _ in spans), n // page]
+        return tuple((end, start) for end, start in zip(ends, starts, strict=True) if end < start)
 
     def first_to_leave(self, n: int) -> int:
         """A page before which every page is needed for good, or by no boundary from ``n`` on."""
         if self._shape is not None:
             return self._shape.tail(n) // self.page
-        if not self.asks_until:
+        if not self._asks_until:
             return n // self.page
         self._look_at(n // self.page)
         return max(0, n - self._farthest) // self.page

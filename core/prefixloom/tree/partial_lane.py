@@ -54,10 +54,8 @@ class SlackLink(Link):
 class PartialLane(PageLane[C, R]):
     """Base of the lanes with partial cells: which pages are slack, and the queue of cells that have some."""
 
-    __slots__ = ("_gapped", "slack", "tail", "tree_page")
+    __slots__ = ("_gapped", "head", "slack", "tail", "tree_page")
     retains = True
-    headless = True
-    """Whether a boundary needs only its tail."""
     tail: Callable[[int], int]
     _gapped: bool
     """Whether any cell ever had an absent page behind a present one."""
@@ -65,6 +63,8 @@ class PartialLane(PageLane[C, R]):
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
         self._gapped = False
+        self.head = 0
+        """So many pages at the start of a path are never slack."""
         self.slack = ListQueue()
         shape = part.reach.shape
         self.tail = shape.tail if shape is not None else lambda n: 0
@@ -81,11 +81,9 @@ class PartialLane(PageLane[C, R]):
 
     def _slack_pages(self, cell: PartialCell) -> Interval:
         """Indices [first, last) into ``cell.data`` of the pages that are slack."""
-        page = self.page
-        end = cell.node.end
-        needed = end // page - self.tail(end) // page
-        count = len(cell.data) // ID_BYTES - needed
-        return 0, count if count > 0 else 0
+        start = cell.node.end // self.page - len(cell.data) // ID_BYTES
+        first, last = max(0, self.head - start), self.tail(cell.node.end) // self.page - start
+        return (first, last) if first < last else (0, 0)
 
     def _find_slack(self, cell: PartialCell) -> None:
         node = cell.node
@@ -299,7 +297,7 @@ class PartialLane(PageLane[C, R]):
         node.cells[self.index] = cell
         self.in_tree += pages
         if low // self.page > first:
-            if whole and self.headless:  # the pages before the tail are slack, and present
+            if whole and first >= self.head:  # the pages before the tail are slack, and present
                 slack = SlackLink(cell)
                 cell.slack = slack
                 self.slack.add(slack)

@@ -11,7 +11,7 @@ from array import array
 from ..contract.composition import Part
 from ..contract.queues import Queue
 from ..contract.reach import Interval, merged
-from ..device.pool import ABSENT_BYTES, ID_BYTES, Pool
+from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import RetainedHolding, without_absent
 from .paged_reach import Intervals, PagedReach, overlap
 from .partial_lane import PartialCell, PartialLane
@@ -23,11 +23,11 @@ class ScatterHolding(RetainedHolding):
 
     __slots__ = ("low",)
 
-    def __init__(self, data: bytes, end: int, low: int) -> None:
-        super().__init__(data, 0, end)
-        self.low = low
+    low: int
 
 
+EVERY_PAGE = 1 << 62
+"""More pages than any path has."""
 ScatterCover = tuple[Node, tuple[Interval, ...]]
 """The node at whose end a lease covers cells, and the node-aligned ranges in which they lie."""
 
@@ -41,6 +41,10 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         super().__init__(index, part, pool, queue, tree_page)
         self.paged = PagedReach(part.reach, self.page)
         self.shape = part.reach.shape
+        if self.shape is None or self.hooks.acquire_component_lock is not None:
+            self.head = EVERY_PAGE
+        else:
+            self.head = -(-self.shape.head // self.page)
 
     def _edges(self, node: Node, spans: Intervals) -> list[Node]:
         """The nodes of the path to ``node`` whose edges have something of ``spans``, the deepest first."""
@@ -67,15 +71,18 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         """Absent positions, of which ``boundary`` needs something; None if all that it needs is there."""
         i, page = self.index, self.page
         spans = self.paged.needs[boundary]
-        for each in self._edges(node, spans):
-            cell = each.cells[i]
-            start = each.parent.end
-            if cell is None:
-                return start, each.end
-            if cell.pages * page != each.end - start:  # not all of the edge is held
-                gap = self._gap_in(cell, start, spans)
-                if gap is not None:
-                    return gap
+        for low, high in reversed(spans):
+            while node.end > low:
+                above = node.parent
+                if above.end < high:
+                    cell = node.cells[i]
+                    if cell is None:
+                        return above.end, node.end
+                    if cell.pages * page != node.end - above.end:  # not all of the edge is held
+                        gap = self._gap_in(cell, above.end, spans)
+                        if gap is not None:
+                            return gap
+                node = above
         return None
 
     def _gap_in(self, cell: PartialCell, start: int, spans: Intervals) -> Interval | None:
@@ -111,17 +118,17 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
 
     # ------------------------------------------------------------ covering
     def acquire(self, node: Node) -> ScatterCover | None:
-        return self._cover(node, self.paged.outlook[node.end])
+        return self._cover(node, self._edges(node, self.paged.outlook[node.end]))
 
     def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> ScatterCover | None:
         wider = ((max(0, lo), min(hi, node.end)) for lo, hi in positions)
-        return self._cover(node, merged((*self.paged.outlook[node.end], *wider)))
+        return self._cover(node, self._edges(node, merged((*self.paged.outlook[node.end], *wider))))
 
-    def _cover(self, node: Node, spans: Intervals) -> ScatterCover | None:
+    def _cover(self, node: Node, edges: list[Node]) -> ScatterCover | None:
         i = self.index
         covered: list[Interval] = []
         low = high = -1
-        for each in self._edges(node, spans):
+        for each in edges:
             cell = each.cells[i]
             if cell is None:
                 continue
@@ -153,37 +160,57 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
                         self._settle(cell, recent)
                 node = node.parent
 
-    # ------------------------------------------------------------ reading the path
-    def row(self, node: Node, boundary: int) -> bytes:
-        page = self.page
-        spans = self.paged.outlook[boundary]
-        first = spans[0][0] // page if spans else boundary // page
-        held = self._gather(node, node.end // page - first)
-        return ABSENT_BYTES * first + self._only(spans, held, first, boundary // page)
-
-    def _only(self, spans: Intervals, held: bytes, first: int, end: int) -> bytes:
-        """Of ``held``, the slots of the pages from ``first`` on, those in ``spans``; *absent* for others before ``end``."""
-        page = self.page
-        parts = []
-        at = first
-        for low, high in spans:
-            low, high = low // page, min(high // page, end)
-            parts.append(ABSENT_BYTES * (low - at))
-            parts.append(held[(low - first) * ID_BYTES : (high - first) * ID_BYTES])
-            at = high
-        parts.append(ABSENT_BYTES * (end - at))
-        return b"".join(parts)
-
     # ------------------------------------------------------------ a sequence's way
     def open(self, node: Node) -> ScatterHolding:
+        return self._opened(node, self._edges(node, self.paged.outlook[node.end]))
+
+    def begin(self, node: Node) -> tuple[ScatterCover | None, ScatterHolding]:
+        """The edges that the outlook touches are sought once."""
+        edges = self._edges(node, self.paged.outlook[node.end])
+        holding = self._opened(node, edges)
+        return self._cover(node, edges), holding
+
+    def _opened(self, node: Node, edges: list[Node]) -> ScatterHolding:
         end, page = node.end, self.page
-        low = min(self.paged.first_to_leave(end), max(0, end - self.replay) // page)
-        return ScatterHolding(self.row(node, end), end // page, low)
+        low = self.paged.first_to_leave(end)
+        if self.replay:
+            low = min(low, max(0, end - self.replay) // page)
+        holding = ScatterHolding(self._row(edges, end), 0, end // page)
+        holding.low = low
+        return holding
+
+    def row(self, node: Node, boundary: int) -> bytes:
+        return self._row(self._edges(node, self.paged.outlook[boundary]), boundary)
+
+    def _row(self, edges: list[Node], boundary: int) -> bytes:
+        """The slots of the pages before ``boundary`` that are in its outlook, which touches ``edges``."""
+        i, page = self.index, self.page
+        parts: list[bytes] = []
+        at = edges[0].end if edges else 0
+        for each in edges:
+            if each.end < at:
+                parts.append(ABSENT_BYTES * ((at - each.end) // page))
+            at = each.parent.end
+            cell = each.cells[i]
+            data = b"" if cell is None else cell.data
+            parts.append(data)
+            lacking = (each.end - at) // page - len(data) // ID_BYTES
+            if lacking:
+                parts.append(ABSENT_BYTES * lacking)
+        parts.append(ABSENT_BYTES * (at // page))
+        parts.reverse()
+        row = bytearray(b"".join(parts))
+        for first, end in self.paged.outside[boundary]:
+            row[first * ID_BYTES : end * ID_BYTES] = ABSENT_BYTES * (end - first)
+        return bytes(row[: boundary // page * ID_BYTES])
 
     def reads_past(self, holding: ScatterHolding, boundary: int) -> bool:
         """Whether nothing before ``boundary`` is present, which has to be searched for."""
-        before = holding.table[: max(0, boundary // self.page - holding.base)]
-        return before.tobytes() == ABSENT_BYTES * len(before)
+        table = holding.table
+        count = min(boundary // self.page, len(table))
+        if count and table[0] != ABSENT:
+            return False
+        return table[:count].tobytes() == ABSENT_BYTES * count
 
     def read_covered(self, holding: ScatterHolding, cover: ScatterCover | None, boundary: int) -> None:
         """Keep reading what ``boundary`` needs: a hole does not end what the lease covers.
@@ -192,50 +219,38 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         """
         self.retain(holding, boundary)
         if self.shape is None and self.paged.convex:
-            self._read_only(holding, self.paged.needs[boundary], boundary)
-
-    def _read_only(self, holding: ScatterHolding, spans: Intervals, boundary: int) -> None:
-        """Of the tree's pages before ``boundary``, those outside of ``spans`` leave the table."""
-        table = holding.table
-        count = min(boundary // self.page, holding.owned, len(table))
-        held = table[:count].tobytes()
-        kept = self._only(spans, held, 0, count)
-        if kept != held:
-            table[:count] = array("i", kept)
-            holding.change(0)
+            self._forget(holding, self.paged.outside[boundary], 0, min(boundary // self.page, holding.owned))
 
     def _kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
         return merged((*keep, *self.paged.needs[upto]))
 
-    def _slack_pages(self, cell: PartialCell) -> Interval:
-        shape = self.shape
-        if shape is None or self.hooks.acquire_component_lock is not None:
-            return 0, 0
-        first, last = super()._slack_pages(cell)
-        start = cell.node.end - len(cell.data) // ID_BYTES * self.page
-        return max(first, min(last, -(-(shape.head - start) // self.page))), last
-
     def retain(self, holding: ScatterHolding, floor: int) -> None:
-        page, low = self.page, holding.low
-        end = min(floor // page, len(holding.table))
-        for start, stop in reversed(self.paged.kept[floor]):
+        low, high = holding.low, min(floor // self.page, len(holding.table))
+        if low < high:
+            self._forget(holding, self.paged.over[floor], low, high)
+            holding.low = max(low, self.paged.first_to_leave(floor))
+
+    def _forget(self, holding: ScatterHolding, gaps: Intervals, low: int, high: int) -> None:
+        """Nothing of ``gaps``, as far as they lie in pages [low, high), is present any more.
+
+        Own pages are freed, others only leave the table.
+        """
+        table, owned = holding.table, holding.owned
+        before = table[low:high].tobytes()
+        left = bytearray(before)
+        gone: list[bytes] = []
+        for first, end in reversed(gaps):
             if end <= low:
                 break
-            self._forget(holding, max(low, stop // page), end)
-            end = start // page
-        self._forget(holding, low, end)
-        holding.low = max(low, self.paged.first_to_leave(floor))
-
-    def _forget(self, holding: ScatterHolding, first: int, end: int) -> None:
-        """Nothing of the pages [first, end) is present any more: own pages are freed, others only leave the table."""
-        table = holding.table
-        absent = ABSENT_BYTES * (end - first)
-        data = table[first:end].tobytes()
-        if data == absent:
-            return
-        table[first:end] = array("i", absent)
-        holding.change(first)
-        if end > holding.owned:
-            own = data[max(0, holding.owned - first) * ID_BYTES :]
-            self.pool.give(own if holding.whole else without_absent(own))
-            holding.whole = False
+            first, end = max(first, low), min(end, high)
+            if end > owned:
+                gone.append(before[(max(first, owned) - low) * ID_BYTES : (end - low) * ID_BYTES])
+                if first <= owned:
+                    holding.owned = end
+                else:
+                    holding.whole = False
+            left[(first - low) * ID_BYTES : (end - low) * ID_BYTES] = ABSENT_BYTES * (end - first)
+        if left != before:
+            table[low:high] = array("i", left)
+            holding.change(low)
+            self.pool.give(without_absent(b"".join(gone)))
