@@ -19,11 +19,14 @@ from .radix import Node, climb
 
 
 class ScatterHolding(RetainedHolding):
-    """A holding whose table begins at page 0. What is present before page ``low`` is needed for good."""
+    """A holding whose table begins at page 0.
 
-    __slots__ = ("low",)
+    ``looked``: what no boundary from so many pages on can need was given back. It was not looked for behind that.
+    """
 
-    low: int
+    __slots__ = ("looked",)
+
+    looked: int
 
 
 EVERY_PAGE = 1 << 62
@@ -162,47 +165,53 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
 
     # ------------------------------------------------------------ a sequence's way
     def open(self, node: Node) -> ScatterHolding:
-        return self._opened(node, self._edges(node, self.paged.outlook[node.end]))
+        return self._holding(self.row(node, node.end), node.end)
 
     def begin(self, node: Node) -> tuple[ScatterCover | None, ScatterHolding]:
-        """The edges that the outlook touches are sought once."""
-        edges = self._edges(node, self.paged.outlook[node.end])
-        holding = self._opened(node, edges)
+        """In one walk: the edges that are read are those that are covered."""
+        row, edges = self._read(node, node.end)
+        holding = self._holding(row, node.end)
         return self._cover(node, edges), holding
 
-    def _opened(self, node: Node, edges: list[Node]) -> ScatterHolding:
-        end, page = node.end, self.page
-        low = self.paged.first_to_leave(end)
-        if self.replay:
-            low = min(low, max(0, end - self.replay) // page)
-        holding = ScatterHolding(self._row(edges, end), 0, end // page)
-        holding.low = low
+    def _holding(self, row: bytes, end: int) -> ScatterHolding:
+        holding = ScatterHolding(row, 0, end // self.page)
+        holding.looked = max(0, end - self.replay) // self.page
         return holding
 
     def row(self, node: Node, boundary: int) -> bytes:
-        return self._row(self._edges(node, self.paged.outlook[boundary]), boundary)
+        return self._read(node, boundary)[0]
 
-    def _row(self, edges: list[Node], boundary: int) -> bytes:
-        """The slots of the pages before ``boundary`` that are in its outlook, which touches ``edges``."""
+    def _read(self, node: Node, boundary: int) -> tuple[bytes, list[Node]]:
+        """The slots of the outlook at ``boundary``, which lies in ``node``, and the nodes whose edges have some of it."""
         i, page = self.index, self.page
-        parts: list[bytes] = []
-        at = edges[0].end if edges else 0
-        for each in edges:
-            if each.end < at:
-                parts.append(ABSENT_BYTES * ((at - each.end) // page))
-            at = each.parent.end
-            cell = each.cells[i]
-            data = b"" if cell is None else cell.data
-            parts.append(data)
-            lacking = (each.end - at) // page - len(data) // ID_BYTES
-            if lacking:
-                parts.append(ABSENT_BYTES * lacking)
+        edges: list[Node] = []
+        parts: list[bytes] = []  # both from the end up
+        at = boundary
+        start = node.end
+        for low, high in reversed(self.paged.outlook[boundary]):
+            if high < at:
+                parts.append(ABSENT_BYTES * ((at - high) // page))
+                at = high
+            while at > low:
+                while start >= at:
+                    start = node.parent.end
+                    if start < at:
+                        edges.append(node)
+                        cell = node.cells[i]
+                        held = b"" if cell is None else cell.data
+                        first = node.end - len(held) // ID_BYTES * page
+                    node = node.parent
+                upto = low if low > start else start
+                if first < at:
+                    from_ = upto if upto > first else first
+                    parts.append(held[(from_ - first) // page * ID_BYTES : (at - first) // page * ID_BYTES])
+                    at = from_
+                if upto < at:
+                    parts.append(ABSENT_BYTES * ((at - upto) // page))
+                    at = upto
         parts.append(ABSENT_BYTES * (at // page))
         parts.reverse()
-        row = bytearray(b"".join(parts))
-        for first, end in self.paged.outside[boundary]:
-            row[first * ID_BYTES : end * ID_BYTES] = ABSENT_BYTES * (end - first)
-        return bytes(row[: boundary // page * ID_BYTES])
+        return b"".join(parts), edges
 
     def reads_past(self, holding: ScatterHolding, boundary: int) -> bool:
         """Whether nothing before ``boundary`` is present, which has to be searched for."""
@@ -225,10 +234,11 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         return merged((*keep, *self.paged.needs[upto]))
 
     def retain(self, holding: ScatterHolding, floor: int) -> None:
-        low, high = holding.low, min(floor // self.page, len(holding.table))
-        if low < high:
+        high = min(floor // self.page, len(holding.table))
+        if high > holding.looked:
+            low = self.paged.first_to_leave(holding.looked * self.page)
             self._forget(holding, self.paged.over[floor], low, high)
-            holding.low = max(low, self.paged.first_to_leave(floor))
+            holding.looked = high
 
     def _forget(self, holding: ScatterHolding, gaps: Intervals, low: int, high: int) -> None:
         """Nothing of ``gaps``, as far as they lie in pages [low, high), is present any more.
@@ -236,21 +246,22 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         Own pages are freed, others only leave the table.
         """
         table, owned = holding.table, holding.owned
-        before = table[low:high].tobytes()
-        left = bytearray(before)
-        gone: list[bytes] = []
+        gone = array("i")
         for first, end in reversed(gaps):
             if end <= low:
                 break
-            first, end = max(first, low), min(end, high)
+            if first < low:
+                first = low
+            if end > high:
+                end = high
             if end > owned:
-                gone.append(before[(max(first, owned) - low) * ID_BYTES : (end - low) * ID_BYTES])
                 if first <= owned:
+                    gone += table[owned:end]
                     holding.owned = end
                 else:
+                    gone += table[first:end]
                     holding.whole = False
-            left[(first - low) * ID_BYTES : (end - low) * ID_BYTES] = ABSENT_BYTES * (end - first)
-        if left != before:
-            table[low:high] = array("i", left)
-            holding.change(low)
-            self.pool.give(without_absent(b"".join(gone)))
+            table[first:end] = array("i", ABSENT_BYTES * (end - first))
+        holding.change(low)
+        if gone:
+            self.pool.give(without_absent(gone.tobytes()))
