@@ -237,7 +237,11 @@ class Union(Reach):
         known = [shape for shape in shapes if shape is not None]
         if len(known) != len(shapes):
             return None
-        return ReachShape(max(shape.head for shape in known), reduce(_earlier, (shape.tail for shape in known)))
+        return ReachShape(
+            head=max(shape.head for shape in known),
+            tail=reduce(_earlier, (shape.tail for shape in known)),
+            dense=any(shape.dense for shape in known),
+        )
 
 
 @attrs.frozen

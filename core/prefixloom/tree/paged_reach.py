@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import lru_cache
 
 from ..contract.reach import NEVER, Interval, Reach, merged
 
@@ -42,12 +43,13 @@ class PagedReach:
 
     ``needs[n]``: what resuming there needs. ``outlook[n]``: that, and what of the positions before ``n`` a later
     boundary may need; a lease covers it. ``outside[n]``: the pages that are not in the outlook. ``over[n]``: the pages
-    that no boundary from ``n`` on needs any more, as ``until`` or the closed form says.
+    that no boundary from ``n`` on needs any more, as ``until`` or the closed form says. ``first_to_leave(n)``: a page
+    before which every page is needed for good, or by no boundary from ``n`` on.
     """
 
     __slots__ = (
-        "_always", "_asks_until", "_farthest", "_last", "_reach", "_shape", "convex", "needs", "outlook", "outside",
-        "over", "page",
+        "_always", "_asks_until", "_farthest", "_last", "_reach", "_shape", "convex", "dense", "first_to_leave",
+        "needs", "outlook", "outside", "over", "page",
     )  # fmt: skip
 
     def __init__(self, reach: Reach, page: int) -> None:
@@ -55,8 +57,10 @@ class PagedReach:
         self.convex = reach.convex
         self._reach = reach
         self._shape = reach.shape
+        self.dense = self._shape is not None and self._shape.dense
         self._asks_until = type(reach).until is not Reach.until
         self.needs = Remembered(self._needs)
+        self.first_to_leave = lru_cache(MOST >> 4)(self._first_to_leave)
         self.outlook = self.needs if self.convex else Remembered(self._outlook)
         self.outside = Remembered(lambda n: self._other_pages(self.outlook[n], n))
         self.over = Remembered(lambda n: self._other_pages(self._kept(n), n))
@@ -86,7 +90,7 @@ class PagedReach:
         if not self._asks_until:
             return ((0, n),) if n else ()
         page = self.page
-        first = self.first_to_leave(n)
+        first = self._first_to_leave(n)
         always = self._always[: bisect_left(self._always, (n, n))]
         leaving = ((p * page, (p + 1) * page) for p in range(first, n // page) if self._last[p] >= n)
         return merged((*((lo, min(hi, n)) for lo, hi in always), *leaving))
@@ -101,8 +105,7 @@ class PagedReach:
         starts = [*(low // page for low, _ in spans), n // page]
         return tuple((end, start) for end, start in zip(ends, starts, strict=True) if end < start)
 
-    def first_to_leave(self, n: int) -> int:
-        """A page before which every page is needed for good, or by no boundary from ``n`` on."""
+    def _first_to_leave(self, n: int) -> int:
         if self._shape is not None:
             return self._shape.tail(n) // self.page
         if not self._asks_until:

@@ -257,6 +257,17 @@ class PartialLane(PageLane[C, R]):
             self.queue.forget(cell)
 
     # ------------------------------------------------------------ handing over
+    def hand_over(self, run: list[Node], holding: R, cover: C | None, ends: bool) -> C | None:
+        """Fast path where the sequence ends: all new cells are in the queue."""
+        if not ends:
+            return super().hand_over(run, holding, cover, ends)
+        self.adopt(run, holding)
+        if cover is not None:
+            self.release(cover)
+        if len(holding.table) + holding.base > holding.owned:
+            self.close(holding)
+        return None
+
     def adopt(self, run: list[Node], holding: R) -> None:
         """Each cell counts as used when its turn comes, new or not: so what lies above goes first."""
         i = self.index

@@ -31,8 +31,8 @@ class ScatterHolding(RetainedHolding):
 
 EVERY_PAGE = 1 << 62
 """More pages than any path has."""
-ScatterCover = tuple[Node, tuple[Interval, ...]]
-"""The node at whose end a lease covers cells, and the node-aligned ranges in which they lie."""
+ScatterCover = tuple[Node, list[Interval]]
+"""The node at whose end a lease covers cells, and the edges of these cells as they were then, the deepest first."""
 
 
 class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
@@ -92,24 +92,26 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         """``_gap`` in one edge, which begins at ``start``."""
         page, data, end = self.page, cell.data, cell.node.end
         first = end - len(data) // ID_BYTES * page
-        if first > start and overlap(spans, start, first):
-            return start, first
-        if cell.pages * ID_BYTES != len(data):
-            for low, high in spans:
-                if low < end and first < high:
-                    at = data.find(
-                        ABSENT_BYTES, (max(low, first) - first) // page * ID_BYTES, (high - first) // page * ID_BYTES
-                    )
-                    if at >= 0:
-                        low = first + at // ID_BYTES * page
-                        return low, low + page
+        gapped = cell.pages * ID_BYTES != len(data)
+        for low, high in reversed(spans):
+            if high <= start:
+                break
+            if low < first and start < first:
+                return start, first
+            if gapped and low < end:
+                at = data.find(
+                    ABSENT_BYTES, (max(low, first) - first) // page * ID_BYTES, (high - first) // page * ID_BYTES
+                )
+                if at >= 0:
+                    low = first + at // ID_BYTES * page
+                    return low, low + page
         return None
 
     def _before(self, boundary: int, low: int, high: int) -> int:
-        """The deepest boundary before ``boundary`` that may do without [low, high), of which ``boundary`` needs some."""
+        """The deepest boundary before ``boundary`` that may do without [low, high), of which that one needs some."""
         needs, page = self.paged.needs, self.tree_page
-        if self.paged.convex:  # until behind what is needed of it, every boundary needs that
-            needed = next(max(low, start) for start, end in needs[boundary] if end > low)
+        if self.paged.convex:  # behind what is needed of it, every boundary needs that, and so up to ``high`` if dense
+            needed = low if self.paged.dense else next(max(low, lo) for lo, hi in needs[boundary] if hi > low)
             return needed // page * page
         boundary -= page
         while boundary > low and overlap(needs[boundary], low, high):
@@ -130,37 +132,30 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
     def _cover(self, node: Node, edges: list[Node]) -> ScatterCover | None:
         i = self.index
         covered: list[Interval] = []
-        low = high = -1
         for each in edges:
             cell = each.cells[i]
-            if cell is None:
-                continue
-            if not cell.locks:
-                self.leased += cell.pages
-                if cell.next is not None:
-                    self.queue.remove(cell)
-            cell.locks += 1
-            if each.end != low:
-                if low >= 0:
-                    covered.append((low, high))
-                high = each.end
-            low = each.parent.end
-        if low < 0:
-            return None
-        covered.append((low, high))
-        covered.reverse()
-        return node, tuple(covered)
+            if cell is not None:
+                locks = cell.locks
+                cell.locks = locks + 1
+                if not locks:
+                    self.leased += cell.pages
+                    if cell.next is not None:
+                        self.queue.remove(cell)
+                covered.append((each.parent.end, each.end))
+        return (node, covered) if covered else None
 
     def release(self, cover: ScatterCover, recent: bool = True) -> None:
         node, covered = cover
         i = self.index
-        for low, high in reversed(covered):
-            while node.end > low:
-                if node.end <= high:
-                    cell = node.cells[i]
-                    cell.locks -= 1
-                    if not cell.locks:
-                        self._settle(cell, recent)
+        for low, high in covered:
+            while node.end > high:
+                node = node.parent
+            while node.end > low:  # more than one node where a split divided the edge
+                cell = node.cells[i]
+                locks = cell.locks - 1
+                cell.locks = locks
+                if not locks:
+                    self._settle(cell, recent)
                 node = node.parent
 
     # ------------------------------------------------------------ a sequence's way
@@ -182,7 +177,7 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         return self._read(node, boundary)[0]
 
     def _read(self, node: Node, boundary: int) -> tuple[bytes, list[Node]]:
-        """The slots of the outlook at ``boundary``, which lies in ``node``, and the nodes whose edges have some of it."""
+        """The slots of the outlook at ``boundary``, which lies in ``node``, and the nodes whose edges have some."""
         i, page = self.index, self.page
         edges: list[Node] = []
         parts: list[bytes] = []  # both from the end up
@@ -202,13 +197,14 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
                         first = node.end - len(held) // ID_BYTES * page
                     node = node.parent
                 upto = low if low > start else start
-                if first < at:
-                    from_ = upto if upto > first else first
-                    parts.append(held[(from_ - first) // page * ID_BYTES : (at - first) // page * ID_BYTES])
-                    at = from_
-                if upto < at:
+                if upto >= first:
+                    parts.append(held[(upto - first) // page * ID_BYTES : (at - first) // page * ID_BYTES])
+                else:
+                    if at > first:
+                        parts.append(held[: (at - first) // page * ID_BYTES])
+                        at = first
                     parts.append(ABSENT_BYTES * ((at - upto) // page))
-                    at = upto
+                at = upto
         parts.append(ABSENT_BYTES * (at // page))
         parts.reverse()
         return b"".join(parts), edges
@@ -264,4 +260,5 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
             table[first:end] = array("i", ABSENT_BYTES * (end - first))
         holding.change(low)
         if gone:
-            self.pool.give(without_absent(gone.tobytes()))
+            data = gone.tobytes()
+            self.pool.give(data if holding.whole else without_absent(data))

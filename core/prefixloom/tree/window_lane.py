@@ -142,15 +142,8 @@ class WindowLane(PartialLane[WindowCover, RetainedHolding]):
     def hand_over(
         self, run: list[Node], holding: RetainedHolding, cover: WindowCover | None, ends: bool
     ) -> WindowCover | None:
-        """Fast path where the sequence ends: all new cells are in the queue. Where it runs on, see ``_slide``."""
-        if not ends:
-            return self._slide(run, holding, cover) or super().hand_over(run, holding, cover, ends)
-        self.adopt(run, holding)
-        if cover is not None:
-            self.release(cover)
-        if len(holding.table) + holding.base > holding.owned:
-            self.close(holding)
-        return None
+        """Fast path where the sequence runs on: see ``_slide``."""
+        return (None if ends else self._slide(run, holding, cover)) or super().hand_over(run, holding, cover, ends)
 
     def _slide(self, run: list[Node], holding: RetainedHolding, cover: WindowCover | None) -> WindowCover | None:
         """Fast path where it is all a leaf below what the lease covers: the cover moves down over the leaf, and keeps
