@@ -31,7 +31,7 @@ class ScatterHolding(RetainedHolding):
 
 EVERY_PAGE = 1 << 62
 """More pages than any path has."""
-ScatterCover = tuple[Node, list[Interval]]
+ScatterCover = tuple[Node, tuple[Interval, ...]]
 """The node at whose end a lease covers cells, and the edges of these cells as they were then, the deepest first."""
 
 
@@ -142,7 +142,7 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
                     if cell.next is not None:
                         self.queue.remove(cell)
                 covered.append((each.parent.end, each.end))
-        return (node, covered) if covered else None
+        return (node, tuple(covered)) if covered else None
 
     def release(self, cover: ScatterCover, recent: bool = True) -> None:
         node, covered = cover
