@@ -6,7 +6,8 @@ transfers are all derived from these two answers. A reach knows no page, no pool
 outward to pages, once.
 
 The combinators also give their answer in closed form (``shape``), for which the core has fast lanes. A reach written as
-plain Python has no shape, and the core calls ``needs`` instead: correct, but slower.
+plain Python has no shape, and the core asks ``needs`` and ``until`` instead. Both must be pure: the same question has
+the same answer for good. The core remembers answers, and asks again only for what it had to forget.
 """
 
 from __future__ import annotations
