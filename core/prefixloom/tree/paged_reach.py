@@ -2,7 +2,8 @@
 
 A reach answers for token positions; pages are kept and given back as a whole. Needs are rounded outward to pages here,
 once, and ``until`` is asked for each position once: the answers of a reach never change. What is remembered is bounded:
-the needs of so many boundaries as have ``MOST`` intervals together, and one number for each page of the longest prompt.
+each kind of answer for so many boundaries as have ``MOST`` intervals together, one number for each page of the longest
+prompt, and which of these pages are needed for good.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         Own pages are freed, others only leave the table.
         """
         table, owned = holding.table, holding.owned
-        gone = array("i")
+        gone: list[bytes] = []
         for first, end in reversed(gaps):
             if end <= low:
                 break
@@ -250,15 +250,17 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
                 first = low
             if end > high:
                 end = high
-            if end > owned:
-                if first <= owned:
-                    gone += table[owned:end]
-                    holding.owned = end
-                else:
-                    gone += table[first:end]
-                    holding.whole = False
-            table[first:end] = array("i", ABSENT_BYTES * (end - first))
-        holding.change(low)
+            data = table[first:end].tobytes()
+            absent = ABSENT_BYTES * (end - first)
+            if data == absent:
+                continue
+            table[first:end] = array("i", absent)
+            holding.change(first)
+            if first > owned:
+                gone.append(data)
+                holding.whole = False
+            elif end > owned:
+                gone.append(data[(owned - first) * ID_BYTES :])
+                holding.owned = end
         if gone:
-            data = gone.tobytes()
-            self.pool.give(data if holding.whole else without_absent(data))
+            self.pool.give(without_absent(b"".join(gone)))
