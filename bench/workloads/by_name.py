@@ -89,6 +89,17 @@ def host_tier() -> Rows:
     return {f"{way}, of copy_": [whole / statistics.median(each)] for way, each in times.items() if way != "copy_"}
 
 
+def reaches() -> Rows:
+    """Unions of reaches and reaches in plain Python, as a ratio to built-in ones of the same shape."""
+    from bench.workloads import reaches as script
+
+    return {
+        f"{name}: {work}, times": [one / other]
+        for name, (reach, beside, _) in script.PAIRS.items()
+        for work, (one, other) in script.measure((reach, beside), 30).items()
+    }
+
+
 def file_tier() -> Rows:
     """The file store, as a share of the speed of a loop that writes and reads the same bytes."""
     from bench.workloads import file_tier as script
@@ -112,7 +123,7 @@ def engine() -> Rows:
 
 WORKLOADS: dict[str, Callable[[], Rows]] = {
     each.__name__: each
-    for each in (chat_turn, bytecodes, decode_step, scale, slot_kernels, host_tier, file_tier, engine)
+    for each in (chat_turn, bytecodes, decode_step, scale, reaches, slot_kernels, host_tier, file_tier, engine)
 }
 USUAL = ("chat_turn", "bytecodes", "decode_step", "scale")
 """Run if no workload is named: the cache's own work. The others need minutes, or measure one layer."""

@@ -16,7 +16,22 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, Sequence, TierManifest, Window, compose, encode
+from prefixloom import (
+    Buffer,
+    Cache,
+    Chunk,
+    Component,
+    Manifest,
+    Path,
+    Point,
+    Reach,
+    Sequence,
+    Sinks,
+    TierManifest,
+    Window,
+    compose,
+    encode,
+)
 from prefixloom_full import FullComponent
 from prefixloom_hicache import HostTier
 from prefixloom_mamba import MambaComponent
@@ -208,3 +223,105 @@ def test_an_idle_host_tier_costs_at_most_a_quarter_of_a_turn(comps: str) -> None
 @pytest.mark.parametrize("comps", ["F", "FSM"])
 def test_a_component_from_outside_costs_as_much_as_an_installed_one(comps: str) -> None:
     assert cost_of_turns(comps, make=foreign) <= 1.02 * cost_of_turns(comps)
+
+
+# ---------------------------------------------------------------- what a reach costs
+
+
+class PlainWindow(Reach):
+    """``Window(WINDOW)`` in plain Python. It counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        self.asked += 1
+        return ((max(0, n - WINDOW + 1), n),) if n else ()
+
+    def until(self, p: int) -> float:
+        self.asked += 1
+        return p + WINDOW - 1
+
+
+class PlainPath(Reach):
+    """``Path()`` in plain Python, which does not say that it is closed upward."""
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        return ((0, n),) if n else ()
+
+
+class PlainLandmarks(PlainWindow):
+    """The same window, and one position in 64 for good."""
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        return (*((p, p + 1) for p in range(0, n, 64)), *super().needs(n))
+
+    def until(self, p: int) -> float:
+        return super().until(p) if p % 64 else float("inf")
+
+
+def only(reach: Reach) -> Callable[[str], Component]:
+    return lambda _: ComponentFromOutside("kept", Manifest([Buffer("k", (1, 1))]), reach)
+
+
+@pytest.mark.parametrize(
+    ("reach", "built_in", "times"),
+    [
+        (Sinks(4) | Window(WINDOW), Window(WINDOW), 1.3),
+        (Window(WINDOW) | Chunk(WINDOW), Window(WINDOW), 1.3),
+        (PlainWindow(), Window(WINDOW), 2),
+        (PlainPath(), Path(), 2),
+        (PlainLandmarks(), Window(WINDOW), 2),
+    ],
+    ids=["sinks and window", "window and chunk", "plain window", "plain path", "plain landmarks"],
+)
+def test_a_reach_costs_little_more_than_the_built_in_one_of_its_shape(
+    reach: Reach, built_in: Reach, times: float
+) -> None:
+    ours, theirs = (Chat("S", 64, only(each)) for each in (reach, built_in))
+    for chat in (ours, theirs):
+        chat.turns()
+    assert executed(ours.turns) <= times * executed(theirs.turns)
+
+
+def test_a_reach_in_plain_python_is_asked_once_for_each_boundary_and_each_position() -> None:
+    reach = PlainWindow()
+    served = ServedCache("S", 4 * HISTORY, 0, only(reach))
+    served.serve(served.text(HISTORY), LEAF)
+    asked = reach.asked
+    assert HISTORY <= asked <= HISTORY + HISTORY // PAGE + 1
+    served.serve(served.text(HISTORY), LEAF)
+    assert reach.asked == asked
+
+
+class EveryOther(PlainWindow):
+    """Every other position: half as many intervals as a prompt has tokens, in pages of one token."""
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        self.asked += 1
+        return tuple((p, p + 1) for p in range(0, n, 2))
+
+    def until(self, p: int) -> float:
+        self.asked += 1
+        return p if p % 2 else float("inf")
+
+
+def test_what_is_remembered_of_a_reach_is_bounded() -> None:
+    """The boundaries of a prompt of 640 tokens have a hundred thousand intervals together, and are forgotten."""
+    reach = EveryOther()
+    cache = compose(None, plugins=[only(reach)("")], page_size=1, capacity={"kept": 2048}, device="meta", debug=False)
+
+    def serve(first: int, length: int) -> int:
+        asked = reach.asked
+        with cache.open([first, *range(1, length)]) as sequence:
+            for _ in range(length):
+                sequence.grow(1)
+                with cache.step((sequence,)) as step:
+                    step.run_ops()
+                sequence.publish()
+        return reach.asked - asked
+
+    assert serve(10_000, 320) > 320
+    assert serve(20_000, 320) == 0, "these few are remembered"
+    serve(30_000, 640)
+    assert serve(40_000, 320) > 0

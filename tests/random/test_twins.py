@@ -24,6 +24,7 @@ from prefixloom import (
 from prefixloom.testing.inside.backdoor import lanes, put_transfer_stream
 from prefixloom.tree.lane import Lane
 from prefixloom.tree.path_lane import PathLane
+from prefixloom.tree.scatter_lane import ScatterLane
 from prefixloom.tree.state_lane import StateLane
 from prefixloom.tree.window_lane import WindowLane
 from prefixloom_hicache import HostTier
@@ -39,6 +40,7 @@ def finish_in_two(lane: PathLane, run: Any, cover: Any) -> None:
 GENERAL: dict[type[Lane], dict[str, Any]] = {
     PathLane: {"begin": Lane.begin, "hand_over": Lane.hand_over, "evict": Lane.evict, "finish": finish_in_two},
     WindowLane: {"begin": Lane.begin, "hand_over": Lane.hand_over},
+    ScatterLane: {"begin": Lane.begin, "hand_over": Lane.hand_over},
     StateLane: {"hand_over": Lane.hand_over},
 }
 """The verbs that lanes speed up, each with its general way."""

@@ -23,6 +23,16 @@ class Strided(Reach):
         return p + 24
 
 
+class Landmarks(Reach):
+    """One position in 8 for good, and the newest 5."""
+
+    def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+        return (*((p, p + 1) for p in range(0, n, 8)), (max(0, n - 5), n)) if n else ()
+
+    def until(self, p: int) -> float:
+        return p + 5 if p % 8 else math.inf
+
+
 class Secret(Reach):
     """A window written as bare ``needs``: nothing is known of when a position is no longer needed."""
 
@@ -48,6 +58,13 @@ class Nothing(Reach):
 
     def needs(self, n: int) -> tuple[tuple[int, int], ...]:
         return ()
+
+
+class NeverNeeded(Nothing):
+    """Needs nothing at any boundary, and says so of each position."""
+
+    def until(self, p: int) -> float:
+        return p
 
 
 class BarePath(Reach):
@@ -164,6 +181,7 @@ def setups() -> dict[str, Setup]:
         "shifted window": make(parts(Path(), Window(9).shift(4))),
         "shifted window, page 1": make(parts(Window(5).shift(3)), page=1, tokens=36),
         "strided": make(parts(Strided(), Path())),
+        "landmarks": make(parts(Path(), Landmarks()), page=1, tokens=44),
         "secret window": make(parts(Secret(), Path()), policy="lfu"),
         "secret window alone": make(parts(Secret())),
         "convex secret window": make(parts(ConvexSecret(), Path()), page=1, tokens=40),
@@ -193,6 +211,7 @@ def setups() -> dict[str, Setup]:
         ),
         "replay": make(parts(Path(), Nothing(), b={"replay": 6}), own={"b": 96}),
         "replay under a window": make(parts(Window(6), Window(1), b={"replay": 10}), page=1, tokens=40),
+        "replay that is given back": make(parts(Path(), NeverNeeded(), b={"replay": 10}), page=1, tokens=40),
         "lent": make(parts(Path(), Window(9), Point()), slots=9, policy="slru", lent=True),
         "lent, page 1, lookahead 1": make(
             parts(Path(), Window(6), Point(), a={"lookahead": 1}), page=1, tokens=44, lent=True

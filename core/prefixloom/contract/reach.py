@@ -6,13 +6,15 @@ transfers are all derived from these two answers. A reach knows no page, no pool
 outward to pages, once.
 
 The combinators also give their answer in closed form (``shape``), for which the core has fast lanes. A reach written as
-plain Python has no shape, and the core calls ``needs`` instead: correct, but slower.
+plain Python has no shape, and the core asks ``needs`` and ``until`` instead. Both must be pure: the same question has
+the same answer for good. The core remembers answers, and asks again only for what it had to forget.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import reduce
 
 import attrs
 
@@ -191,6 +193,16 @@ class Sinks(Reach):
         return ReachShape(self.s, lambda n: n)
 
 
+def _earlier(one: Callable[[int], int], other: Callable[[int], int]) -> Callable[[int], int]:
+    """The tail of a union of two reaches: the earlier one of both tails."""
+
+    def tail(n: int) -> int:
+        first, second = one(n), other(n)
+        return first if first < second else second
+
+    return tail
+
+
 @attrs.frozen
 class Union(Reach):
     """All positions that any of several reaches needs."""
@@ -226,8 +238,11 @@ class Union(Reach):
         known = [shape for shape in shapes if shape is not None]
         if len(known) != len(shapes):
             return None
-        tails = [shape.tail for shape in known]
-        return ReachShape(max(shape.head for shape in known), lambda n: min(tail(n) for tail in tails))
+        return ReachShape(
+            head=max(shape.head for shape in known),
+            tail=reduce(_earlier, (shape.tail for shape in known)),
+            dense=any(shape.dense for shape in known),
+        )
 
 
 @attrs.frozen

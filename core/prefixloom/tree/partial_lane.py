@@ -54,10 +54,8 @@ class SlackLink(Link):
 class PartialLane(PageLane[C, R]):
     """Base of the lanes with partial cells: which pages are slack, and the queue of cells that have some."""
 
-    __slots__ = ("_gapped", "dense", "slack", "tail", "tree_page")
+    __slots__ = ("_gapped", "head", "slack", "tail", "tree_page")
     retains = True
-    headless = True
-    """Whether a boundary needs only its tail."""
     tail: Callable[[int], int]
     _gapped: bool
     """Whether any cell ever had an absent page behind a present one."""
@@ -65,10 +63,11 @@ class PartialLane(PageLane[C, R]):
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
         self._gapped = False
+        self.head = 0
+        """So many pages at the start of a path are never slack."""
         self.slack = ListQueue()
         shape = part.reach.shape
         self.tail = shape.tail if shape is not None else lambda n: 0
-        self.dense = shape is not None and shape.dense
         self.tree_page = tree_page
 
     def reset(self) -> None:
@@ -82,11 +81,9 @@ class PartialLane(PageLane[C, R]):
 
     def _slack_pages(self, cell: PartialCell) -> Interval:
         """Indices [first, last) into ``cell.data`` of the pages that are slack."""
-        page = self.page
-        end = cell.node.end
-        needed = end // page - self.tail(end) // page
-        count = len(cell.data) // ID_BYTES - needed
-        return 0, count if count > 0 else 0
+        start = cell.node.end // self.page - len(cell.data) // ID_BYTES
+        first, last = max(0, self.head - start), self.tail(cell.node.end) // self.page - start
+        return (first, last) if first < last else (0, 0)
 
     def _find_slack(self, cell: PartialCell) -> None:
         node = cell.node
@@ -185,33 +182,6 @@ class PartialLane(PageLane[C, R]):
         return pages
 
     # ------------------------------------------------------------ reading the path
-    def _hole_in(self, node: Node, low: int, high: int) -> int:
-        """An absent position in [low, high) of the path to ``node``; -1 if there is none."""
-        i = self.index
-        page = self.page
-        while high > low:
-            start = node.parent.end
-            if start >= high:
-                node = node.parent
-                continue
-            cell = node.cells[i]
-            if cell is None:
-                return start if self.dense or low < start else low
-            if cell.pages * page < node.end - start:  # not all of the edge is held
-                first = low if low > start else start
-                data = cell.data
-                offset = node.end - len(data) // ID_BYTES * page
-                if first < offset:
-                    return start if self.dense else first
-                at = data.find(
-                    ABSENT_BYTES, (first - offset) // page * ID_BYTES, -(-(high - offset) // page) * ID_BYTES
-                )
-                if at >= 0:
-                    return offset + int(at) // ID_BYTES * page
-            high = start
-            node = node.parent
-        return -1
-
     def _gather(self, node: Node, count: int) -> bytes:
         """The last ``count`` pages before the end of ``node``, *absent* where nothing is held."""
         i = self.index
@@ -287,6 +257,17 @@ class PartialLane(PageLane[C, R]):
             self.queue.forget(cell)
 
     # ------------------------------------------------------------ handing over
+    def hand_over(self, run: list[Node], holding: R, cover: C | None, ends: bool) -> C | None:
+        """Fast path where the sequence ends: all new cells are in the queue."""
+        if not ends:
+            return super().hand_over(run, holding, cover, ends)
+        self.adopt(run, holding)
+        if cover is not None:
+            self.release(cover)
+        if len(holding.table) + holding.base > holding.owned:
+            self.close(holding)
+        return None
+
     def adopt(self, run: list[Node], holding: R) -> None:
         """Each cell counts as used when its turn comes, new or not: so what lies above goes first."""
         i = self.index
@@ -327,7 +308,7 @@ class PartialLane(PageLane[C, R]):
         node.cells[self.index] = cell
         self.in_tree += pages
         if low // self.page > first:
-            if whole and self.headless:  # the pages before the tail are slack, and present
+            if whole and first >= self.head:  # the pages before the tail are slack, and present
                 slack = SlackLink(cell)
                 cell.slack = slack
                 self.slack.add(slack)

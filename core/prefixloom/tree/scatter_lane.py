@@ -7,73 +7,215 @@ slower. A lease's cover has the node-aligned ranges that it covers, since what l
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 
 from ..contract.composition import Part
 from ..contract.queues import Queue
-from ..contract.reach import Interval, Reach, merged
+from ..contract.reach import Interval, merged
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import RetainedHolding, without_absent
+from .paged_reach import Intervals, PagedReach, overlap
 from .partial_lane import PartialCell, PartialLane
 from .radix import Node, climb
 
 
 class ScatterHolding(RetainedHolding):
-    """A holding whose table keeps a head at the start. Between the head and page ``low`` nothing is present."""
+    """A holding whose table begins at page 0.
 
-    __slots__ = ("low",)
+    ``looked``: what no boundary from so many pages on can need was given back. It was not looked for behind that.
+    """
 
-    def __init__(self, data: bytes, end: int) -> None:
-        super().__init__(data, 0, end)
-        self.low = 0
-        self.whole = False
+    __slots__ = ("looked",)
+
+    looked: int
 
 
+EVERY_PAGE = 1 << 62
+"""More pages than any path has."""
 ScatterCover = tuple[Node, tuple[Interval, ...]]
-"""The node at whose end a lease covers cells, and the node-aligned ranges in which they lie."""
+"""The node at whose end a lease covers cells, and the edges of these cells as they were then, the deepest first."""
 
 
 class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
     """The lane of a page component with any reach."""
 
-    __slots__ = ("asks_until", "reach", "spans")
-    headless = False
-
-    spans: Callable[[int], tuple[Interval, ...]]
+    __slots__ = ("paged", "shape")
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
-        self.reach = part.reach
-        self.dense = False
-        self.asks_until = type(part.reach).until is not Reach.until
-        page = self.page
-        needs = part.reach.needs
-        shape = part.reach.shape
-        if shape is not None:
-            head, tail = shape.head, shape.tail
-
-            def spans(n: int) -> tuple[Interval, ...]:
-                low, high = tail(n) // page * page, -(-min(head, n) // page) * page
-                if low <= high or low >= n:
-                    return ((0, n),) if low < n else ((0, high),) if high else ()
-                return ((0, high), (low, n)) if high else ((low, n),)
-
+        self.paged = PagedReach(part.reach, self.page)
+        self.shape = part.reach.shape
+        if self.shape is None or self.hooks.acquire_component_lock is not None:
+            self.head = EVERY_PAGE
         else:
+            self.head = -(-self.shape.head // self.page)
 
-            def spans(n: int) -> tuple[Interval, ...]:
-                return merged((lo // page * page, -(-hi // page) * page) for lo, hi in needs(n))
+    def _edges(self, node: Node, spans: Intervals) -> list[Node]:
+        """The nodes of the path to ``node`` whose edges have something of ``spans``, the deepest first."""
+        found = []
+        for low, high in reversed(spans):
+            while node.end > low:
+                above = node.parent
+                if above.end < high:
+                    found.append(node)
+                node = above
+        return found
 
-        self.spans = spans
+    # ------------------------------------------------------------ match
+    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
+        while boundary:
+            gap = self._gap(node, boundary)
+            if gap is None:
+                break
+            boundary = self._before(boundary, *gap)
+            node = climb(node, boundary)
+        return node, boundary
 
-    def _outlook(self, n: int) -> tuple[Interval, ...]:
-        """The intervals before ``n`` that may be needed at ``n`` or at a later boundary."""
-        if self.reach.convex:
-            return self.spans(n)
-        if not self.asks_until:
-            return ((0, n),) if n else ()
-        page, until = self.page, self.reach.until
-        later = [(p, p + page) for p in range(0, n, page) if any(until(t) >= n for t in range(p, p + page))]
-        return merged((*self.spans(n), *later))
+    def _gap(self, node: Node, boundary: int) -> Interval | None:
+        """Absent positions, of which ``boundary`` needs something; None if all that it needs is there."""
+        i, page = self.index, self.page
+        spans = self.paged.needs[boundary]
+        for low, high in reversed(spans):
+            while node.end > low:
+                above = node.parent
+                if above.end < high:
+                    cell = node.cells[i]
+                    if cell is None:
+                        return above.end, node.end
+                    if cell.pages * page != node.end - above.end:  # not all of the edge is held
+                        gap = self._gap_in(cell, above.end, spans)
+                        if gap is not None:
+                            return gap
+                node = above
+        return None
+
+    def _gap_in(self, cell: PartialCell, start: int, spans: Intervals) -> Interval | None:
+        """``_gap`` in one edge, which begins at ``start``."""
+        page, data, end = self.page, cell.data, cell.node.end
+        first = end - len(data) // ID_BYTES * page
+        gapped = cell.pages * ID_BYTES != len(data)
+        for low, high in reversed(spans):
+            if high <= start:
+                break
+            if low < first and start < first:
+                return start, first
+            if gapped and low < end:
+                at = data.find(
+                    ABSENT_BYTES, (max(low, first) - first) // page * ID_BYTES, (high - first) // page * ID_BYTES
+                )
+                if at >= 0:
+                    low = first + at // ID_BYTES * page
+                    return low, low + page
+        return None
+
+    def _before(self, boundary: int, low: int, high: int) -> int:
+        """The deepest boundary before ``boundary`` that may do without [low, high), of which that one needs some."""
+        needs, page = self.paged.needs, self.tree_page
+        if self.paged.convex:  # behind what is needed of it, every boundary needs that, and so up to ``high`` if dense
+            needed = low if self.paged.dense else next(max(low, lo) for lo, hi in needs[boundary] if hi > low)
+            return needed // page * page
+        boundary -= page
+        while boundary > low and overlap(needs[boundary], low, high):
+            boundary -= page
+        return boundary
+
+    def needs(self, boundary: int) -> tuple[Interval, ...]:
+        return self.paged.needs[boundary]
+
+    # ------------------------------------------------------------ covering
+    def acquire(self, node: Node) -> ScatterCover | None:
+        return self._cover(node, self._edges(node, self.paged.outlook[node.end]))
+
+    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> ScatterCover | None:
+        wider = ((max(0, lo), min(hi, node.end)) for lo, hi in positions)
+        return self._cover(node, self._edges(node, merged((*self.paged.outlook[node.end], *wider))))
+
+    def _cover(self, node: Node, edges: list[Node]) -> ScatterCover | None:
+        i = self.index
+        covered: list[Interval] = []
+        for each in edges:
+            cell = each.cells[i]
+            if cell is not None:
+                locks = cell.locks
+                cell.locks = locks + 1
+                if not locks:
+                    self.leased += cell.pages
+                    if cell.next is not None:
+                        self.queue.remove(cell)
+                covered.append((each.parent.end, each.end))
+        return (node, tuple(covered)) if covered else None
+
+    def release(self, cover: ScatterCover, recent: bool = True) -> None:
+        node, covered = cover
+        i = self.index
+        for low, high in covered:
+            while node.end > high:
+                node = node.parent
+            while node.end > low:  # more than one node where a split divided the edge
+                cell = node.cells[i]
+                locks = cell.locks - 1
+                cell.locks = locks
+                if not locks:
+                    self._settle(cell, recent)
+                node = node.parent
+
+    # ------------------------------------------------------------ a sequence's way
+    def open(self, node: Node) -> ScatterHolding:
+        return self._holding(self.row(node, node.end), node.end)
+
+    def begin(self, node: Node) -> tuple[ScatterCover | None, ScatterHolding]:
+        """In one walk: the edges that are read are those that are covered."""
+        row, edges = self._read(node, node.end)
+        holding = self._holding(row, node.end)
+        return self._cover(node, edges), holding
+
+    def _holding(self, row: bytes, end: int) -> ScatterHolding:
+        holding = ScatterHolding(row, 0, end // self.page)
+        holding.looked = max(0, end - self.replay) // self.page
+        return holding
+
+    def row(self, node: Node, boundary: int) -> bytes:
+        return self._read(node, boundary)[0]
+
+    def _read(self, node: Node, boundary: int) -> tuple[bytes, list[Node]]:
+        """The slots of the outlook at ``boundary``, which lies in ``node``, and the nodes whose edges have some."""
+        i, page = self.index, self.page
+        edges: list[Node] = []
+        parts: list[bytes] = []  # both from the end up
+        at = boundary
+        start = node.end
+        for low, high in reversed(self.paged.outlook[boundary]):
+            if high < at:
+                parts.append(ABSENT_BYTES * ((at - high) // page))
+                at = high
+            while at > low:
+                while start >= at:
+                    start = node.parent.end
+                    if start < at:
+                        edges.append(node)
+                        cell = node.cells[i]
+                        held = b"" if cell is None else cell.data
+                        first = node.end - len(held) // ID_BYTES * page
+                    node = node.parent
+                upto = low if low > start else start
+                if upto >= first:
+                    parts.append(held[(upto - first) // page * ID_BYTES : (at - first) // page * ID_BYTES])
+                else:
+                    if at > first:
+                        parts.append(held[: (at - first) // page * ID_BYTES])
+                        at = first
+                    parts.append(ABSENT_BYTES * ((at - upto) // page))
+                at = upto
+        parts.append(ABSENT_BYTES * (at // page))
+        parts.reverse()
+        return b"".join(parts), edges
+
+    def reads_past(self, holding: ScatterHolding, boundary: int) -> bool:
+        """Whether nothing before ``boundary`` is present, which has to be searched for."""
+        table = holding.table
+        count = min(boundary // self.page, len(table))
+        if count and table[0] != ABSENT:
+            return False
+        return table[:count].tobytes() == ABSENT_BYTES * count
 
     def read_covered(self, holding: ScatterHolding, cover: ScatterCover | None, boundary: int) -> None:
         """Keep reading what ``boundary`` needs: a hole does not end what the lease covers.
@@ -81,135 +223,44 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         Of a reach that is convex the lease covers nothing else, so ``until`` does not decide what is read on.
         """
         self.retain(holding, boundary)
-        if self.reach.convex and self.reach.shape is None:
-            self._read_only(holding, self.spans(boundary), boundary)
-
-    def _read_only(self, holding: ScatterHolding, spans: tuple[Interval, ...], boundary: int) -> None:
-        """Of the tree's pages before ``boundary``, those outside of ``spans`` leave the table."""
-        page, base, table = self.page, holding.base, holding.table
-        for p in range(base, min(boundary // page, holding.owned, base + len(table))):
-            if table[p - base] != ABSENT and not any(lo < (p + 1) * page and p * page < hi for lo, hi in spans):
-                table[p - base] = ABSENT
-                holding.change(p)
-
-    def reads_past(self, holding: ScatterHolding, boundary: int) -> bool:
-        """Whether nothing before ``boundary`` is present, which has to be searched for."""
-        before = holding.table[: max(0, boundary // self.page - holding.base)]
-        return before.count(ABSENT) == len(before)
-
-    def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
-        while boundary:
-            hole = self._hole(node, boundary)
-            if hole < 0:
-                break
-            boundary = hole // self.tree_page * self.tree_page
-            node = climb(node, boundary)
-        return node, boundary
-
-    def _hole(self, node: Node, boundary: int) -> int:
-        """An absent position that ``boundary`` needs, below which the search goes on; -1 if nothing is absent."""
-        for low, high in reversed(self.spans(boundary)):
-            hole = self._hole_in(node, low, high)
-            if hole >= 0:
-                return hole if self.reach.convex else boundary - 1
-        return -1
-
-    def needs(self, boundary: int) -> tuple[Interval, ...]:
-        return self.spans(boundary)
-
-    def acquire(self, node: Node) -> ScatterCover | None:
-        return self.acquire_wider(node, ())
-
-    def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> ScatterCover | None:
-        i = self.index
-        spans = self._outlook(node.end)
-        if positions:
-            spans = merged((*spans, *((max(0, lo), min(hi, node.end)) for lo, hi in positions)))
-        if not spans:
-            return None
-        covered: list[Interval] = []
-        low = spans[0][0]
-        above = node
-        while above.end > low:
-            start, end = above.parent.end, above.end
-            cell = above.cells[i]
-            if cell is not None and any(lo < end and start < hi for lo, hi in spans):
-                if not cell.locks:
-                    self.leased += cell.pages
-                    if cell.next is not None:
-                        self.queue.remove(cell)
-                cell.locks += 1
-                covered.append((start, end))
-            above = above.parent
-        return (node, merged(covered)) if covered else None
-
-    def release(self, cover: ScatterCover, recent: bool = True) -> None:
-        node, covered = cover
-        i = self.index
-        low = covered[0][0]
-        while node.end > low:
-            start, end = node.parent.end, node.end
-            if any(lo <= start and end <= hi for lo, hi in covered):
-                cell = node.cells[i]
-                cell.locks -= 1
-                if not cell.locks:
-                    self._settle(cell, recent)
-            node = node.parent
+        if self.shape is None and self.paged.convex:
+            self._forget(holding, self.paged.outside[boundary], 0, min(boundary // self.page, holding.owned))
 
     def _kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
-        return merged((*keep, *self.spans(upto)))
-
-    def _slack_pages(self, cell: PartialCell) -> Interval:
-        shape = self.reach.shape
-        if shape is None or self.hooks.acquire_component_lock is not None:
-            return 0, 0
-        first, last = super()._slack_pages(cell)
-        start = cell.node.end - len(cell.data) // ID_BYTES * self.page
-        return max(first, min(last, -(-(shape.head - start) // self.page))), last
-
-    def open(self, node: Node) -> ScatterHolding:
-        return ScatterHolding(self.row(node, node.end), node.end // self.page)
-
-    def row(self, node: Node, boundary: int) -> bytes:
-        count = node.end // self.page
-        every = array("i", self._gather(node, count))
-        table = array("i", ABSENT_BYTES * count)
-        for low, high in self._outlook(boundary):
-            a, b = low // self.page, min(high, boundary) // self.page
-            table[a:b] = every[a:b]
-        return table[: boundary // self.page].tobytes()
+        return merged((*keep, *self.paged.needs[upto]))
 
     def retain(self, holding: ScatterHolding, floor: int) -> None:
-        shape = self.reach.shape
-        if shape is not None:
-            head = -(-shape.head // self.page)
-            if holding.low < head:
-                holding.low = head
-            self._forget(holding, self._first_needed(floor) // self.page)
-        elif self.asks_until:
-            self._forget_by_until(holding, floor)
+        high = min(floor // self.page, len(holding.table))
+        if high > holding.looked:
+            low = self.paged.first_to_leave(holding.looked * self.page)
+            self._forget(holding, self.paged.over[floor], low, high)
+            holding.looked = high
 
-    def _forget(self, holding: ScatterHolding, page: int) -> None:
-        """Give back the pages between the head and ``page``; the head stays in the table."""
-        low, base, table = max(holding.low, holding.base), holding.base, holding.table
-        page = min(page, base + len(table))
-        if page <= low:
-            return
-        data = table[max(low, holding.owned) - base : page - base].tobytes()
-        self.pool.give(without_absent(data) if ABSENT_BYTES in data else data)
-        table[low - base : page - base] = array("i", ABSENT_BYTES * (page - low))
-        holding.change(low)
-        holding.low = page
+    def _forget(self, holding: ScatterHolding, gaps: Intervals, low: int, high: int) -> None:
+        """Nothing of ``gaps``, as far as they lie in pages [low, high), is present any more.
 
-    def _forget_by_until(self, holding: ScatterHolding, floor: int) -> None:
-        page, base, table, until = self.page, holding.base, holding.table, self.reach.until
-        gone = array("i")
-        for p in range(base, min(floor // page, base + len(table))):
-            slot = table[p - base]
-            if slot != ABSENT and all(until(t) < floor for t in range(p * page, (p + 1) * page)):
-                table[p - base] = ABSENT
-                if p >= holding.owned:
-                    gone.append(slot)
-                holding.change(p)
+        Own pages are freed, others only leave the table.
+        """
+        table, owned = holding.table, holding.owned
+        gone: list[bytes] = []
+        for first, end in reversed(gaps):
+            if end <= low:
+                break
+            if first < low:
+                first = low
+            if end > high:
+                end = high
+            data = table[first:end].tobytes()
+            absent = ABSENT_BYTES * (end - first)
+            if data == absent:
+                continue
+            table[first:end] = array("i", absent)
+            holding.change(first)
+            if first > owned:
+                gone.append(data)
+                holding.whole = False
+            elif end > owned:
+                gone.append(data[(owned - first) * ID_BYTES :])
+                holding.owned = end
         if gone:
-            self.pool.give(gone.tobytes())
+            self.pool.give(without_absent(b"".join(gone)))

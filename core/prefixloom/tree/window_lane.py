@@ -6,9 +6,10 @@ only Python code can tell, have the scatter lane.
 
 from __future__ import annotations
 
-from ..contract.queues import ListQueue
+from ..contract.composition import Part
+from ..contract.queues import ListQueue, Queue
 from ..contract.reach import Interval
-from ..device.pool import ABSENT_BYTES, ID_BYTES
+from ..device.pool import ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import RetainedHolding, without_absent
 from .partial_lane import PartialLane
 from .radix import Node, climb
@@ -18,7 +19,12 @@ WindowCover = tuple[Node, int]
 
 
 class WindowLane(PartialLane[WindowCover, RetainedHolding]):
-    __slots__ = ()
+    __slots__ = ("dense",)
+
+    def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
+        super().__init__(index, part, pool, queue, tree_page)
+        shape = part.reach.shape
+        self.dense = shape is not None and shape.dense
 
     # ------------------------------------------------------------ match
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
@@ -41,6 +47,33 @@ class WindowLane(PartialLane[WindowCover, RetainedHolding]):
             boundary = hole // self.tree_page * self.tree_page
             node = climb(node, boundary)
         return node, boundary
+
+    def _hole_in(self, node: Node, low: int, high: int) -> int:
+        """An absent position in [low, high) of the path to ``node``; -1 if there is none."""
+        i = self.index
+        page = self.page
+        while high > low:
+            start = node.parent.end
+            if start >= high:
+                node = node.parent
+                continue
+            cell = node.cells[i]
+            if cell is None:
+                return start if self.dense or low < start else low
+            if cell.pages * page < node.end - start:  # not all of the edge is held
+                first = low if low > start else start
+                data = cell.data
+                offset = node.end - len(data) // ID_BYTES * page
+                if first < offset:
+                    return start if self.dense else first
+                at = data.find(
+                    ABSENT_BYTES, (first - offset) // page * ID_BYTES, -(-(high - offset) // page) * ID_BYTES
+                )
+                if at >= 0:
+                    return offset + int(at) // ID_BYTES * page
+            high = start
+            node = node.parent
+        return -1
 
     def needs(self, boundary: int) -> tuple[Interval, ...]:
         return ((self._first_needed(boundary), boundary),)
@@ -109,15 +142,8 @@ class WindowLane(PartialLane[WindowCover, RetainedHolding]):
     def hand_over(
         self, run: list[Node], holding: RetainedHolding, cover: WindowCover | None, ends: bool
     ) -> WindowCover | None:
-        """Fast path where the sequence ends: all new cells are in the queue. Where it runs on, see ``_slide``."""
-        if not ends:
-            return self._slide(run, holding, cover) or super().hand_over(run, holding, cover, ends)
-        self.adopt(run, holding)
-        if cover is not None:
-            self.release(cover)
-        if len(holding.table) + holding.base > holding.owned:
-            self.close(holding)
-        return None
+        """Fast path where the sequence runs on: see ``_slide``."""
+        return (None if ends else self._slide(run, holding, cover)) or super().hand_over(run, holding, cover, ends)
 
     def _slide(self, run: list[Node], holding: RetainedHolding, cover: WindowCover | None) -> WindowCover | None:
         """Fast path where it is all a leaf below what the lease covers: the cover moves down over the leaf, and keeps
