@@ -6,6 +6,7 @@ That it agrees with the sets of the random model on the device is checked after 
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from prefixloom import (
     Point,
     ProtocolError,
     Sinks,
+    ThreadStream,
     TierManifest,
     Window,
     compose,
@@ -136,3 +138,34 @@ def test_a_cache_has_one_journal_and_after_its_close_none() -> None:
         with pytest.raises(InputError, match="at least 1 change"):
             cache.journal(most)  # type: ignore[arg-type]
     assert cache.journal(1).take() == []
+
+
+@pytest.mark.parametrize("below", [False, True], ids=["device", "host"])
+def test_what_a_failed_step_had_published_is_told_as_removed(below: bool) -> None:
+    kinds = [Component("path", KV, Path()), Component("near", KV, Window(5))]
+    tier = [HostTier(TierManifest(capacity=64))] if below else []
+    cache = compose(None, plugins=[*kinds, *tier], page_size=2, capacity=32, debug=True)
+    journal, known, go = cache.journal(), set[tuple[Any, ...]](), threading.Event()
+
+    def fail() -> None:
+        assert go.wait(60)
+        raise RuntimeError("out of memory")
+
+    stream = ThreadStream("forward")
+    run(cache, [5, 6], "", 2)
+    sequence = cache.open([5, 6, *range(10)], extra=[(0, 2, "an image")])
+    sequence.grow(10)
+    with cache.step([sequence]) as step:
+        step.run_ops(stream)
+        stream.run(fail)
+    sequence.publish()
+    follow(journal.take(), known)
+    assert len(known) == (24 if below else 12)
+    go.set()
+    while sequence.open:
+        cache.poll()
+    stream.close()
+    follow(journal.take(), known)
+    now: Pieces = set()
+    follow(cache.contents(), now)
+    assert known == now and len(now) == (4 if below else 2)
