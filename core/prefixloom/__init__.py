@@ -52,6 +52,7 @@ from .operations.insert import Inserted
 from .operations.lease import Lease
 from .operations.tier_answers import Restored, TierStats
 from .tiers.consensus import Consensus, GroupConsensus, LocalConsensus
+from .tree.journal import Change, Journal
 from .tree.keys import Tokens, encode
 
 __all__ = [
@@ -61,6 +62,7 @@ __all__ = [
     "Cache",
     "CacheStats",
     "CapacityError",
+    "Change",
     "Chunk",
     "Claim",
     "Codec",
@@ -76,6 +78,7 @@ __all__ = [
     "InputError",
     "Inserted",
     "InvariantError",
+    "Journal",
     "LayerFacts",
     "Lease",
     "LocalConsensus",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal
 
 from ..contract.composition import Composition
@@ -23,6 +24,7 @@ from ..operations.room import evict_named, evict_tokens
 from ..operations.state import Core, Running
 from ..operations.step import Step
 from ..operations.teardown import forget_everything
+from ..tree.journal import MOST, Change, Journal, contents
 from ..tree.keys import namespace_of
 from .match_plan import MatchPlan
 from .sequence import Sequence
@@ -281,6 +283,28 @@ class Cache:
     def pool(self, component: str) -> Pool:
         """The pool of a component: its tensors are ``pool.buffers``."""
         return self._core.shape.lane(component).live
+
+    def journal(self, most: int = MOST) -> Journal:
+        """Record from now on what is stored in the tree and removed from it: ``Journal.take`` returns it.
+
+        ``most``: the number of changes after which one that nobody took begins again. A cache has one journal at a
+        time, until its ``close``.
+        """
+        core = self._core
+        core.enter()
+        if core.journal is not None:
+            raise ProtocolError("this cache has a journal already: close it first, or share it")
+        if most.__class__ is not int or most < 1:
+            raise InputError(f"a journal holds at least 1 change, got {most!r}")
+        journal = Journal(core.keys, core.index.is_found, partial(core.follow, None), most)
+        core.follow(journal)
+        return journal
+
+    def contents(self) -> list[Change]:
+        """All that is cached on every tier and can be found, as changes that are "stored", each after what it needs."""
+        core = self._core
+        core.enter()
+        return contents(core.keys, core.shape.all_lanes, core.index.tree.roots.values())
 
     def stats(self) -> CacheStats:
         """Counters and gauges, by component and in all."""

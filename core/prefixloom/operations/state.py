@@ -23,6 +23,7 @@ from ..device.handles import Dropped, Handle
 from ..device.pool import Pool
 from ..device.streams import Stream, stream_for
 from ..errors import InputError, ProtocolError
+from ..tree.journal import Journal
 from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Span, Tokens
 from ..tree.lane import Lane, PageLane
 from ..tree.lookahead import Lookahead
@@ -158,6 +159,10 @@ class Index:
         """``prune`` each of ``nodes``, which have lost something."""
         self.epoch += 1
         self.tree.prune_all(nodes)
+
+    def is_found(self, root: Root) -> bool:
+        """Whether matches may find what hangs below ``root``."""
+        return self.tree.roots.get(root.namespace) is root
 
     def drop_root(self, namespace: str) -> Root | None:
         """Nothing of ``namespace`` is found any more. The root stays among ``dropped_roots`` while leases cover it."""
@@ -545,8 +550,8 @@ class Core:
     """
 
     __slots__ = (
-        "__weakref__", "below", "counts", "dropped", "flight", "guarded", "identity", "index", "inline", "keys", "live",
-        "plugins", "shape", "streams", "tables", "unwritten", "watcher",
+        "__weakref__", "below", "counts", "dropped", "flight", "guarded", "identity", "index", "inline", "journal",
+        "keys", "live", "plugins", "shape", "streams", "tables", "unwritten", "watcher",
     )  # fmt: skip
 
     below: Below | None
@@ -570,6 +575,13 @@ class Core:
         self.identity: Identity | None = None
         self.below = None
         self.watcher = None
+        self.journal: Journal | None = None
+
+    def follow(self, journal: Journal | None) -> None:
+        """Record every change of what is cached in ``journal``, or nothing any more."""
+        self.journal = journal
+        for lane in self.shape.all_lanes:
+            lane.journal = journal
 
     def guard(self) -> None:
         """The next operation has something to do before it begins. Any thread may say so."""

@@ -115,5 +115,7 @@ def forget_everything(core: Core) -> None:
     core.unwritten.flushed()
     core.tables = Tables(core.flight, shape.composition.device, core.tables if core.flight.works else None)
     core.keys.forget()
+    if core.journal is not None:
+        core.journal.cleared()
     if core.watcher is not None:
         core.watcher.flushed()

@@ -16,6 +16,7 @@ from typing import Any
 from ..contract.composition import Composition, Part, TierPart
 from ..contract.policy import serving
 from ..contract.queues import Queue
+from ..contract.values import Tier
 from ..device.host_pool import DebugHostPool, HostPool, in_one_piece
 from ..device.kernels_move import move_slots
 from ..device.layouts import layers_of
@@ -50,6 +51,7 @@ class HostLane(Lane):
     """Base of the host lanes of pages and of states. ``leased`` counts pages that are pinned during a copy."""
 
     __slots__ = ("device", "going")
+    tier: Tier = "host"
     going: Callable[[HostLane, HostCell], None] | None
     """A function that is called with each cell that is about to be evicted."""
 
@@ -85,6 +87,8 @@ class HostLane(Lane):
         i = self.index
         node.cells[i] = cell
         self.in_tree += pages
+        if self.journal is not None:
+            self.journal.changed(self, node, None, data)
         if self.closed_upward:
             cell.below = sum(kid.cells[i] is not None for kid in node.children)
             above = node.parent.cells[i]
@@ -154,6 +158,8 @@ class HostLane(Lane):
         slots = self.slots_of(cell)
         node.cells[self.index] = None
         gone += slots
+        if self.journal is not None:
+            self.journal.changed(self, node, cell.data, None)
         self.queue.forget(cell)
 
     def _give_all(self, gone: list[int]) -> int:
@@ -199,7 +205,10 @@ class HostPages(HostLane):
         if cell is None:
             self.place(node, data.tobytes(), len(slots))
             return
+        before = cell.data
         cell.data = data.tobytes()
+        if self.journal is not None:
+            self.journal.changed(self, node, before, cell.data)
         cell.stored = 0
         cell.pages += len(slots)
         self.in_tree += len(slots)
@@ -242,7 +251,10 @@ class HostPages(HostLane):
         gone = slots.intersection(self.slots_of(cell))
         if cell is None or not gone:
             return
-        cell.data = array("i", [ABSENT if slot in gone else slot for slot in array("i", cell.data)]).tobytes()
+        before = cell.data
+        cell.data = array("i", [ABSENT if slot in gone else slot for slot in array("i", before)]).tobytes()
+        if self.journal is not None:
+            self.journal.changed(self, node, before, cell.data)
         cell.pages -= len(gone)
         self.in_tree -= len(gone)
         if cell.locks:

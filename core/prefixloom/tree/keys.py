@@ -243,9 +243,27 @@ class KeyMaker:
         """The extra keys of the positions from ``start`` on whose elements are ``key``, cut off where ``key`` is."""
         if not self._meant or key[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
             return ()
+        return self._spans_of(array("i", key)[:: self.lookahead + 1], start)
+
+    def tokens_in(self, key: bytes) -> Tokens:
+        """The tokens whose elements are ``key``, with their extra keys: ``lookahead`` more than there are elements."""
+        k = self.lookahead
+        wide = array("i", key)
+        numbers = wide[:: k + 1] + wide[len(wide) - k :] if k else wide
+        if key[TOKEN_BYTES - 1 :: TOKEN_BYTES].isascii():
+            return Tokens(numbers.tobytes())
+        spans = self._spans_of(numbers, 0)
+        for at, number in enumerate(numbers):
+            while number < 0:
+                number = self._meant[number][1]
+            numbers[at] = number
+        return with_spans(Tokens(numbers.tobytes()), spans)
+
+    def _spans_of(self, numbers: Iterable[int], start: int) -> tuple[Span, ...]:
+        """The spans of extra keys that ``numbers`` stand for, at the positions from ``start`` on."""
         found: list[tuple[int, int, Hashable]] = []
         open_before: dict[Hashable, list[int]] = {}  # by key: the places in ``found`` of the spans that end here
-        for at, number in enumerate(array("i", key)[:: self.lookahead + 1], start):
+        for at, number in enumerate(numbers, start):
             layers = []
             while number in self._meant:
                 extra_key, number, first = self._meant[number]

@@ -21,8 +21,10 @@ from typing_extensions import TypeVar
 from ..contract.composition import Part
 from ..contract.queues import Link, Queue
 from ..contract.reach import Interval
+from ..contract.values import Tier
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import PageHolding, without_absent
+from .journal import Journal
 from .radix import Node
 
 C = TypeVar("C", default=Any)
@@ -51,11 +53,12 @@ class Lane(Generic[C, H]):
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
     __slots__ = (
-        "closed_upward", "evicted", "feeds", "hooks", "in_tree", "index", "leased", "live", "name", "part", "pool",
-        "queue", "replay", "shared", "surplus",
+        "closed_upward", "evicted", "feeds", "hooks", "in_tree", "index", "journal", "leased", "live", "name", "part",
+        "pool", "queue", "replay", "shared", "surplus",
     )  # fmt: skip
 
     unit = "page"
+    tier: Tier = "device"
     retains = False
     """Whether a running sequence may give something back early."""
 
@@ -77,6 +80,8 @@ class Lane(Generic[C, H]):
         """Lanes whose cell at a node may serve nothing any more once this lane has lost its own."""
         self.surplus: dict[Any, H] = {}
         """What running sequences hold that may be more than they need, since there was room."""
+        self.journal: Journal | None = None
+        """Who is told of each change of a cell; None where nobody follows the cache."""
         self.replay = part.manifest.replay
         self.shared = part.manifest.shareable and not self.replay  # what is rebuilt is not worth keeping
 

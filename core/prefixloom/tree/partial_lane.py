@@ -143,8 +143,11 @@ class PartialLane(PageLane[C, R]):
         cell.slack = None
         first, last = self._slack_pages(cell)
         a, b = first * ID_BYTES, last * ID_BYTES
-        gone = without_absent(cell.data[a:b])
-        cell.data = strip(cell.data[:a] + ABSENT_BYTES * (last - first) + cell.data[b:])
+        before = cell.data
+        gone = without_absent(before[a:b])
+        cell.data = strip(before[:a] + ABSENT_BYTES * (last - first) + before[b:])
+        if self.journal is not None:
+            self.journal.changed(self, cell.node, before, cell.data)
         lost = self._lose(cell, gone)
         self._look_for_gaps(cell)
         return lost
@@ -159,8 +162,11 @@ class PartialLane(PageLane[C, R]):
         gone = array("i", [slot for slot in self.slots_of(cell) if slot in slots])
         if gone:
             self._drop_slack(cell)
-            left = array("i", [ABSENT if slot in slots else slot for slot in array("i", cell.data)])
+            before = cell.data
+            left = array("i", [ABSENT if slot in slots else slot for slot in array("i", before)])
             cell.data = strip(left.tobytes())
+            if self.journal is not None:
+                self.journal.changed(self, node, before, cell.data)
             self._lose(cell, gone.tobytes())
             self._look_for_gaps(cell)
             if node.cells[self.index] is cell:
@@ -307,6 +313,8 @@ class PartialLane(PageLane[C, R]):
         cell = PartialCell(node, mine, pages, locks)
         node.cells[self.index] = cell
         self.in_tree += pages
+        if self.journal is not None:
+            self.journal.changed(self, node, None, mine)
         if low // self.page > first:
             if whole and first >= self.head:  # the pages before the tail are slack, and present
                 slack = SlackLink(cell)
@@ -353,7 +361,10 @@ class PartialLane(PageLane[C, R]):
             self.pool.give(duplicates.tobytes())
         if filled:
             self._drop_slack(cell)
+            before = cell.data
             cell.data = strip(tree.tobytes())
+            if self.journal is not None:
+                self.journal.changed(self, node, before, cell.data)
             cell.pages += filled
             self.in_tree += filled
             if cell.locks:
@@ -397,6 +408,8 @@ class PartialLane(PageLane[C, R]):
         self._drop_slack(cell)
         node.cells[self.index] = None
         gone.append(cell.data)
+        if self.journal is not None:
+            self.journal.changed(self, node, cell.data, None)
         self.queue.forget(cell)
 
     def _give_all(self, gone: list[bytes]) -> int:

@@ -92,6 +92,9 @@ class ComparedCache:
         if composition.lent:
             cache.lend({f.name: range(f.capacity) for f in facts})
         self.reader = Reader(cache, self.model, self.slots)
+        self.journal = cache.journal()
+        self.followed: dict[str, set[Piece]] = {f.name: set() for f in facts}
+        """What the journal says is cached, by component."""
         self.running: list[ModelSequence] = []
         self.leases: list[ModelLease] = []
         self.plans: list[tuple[Any, str, list[int]]] = []
@@ -260,6 +263,7 @@ class ComparedCache:
             self.count("split")
         self.view = view
         self.model.keys = view.keys
+        self.check_journal(what)
         self.check_owners(view)
         for run in self.running:
             if not run.gone:
@@ -273,6 +277,36 @@ class ComparedCache:
             if f.path:
                 self.check_closed_upward(f, view)
         self.check_match()
+
+    def check_journal(self, what: str) -> None:
+        """Follow the journal, and check that it leads to what is cached. Now and then, compare the contents as well."""
+        changes = self.journal.take()
+        self.follow(changes, self.followed)
+        for name, pieces in self.model.resident.items():
+            found = self.followed[name]
+            require(found == pieces, "%s: after %s the journal has %s", name, what, found ^ pieces)
+        if self.operations % 16 == 0:
+            anew: dict[str, set[Piece]] = {name: set() for name in self.facts}
+            self.follow(self.cache.contents(), anew)
+            require(anew == self.followed, "after %s the contents are %s", what, anew)
+
+    def follow(self, changes: Iterable[Any], known: dict[str, set[Piece]]) -> None:
+        for change in changes:
+            if change.kind == "cleared":
+                for pieces in known.values():
+                    pieces.clear()
+            elif change.tier == "device":
+                f, tokens = self.facts[change.component], change.tokens
+                ids = self.ids(change.namespace, tokens.tolist(), tokens.extra)
+                indices = [change.boundary] if f.boundary else []
+                indices += [i for lo, hi in change.spans for i in range(lo // f.page, hi // f.page)]
+                pieces = {self.model.piece(f, ids, index) for index in indices}
+                if change.kind == "stored":
+                    require(not pieces & known[f.name], "%s is stored twice", change)
+                    known[f.name] |= pieces
+                else:
+                    require(pieces <= known[f.name], "%s was not stored", change)
+                    known[f.name] -= pieces
 
     def check_fell(self, what: str, fell: dict[str, set[Piece]], may_lose: Lost | None) -> None:
         """Check pieces that a component lost without needing room: given what others lost, they served no boundary."""

@@ -1,0 +1,157 @@
+"""Journal: what the tree has come to hold and has lost, told by position, for whoever follows a cache.
+
+Lanes record each change of a cell while they make it. A reader takes what was recorded between two operations, so it is
+never called from inside of one. Splits change nothing that is cached, and are not recorded. What a dropped namespace
+still has under leases counts as lost: nobody finds it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Protocol
+
+import attrs
+
+from ..contract.composition import Part
+from ..contract.reach import Interval, merged
+from ..contract.values import Tier
+from ..device.pool import ABSENT
+from .keys import KeyMaker, Tokens
+from .radix import Node, Root, descendants, path_key
+
+MOST = 1 << 16
+"""The most changes that a journal holds. One that nobody reads begins again, and says that changes are missing."""
+
+
+class Keeper(Protocol):
+    """Who keeps a cell at each node: a lane, as far as a journal knows it."""
+
+    index: int
+    name: str
+    part: Part
+    tier: Tier
+    unit: str
+
+
+@attrs.frozen
+class Change:
+    """Something that is cached now, or no longer.
+
+    ``kind``       "stored"; "removed"; or "cleared": nothing is cached any more
+    ``component``  whose it is, on which ``tier``; of "cleared" both are empty
+    ``namespace``  where it is found
+    ``tokens``     the path to it, with extra keys, and with so many tokens behind as content looks ahead
+    ``spans``      the token positions, in whole pages; of a state none
+    ``boundary``   the boundary of a state; None for pages
+    """
+
+    kind: Literal["stored", "removed", "cleared"]
+    component: str = ""
+    tier: Tier | Literal[""] = ""
+    namespace: str = ""
+    tokens: Tokens = attrs.field(default=Tokens(), repr=False)
+    spans: tuple[Interval, ...] = ()
+    boundary: int | None = None
+
+
+class Journal:
+    """The changes of one cache since they were last taken. Made by ``Cache.journal``.
+
+    ``missing``: there were more changes than a journal holds, and those before the first one here are lost. Then
+    ``Cache.contents`` says what is cached.
+    """
+
+    __slots__ = ("_changes", "_close", "_is_found", "_keys", "missing", "most")
+
+    def __init__(
+        self, keys: KeyMaker, is_found: Callable[[Root], bool], close: Callable[[], None], most: int = MOST
+    ) -> None:
+        """``is_found``: whether matches may find what hangs below a root. ``close`` ends the recording."""
+        self._keys = keys
+        self._is_found = is_found
+        self._close = close
+        self._changes: list[Change] = []
+        self.most = most
+        self.missing = False
+
+    def take(self) -> list[Change]:
+        """The changes since the last call, in their order."""
+        taken, self._changes, self.missing = self._changes, [], False
+        return taken
+
+    def close(self) -> None:
+        """Record nothing any more."""
+        self._close()
+
+    # ------------------------------------------------------------ what lanes record
+    def changed(self, lane: Keeper, node: Node, before: Any, after: Any) -> None:
+        """The cell of ``node`` had ``before`` and has ``after``: page numbers of the last pages of the edge, or a slot.
+
+        None: it was not there, or is not any more.
+        """
+        root = node
+        while root.parent is not None:
+            root = root.parent
+        assert isinstance(root, Root)
+        if self._is_found(root):
+            for change in changes_of(self._keys, root.namespace, lane, node, before, after):
+                self._add(change)
+
+    def dropped(self, lanes: Iterable[Keeper], root: Root) -> None:
+        """Nothing below ``root`` is found any more."""
+        for node in descendants(root):
+            for lane in lanes:
+                cell = node.cells[lane.index]
+                if cell is not None:
+                    self.changed(lane, node, cell.data, None)
+
+    def cleared(self) -> None:
+        """Nothing is cached any more."""
+        self._changes = []
+        self._add(Change("cleared"))
+
+    def _add(self, change: Change) -> None:
+        if len(self._changes) >= self.most:
+            self._changes = []
+            self.missing = True
+        self._changes.append(change)
+
+
+def changes_of(keys: KeyMaker, namespace: str, lane: Keeper, node: Node, before: Any, after: Any) -> list[Change]:
+    """The changes of one cell, at most one of each kind."""
+    found = []
+    ways: tuple[tuple[Literal["removed", "stored"], Any, Any], ...] = (
+        ("removed", after, before), ("stored", before, after),
+    )  # fmt: skip
+    for kind, lost, there in ways:
+        is_state = lane.unit == "boundary"
+        spans = () if is_state else _spans_of(lane.part.page_tokens, node.end, there, lost)
+        if spans or (is_state and there is not None and lost is None):
+            tokens, boundary = keys.tokens_in(path_key(node)), node.end if is_state else None
+            found.append(Change(kind, lane.name, lane.tier, namespace, tokens, spans, boundary))
+    return found
+
+
+def _spans_of(page: int, end: int, there: bytes | None, lost: bytes | None) -> tuple[Interval, ...]:
+    """The positions of the pages that are in ``there``, and in the other not. Both end at the same boundary."""
+    one, other = array("i", there or b""), array("i", lost or b"")
+    shift = len(other) - len(one)
+    first = end - len(one) * page
+    return merged(
+        (first + place * page, first + (place + 1) * page)
+        for place, slot in enumerate(one)
+        if slot != ABSENT and (place + shift < 0 or other[place + shift] == ABSENT)
+    )
+
+
+def contents(keys: KeyMaker, lanes: Iterable[Keeper], roots: Iterable[Root]) -> list[Change]:
+    """All that is cached below ``roots``, each node after its parent."""
+    return [
+        change
+        for root in roots
+        for node in descendants(root)
+        for lane in lanes
+        if (cell := node.cells[lane.index]) is not None
+        for change in changes_of(keys, root.namespace, lane, node, None, cell.data)
+    ]
