@@ -246,6 +246,9 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_is_begun() -> None:
             engine.generate([[]])
         with pytest.raises(InputError, match=r"a prompt is a list of tokens, got 7: generate takes a list of prompts"):
             engine.generate([7, 8])  # type: ignore[list-item]
+        for given in ({1: 2}, b"ab", {1, 2}):
+            with pytest.raises(InputError, match="a prompt is a list of tokens"):
+                engine.generate([given])  # type: ignore[list-item]
         with pytest.raises(InputError, match="has the token 512: the model's are whole numbers from 0 to 511"):
             engine.generate([[1, 512]])
         with pytest.raises(InputError, match="max_tokens=0: it is a whole number from 1 up"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -40,6 +40,8 @@ def shown(value: object) -> str:
 def _tokens(values: Iterable[int]) -> tuple[int, ...]:
     """Convert a list, or anything with ``tolist`` such as an array or a tensor."""
     try:
+        if isinstance(values, (str, bytes, Mapping, Set)):
+            raise TypeError("it has no tokens in an order")
         return tuple(values.tolist() if hasattr(values, "tolist") else values)
     except TypeError as error:
         raise InputError(

@@ -62,7 +62,7 @@ class Session:
         self._runner = self._hf.bind(cache)
         self._pool = cache
         inputs = ids if isinstance(ids, Mapping) else {"input_ids": ids}
-        self._ids = _token_list(inputs.get("input_ids"))
+        self._ids = _token_list(inputs.get("input_ids"), self._hf.vocabulary)
         self._images = self._hf.media(self._ids, inputs)
         if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
             raise InputError(f"chunk takes a number of tokens from 1 up, got {chunk!r}")
@@ -370,8 +370,8 @@ def _refuse_other_positions(name: str, positions: Any, start: int, end: int) -> 
         )
 
 
-def _token_list(ids: Any) -> list[int]:
-    """Convert a prompt: a tensor of shape (n,) or (1, n), or an iterable of whole numbers."""
+def _token_list(ids: Any, vocabulary: int) -> list[int]:
+    """Convert a prompt: a tensor of shape (n,) or (1, n), or an iterable of whole numbers below ``vocabulary``."""
     if isinstance(ids, Tensor):
         if ids.ndim == 2 and ids.shape[0] == 1:
             ids = ids[0]
@@ -389,6 +389,11 @@ def _token_list(ids: Any) -> list[int]:
         raise InputError(f"a session's ids are a tensor or a list of tokens, got {shown(ids)}") from error
     if not tokens:
         raise InputError("a session needs at least one token")
+    wrong = next((token for token in tokens if token.__class__ is not int or not 0 <= token < vocabulary), None)
+    if wrong is not None:
+        raise InputError(
+            f"a session's ids have the token {shown(wrong)}: the model's are whole numbers from 0 to {vocabulary - 1}"
+        )
     return tokens
 
 

@@ -438,6 +438,9 @@ def test_a_session_that_is_over_or_was_used_is_refused(served: Served) -> None:
         ([], "at least one token"),
         (5, "a tensor or a list of tokens, got 5"),
         (torch.zeros(1, 0, dtype=torch.long), "at least one token"),
+        ([1, 1 << 20], "the token 1048576: the model's are whole numbers from 0 to"),
+        (torch.tensor([[1, -1]]), "the token -1: "),
+        (torch.ones(1, 2, dtype=torch.bool), "the token True: "),
     ],
 )
 def test_ids_that_are_no_conversation_are_refused(served: Served, ids: Any, told: str) -> None:
