@@ -1,0 +1,340 @@
+"""Plays a script on an adapted cache, as a scheduler with its device would, and checks everything after each operation.
+
+What must hold of every cache:
+
+``content``   whatever a request reads is what its own tokens would have written: after a hit, after eviction by others,
+              in passes that run late, and in what a running request keeps
+``absent``    nothing that a request reads is missing
+``owners``    every slot has one owner: the free list, the cache, or one running request; none has two
+``lost``      every slot has an owner; and at the end, when all is evicted, every slot is free
+``raised``    no call raises
+
+A script is plain data. A number selects a request modulo how many there are, so any part of a script is a script:
+
+``("open", tokens, namespace, salt)``   a request comes; ``salt`` picks what the model will sample
+``("pass", ((n, count), ...))``         the scheduler makes a pass over some requests; prompts go on by ``count`` tokens
+``("device",)``                         the device does the next piece of work
+``("result",)``                         the result of the oldest pass is processed
+``("finish", n)``                       the next token that is sampled for a request is its last
+``("abort", n)``, ``("retract", n)``    the client goes away; the scheduler takes the slots
+``("evict", count)``                    cached content goes
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from ..kit.bench import Failure, require
+from ..schedules.simulated import SimulatedStream
+from .contract import ABSENT, ForeignCache, NoRoom, PassPart, UnitOwners
+from .forward import Content, ForeignRequest
+
+ForeignOp = tuple[Any, ...]
+MakeForeign = Callable[[SimulatedStream], ForeignCache]
+MOST = 4
+"""The most requests that are open at once."""
+ANSWER = 24
+"""The most tokens that the model samples for one request."""
+
+
+def sampled_text(salt: int) -> tuple[int, ...]:
+    """What the model samples for a request of this salt. Few different tokens: so that answers are common prefixes."""
+    chance = random.Random(f"answer {salt}")
+    return tuple(chance.randrange(2) for _ in range(ANSWER))
+
+
+@attrs.define(eq=False)
+class LaunchedPass:
+    """A pass whose result was not processed yet. ``tick``: the work of the stream that ends it."""
+
+    pieces: list[tuple[ForeignRequest, PassPart]]
+    tick: int
+
+
+class ForeignPlayer:
+    """Performs operations on one adapted cache."""
+
+    def __init__(self, make: MakeForeign, stream: SimulatedStream | None = None) -> None:
+        self.stream = stream or SimulatedStream("device")
+        self.cache = cache = make(self.stream)
+        self.content = Content(cache)
+        self.requests: list[ForeignRequest] = []
+        self.unprocessed: deque[LaunchedPass] = deque()
+        self.counts: dict[str, int] = {}
+        self.opened = 0
+        self._free: dict[str, set[int]] = {pool: set() for pool in cache.pools}
+        self.check()
+
+    def count(self, what: str, by: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + by
+
+    def apply(self, op: ForeignOp) -> None:
+        self.does(op[0], lambda: getattr(self, f"do_{op[0]}")(*op[1:]))
+        self.check()
+
+    def does(self, what: str, call: Callable[[], object]) -> None:
+        """Make a call. Failure: it raised, and it should not have."""
+        try:
+            call()
+        except (Failure, NoRoom):
+            raise
+        except Exception as error:
+            told = str(error).strip().splitlines()
+            raise Failure("raised", f"{what!r} raised {type(error).__name__}: {told[0] if told else ''}") from error
+
+    # ------------------------------------------------------------ operations
+    def pick(self, number: int) -> ForeignRequest | None:
+        return self.requests[number % len(self.requests)] if self.requests else None
+
+    def do_open(self, tokens: Sequence[int], namespace: str = "", salt: int = 0) -> None:
+        if len(self.requests) < MOST and len(tokens) > 0:
+            label = f"request {self.opened}"
+            self.opened += 1
+            self.requests.append(self.content.request(label, namespace, tokens, sampled_text(salt)))
+
+    def do_pass(self, entries: Sequence[tuple[int, int]]) -> None:
+        while len(self.unprocessed) > self.cache.ahead:
+            self.do_result()
+        chosen = sorted(self._chosen(entries), key=lambda each: not each[0].admitted)  # running requests come first
+        going: list[ForeignRequest] = []
+        self.cache.begin()
+        for request, count in chosen:
+            if not request.admitted:
+                try:
+                    self._admit(request, count)
+                    going.append(request)
+                except NoRoom:
+                    self.count("refused")
+            elif self._extended(request, count, going):
+                going.append(request)
+        if going:
+            self.cache.launch(partial(self._launch, going))
+
+    def _extended(self, request: ForeignRequest, count: int, going: list[ForeignRequest]) -> bool:
+        """Let a running request go on. If there is no room, a request is retracted: this one, or one of the pass."""
+        left = request.prompt - request.scheduled
+        while True:
+            try:
+                self.cache.extend(request.handle, min(count, left) if left > 0 else 1)
+                return True
+            except NoRoom:
+                victim = going.pop() if going and self.cache.gives_up_scheduled else request
+                self.count("retracted")
+                self._gone(victim, self.cache.retract)
+                if victim is request:
+                    return False
+
+    def _chosen(self, entries: Sequence[tuple[int, int]]) -> Iterator[tuple[ForeignRequest, int]]:
+        """The requests of a pass, by the rules of this scheduler."""
+        wanted: dict[int, tuple[ForeignRequest, int]] = {}
+        for number, count in entries:
+            request = self.pick(number)
+            if request is not None and not request.ending and request.scheduled + 1 < len(request.text):
+                wanted.setdefault(id(request), (request, max(1, count)))
+        chosen = list(wanted.values())
+        midway = [request for request in self.requests if request.midway]
+        if self.cache.one_chunked and midway:
+            chosen = [each for each in chosen if each[0] in midway] or [(midway[0], MOST)]
+        if not self.cache.mixes and chosen:
+            chosen = [each for each in chosen if each[0].in_prompt == chosen[0][0].in_prompt]
+        chunked = bool(midway)
+        for request, count in chosen:
+            if self.cache.one_chunked and request.in_prompt and count < request.prompt - request.scheduled:
+                if chunked and request not in midway:
+                    count = request.prompt  # only one may be midway: the others are computed to their end
+                chunked = True
+            yield request, count
+
+    def _admit(self, request: ForeignRequest, count: int) -> None:
+        tokens = request.text[: request.prompt]
+        request.handle, request.hit = self.cache.open(tokens, request.namespace, count)
+        request.admitted = True
+        request.scheduled = request.ran = request.hit
+        said = "%s has %s tokens, and %s hit: at least one must be left to compute"
+        require(0 <= request.hit < request.prompt, "raised", said, request.label, request.prompt, request.hit)
+        self.count("hit" if request.hit else "miss")
+        self.count("tokens that hit", request.hit)
+
+    def _launch(self, requests: list[ForeignRequest], parts: Sequence[tuple[Any, PassPart]]) -> None:
+        """Enqueue the layers of a pass."""
+        pieces = []
+        for handle, part in parts:
+            (request,) = [each for each in requests if each.handle is handle]
+            said = "%s was computed up to %s, and a pass begins at %s and ends at %s"
+            right = part.start == request.scheduled < part.end <= max(request.prompt, part.start + 1)
+            require(right, "raised", said, request.label, request.scheduled, part.start, part.end)
+            request.scheduled = part.end
+            pieces.append((request, part))
+
+        def layers() -> None:
+            self.content.run(pieces)
+
+        self.stream.run(layers)
+        self.unprocessed.append(LaunchedPass(pieces, self.stream.tick))
+        self.count("passes")
+
+    def raise_late(self) -> None:
+        """Raise what failed on the device."""
+        for _, error in self.stream.failures:
+            raise error
+
+    def do_device(self) -> None:
+        """Let the device do its next piece of work."""
+        if self.stream.ready:
+            self.stream.advance()
+            self.raise_late()
+
+    def do_result(self) -> None:
+        if not self.unprocessed:
+            return
+        launched = self.unprocessed.popleft()
+        while self.stream.over < launched.tick:
+            self.do_device()
+        for request, part in launched.pieces:
+            if request.over:
+                continue
+            sampled = request.text[part.end] if part.end >= request.prompt else None
+            if sampled is not None and request.ending:
+                self._leaves(request)
+                self.cache.finish(request.handle, part, sampled)
+                self.count("finished")
+            else:
+                self.cache.commit(request.handle, part, sampled)
+
+    def do_finish(self, number: int) -> None:
+        request = self.pick(number)
+        if request is None or not request.admitted or request.in_prompt:
+            return
+        if not any(each is request for launched in self.unprocessed for each, _ in launched.pieces):
+            self.do_pass([(self.requests.index(request), 1)])
+        request.ending = True
+        while not request.over and self.unprocessed:
+            self.do_result()
+
+    def _leaves(self, request: ForeignRequest) -> None:
+        request.over = True
+        self.requests.remove(request)
+
+    def _gone(self, request: ForeignRequest, call: Callable[[Any], None]) -> None:
+        self._leaves(request)
+        if request.admitted:
+            call(request.handle)
+
+    def do_abort(self, number: int) -> None:
+        request = self.pick(number)
+        if request is not None:
+            self._gone(request, self.cache.abort)
+            self.count("aborted")
+
+    def do_retract(self, number: int) -> None:
+        """Schedulers that run ahead process all results first: what is retracted has no pass that still runs."""
+        request = self.pick(number)
+        if request is not None and request.admitted and not request.in_prompt:
+            while self.unprocessed:
+                self.do_result()
+            if not request.over:
+                self._gone(request, self.cache.retract)
+                self.count("retracted")
+
+    def do_evict(self, count: int) -> None:
+        self.cache.evict(count)
+
+    # ------------------------------------------------------------ checks
+    def check(self) -> None:
+        """Check the books, what running requests keep, and overwrite what became free."""
+        owners = self.cache.owners()
+        for pool in self.cache.pools:
+            self._check_owners(pool, owners[pool])
+        idle = not self.stream.pending
+        for request in self.requests:
+            if not request.admitted:
+                continue
+            tables = self.cache.tables(request.handle)
+            over = idle and request.ran == request.scheduled
+            for component in self.cache.components:
+                name = component.name
+                slots = [tables.states[name]] if component.is_state else tables.slots[name][: request.scheduled]
+                units = {slot // component.entries for slot in slots if slot != ABSENT}
+                both = units & self._free[component.pool]
+                require(not both, "owners", "%s has units of %r that are free: %s", request.label, name, sorted(both))
+                if component.is_state and over and slots[0] != ABSENT and request.ran:
+                    reader = f"{request.label} has its state of {name!r} after {request.ran} tokens"
+                    self.content.check(component, slots[0], request.ids[request.ran], reader)
+            if over:
+                self.content.check_needs(request, request.ran, tables.slots, set())
+        self.does("the engine's own check", self.cache.self_check)
+
+    def _check_owners(self, pool: str, owners: UnitOwners) -> None:
+        labels = {id(request.handle): request.label for request in self.requests if request.admitted}
+        groups = [("the free list", owners.free), ("the cache", owners.cached)]
+        groups += [(labels.get(id(handle), "a request that is over"), units) for handle, units in owners.running.items()]
+        owner: dict[int, str] = {}
+        for who, units in groups:
+            for unit in units:
+                said = "unit %s of %r is owned by %s and by %s"
+                require(unit not in owner, "owners", said, unit, pool, owner.get(unit), who)
+                owner[unit] = who
+        known = set(self.cache.pools[pool])
+        strange, lost = owner.keys() - known, known - owner.keys()
+        require(not strange, "owners", "%r has owners of units that do not exist: %s", pool, sorted(strange))
+        require(not lost, "lost", "%s units of %r have no owner: %s", len(lost), pool, sorted(lost)[:8])
+        free = set(owners.free)
+        new, self._free[pool] = free - self._free[pool], free
+        if new:
+            self._poison(pool, new)
+
+    def _poison(self, pool: str, units: set[int]) -> None:
+        """Overwrite units that became free, once the passes are over that may still read them."""
+
+        def overwrite() -> None:
+            for component in self.cache.components:
+                for unit in sorted(units & self._free[pool]) if component.pool == pool else ():
+                    self.content.poison(component, unit)
+
+        if self.stream.pending:
+            self.stream.run(overwrite)
+        else:
+            overwrite()
+
+    def finish(self) -> None:
+        """End all requests and evict everything: then every slot must be free."""
+        while self.unprocessed:
+            self.apply(("result",))
+        while self.requests:
+            request = self.requests[0]
+            self.apply(("abort" if not request.admitted or request.in_prompt else "finish", 0))
+            if request in self.requests and not self.unprocessed:
+                self.apply(("abort", self.requests.index(request)))
+        while self.stream.pending:
+            self.apply(("device",))
+        most = max(each.entries for each in self.cache.components)
+        self.apply(("evict", most * sum(len(set(units)) for units in self.cache.pools.values())))
+        owners = self.cache.owners()
+        for pool, units in self.cache.pools.items():
+            left = set(units) - set(owners[pool].free)
+            said = "all requests are over and everything is evicted, and %s units of %r are not free"
+            require(not left, "lost", said, len(left), pool)
+
+
+def play_foreign(make: MakeForeign, script: Sequence[ForeignOp]) -> ForeignPlayer:
+    """Play a script to its end on a new cache. Failure: something that must hold does not."""
+    player = ForeignPlayer(make)
+    for op in script:
+        player.apply(op)
+    player.finish()
+    return player
+
+
+def failure_of(make: MakeForeign, script: Sequence[ForeignOp]) -> Failure | None:
+    """Play a script; return its failure, or None if all went well."""
+    try:
+        play_foreign(make, script)
+    except Failure as error:
+        return error
+    return None
