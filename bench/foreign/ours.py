@@ -13,6 +13,7 @@ from prefixloom.testing.foreign.contract import (
     ForeignComponent,
     NoRoom,
     PassPart,
+    PassResult,
     RequestTables,
     StateAccess,
     UnitOwners,
@@ -114,15 +115,15 @@ class OurCache(ForeignCache):
         size = self.page
         return [pages[i // size] * size + i % size if pages[i // size] >= 0 else -1 for i in range(count)]
 
-    def commit(self, request: OurRequest, part: PassPart, sampled: int | None) -> None:
+    def commit(self, results: Sequence[PassResult]) -> None:
         self.cache.poll()
-        if sampled is not None:
-            request.sequence.append([sampled])
-
-    def finish(self, request: OurRequest, part: PassPart, sampled: int) -> None:
-        self.commit(request, part, sampled)
-        self._running.remove(request)
-        request.sequence.close()
+        for result in results:
+            sequence = result.request.sequence
+            if result.sampled is not None:
+                sequence.append([result.sampled])
+            if result.last:
+                self._running.remove(result.request)
+                sequence.close()
 
     def abort(self, request: OurRequest) -> None:
         self._running.remove(request)

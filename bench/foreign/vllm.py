@@ -24,6 +24,7 @@ from prefixloom.testing.foreign.contract import (
     ForeignComponent,
     NoRoom,
     PassPart,
+    PassResult,
     RequestTables,
     SlotContent,
     StateAccess,
@@ -226,20 +227,19 @@ class VLLMCache(ForeignCache):
             for i in range(count)
         ]
 
-    def commit(self, running: VLLMRunning, part: PassPart, sampled: int | None) -> None:
-        request = running.request
-        request.num_in_flight_tokens -= part.end - part.start
-        if sampled is None:
-            return
-        placeholders = request.num_output_placeholders > 0
-        request.append_output_token_ids(sampled)
-        request.num_output_placeholders -= 1
-        if placeholders:
-            self.manager.cache_blocks(request, request.num_computed_tokens - request.num_in_flight_tokens)
-
-    def finish(self, running: VLLMRunning, part: PassPart, sampled: int) -> None:
-        self.commit(running, part, sampled)
-        self._end(running, RequestStatus.FINISHED_STOPPED)
+    def commit(self, results: Sequence[PassResult]) -> None:
+        for result in results:
+            request = result.request.request
+            request.num_in_flight_tokens -= result.part.end - result.part.start
+            if result.sampled is None:
+                continue
+            placeholders = request.num_output_placeholders > 0
+            request.append_output_token_ids(result.sampled)
+            request.num_output_placeholders -= 1
+            if placeholders:
+                self.manager.cache_blocks(request, request.num_computed_tokens - request.num_in_flight_tokens)
+            if result.last:
+                self._end(result.request, RequestStatus.FINISHED_STOPPED)
 
     def abort(self, running: VLLMRunning) -> None:
         self._end(running, RequestStatus.FINISHED_ABORTED)

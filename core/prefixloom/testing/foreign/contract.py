@@ -79,6 +79,19 @@ class PassPart:
 
 
 @attrs.frozen
+class PassResult:
+    """The result of a pass for one request.
+
+    ``sampled``: the token at ``part.end``; None if the prompt goes on there. ``last``: it is the request's last token.
+    """
+
+    request: Any
+    part: PassPart
+    sampled: int | None
+    last: bool = False
+
+
+@attrs.frozen
 class RequestTables:
     """Where the content of a running request lies now.
 
@@ -121,6 +134,11 @@ class ForeignCache(ABC):
     """Whether at most one request may be midway in its prompt. The next pass then goes on with it."""
     gives_up_scheduled: ClassVar[bool] = False
     """Whether the request that is retracted for room may already stand in the pass that is being made."""
+
+    decodes_together: ClassVar[bool] = False
+    """Whether a pass that samples for one request samples for all whose prompts are computed."""
+    aborts_at_result: ClassVar[bool] = False
+    """Whether a request whose prompt is computed is aborted with its next result, as if that were its last."""
 
     components: Sequence[ForeignComponent]
     pools: Mapping[str, Iterable[int]]
@@ -165,14 +183,11 @@ class ForeignCache(ABC):
         """
 
     @abstractmethod
-    def commit(self, request: Any, part: PassPart, sampled: int | None) -> None:
-        """The result of a pass has come. ``sampled``: the token at ``part.end``; None if the prompt goes on there."""
+    def commit(self, results: Sequence[PassResult]) -> None:
+        """The result of a pass has come, for each of its requests that is not over.
 
-    @abstractmethod
-    def finish(self, request: Any, part: PassPart, sampled: int) -> None:
-        """As ``commit``, for the last token of a request: the request ends with it, and what it computed is cached.
-
-        One more pass of it may be enqueued already, where the scheduler runs ahead. Its result is dropped.
+        A request whose result is ``last`` ends with it, and what it computed is cached. One more pass of it may be
+        enqueued already, where the scheduler runs ahead; no result of that comes.
         """
 
     @abstractmethod

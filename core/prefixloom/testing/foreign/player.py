@@ -32,13 +32,15 @@ import attrs
 
 from ..kit.bench import Failure, require
 from ..schedules.simulated import SimulatedStream
-from .contract import ABSENT, ForeignCache, NoRoom, PassPart, UnitOwners
+from .contract import ABSENT, ForeignCache, NoRoom, PassPart, PassResult, UnitOwners
 from .forward import Content, ForeignRequest
 
 ForeignOp = tuple[Any, ...]
 MakeForeign = Callable[[SimulatedStream], ForeignCache]
 MOST = 4
 """The most requests that are open at once."""
+PATIENCE = 30
+"""How many passes and results a request may need to come to its end."""
 ANSWER = 24
 """The most tokens that the model samples for one request."""
 
@@ -143,6 +145,9 @@ class ForeignPlayer:
             chosen = [each for each in chosen if each[0] in midway] or [(midway[0], MOST)]
         if not self.cache.mixes and chosen:
             chosen = [each for each in chosen if each[0].in_prompt == chosen[0][0].in_prompt]
+        if self.cache.decodes_together and chosen and not chosen[0][0].in_prompt:
+            every = [each for each in self.requests if each.admitted and not each.in_prompt and not each.ending]
+            chosen = [(each, 1) for each in every if each.scheduled + 1 < len(each.text)]
         chunked = bool(midway)
         for request, count in chosen:
             if self.cache.one_chunked and request.in_prompt and count < request.prompt - request.scheduled:
@@ -170,6 +175,7 @@ class ForeignPlayer:
             right = part.start == request.scheduled < part.end <= max(request.prompt, part.start + 1)
             require(right, "raised", said, request.label, request.scheduled, part.start, part.end)
             request.scheduled = part.end
+            request.ending = request.ending or part.end + 1 == len(request.text)
             pieces.append((request, part))
 
         def layers() -> None:
@@ -196,26 +202,32 @@ class ForeignPlayer:
         launched = self.unprocessed.popleft()
         while self.stream.over < launched.tick:
             self.do_device()
+        results = []
         for request, part in launched.pieces:
-            if request.over:
-                continue
-            sampled = request.text[part.end] if part.end >= request.prompt else None
-            if sampled is not None and request.ending:
-                self._leaves(request)
-                self.cache.finish(request.handle, part, sampled)
-                self.count("finished")
-            else:
-                self.cache.commit(request.handle, part, sampled)
+            if not request.over:
+                sampled = request.text[part.end] if part.end >= request.prompt else None
+                last = request.ending and sampled is not None
+                results.append(PassResult(request.handle, part, sampled, last))
+                if last:
+                    self._leaves(request)
+                    self.count("finished")
+        self.cache.commit(results)
 
     def do_finish(self, number: int) -> None:
+        """Let a request end with the next token that is sampled for it. A pass is made for that, if none is on its way."""
         request = self.pick(number)
         if request is None or not request.admitted or request.in_prompt:
             return
-        if not any(each is request for launched in self.unprocessed for each, _ in launched.pieces):
-            self.do_pass([(self.requests.index(request), 1)])
-        request.ending = True
-        while not request.over and self.unprocessed:
-            self.do_result()
+        for _ in range(PATIENCE):
+            flying = [launched for launched in self.unprocessed if request in [each for each, _ in launched.pieces]]
+            if request.over:
+                return
+            if flying:
+                request.ending = True
+                self.do_result()
+            else:
+                self.do_pass([(self.requests.index(request), 1)])
+        raise Failure("raised", f"{request.label} gets no pass any more, and cannot end")
 
     def _leaves(self, request: ForeignRequest) -> None:
         request.over = True
@@ -228,9 +240,13 @@ class ForeignPlayer:
 
     def do_abort(self, number: int) -> None:
         request = self.pick(number)
-        if request is not None:
+        if request is None:
+            return
+        self.count("aborted")
+        if self.cache.aborts_at_result and request.admitted and not request.in_prompt:
+            self.do_finish(number)
+        else:
             self._gone(request, self.cache.abort)
-            self.count("aborted")
 
     def do_retract(self, number: int) -> None:
         """Schedulers that run ahead process all results first: what is retracted has no pass that still runs."""
@@ -306,11 +322,11 @@ class ForeignPlayer:
         """End all requests and evict everything: then every slot must be free."""
         while self.unprocessed:
             self.apply(("result",))
-        while self.requests:
-            request = self.requests[0]
-            self.apply(("abort" if not request.admitted or request.in_prompt else "finish", 0))
-            if request in self.requests and not self.unprocessed:
+        for request in list(self.requests):
+            if request.in_prompt:
                 self.apply(("abort", self.requests.index(request)))
+        while self.requests:
+            self.apply(("finish", 0))
         while self.stream.pending:
             self.apply(("device",))
         most = max(each.entries for each in self.cache.components)
