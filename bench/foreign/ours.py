@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ class OurCache(ForeignCache):
 
     @classmethod
     def version(cls) -> str:
-        return f"prefixloom {prefixloom.__version__}"
+        return f"prefixloom {importlib.metadata.version('prefixloom')}"
 
     def begin(self) -> None:
         self.cache.poll()

@@ -183,7 +183,9 @@ class SGLangCache(ForeignCache):
         return PagedTokenToKVPoolAllocator(tokens, self.page, torch.float32, "cpu", self.kv, False)
 
     def _request_pool(self, states: int, extra: bool) -> Any:
-        common = {"size": 8, "max_context_len": 512, "device": "cpu", "enable_memory_saver": False}
+        # A request has a running slot and two that are written in turn, and SGLang sizes the pool for three or five.
+        size = states // (5 if extra else 3) if "M" in self.letters else 8
+        common = {"size": size, "max_context_len": 512, "device": "cpu", "enable_memory_saver": False}
         if "M" not in self.letters:
             return ReqToTokenPool(**common)
         shape = Mamba2StateShape(
@@ -257,6 +259,9 @@ class SGLangCache(ForeignCache):
             raise NoRoom
 
     def open(self, tokens: Sequence[int], namespace: str, count: int) -> tuple[Any, int]:
+        admitted = self.adder.can_run_list
+        if len(admitted) >= self.rows.available_size() + sum(each.kv.holds_kv for each in admitted):
+            raise NoRoom  # as get_num_allocatable_reqs says
         parameters = SamplingParams(max_new_tokens=MOST_NEW, temperature=0)
         parameters.normalize(None)
         request = Req(

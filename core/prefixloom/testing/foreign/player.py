@@ -58,6 +58,9 @@ class LaunchedPass:
     pieces: list[tuple[ForeignRequest, PassPart]]
     tick: int
 
+    def __str__(self) -> str:
+        return " and ".join(f"{request.label} [{part.start}, {part.end})" for request, part in self.pieces)
+
 
 class ForeignPlayer:
     """Performs operations on one adapted cache."""
@@ -213,16 +216,32 @@ class ForeignPlayer:
                     self.count("finished")
         self.cache.commit(results)
 
+    def awaits_a_sample(self, request: ForeignRequest) -> bool:
+        """Whether a pass is on its way that samples a token for this request."""
+        pieces = [piece for launched in self.unprocessed for piece in launched.pieces]
+        return any(each is request and part.end >= request.prompt for each, part in pieces)
+
+    def ask(self, tokens: Sequence[int], namespace: str) -> int:
+        """Open a request, compute it and abort it; return how many of its tokens hit."""
+        self.apply(("open", tuple(tokens), namespace, 0))
+        request = self.requests[-1]
+        self.apply(("pass", ((-1, len(tokens)),)))
+        while self.unprocessed:
+            self.apply(("result",))
+        require(request.admitted, "raised", "%s finds no room in an idle cache", request.label)
+        if not request.over:
+            self.apply(("abort", self.requests.index(request)))
+        return request.hit
+
     def do_finish(self, number: int) -> None:
         """Let a request end with the next token that is sampled for it. A pass is made for that, if none is on its way."""
         request = self.pick(number)
         if request is None or not request.admitted or request.in_prompt:
             return
         for _ in range(PATIENCE):
-            flying = [launched for launched in self.unprocessed if request in [each for each, _ in launched.pieces]]
             if request.over:
                 return
-            if flying:
+            if self.awaits_a_sample(request):
                 request.ending = True
                 self.do_result()
             else:

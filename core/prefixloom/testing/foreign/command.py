@@ -1,0 +1,197 @@
+"""Finds an adapter by its name, holds its cache against everything, and prints what was found.
+
+An adapter's name is that of an entry point of the group ``prefixloom.foreign``, or ``module:Class``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import importlib.metadata
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+
+from ..kit.bench import Failure
+from .contract import AdapterUnavailable, ForeignCache
+from .hits import hit_rows
+from .orders import explore_orders, plans_of
+from .player import ForeignOp, MakeForeign, failure_of, play_foreign
+from .traffic import random_script, shorter_script
+
+GROUP = "prefixloom.foreign"
+WINDOW = 6
+SIZES = {"tight": (64, 15), "roomy": (400, 60)}
+"""Tokens and states of the pools. In the tight ones four requests do not fit."""
+OPS = 60
+
+
+def find_adapter(name: str) -> type[ForeignCache]:
+    """Return an adapter's class. AdapterUnavailable: there is none of this name, or its engine cannot be imported."""
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ModuleNotFoundError, AttributeError) as error:
+            raise AdapterUnavailable(f"{name!r}: {error}") from error
+    else:
+        points = importlib.metadata.entry_points(group=GROUP)
+        chosen = [point for point in points if point.name == name]
+        if not chosen:
+            listed = ", ".join(sorted({point.name for point in points})) or "none"
+            raise AdapterUnavailable(
+                f"{name!r} is no entry point of the group {GROUP!r} (there are: {listed}), and not module:Class"
+            )
+        try:
+            found = chosen[0].load()
+        except ModuleNotFoundError as error:
+            raise AdapterUnavailable(f"{name!r} is {chosen[0].value}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, ForeignCache)):
+        raise AdapterUnavailable(f"{name!r} is {found!r}, and not a class of ForeignCache")
+    return found
+
+
+@attrs.frozen
+class ForeignSetup:
+    """One way to make a cache: its set of components, the tokens of a page, tokens and states in all."""
+
+    components: str
+    page: int
+    tokens: int
+    states: int
+
+    def make(self, adapter: type[ForeignCache]) -> MakeForeign:
+        return partial(
+            adapter,
+            components=self.components,
+            page=self.page,
+            tokens=self.tokens,
+            states=self.states,
+            window=WINDOW,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.components}:{self.page}:{self.tokens}:{self.states}"
+
+    @classmethod
+    def parsed(cls, text: str) -> ForeignSetup:
+        components, *numbers = text.split(":")
+        return cls(components, *map(int, numbers))
+
+
+@attrs.frozen
+class ForeignFinding:
+    """Something that does not hold, and the shortest script that shows it; there is none for an order."""
+
+    setup: ForeignSetup
+    topic: str
+    sentence: str
+    script: Sequence[ForeignOp] = ()
+
+
+@attrs.define
+class ForeignReport:
+    """What was found of one cache. ``counts``: what the scripts did, by setup."""
+
+    version: str
+    counts: dict[str, Counter[str]] = attrs.field(factory=dict)
+    findings: list[ForeignFinding] = attrs.field(factory=list)
+    orders: list[str] = attrs.field(factory=list)
+    hits: list[tuple[str, str, int, int]] = attrs.field(factory=list)
+    scripts: int = 0
+
+    def lines(self, name: str) -> Iterator[str]:
+        yield f"{self.version}: {self.scripts} scripts, {len(self.findings)} findings"
+        for setup, counts in self.counts.items():
+            told = ", ".join(f"{what} {count}" for what, count in sorted(counts.items()))
+            yield f"  scripts on {setup}: {told}"
+        yield from (f"  orders on {line}" for line in self.orders)
+        yield from (f"  hits on {setup}: {what}: {hit} of {could}" for setup, what, hit, could in self.hits)
+        for setup, what, hit, could in self.hits:
+            if hit == 0 < could:
+                yield f"WARNING {setup}: {what}: nothing hits, and nothing says so"
+        for found in self.findings:
+            yield f"FINDING {found.setup} {found.topic}: {found.sentence}"
+            if found.script:
+                yield "  python -m prefixloom.testing.foreign " + f'{name} --on {found.setup} --play "{list(found.script)}"'
+
+
+def setups_of(adapter: type[ForeignCache], sets: Sequence[str], sizes: Sequence[str]) -> list[ForeignSetup]:
+    chosen = [components for components in adapter.sets if not sets or components in sets]
+    return [ForeignSetup(each, page, *SIZES[size]) for each in chosen for page in adapter.page_sizes for size in sizes]
+
+
+def report_on_foreign(
+    adapter: type[ForeignCache], sets: Sequence[str] = (), seeds: int = 20, seed: int = 0, ops: int = OPS
+) -> ForeignReport:
+    """Hold a cache against random scripts, orders, and the question what hits."""
+    report = ForeignReport(adapter.version())
+    for setup in setups_of(adapter, sets, list(SIZES)):
+        make, counts = setup.make(adapter), report.counts.setdefault(str(setup), Counter())
+        for number in range(seed, seed + seeds):
+            script = random_script(f"{setup} {number}", ops, max(setup.page, 4))
+            report.scripts += 1
+            try:
+                counts.update(play_foreign(make, script).counts)
+            except Failure as failed:
+                if not any(found.setup == setup and found.topic == failed.topic for found in report.findings):
+                    short = shorter_script(make, script, failed.topic)
+                    again = failure_of(make, short) or failed
+                    report.findings.append(ForeignFinding(setup, again.topic, again.sentence, short))
+    for setup in setups_of(adapter, sets, ["roomy"]):
+        _orders(report, setup, adapter)
+        _hits(report, setup, adapter)
+    return report
+
+
+def _orders(report: ForeignReport, setup: ForeignSetup, adapter: type[ForeignCache]) -> None:
+    for what, plans in plans_of(max(setup.page, 4)).items():
+        try:
+            found = explore_orders(setup.make(adapter), plans, max(setup.page, 4))
+        except Failure as failed:
+            report.findings.append(ForeignFinding(setup, failed.topic, f"{what}: {failed.sentence}"))
+        else:
+            report.orders.append(f"{setup}: {what}: {found}")
+
+
+def _hits(report: ForeignReport, setup: ForeignSetup, adapter: type[ForeignCache]) -> None:
+    try:
+        rows = hit_rows(setup.make(adapter), max(setup.page, 4))
+    except Failure as failed:
+        report.findings.append(ForeignFinding(setup, failed.topic, f"when it was asked what hits: {failed.sentence}"))
+    else:
+        report.hits += [(str(setup), row.what, row.hit, row.could) for row in rows]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 if everything holds, 1 if there are findings, and 2 if there is nothing to test."""
+    parser = argparse.ArgumentParser(prog="python -m prefixloom.testing.foreign", description=__doc__)
+    parser.add_argument("name", help="an entry point of the group prefixloom.foreign, or module:Class")
+    parser.add_argument("--sets", default="", help="sets of components, for example F,FM; default: all")
+    parser.add_argument("--seeds", type=int, default=20, help="random scripts for each setup")
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--ops", type=int, default=OPS, help="operations of a script")
+    parser.add_argument("--play", default="", metavar="SCRIPT", help="play this script only")
+    parser.add_argument("--on", default="", metavar="SETUP", help="components:page:tokens:states, for --play")
+    given = parser.parse_args(arguments)
+    try:
+        adapter = find_adapter(given.name)
+    except AdapterUnavailable as error:
+        print(error, file=sys.stderr)
+        return 2
+    if given.play:
+        setup = ForeignSetup.parsed(given.on) if given.on else setups_of(adapter, (), ["roomy"])[0]
+        script: list[Any] = ast.literal_eval(given.play)
+        failed = failure_of(setup.make(adapter), script)
+        print(f"{adapter.version()} on {setup}: {failed or 'all that must hold holds'}")
+        return 1 if failed else 0
+    report = report_on_foreign(
+        adapter, [each for each in given.sets.split(",") if each], given.seeds, given.seed, given.ops
+    )
+    print("\n".join(report.lines(given.name)))
+    return 1 if report.findings else 0
