@@ -25,12 +25,11 @@ NAMES = {"F": "kv", "S": "window", "M": "state"}
 
 
 class OurRequest:
-    """A sequence, and the tokens that it gets in the pass that is being made."""
+    """A sequence, and how many tokens its prompt has."""
 
-    def __init__(self, sequence: Any) -> None:
+    def __init__(self, sequence: Any, prompt: int) -> None:
         self.sequence = sequence
-        self.sampled = 0
-        """How many tokens were sampled and have a name."""
+        self.prompt = prompt
 
 
 class OurCache(ForeignCache):
@@ -43,10 +42,11 @@ class OurCache(ForeignCache):
     def __init__(self, device: Any, components: str, page: int, tokens: int, states: int, window: int) -> None:
         self.device, self.page = device, page
         reaches = {"F": Path(), "S": Window(window), "M": Point()}
-        content = Manifest([Buffer("number", (), "int64")])
+        number = [Buffer("number", (), "int64")]
+        manifests = {"F": Manifest(number), "S": Manifest(number), "M": Manifest(number, checkpoint_every=2 * page)}
         self.cache = prefixloom.compose(
             None,
-            plugins=[Component(NAMES[letter], content, reaches[letter]) for letter in components],
+            plugins=[Component(NAMES[letter], manifests[letter], reaches[letter]) for letter in components],
             page_size=page,
             capacity={NAMES[letter]: states if letter == "M" else tokens for letter in components},
             debug=True,
@@ -71,8 +71,15 @@ class OurCache(ForeignCache):
         self._making = []
 
     def extend(self, request: OurRequest, count: int) -> None:
+        """A prompt's chunk ends where a state is worth a checkpoint: at the branch, and at the last boundary."""
+        sequence = request.sequence
+        last = (request.prompt - 1) // self.page * self.page
+        for stop in sorted({sequence.branch or 0, last}):
+            if sequence.reserved < stop:
+                count = min(count, stop - sequence.reserved)
+                break
         try:
-            request.sequence.grow(count)
+            sequence.grow(count)
         except (CapacityError, InputError):
             raise NoRoom from None
         self._making.append(request)
@@ -82,7 +89,7 @@ class OurCache(ForeignCache):
             sequence = self.cache.open(list(tokens), namespace=namespace, leave=1)
         except CapacityError:
             raise NoRoom from None
-        request = OurRequest(sequence)
+        request = OurRequest(sequence, len(tokens))
         hit = sequence.ready
         try:
             self.extend(request, min(count, len(tokens) - hit))

@@ -20,7 +20,7 @@ import attrs
 from ..kit.bench import Failure
 from .contract import AdapterUnavailable, ForeignCache
 from .hits import hit_rows
-from .orders import explore_orders, plans_of
+from .orders import SCHEDULES, explore_orders, plans_of
 from .player import ForeignOp, MakeForeign, failure_of, play_foreign
 from .traffic import random_script, shorter_script
 
@@ -127,7 +127,12 @@ def setups_of(adapter: type[ForeignCache], sets: Sequence[str], sizes: Sequence[
 
 
 def report_on_foreign(
-    adapter: type[ForeignCache], sets: Sequence[str] = (), seeds: int = 20, seed: int = 0, ops: int = OPS
+    adapter: type[ForeignCache],
+    sets: Sequence[str] = (),
+    seeds: int = 20,
+    seed: int = 0,
+    ops: int = OPS,
+    schedules: int = SCHEDULES,
 ) -> ForeignReport:
     """Hold a cache against random scripts, orders, and the question what hits."""
     report = ForeignReport(adapter.version())
@@ -144,15 +149,15 @@ def report_on_foreign(
                     again = failure_of(make, short) or failed
                     report.findings.append(ForeignFinding(setup, again.topic, again.sentence, short))
     for setup in setups_of(adapter, sets, ["roomy"]):
-        _orders(report, setup, adapter)
+        _orders(report, setup, adapter, schedules)
         _hits(report, setup, adapter)
     return report
 
 
-def _orders(report: ForeignReport, setup: ForeignSetup, adapter: type[ForeignCache]) -> None:
+def _orders(report: ForeignReport, setup: ForeignSetup, adapter: type[ForeignCache], schedules: int) -> None:
     for what, plans in plans_of(max(setup.page, 4)).items():
         try:
-            found = explore_orders(setup.make(adapter), plans, max(setup.page, 4))
+            found = explore_orders(setup.make(adapter), plans, schedules)
         except Failure as failed:
             report.findings.append(ForeignFinding(setup, failed.topic, f"{what}: {failed.sentence}"))
         else:
@@ -176,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=20, help="random scripts for each setup")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--ops", type=int, default=OPS, help="operations of a script")
+    parser.add_argument("--schedules", type=int, default=SCHEDULES, help="schedules of the device for each order")
     parser.add_argument("--play", default="", metavar="SCRIPT", help="play this script only")
     parser.add_argument("--on", default="", metavar="SETUP", help="components:page:tokens:states, for --play")
     given = parser.parse_args(arguments)
@@ -191,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{adapter.version()} on {setup}: {failed or 'all that must hold holds'}")
         return 1 if failed else 0
     report = report_on_foreign(
-        adapter, [each for each in given.sets.split(",") if each], given.seeds, given.seed, given.ops
+        adapter, [each for each in given.sets.split(",") if each], given.seeds, given.seed, given.ops, given.schedules
     )
     print("\n".join(report.lines(given.name)))
     return 1 if report.findings else 0

@@ -30,6 +30,8 @@ class ForeignRequest:
     prompt: int
     text: tuple[int, ...]
     ids: list[int]
+    known: int
+    """How many of its tokens the engine knows: the prompt, and what was sampled so far."""
     handle: Any = None
     admitted: bool = False
     hit: int = 0
@@ -62,7 +64,7 @@ class Content:
         ids = self.names.prefixes(namespace, text)
         for length, number in enumerate(ids):
             self._first.setdefault(number, f"the first {length} tokens of {label}")
-        return ForeignRequest(label, namespace, len(prompt), text, ids)
+        return ForeignRequest(label, namespace, len(prompt), text, ids, len(prompt))
 
     def said(self, number: int) -> str:
         return self._first.get(number, f"an unknown number, {number}")

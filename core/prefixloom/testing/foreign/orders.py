@@ -2,8 +2,8 @@
 
 The scheduler's actions are interleaved in all ways that keep each request's own order. For each interleaving the
 schedule explorer lets the device be as far behind as the scheduler allows it. The same things are checked as in a
-script, and at the end every finished text is asked for again: nothing was evicted, so the same prompt must hit the same
-number of tokens after any order.
+script, and at the end every finished prompt is asked for again: nothing was evicted, so the same prompt must hit the
+same number of tokens after any order.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ...device.streams import Event
 from ..kit.bench import Failure
 from ..schedules.explore import FailingSchedule, Program, ScheduleRun, explore
 from .forward import ForeignRequest
-from .player import ForeignPlayer, MakeForeign
+from .player import PATIENCE, ForeignPlayer, MakeForeign
 
-FEW = 12
+FEW = 6
 """The most interleavings of the scheduler's actions that are run; if there are more, a sample of this size is."""
-SCHEDULES = 60
+SCHEDULES = 8
 """The most schedules of the device for one interleaving."""
 
 
@@ -36,9 +36,10 @@ class RequestPlan:
     salt: int = 0
     aborted: bool = False
 
-    def actions(self, page: int) -> list[str]:
-        passes = -(-len(self.tokens) // self.chunk)
-        return ["comes", *["goes on"] * (passes + self.sampled), "ends"]
+    @property
+    def actions(self) -> int:
+        """How many actions the scheduler takes for it: it comes, goes on a few times, and ends."""
+        return 1 - (-len(self.tokens) // self.chunk) + self.sampled + 1
 
 
 @attrs.define
@@ -66,7 +67,7 @@ def interleavings(lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
                 yield (number, *following)
 
 
-def sampled_interleavings(lengths: Sequence[int], seed: str) -> tuple[list[tuple[int, ...]], bool]:
+def sampled_interleavings(lengths: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:
     """All orders if they are few, or a sample of them; and whether these are all."""
     found: list[tuple[int, ...]] = []
     for order in interleavings(lengths):
@@ -75,7 +76,7 @@ def sampled_interleavings(lengths: Sequence[int], seed: str) -> tuple[list[tuple
             break
     else:
         return found, True
-    chance = random.Random(seed)
+    chance = random.Random(str(lengths))
     one_after_another = tuple(number for number, length in enumerate(lengths) for _ in range(length))
     sample = {one_after_another}
     while len(sample) < FEW:
@@ -85,13 +86,13 @@ def sampled_interleavings(lengths: Sequence[int], seed: str) -> tuple[list[tuple
     return sorted(sample), False
 
 
-def explore_orders(make: MakeForeign, plans: Sequence[RequestPlan], page: int, seed: str = "orders") -> OrdersReport:
+def explore_orders(make: MakeForeign, plans: Sequence[RequestPlan], schedules: int = SCHEDULES) -> OrdersReport:
     """Run some requests in every order. Failure: an order fails, or hits depend on the order."""
     report = OrdersReport()
-    orders, report.complete = sampled_interleavings([len(plan.actions(page)) for plan in plans], seed)
+    orders, report.complete = sampled_interleavings([plan.actions for plan in plans])
     for order in orders:
         try:
-            found = explore(lambda run, order=order: _scenario(run, make, plans, order), budget=SCHEDULES)  # type: ignore[misc]
+            found = explore(lambda run, order=order: _scenario(run, make, plans, order), budget=schedules)  # type: ignore[misc]
         except FailingSchedule as failing:
             topic = failing.error.topic if isinstance(failing.error, Failure) else "raised"
             raise Failure(topic, str(failing)) from failing
@@ -119,43 +120,44 @@ def _scenario(run: ScheduleRun, make: MakeForeign, plans: Sequence[RequestPlan],
             player.apply(("result",))
 
     def scheduler() -> Program:
+        done = [0] * len(plans)
         for number in order:
             plan, request = plans[number], requests.get(number)
+            done[number] += 1
             if request is None:
                 yield f"request {number} comes"
                 player.apply(("open", plan.tokens, "", plan.salt))
                 requests[number] = player.requests[-1]
-                continue
-            done = request.admitted and request.scheduled >= len(plan.tokens) + plan.sampled
-            if not request.over and not done:
-                yield from results(player.cache.ahead)
-                if not request.over:
-                    yield f"request {number} goes on"
-                    player.apply(("pass", ((player.requests.index(request), plan.chunk),)))
-            elif not request.over and not plan.aborted:
-                request.ending = True
-            elif not request.over:
-                yield f"request {number} is aborted"
+            elif done[number] < plan.actions and not request.over:
+                yield from goes_on(request, plan.chunk)
+            elif plan.aborted and not request.over:
+                yield f"{request.label} is aborted"
                 player.apply(("abort", player.requests.index(request)))
+            else:
+                request.ending = player.awaits_a_sample(request)
         for request in requests.values():
-            while not request.over:
-                yield from results(player.cache.ahead)
-                if not request.over and not player.awaits_a_sample(request):
-                    yield f"{request.label} goes on"
-                    player.apply(("pass", ((player.requests.index(request), len(request.text)),)))
-                elif not request.over:
+            for _ in range(PATIENCE):
+                if not request.over and player.awaits_a_sample(request):
                     request.ending = True
                     yield from results(0)
+                elif not request.over:
+                    yield from goes_on(request, len(request.text))
         yield from results(0)
 
+    def goes_on(request: ForeignRequest, count: int) -> Program:
+        yield from results(player.cache.ahead)
+        if not request.over:
+            yield f"{request.label} goes on"
+            player.apply(("pass", ((player.requests.index(request), count),)))
+
     def again() -> None:
-        """Ask for every finished text again."""
+        """Ask for every finished prompt again."""
         while player.stream.pending:
             player.do_device()
         hits = []
         for number, request in sorted(requests.items()):
             if not plans[number].aborted:
-                hits.append(player.ask((*request.text[: request.scheduled], 9), request.namespace))
+                hits.append(player.ask((*request.text[: request.prompt], 9), request.namespace))
         player.finish()
         if not any(plan.aborted for plan in plans):
             run.outcome = tuple(hits)

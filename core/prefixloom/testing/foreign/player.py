@@ -31,6 +31,7 @@ from typing import Any
 import attrs
 
 from ..kit.bench import Failure, require
+from ..schedules.explore import UNTOLD, touch
 from ..schedules.simulated import SimulatedStream
 from .contract import ABSENT, ForeignCache, NoRoom, PassPart, PassResult, UnitOwners
 from .forward import Content, ForeignRequest
@@ -43,6 +44,8 @@ PATIENCE = 30
 """How many passes and results a request may need to come to its end."""
 ANSWER = 24
 """The most tokens that the model samples for one request."""
+SPARE = 3
+"""How many tokens before its last one a request ends, at the latest: more passes of it may be on their way by then."""
 
 
 def sampled_text(salt: int) -> tuple[int, ...]:
@@ -80,6 +83,7 @@ class ForeignPlayer:
         self.counts[what] = self.counts.get(what, 0) + by
 
     def apply(self, op: ForeignOp) -> None:
+        touch(writes=(UNTOLD,))  # the scheduler and its checks read content, so no work of the device commutes with them
         self.does(op[0], lambda: getattr(self, f"do_{op[0]}")(*op[1:]))
         self.check()
 
@@ -132,6 +136,7 @@ class ForeignPlayer:
                 victim = going.pop() if going and self.cache.gives_up_scheduled else request
                 self.count("retracted")
                 self._gone(victim, self.cache.retract)
+                self._comes_again(victim)
                 if victim is request:
                     return False
 
@@ -140,7 +145,7 @@ class ForeignPlayer:
         wanted: dict[int, tuple[ForeignRequest, int]] = {}
         for number, count in entries:
             request = self.pick(number)
-            if request is not None and not request.ending and request.scheduled + 1 < len(request.text):
+            if request is not None and not request.ending:
                 wanted.setdefault(id(request), (request, max(1, count)))
         chosen = list(wanted.values())
         midway = [request for request in self.requests if request.midway]
@@ -149,8 +154,7 @@ class ForeignPlayer:
         if not self.cache.mixes and chosen:
             chosen = [each for each in chosen if each[0].in_prompt == chosen[0][0].in_prompt]
         if self.cache.decodes_together and chosen and not chosen[0][0].in_prompt:
-            every = [each for each in self.requests if each.admitted and not each.in_prompt and not each.ending]
-            chosen = [(each, 1) for each in every if each.scheduled + 1 < len(each.text)]
+            chosen = [(each, 1) for each in self.requests if each.admitted and not each.in_prompt]
         chunked = bool(midway)
         for request, count in chosen:
             if self.cache.one_chunked and request.in_prompt and count < request.prompt - request.scheduled:
@@ -178,7 +182,7 @@ class ForeignPlayer:
             right = part.start == request.scheduled < part.end <= max(request.prompt, part.start + 1)
             require(right, "raised", said, request.label, request.scheduled, part.start, part.end)
             request.scheduled = part.end
-            request.ending = request.ending or part.end + 1 == len(request.text)
+            request.ending = request.ending or part.end + SPARE >= len(request.text)
             pieces.append((request, part))
 
         def layers() -> None:
@@ -210,6 +214,7 @@ class ForeignPlayer:
             if not request.over:
                 sampled = request.text[part.end] if part.end >= request.prompt else None
                 last = request.ending and sampled is not None
+                request.known = max(request.known, part.end + 1) if sampled is not None else request.known
                 results.append(PassResult(request.handle, part, sampled, last))
                 if last:
                     self._leaves(request)
@@ -256,6 +261,13 @@ class ForeignPlayer:
         self._leaves(request)
         if request.admitted:
             call(request.handle)
+
+    def _comes_again(self, request: ForeignRequest) -> None:
+        """Let a retracted request wait again, with all its tokens that are known as its prompt."""
+        known, text = request.known, request.text
+        if known + SPARE < len(text):
+            again = self.content.request(f"{request.label} again", request.namespace, text[:known], text[known:])
+            self.requests.append(again)
 
     def do_abort(self, number: int) -> None:
         request = self.pick(number)
@@ -341,11 +353,8 @@ class ForeignPlayer:
         """End all requests and evict everything: then every slot must be free."""
         while self.unprocessed:
             self.apply(("result",))
-        for request in list(self.requests):
-            if request.in_prompt:
-                self.apply(("abort", self.requests.index(request)))
         while self.requests:
-            self.apply(("finish", 0))
+            self.apply(("abort" if self.requests[0].in_prompt else "finish", 0))
         while self.stream.pending:
             self.apply(("device",))
         most = max(each.entries for each in self.cache.components)

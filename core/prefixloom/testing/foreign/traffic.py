@@ -11,7 +11,8 @@ from ..kit.bench import text_of
 from .player import ForeignOp, MakeForeign, failure_of
 
 WEIGHTS = {
-    "open": 9, "pass": 22, "device": 14, "result": 6, "turn": 6, "finish": 6, "abort": 2, "retract": 2, "evict": 3,
+    "open": 9, "pass": 22, "device": 14, "result": 6, "turn": 6, "crowd": 2, "finish": 6, "abort": 2, "retract": 2,
+    "evict": 3,
 }  # fmt: skip
 
 
@@ -44,6 +45,11 @@ def _some(kind: str, chance: random.Random, page: int) -> list[ForeignOp]:
         chunks = [("pass", ((-1, chance.choice((page, 2 * page, 8 * page))),)) for _ in range(3)]
         decode = [("pass", ((-1, 1),)) for _ in range(chance.randrange(2 * page))]
         return [*_some("open", chance, page), *chunks, *decode, ("finish", -1)]
+    if kind == "crowd":  # several long prompts at once: more than a tight pool has room for
+        prompts = [(*text_of(chance.randrange(2))[: chance.randrange(4, 7) * page], each) for each in range(3)]
+        opened = [("open", prompt, "", chance.randrange(4)) for prompt in prompts]
+        passes = [("pass", tuple((each, page) for each in chance.sample(range(4), 4))) for _ in range(6)]
+        return [*opened, *passes, ("open", prompts[0], "", 0), ("pass", ((-1, 8 * page),))]
     if kind == "pass":
         counts = (1, 2, page, page, page + 1, 2 * page, 3 * page, 8 * page)
         numbers = chance.sample(range(4), chance.choice((1, 1, 2, 3, 4)))

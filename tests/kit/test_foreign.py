@@ -1,0 +1,162 @@
+"""The kit held against other caches: a broken one is caught by what it breaks, ours passes, and peers are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bench.foreign.ours import OurCache
+from prefixloom.testing.foreign import command
+from prefixloom.testing.foreign.command import ForeignSetup, find_adapter, report_on_foreign
+from prefixloom.testing.foreign.contract import AdapterUnavailable, ForeignCache
+from prefixloom.testing.foreign.hits import hit_rows
+from prefixloom.testing.foreign.orders import explore_orders, interleavings, plans_of
+from prefixloom.testing.foreign.player import failure_of, play_foreign
+from prefixloom.testing.foreign.traffic import random_script, shorter_script
+from prefixloom.testing.kit.bench import Failure
+from tests.support import foreign_cache as listed
+
+TIGHT, ROOMY = (64, 15), (400, 60)
+
+
+def failures(adapter: type[ForeignCache], components: str = "FM", page: int = 4, seeds: int = 40) -> Iterator[Failure]:
+    for tokens, states in (TIGHT, ROOMY):
+        make = ForeignSetup(components, page, tokens, states).make(adapter)
+        for seed in range(seeds):
+            found = failure_of(make, random_script(f"test {tokens} {seed}", 60, 4))
+            if found is not None:
+                yield found
+
+
+@pytest.mark.parametrize("components", ["F", "FM"])
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_right_cache_passes(components: str, page: int) -> None:
+    assert list(failures(listed.ListedCache, components, page, seeds=25)) == []
+
+
+@pytest.mark.parametrize(
+    ("adapter", "topics"),
+    [
+        (listed.ForgetsTheNamespace, {"content"}),
+        (listed.ForgetsTheState, {"content"}),
+        (listed.SnapshotsTooEarly, {"content"}),
+        (listed.UnlocksTooFar, {"content", "owners"}),
+        (listed.LocksNothing, {"content", "owners"}),
+        (listed.FreesTwice, {"owners"}),
+        (listed.LosesAState, {"lost"}),
+        (listed.NamesNoSlot, {"absent"}),
+        (listed.RaisesOnRetraction, {"raised"}),
+        (listed.PublishesBeforehand, {"content"}),
+    ],
+)
+def test_a_broken_cache_is_caught(adapter: type[ForeignCache], topics: set[str]) -> None:
+    found = next(failures(adapter), None)
+    assert found is not None, "nothing was found"
+    assert found.topic in topics, found
+
+
+def test_what_is_found_is_shrunk_to_a_script_that_still_shows_it() -> None:
+    make = ForeignSetup("FM", 4, *ROOMY).make(listed.ForgetsTheNamespace)
+    for seed in range(40):
+        script = random_script(f"shrink {seed}", 60, 4)
+        found = failure_of(make, script)
+        if found is not None:
+            break
+    assert found is not None
+    short = shorter_script(make, script, found.topic)
+    again = failure_of(make, short)
+    assert again is not None
+    assert again.topic == "content"
+    assert len(short) <= min(12, len(script) // 3)
+    assert failure_of(ForeignSetup("FM", 4, *ROOMY).make(listed.ListedCache), short) is None
+
+
+def test_the_scripts_meet_what_they_are_for() -> None:
+    counts: dict[str, int] = {}
+    for seed in range(25):
+        make = ForeignSetup("FM", 4, *TIGHT).make(listed.ListedCache)
+        for what, count in play_foreign(make, random_script(f"met {seed}", 60, 4)).counts.items():
+            counts[what] = counts.get(what, 0) + count
+    assert {what for what, count in counts.items() if count >= 5} >= {
+        "hit", "miss", "finished", "aborted", "retracted", "refused", "passes",
+    }  # fmt: skip
+
+
+def test_a_pass_that_runs_late_is_seen_only_where_the_scheduler_runs_ahead() -> None:
+    """The snapshot is early only if the scheduler is ahead of the device, so an order of the two must show it."""
+
+    class InOrder(listed.SnapshotsTooEarly):
+        ahead = 0
+
+    plans = plans_of(4)["two prompts that begin alike"]
+    make = ForeignSetup("FM", 4, *ROOMY).make(listed.SnapshotsTooEarly)
+    with pytest.raises(Failure, match="content") as failed:
+        explore_orders(make, plans)
+    assert "scheduler" in failed.value.sentence and "layers" in failed.value.sentence  # the order is told
+    report = explore_orders(ForeignSetup("FM", 4, *ROOMY).make(listed.ListedCache), plans)
+    assert report.schedules > report.interleavings
+    assert len(report.outcomes) == 1
+
+
+def test_hits_that_depend_on_the_order_are_told() -> None:
+    plans = plans_of(4)["two prompts that begin alike"]
+    with pytest.raises(Failure, match="order: what hits in the end depends on the order"):
+        explore_orders(ForeignSetup("F", 4, *ROOMY).make(listed.HitsByOrder), plans)
+
+
+def test_interleavings_keep_the_order_of_each_request() -> None:
+    assert list(interleavings([2, 1])) == [(0, 0, 1), (0, 1, 0), (1, 0, 0)]
+
+
+def test_a_cache_that_never_hits_is_told_so() -> None:
+    assert failure_of(ForeignSetup("F", 4, *ROOMY).make(listed.NeverHits), random_script("never", 60, 4)) is None
+    rows = hit_rows(ForeignSetup("F", 4, *ROOMY).make(listed.NeverHits), 4)
+    assert all(row.silent for row in rows)
+    rows = hit_rows(ForeignSetup("F", 4, *ROOMY).make(listed.ListedCache), 4)
+    assert [row.hit for row in rows] == [row.could for row in rows]
+
+
+@pytest.mark.parametrize("components", OurCache.sets)
+@pytest.mark.parametrize("page", OurCache.page_sizes)
+def test_our_own_cache_passes(components: str, page: int) -> None:
+    assert list(failures(OurCache, components, page, seeds=6)) == []
+
+
+def test_our_own_cache_gives_the_same_answers_in_every_order() -> None:
+    for plans in plans_of(4).values():
+        report = explore_orders(ForeignSetup("FSM", 4, *ROOMY).make(OurCache), plans, schedules=3)
+        assert len(report.outcomes) <= 1
+
+
+def test_the_report_says_what_was_done_and_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_on_foreign(listed.LosesAState, ["FM"], seeds=10, schedules=2)
+    assert {found.topic for found in report.findings} == {"lost"}
+    shown = next(found for found in report.findings if found.script)
+    name = "tests.support.foreign_cache:LosesAState"
+    assert command.main([name, "--on", str(shown.setup), "--play", repr(list(shown.script))]) == 1
+    assert "lost: " in capsys.readouterr().out
+    name = "tests.support.foreign_cache:ListedCache"
+    assert command.main([name, "--on", str(shown.setup), "--play", repr(list(shown.script))]) == 0
+    assert command.main([name, "--sets", "F", "--seeds", "2", "--schedules", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "listed (ListedCache): 4 scripts, 0 findings" in out
+    assert "hits on F:4:400:60: the same prompt again: 24 of 24" in out
+
+
+def test_what_is_no_adapter_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["nobody"]) == 2
+    assert "'nobody' is no entry point of the group 'prefixloom.foreign'" in capsys.readouterr().err
+    assert command.main(["tests.support.foreign_cache:SlotContent"]) == 2
+    assert command.main(["tests.support.foreign_cache:Nobody"]) == 2
+    assert find_adapter("tests.support.foreign_cache:ListedCache") is listed.ListedCache
+
+
+@pytest.mark.parametrize("name", ["bench.foreign.sglang:SGLangCache", "bench.foreign.vllm:VLLMCache"])
+def test_a_peer_passes_a_few_scripts(name: str) -> None:
+    """``docs/peers.md`` has what many find."""
+    try:
+        adapter = find_adapter(name)
+    except AdapterUnavailable as error:
+        pytest.skip(str(error))
+    assert list(failures(adapter, "FM", adapter.page_sizes[-1], seeds=3)) == []
