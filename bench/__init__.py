@@ -4,6 +4,7 @@ The rooms, the lowest first. Each imports only from rooms that stand before it h
 
 - ``runner``: processes that measure, the speed of the machine, medians and tables. It knows no workload.
 - ``drivers``: how a cache manager is driven through requests: ours, SGLang's and vLLM's.
+- ``foreign``: adapters of the same caches for the kit's tests of caches that are not ours. Nothing is measured there.
 - ``workloads``: what is measured of our own code. Most modules are also scripts.
 - ``peers``: the same work done by our cache and by the peers' caches, compared row by row.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from bench.foreign.sglang import SGLangCache, TYPES
+from bench.foreign.sglang import TYPES, SGLangCache
 
 
 def component_of(cache: Any, letter: str) -> Any:
@@ -42,7 +42,7 @@ class SnapshotTakenEarly(SGLangCache):
 
 
 class LockReleasedTooFar(SGLangCache):
-    """github.com/sgl-project/sglang/pull/27038: a short lock is released without its window's boundary, down to the root."""
+    """github.com/sgl-project/sglang/pull/27038: a short lock is released down to the root, and not to its boundary."""
 
     sets = ("FSM",)
     page_sizes = (1, 4)

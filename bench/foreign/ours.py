@@ -10,8 +10,8 @@ from typing import Any
 import prefixloom
 from prefixloom import Buffer, CapacityError, Component, InputError, Manifest, Path, Point, Window
 from prefixloom.testing.foreign.contract import (
+    AdaptedComponent,
     ForeignCache,
-    ForeignComponent,
     NoRoom,
     PassPart,
     PassResult,
@@ -52,7 +52,7 @@ class OurCache(ForeignCache):
             debug=True,
         )
         self.components = [
-            ForeignComponent(NAMES[each], reaches[each], NAMES[each], 1 if each == "M" else page) for each in components
+            AdaptedComponent(NAMES[each], reaches[each], NAMES[each], 1 if each == "M" else page) for each in components
         ]
         self.pools = {each.name: range(self.cache.pool(each.name).capacity) for each in self.components}
         self._memory = {
@@ -158,10 +158,7 @@ class OurCache(ForeignCache):
         for lane in backdoor.lanes(self.cache):
             cells = [backdoor.cell(node, lane) for node in backdoor.nodes(self.cache, dropped=True)]
             cached = [slot for cell in cells if cell is not None for slot in lane.slots_of(cell)]
-            running = {
-                each: lane.own_slots(backdoor.holding(each.sequence, lane.name))
-                for each in self._running
-            }
+            running = {each: lane.own_slots(backdoor.holding(each.sequence, lane.name)) for each in self._running}
             found[lane.name] = UnitOwners(list(self.cache.pool(lane.name).free_ids()), cached, running)
         return found
 

@@ -23,9 +23,9 @@ from bench.drivers.stand_ins import sealed, stand_in
 from prefixloom import Path, Point, Window
 from prefixloom.testing.foreign.contract import (
     ABSENT,
+    AdaptedComponent,
     AdapterUnavailable,
     ForeignCache,
-    ForeignComponent,
     NoRoom,
     PassPart,
     PassResult,
@@ -101,7 +101,7 @@ class Results:
 
 
 class SGLangCache(ForeignCache):
-    """SGLang's cache, one batch ahead. With states and pages of one token SGLang runs no batch ahead, so neither do we."""
+    """SGLang's cache, one batch ahead. With states and pages of one token, SGLang runs none ahead."""
 
     sets = ("F", "FS", "FM", "FSM")
     page_sizes = (1, 4)
@@ -138,7 +138,7 @@ class SGLangCache(ForeignCache):
         sealed(True)
         reaches = {"F": Path(), "S": Window(window), "M": Point()}
         self.components = [
-            ForeignComponent(NAMES[each], reaches[each], NAMES[each], 1 if each == "M" else page) for each in components
+            AdaptedComponent(NAMES[each], reaches[each], NAMES[each], 1 if each == "M" else page) for each in components
         ]
         pages, window_pages = tokens // page, tokens // page
         counts = {"F": pages, "S": window_pages, "M": states}
@@ -349,7 +349,7 @@ class SGLangCache(ForeignCache):
             self.allocator.free_group_begin()
         for i, request in enumerate(batch.reqs):
             result = by_request.get(id(request))
-            if request.finished() and request.inflight_middle_chunks <= 0 or request.is_retracted or result is None:
+            if (request.finished() and request.inflight_middle_chunks <= 0) or request.is_retracted or result is None:
                 if result is None and request.inflight_middle_chunks > 0:
                     request.inflight_middle_chunks -= 1
                 continue

@@ -19,9 +19,9 @@ from bench.drivers.stand_ins import sealed, stand_in
 from prefixloom import Path, Point, Window
 from prefixloom.testing.foreign.contract import (
     ABSENT,
+    AdaptedComponent,
     AdapterUnavailable,
     ForeignCache,
-    ForeignComponent,
     NoRoom,
     PassPart,
     PassResult,
@@ -72,7 +72,7 @@ class VLLMRunning:
 
 
 class VLLMCache(ForeignCache):
-    """vLLM's manager under its asynchronous scheduler: a pass is scheduled before the result of the last one is known."""
+    """vLLM's manager under its asynchronous scheduler: a pass is scheduled before the last one's result is known."""
 
     sets = ("F", "S", "FS", "FM", "FSM")
     page_sizes = (4,)
@@ -90,15 +90,13 @@ class VLLMCache(ForeignCache):
         }  # fmt: skip
         blocks = sum(states if letter == "M" else tokens // page for letter in components)
         groups = [KVCacheGroupSpec([letter], specs[letter]()) for letter in components]
-        config = KVCacheConfig(
-            num_blocks=blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups, hash_block_size=page
-        )
+        config = KVCacheConfig(num_blocks=blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups, hash_block_size=page)
         self.manager = KVCacheManager(
             config, max_model_len=4096, scheduler_block_size=page, hash_block_size=page, enable_caching=True
         )
         reaches = {"F": Path(), "S": Window(window), "M": Point()}
         self.components = [
-            ForeignComponent(NAMES[each], reaches[each], "blocks", 1 if each == "M" else page) for each in components
+            AdaptedComponent(NAMES[each], reaches[each], "blocks", 1 if each == "M" else page) for each in components
         ]
         self.pools = {"blocks": range(1, blocks + 1)}  # block 0 stands for none
         self.content = SlotContent(self.components)
@@ -296,7 +294,7 @@ class VLLMCache(ForeignCache):
         return {"blocks": UnitOwners(free, cached, running)}
 
     def self_check(self) -> None:
-        """vLLM's rules for its own counts: a block is as often counted as requests hold it, or it is in the free queue."""
+        """vLLM's rule for its own counts: a block is counted once for each request that holds it, or is queued."""
         counts: dict[int, int] = {}
         for running in self._running:
             for block in self._held(running):

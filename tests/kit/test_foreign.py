@@ -47,13 +47,25 @@ def test_a_right_cache_passes(components: str, page: int) -> None:
         (listed.LosesAState, {"lost"}),
         (listed.NamesNoSlot, {"absent"}),
         (listed.RaisesOnRetraction, {"raised"}),
-        (listed.PublishesBeforehand, {"content"}),
     ],
 )
 def test_a_broken_cache_is_caught(adapter: type[ForeignCache], topics: set[str]) -> None:
     found = next(failures(adapter), None)
     assert found is not None, "nothing was found"
     assert found.topic in topics, found
+
+
+def test_what_is_cached_for_a_pass_that_never_ran_is_caught() -> None:
+    """The second request needs room, the first is retracted from the pass that is being made, and comes again."""
+    first, second = tuple(range(12)), tuple(range(100, 108))
+    opened = [("open", first, "", 0), ("open", second, "", 0), ("pass", ((0, 4), (1, 4)))]
+    script = [*opened, ("pass", ((0, 8), (1, 4))), ("finish", 0), ("pass", ((0, 12),))]
+    setup = ForeignSetup("F", 4, 16, 0)
+    found = failure_of(setup.make(listed.PublishesBeforehand), script)
+    assert found is not None
+    assert found.topic == "content"
+    assert "request 0 again, for the token at 8, reads 'kv' of the token at 4" in found.sentence
+    assert failure_of(setup.make(listed.ListedCache), script) is None
 
 
 def test_what_is_found_is_shrunk_to_a_script_that_still_shows_it() -> None:
@@ -83,12 +95,7 @@ def test_the_scripts_meet_what_they_are_for() -> None:
     }  # fmt: skip
 
 
-def test_a_pass_that_runs_late_is_seen_only_where_the_scheduler_runs_ahead() -> None:
-    """The snapshot is early only if the scheduler is ahead of the device, so an order of the two must show it."""
-
-    class InOrder(listed.SnapshotsTooEarly):
-        ahead = 0
-
+def test_a_snapshot_that_is_taken_early_is_shown_with_the_order_that_shows_it() -> None:
     plans = plans_of(4)["two prompts that begin alike"]
     make = ForeignSetup("FM", 4, *ROOMY).make(listed.SnapshotsTooEarly)
     with pytest.raises(Failure, match="content") as failed:

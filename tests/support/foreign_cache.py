@@ -1,4 +1,4 @@
-"""A small correct cache behind the kit's adapter for foreign caches, and broken ones: one for each thing that is checked.
+"""A small correct cache behind an adapter for the kit, and broken ones: at least one for each thing that is checked.
 
 It has pages of keys and values, and a state at page boundaries, each in a pool of its own, and it runs one pass ahead.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 from prefixloom import Path, Point
 from prefixloom.testing.foreign.contract import (
+    AdaptedComponent,
     ForeignCache,
-    ForeignComponent,
     NoRoom,
     PassPart,
     PassResult,
@@ -47,10 +47,10 @@ class ListedCache(ForeignCache):
     def __init__(self, device: Any, components: str, page: int, tokens: int, states: int, window: int) -> None:
         self.device, self.page = device, page
         self.with_states = "M" in components
-        self.components = [ForeignComponent("kv", Path(), "pages", page)]
+        self.components = [AdaptedComponent("kv", Path(), "pages", page)]
         self.pools = {"pages": range(tokens // page)}
         if self.with_states:
-            self.components.append(ForeignComponent("state", Point(), "states"))
+            self.components.append(AdaptedComponent("state", Point(), "states"))
             self.pools["states"] = range(states)
         self.free: dict[str, list[int]] = {name: list(units) for name, units in self.pools.items()}
         self.cached: dict[str, dict[Key, int]] = {name: {} for name in self.pools}

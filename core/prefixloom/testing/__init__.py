@@ -11,6 +11,7 @@ The rooms, each of which imports only those above it:
     kit         cases, the bench, and scripts
     oracle      a prefix cache as plain sets, compared with the real one
     laws        what must hold of components, stores and policies
+    foreign     the kit held against the cache managers of other engines
 
 The modules beside the rooms run the laws: ``conformance`` on a component, ``suites`` on anything that is installed,
 ``pytest_plugin`` from pytest, with ``pytest_suite`` as the file that pytest collects. Read ``conformance`` first, then

@@ -118,7 +118,10 @@ class ForeignReport:
         for found in self.findings:
             yield f"FINDING {found.setup} {found.topic}: {found.sentence}"
             if found.script:
-                yield "  python -m prefixloom.testing.foreign " + f'{name} --on {found.setup} --play "{list(found.script)}"'
+                yield (
+                    "  python -m prefixloom.testing.foreign "
+                    + f'{name} --on {found.setup} --play "{list(found.script)}"'
+                )
 
 
 def setups_of(adapter: type[ForeignCache], sets: Sequence[str], sizes: Sequence[str]) -> list[ForeignSetup]:

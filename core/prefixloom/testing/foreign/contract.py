@@ -34,7 +34,7 @@ class AdapterUnavailable(ImportError):
 
 
 @attrs.frozen
-class ForeignComponent:
+class AdaptedComponent:
     """One component of an adapted cache.
 
     ``reach``: which positions the layers read to compute the token at n, besides that token itself. ``pool``: where its
@@ -68,8 +68,9 @@ class StateAccess:
 class PassPart:
     """One request's part of a forward pass that computes the tokens [start, end).
 
-    The tables are what the kernels of this pass get: the adapter copies them when it makes the part. ``slots``: for each
-    component of pages, the slot of each position before ``end``. ``states``: for each component of states, its access.
+    The tables are what the kernels of this pass get: the adapter copies them when it makes the part. ``slots``: for
+    each component of pages, the slot of each position before ``end``. ``states``: for each component of states, its
+    access.
     """
 
     start: int
@@ -95,8 +96,8 @@ class PassResult:
 class RequestTables:
     """Where the content of a running request lies now.
 
-    ``slots``: for each component of pages, the slot of each position. ``states``: for each component of states, the slot
-    of the state at the end of what was computed; absent where no such state is kept.
+    ``slots``: for each component of pages, the slot of each position. ``states``: for each component of states, the
+    slot of the state at the end of what was computed; absent where no such state is kept.
     """
 
     slots: Mapping[str, Sequence[int]]
@@ -107,8 +108,8 @@ class RequestTables:
 class UnitOwners:
     """Who owns the units of one pool. Every unit is named once, by exactly one owner.
 
-    ``free``: what the allocator hands out next, and what nothing is cached in. ``cached``: what the cache keeps for later
-    requests. ``running``: what one running request alone owns, by its handle.
+    ``free``: what the allocator hands out next, and what nothing is cached in. ``cached``: what the cache keeps for
+    later requests. ``running``: what one running request alone owns, by its handle.
     """
 
     free: Sequence[int]
@@ -119,8 +120,9 @@ class UnitOwners:
 class ForeignCache(ABC):
     """One cache manager with its pools, driven as its engine's scheduler drives it.
 
-    The constructor takes ``device``, the stream on which forward passes run; ``components``, a word with a letter for each kind of memory (F: full attention, S: a sliding
-    window, M: a recurrent state), and small sizes: the tokens of a page, tokens and states in all, and the window.
+    The constructor takes ``device``, the stream on which forward passes run; ``components``, a word with a letter for
+    each kind of memory (F: full attention, S: a sliding window, M: a recurrent state); and small sizes: the tokens of a
+    page, tokens and states in all, and the window.
     """
 
     sets: ClassVar[Sequence[str]] = ("F", "FS", "FM", "FSM")
@@ -140,7 +142,7 @@ class ForeignCache(ABC):
     aborts_at_result: ClassVar[bool] = False
     """Whether a request whose prompt is computed is aborted with its next result, as if that were its last."""
 
-    components: Sequence[ForeignComponent]
+    components: Sequence[AdaptedComponent]
     pools: Mapping[str, Iterable[int]]
     """By name: the units that a pool may hand out."""
 
@@ -230,7 +232,7 @@ class SlotContent:
     Components that share a pool share its memory: what one writes into a unit is lost for the others.
     """
 
-    def __init__(self, components: Iterable[ForeignComponent]) -> None:
+    def __init__(self, components: Iterable[AdaptedComponent]) -> None:
         self._components = {each.name: each for each in components}
         self._units: dict[tuple[str, int], tuple[str, dict[int, int]]] = {}
 

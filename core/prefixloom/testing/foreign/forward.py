@@ -13,8 +13,8 @@ import attrs
 
 from ..inside.memory import POISON, STRANGE
 from ..inside.names import Names
-from ..kit.bench import Failure, require
-from .contract import ABSENT, ForeignCache, ForeignComponent, PassPart
+from ..kit.bench import require
+from .contract import ABSENT, AdaptedComponent, ForeignCache, PassPart
 
 
 @attrs.define(eq=False)
@@ -57,7 +57,11 @@ class Content:
         self.cache = cache
         self.names = Names()
         self._units = {pool: frozenset(units) for pool, units in cache.pools.items()}
-        self._first: dict[int, str] = {0: "no token at all", POISON: "nothing, as it was free meanwhile", STRANGE: "nothing that was written there"}
+        self._first: dict[int, str] = {
+            0: "no token at all",
+            POISON: "nothing, as it was free meanwhile",
+            STRANGE: "nothing that was written there",
+        }
 
     def request(self, label: str, namespace: str, prompt: Sequence[int], answer: Sequence[int]) -> ForeignRequest:
         text = (*prompt, *answer)
@@ -69,7 +73,7 @@ class Content:
     def said(self, number: int) -> str:
         return self._first.get(number, f"an unknown number, {number}")
 
-    def check(self, component: ForeignComponent, slot: int, wanted: int, reader: str) -> None:
+    def check(self, component: AdaptedComponent, slot: int, wanted: int, reader: str) -> None:
         """Check that a slot holds what is wanted. ``reader`` says who reads it and why."""
         require(slot != ABSENT, "absent", "%s, and there is no slot", reader)
         known = slot // component.entries in self._units[component.pool]
@@ -122,7 +126,7 @@ class Content:
                     self.check_needs(request, n, part.slots, seen)
                 request.ran = part.end
 
-    def poison(self, component: ForeignComponent, unit: int) -> None:
+    def poison(self, component: AdaptedComponent, unit: int) -> None:
         """Overwrite one unit of a component's pool."""
         for entry in range(component.entries):
             self.cache.write(component.name, unit * component.entries + entry, POISON)

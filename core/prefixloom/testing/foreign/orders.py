@@ -170,10 +170,10 @@ def plans_of(page: int) -> dict[str, list[RequestPlan]]:
     """The explorations of one cache, by what they are about."""
     text: Any = tuple(random.Random("orders").randrange(2) for _ in range(9 * page))
     forked = (*text[: 2 * page], *(2 for _ in range(2 * page)))
+    twice = RequestPlan(text[: 3 * page + 1], page)
+    midway = RequestPlan(text[: 4 * page + 1], page, sampled=0, aborted=True)
     return {
-        "the same prompt twice, in chunks": [RequestPlan(text[: 3 * page + 1], page), RequestPlan(text[: 3 * page + 1], page)],
+        "the same prompt twice, in chunks": [twice, twice],
         "two prompts that begin alike": [RequestPlan(text[: 4 * page], 2 * page), RequestPlan(forked, 4 * page)],
-        "one is aborted midway": [
-            RequestPlan(text[: 4 * page + 1], page, sampled=0, aborted=True), RequestPlan(text[: 4 * page + 1], 2 * page),
-        ],
-    }  # fmt: skip
+        "one is aborted midway": [midway, RequestPlan(text[: 4 * page + 1], 2 * page)],
+    }

@@ -83,7 +83,9 @@ class ForeignPlayer:
         self.counts[what] = self.counts.get(what, 0) + by
 
     def apply(self, op: ForeignOp) -> None:
-        touch(writes=(UNTOLD,))  # the scheduler and its checks read content, so no work of the device commutes with them
+        touch(
+            writes=(UNTOLD,)
+        )  # the scheduler and its checks read content, so no work of the device commutes with them
         self.does(op[0], lambda: getattr(self, f"do_{op[0]}")(*op[1:]))
         self.check()
 
@@ -239,7 +241,7 @@ class ForeignPlayer:
         return request.hit
 
     def do_finish(self, number: int) -> None:
-        """Let a request end with the next token that is sampled for it. A pass is made for that, if none is on its way."""
+        """Let a request end with the next token that is sampled for it, in a pass on its way or in a new one."""
         request = self.pick(number)
         if request is None or not request.admitted or request.in_prompt:
             return
@@ -320,7 +322,9 @@ class ForeignPlayer:
     def _check_owners(self, pool: str, owners: UnitOwners) -> None:
         labels = {id(request.handle): request.label for request in self.requests if request.admitted}
         groups = [("the free list", owners.free), ("the cache", owners.cached)]
-        groups += [(labels.get(id(handle), "a request that is over"), units) for handle, units in owners.running.items()]
+        groups += [
+            (labels.get(id(handle), "a request that is over"), units) for handle, units in owners.running.items()
+        ]
         owner: dict[int, str] = {}
         for who, units in groups:
             for unit in units:
