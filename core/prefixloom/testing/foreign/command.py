@@ -169,7 +169,7 @@ def _orders(report: ForeignReport, setup: ForeignSetup, adapter: type[ForeignCac
 
 def _hits(report: ForeignReport, setup: ForeignSetup, adapter: type[ForeignCache]) -> None:
     try:
-        rows = hit_rows(setup.make(adapter), max(setup.page, 4))
+        rows = hit_rows(setup.make(adapter), setup.page)
     except Failure as failed:
         report.findings.append(ForeignFinding(setup, failed.topic, f"when it was asked what hits: {failed.sentence}"))
     else:

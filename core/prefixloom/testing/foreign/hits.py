@@ -41,21 +41,25 @@ def _common(first: Sequence[int], second: Sequence[int], page: int) -> int:
     return same // page * page
 
 
-def hit_rows(make: MakeForeign, page: int) -> list[HitRow]:
-    """Serve a few requests on an empty cache each time, and see what the next one hits."""
+def hit_rows(make: MakeForeign, boundary: int) -> list[HitRow]:
+    """Serve a few requests on an empty cache each time, and see what the next one hits.
+
+    ``boundary``: a hit can end at its multiples. Prompts are as long as for pages of at least four tokens.
+    """
+    page = max(boundary, 4)
     shared, tails = _text("shared", 4 * page), [_text(f"tail {n}", 2 * page + 1) for n in range(3)]
     first = (*shared, *tails[0])
     whole = 100 * page
     return [
-        _row("the same prompt again", make, page, [(first, whole)], first),
-        _row("the same prompt again, after chunks of two pages", make, page, [(first, 2 * page)], first),
-        _row("the next turn of a conversation", make, page, [(first, whole)], None),
-        _row("another prompt with the same beginning", make, page, [(first, whole)], (*shared, *tails[1])),
-        _row("the same, after chunks of two pages", make, page, [(first, 2 * page)], (*shared, *tails[1])),
+        _row("the same prompt again", make, boundary, [(first, whole)], first),
+        _row("the same prompt again, after chunks of two pages", make, boundary, [(first, 2 * page)], first),
+        _row("the next turn of a conversation", make, boundary, [(first, whole)], None),
+        _row("another prompt with the same beginning", make, boundary, [(first, whole)], (*shared, *tails[1])),
+        _row("the same, after chunks of two pages", make, boundary, [(first, 2 * page)], (*shared, *tails[1])),
         _row(
             "a third prompt with the same beginning",
             make,
-            page,
+            boundary,
             [(first, whole), ((*shared, *tails[1]), whole)],
             (*shared, *tails[2]),
         ),
@@ -65,11 +69,11 @@ def hit_rows(make: MakeForeign, page: int) -> list[HitRow]:
 def _row(
     what: str,
     make: MakeForeign,
-    page: int,
+    boundary: int,
     served: Sequence[tuple[tuple[int, ...], int]],
     asked: tuple[int, ...] | None,
 ) -> HitRow:
-    player = ForeignPlayer(make)
+    player, page = ForeignPlayer(make), max(boundary, 4)
     computed: tuple[int, ...] = ()
     for prompt, chunk in served:
         player.apply(("open", prompt, "", 1))
@@ -82,6 +86,6 @@ def _row(
         computed = request.text[: request.scheduled]
     prompt = (*computed, *_text("turn", page)) if asked is None else asked
     hit = player.ask(prompt, "")
-    could = max(_common(computed, prompt, page), *(_common(each, prompt, page) for each, _ in served))
+    could = max(_common(each, prompt, boundary) for each in (computed, *(each for each, _ in served)))
     player.finish()
     return HitRow(what, hit, could)
