@@ -40,7 +40,7 @@ class ListedRequest:
 
 
 class ListedCache(ForeignCache):
-    """A dictionary of pages and one of states, by the whole prefix. The first that were cached go first."""
+    """A dictionary of pages and one of states, by the whole prefix. The last that were cached go first."""
 
     ahead = 1
 
@@ -73,7 +73,7 @@ class ListedCache(ForeignCache):
     # ------------------------------------------------------------ room
     def take(self, pool: str, count: int) -> list[int]:
         while len(self.free[pool]) < count:
-            gone = next((key for key in self.cached[pool] if not self.locks.get(key)), None)
+            gone = next((key for key in reversed(self.cached[pool]) if not self.locks.get(key)), None)
             if gone is None:
                 raise NoRoom
             self.free[pool].append(self.cached[pool].pop(gone))
@@ -85,7 +85,7 @@ class ListedCache(ForeignCache):
 
     def evict(self, count: int) -> None:
         for pool, found in self.cached.items():
-            for key in [key for key in found if not self.locks.get(key)][: -(-count // self.page)]:
+            for key in [key for key in reversed(found) if not self.locks.get(key)][: -(-count // self.page)]:
                 self.give(pool, [found.pop(key)])
 
     # ------------------------------------------------------------ requests
