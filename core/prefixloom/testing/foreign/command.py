@@ -114,7 +114,7 @@ class ForeignReport:
         yield from (f"  hits on {setup}: {what}: {hit} of {could}" for setup, what, hit, could in self.hits)
         for setup, what, hit, could in self.hits:
             if hit == 0 < could:
-                yield f"WARNING {setup}: {what}: nothing hits, and nothing says so"
+                yield f"WARNING {setup}: {what}: nothing hits"
         for found in self.findings:
             yield f"FINDING {found.setup} {found.topic}: {found.sentence}"
             if found.script:
