@@ -13,10 +13,9 @@ from typing import Any
 
 from tests.mutation.by_hand import BY_HAND
 from tests.mutation.coverage_map import CoverageMap, measured
-from tests.mutation.fragments import of_fragment
 from tests.mutation.score import AREAS, Result, area_of, equivalents, sample, scores, table
 from tests.mutation.sites import Site, difference, product_files, sites
-from tests.mutation.trial import Mutant, of_site, place_in, run_all
+from tests.mutation.trial import Mutant, of_fragment, of_site, place_in, run_all
 from tests.mutation.workshop import Workshop, in_workshop
 
 

@@ -1,7 +1,7 @@
 """Which tests run which line, and how long each takes: measured once, and kept as long as the sources are the same.
 
-There is one file of it for each test file. It is measured again when the product, what tests share, or that test file
-has changed. Tests that fail while they are measured are left out: they may count calls, or be about tracing.
+There is one file of it for each test file. It is measured again when any file that those tests ran has changed. Tests
+that fail while they are measured are left out: they may count calls, or be about tracing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Lines(Around):
     def __init__(self) -> None:
         import coverage
 
-        folders = [str(ROOT / each) for each in ("core", "plugins", "engine")]
+        folders = [str(ROOT / each) for each in ("core", "plugins", "engine", "tests", "examples")]
         self._cover = coverage.Coverage(data_file=None, config_file=False, source=folders, messages=False)
         self._passed: dict[str, float] = {}
         self._cover.start()
@@ -61,9 +61,12 @@ class _Lines(Around):
         data = self._cover.get_data()
         number = {test: at for at, test in enumerate(self._passed)}
         lines: dict[str, dict[int, str]] = {}
+        product, ran = set(product_files()), []
         breadth = dict.fromkeys(self._passed, 0)
         for path in data.measured_files():
-            if not Path(path).is_relative_to(ROOT):
+            file = os.path.relpath(path, ROOT)
+            ran.append(file)
+            if file not in product:
                 continue
             found: dict[int, str] = {}
             for line, contexts in data.contexts_by_lineno(path).items():
@@ -72,9 +75,9 @@ class _Lines(Around):
                     breadth[test] += 1
                 if who:
                     found[line] = hex(sum(1 << number[test] for test in who))
-            lines[str(Path(path).relative_to(ROOT))] = found
+            lines[file] = found
         tests = [(test, round(seconds, 3), breadth[test]) for test, seconds in self._passed.items()]
-        return {"tests": tests, "lines": lines}
+        return {"tests": tests, "lines": lines, "ran": ran}
 
 
 class CoverageMap:
@@ -102,45 +105,42 @@ class CoverageMap:
         return sum(len(tests) for tests, _ in self._maps)
 
 
-def _of_files(paths: Iterable[Path]) -> str:
-    told = hashlib.sha256()
-    for path in sorted(paths):
-        told.update(str(path).encode() + path.read_bytes())
-    return told.hexdigest()
+def _digest(file: str) -> str:
+    path = ROOT / file
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
 
 
-def _shared() -> str:
-    """Of all that any test depends on: the product, what tests share, and fixtures."""
-    support = [*(ROOT / "tests/support").rglob("*.py"), *ROOT.rglob("conftest.py")]
-    support += [path for path in (ROOT / "tests/random").glob("*.py") if not path.name.startswith("test_")]
-    found = [path for path in support if ".venv" not in path.parts]
-    return _of_files([*(ROOT / file for file in product_files()), *found])
+def _place(file: str) -> Path:
+    name = hashlib.sha256(f"{file} {ROOT} {sys.version}".encode()).hexdigest()[:20]
+    return KEPT / f"{name}.json"
+
+
+def _kept(file: str) -> dict[str, Any] | None:
+    """The map of a test file, if nothing that its tests ran has changed since."""
+    place = _place(file)
+    if not place.exists():
+        return None
+    found: dict[str, Any] = json.loads(place.read_text())
+    return found if all(_digest(each) == then for each, then in found["digests"].items()) else None
 
 
 def measured(workshop: Workshop, at_once: int) -> CoverageMap:
     """The map of the tests that the workshop has collected. What is not kept, or is out of date, is measured."""
     KEPT.mkdir(parents=True, exist_ok=True)
-    shared = _shared()
-    maps, jobs = {}, []
-    for file, tests in workshop.files.items():
-        key = hashlib.sha256(f"{shared}{file}{sys.version}{(ROOT / file).read_text()}".encode()).hexdigest()[:24]
-        kept = KEPT / f"{key}.json"
-        if kept.exists():
-            maps[file] = json.loads(kept.read_text())
-        else:
-            jobs.append((kept, Job(file, tests, [LONGEST] * len(tests), _Lines)))
+    maps = {file: _kept(file) for file in workshop.files}
+    lacking = [(file, tests) for file, tests in workshop.files.items() if not maps[file]]
+    jobs = [Job(file, tests, [LONGEST] * len(tests), _Lines) for file, tests in lacking]
     if jobs:
         print(f"measuring what the tests of {len(jobs)} files run", flush=True)
-    places = {job.name: kept for kept, job in jobs}
-    for number, (job, done) in enumerate(workshop.run([job for _, job in jobs], at_once)):
+    for number, (job, done) in enumerate(workshop.run(jobs, at_once)):
         told = f"{number + 1}/{len(jobs)} {job.name}: {done.how}, {done.seconds:.0f} s"
         if done.how == "passed":
-            maps[job.name] = done.answer
-            part = places[job.name].with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(done.answer))
-            part.replace(places[job.name])
-            maps[job.name] = json.loads(places[job.name].read_text())
+            digests = {each: _digest(each) for each in {job.name, *done.answer["ran"]}}
+            part = _place(job.name).with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps({**done.answer, "digests": digests}))
+            part.replace(_place(job.name))
+            maps[job.name] = json.loads(_place(job.name).read_text())
             print(f"{told}, {len(done.answer['tests'])} of {len(job.tests)} tests", flush=True)
         else:
             print(f"{told} in {done.test} {done.answer}: its tests kill nothing in this run", flush=True)
-    return CoverageMap(maps.values())
+    return CoverageMap(each for each in maps.values() if each)

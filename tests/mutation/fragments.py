@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tests.mutation.sites import Place, parsed, units
-from tests.mutation.trial import Mutant
 
 
 class Fragment(NamedTuple):
@@ -57,11 +56,6 @@ def changed(fragment: Fragment) -> tuple[ast.Module, tuple[int, int]]:
         _copy_lines(each, lines[0])
     body[index : index + len(wanted)] = made
     return ast.fix_missing_locations(tree), lines
-
-
-def of_fragment(fragment: Fragment) -> Mutant:
-    tree, lines = changed(fragment)
-    return Mutant(fragment.name, fragment.file, fragment.function, lines, tree)
 
 
 def _code(text: str) -> ast.expr | list[ast.stmt]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tests.mutation.coverage_map import CoverageMap, Covering
+from tests.mutation.fragments import Fragment, changed
 from tests.mutation.sites import Site, mutate, parsed, units
 from tests.mutation.workshop import Done, Job, Workshop
 from tests.support.places import ROOT
@@ -41,6 +42,11 @@ class Mutant(NamedTuple):
 
 def of_site(site: Site) -> Mutant:
     return Mutant(site.name, site.file, site.function, site.lines, mutate(site))
+
+
+def of_fragment(fragment: Fragment) -> Mutant:
+    tree, lines = changed(fragment)
+    return Mutant(fragment.name, fragment.file, fragment.function, lines, tree)
 
 
 def place_in(workshop: Workshop, mutant: Mutant) -> Callable[[], None] | None:
