@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=4.0, help="seconds after which a test loops for ever")
     parser.add_argument("--again", type=Path, help="the survivors of an earlier run, in the file that it wrote")
     parser.add_argument("--by-hand", action="store_true", help="the mutants of by_hand.py in place of a sample")
+    parser.add_argument("--named", action="append", default=[], help="part of the name of a mutant made by hand")
     parser.add_argument("--json", type=Path, default=Path("mutation.json"), help="where the results are written")
     parser.add_argument("--bars", action="store_true", help="exit with 1 if an area is below its bar")
     parser.add_argument("tests", nargs="*", help="test files or folders; all if there is none")
@@ -77,7 +78,8 @@ def _run(workshop: Workshop, options: argparse.Namespace) -> int:
 
 
 def _run_by_hand(workshop: Workshop, covered: CoverageMap, options: argparse.Namespace) -> int:
-    mutants = [of_fragment(each) for each in BY_HAND if options.function in each.function]
+    named = options.named or [""]
+    mutants = [of_fragment(each) for each in BY_HAND if any(part in each.name for part in named)]
     dead = 0
     limits = (options.seconds, options.patience, options.jobs)
     for mutant, verdict in run_all(workshop, covered, mutants, *limits):

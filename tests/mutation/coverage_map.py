@@ -1,4 +1,5 @@
-"""Which tests run which line, and how long each takes: measured once, and kept as long as the sources are the same.
+"""Which tests run which line, and how much processor time each takes: measured once, and kept while the sources are the
+same.
 
 There is one file of it for each test file. It is measured again when any file that those tests ran has changed. Tests
 that fail while they are measured are left out: they may count calls, or be about tracing.
@@ -26,7 +27,7 @@ LONGEST = 240.0
 
 
 class Covering(NamedTuple):
-    """A test that runs a line: how long it takes, and how many lines of the product it runs in all."""
+    """A test that runs a line: its seconds of processor time, and how many lines of the product it runs in all."""
 
     test: str
     seconds: float
@@ -49,11 +50,11 @@ class _Lines(Around):
         self._cover.stop()  # a test that has a trace function of its own has taken the place of coverage's
         self._cover.start()
         self._cover.switch_context(test)
-        self._start = time.monotonic()
+        self._start = time.process_time()
 
     def after(self, test: str, failed: bool) -> None:
         if not failed:
-            self._passed[test] = time.monotonic() - self._start
+            self._passed[test] = time.process_time() - self._start
         self._cover.switch_context("between")
 
     def answer(self) -> Any:

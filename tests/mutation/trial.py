@@ -17,6 +17,8 @@ from tests.mutation.sites import Site, mutate, parsed, units
 from tests.mutation.workshop import Done, Job, Workshop
 from tests.support.places import ROOT
 
+RANDOM = ("tests/random", "plugins/hicache/tests/test_hicache_fuzz.py")
+"""Where the tests stand that compare random traffic with a model."""
 TIMES = 8
 """A mutant's test may take so many times what it took while it was measured, and some seconds beyond that."""
 
@@ -91,23 +93,29 @@ def _inside(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def chosen(covering: Sequence[Covering], budget: float) -> list[Covering]:
-    """So many tests as take ``budget`` seconds: for half of it the quickest, for the rest those that run the most.
+    """So many tests as take ``budget`` seconds, in three parts: the quickest, the random ones, and the broadest.
 
-    The quickest are the most specific, and find most. The broadest are the random models. Tests of one file stay
-    together, and the files that run least of the product come first.
+    The quickest are the most specific, and find most. The random ones compare with models of the whole. Of the rest,
+    those come first that run most of the product for their time. Tests of one file stay together.
     """
-    quick: list[Covering] = []
+    left = sorted(covering, key=lambda each: (each.seconds, each.breadth, each.test))
+    found: list[Covering] = []
     spent = 0.0
-    by_time = sorted(covering, key=lambda each: (each.seconds, each.breadth, each.test))
-    while by_time and spent + by_time[0].seconds <= budget / 2:
-        spent += by_time[0].seconds
-        quick.append(by_time.pop(0))
-    broad: list[Covering] = []
-    for each in sorted(by_time, key=lambda each: (-each.breadth, each.seconds, each.test)):
-        if spent + each.seconds <= budget:
-            spent += each.seconds
-            broad.append(each)
-    return [*_by_file(quick), *_by_file(broad)]
+    for upto, wanted in (
+        (0.4, lambda test: True),
+        (0.8, lambda test: test.startswith(RANDOM)),
+        (1.0, lambda test: True),
+    ):
+        if upto == 1.0:
+            left.sort(key=lambda each: each.seconds**0.5 / (each.breadth + 1))
+        part = []
+        for each in left:
+            if wanted(each.test) and spent + each.seconds <= upto * budget:
+                spent += each.seconds
+                part.append(each)
+        found += _by_file(part)
+        left = [each for each in left if each not in set(part)]
+    return found
 
 
 def _by_file(tests: Sequence[Covering]) -> list[Covering]:

@@ -407,6 +407,9 @@ class ComparedCache:
         plan = self.cache.match(list(tokens), namespace=namespace, leave=leave, extra=extra)
         limit = self.model.limit(len(tokens), leave)
         self.check_boundary("match", plan.ready, ids, limit)
+        if not self.allowances.narrows:
+            branch = self.model.branch(ids, limit)
+            require(plan.branch == branch, "match at %s: the branch is %s, not %s", plan.ready, plan.branch, branch)
         if candidates:
             runs = plan.candidates()
             got = [b for lo, hi in runs for b in range(lo, hi + 1, self.model.page)]
