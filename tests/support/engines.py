@@ -17,6 +17,7 @@ from prefixloom import Cache, compose
 from prefixloom_engine import Batch, Engine, Model, Request, Span, ThreeWay
 from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer
 from prefixloom_engine.threeway import SIZES
+from tests.support.planned_steps import watched
 
 CAPACITY = {"full": 1200, "swa": 900, "mamba": 28}
 AMPLE = {"full": 4096, "swa": 4096, "mamba": 64}
@@ -64,7 +65,7 @@ def _plain(it: ThreeWay, request: Request) -> tuple[int, ...]:
 
 
 def served(it: ThreeWay, requests: Sequence[Request], cache: Cache, **options: Any) -> tuple[list[list[int]], Engine]:
-    with Engine(it, cache, **{"chunk": 256, **options}) as engine:
+    with watched(Engine(it, cache, **{"chunk": 256, **options})) as engine:
         answers = engine.generate(requests)
     nothing_left(cache)
     for answer in answers:

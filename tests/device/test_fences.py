@@ -1,0 +1,81 @@
+"""The fences of several pools of one flight: retired slots are held against a list of who may still touch them."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from prefixloom import Buffer, Manifest
+from prefixloom.device.flight import Flight
+from prefixloom.device.pool import Pool
+from prefixloom.testing.schedules.simulated import Simulation
+
+KV = Manifest([Buffer("kv", (1,), "int8")])
+
+
+class Owner:
+    """Who follows a step."""
+
+    label = "owner"
+    fence = 0
+    work = None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_slots_are_taken_behind_the_newest_step_that_may_touch_them(seed: int) -> None:
+    """Steps end in any order. What is given back meanwhile waits, and who takes it early learns for which step."""
+    rng = random.Random(seed)
+    pools = [Pool(name, KV, "page", 6, 1, "meta", allocate=False) for name in "abc"]
+    flight: Flight[Owner] = Flight(pools)
+    simulation = Simulation("x", "y")
+    owned: list[tuple[Pool, int]] = []
+    touched: dict[tuple[str, int], int] = {}
+    owner = Owner()
+    for _ in range(60):
+        what = rng.randrange(5)
+        if what == 0:
+            work, stream = flight.begin(), simulation[rng.choice("xy")]
+            work.since = stream.tick
+            stream.run(lambda: None)
+            flight.end(work, stream, [owner], "a step")
+            assert owner.fence == flight.launched
+        elif what == 1 and owned:
+            pool, slot = owned.pop(rng.randrange(len(owned)))
+            touched[pool.name, slot] = flight.launched if flight.works else 0
+            pool.give(array("i", [slot]).tobytes())
+        elif what == 2:
+            for stream in rng.sample([simulation["x"], simulation["y"]], 1):
+                if stream.ready:
+                    stream.advance()
+            flight.poll()
+        else:  # one operation takes of several pools
+            flight.taken_early = 0
+            newest = 0
+            for pool in rng.sample(pools, rng.randrange(1, 4)):
+                count = rng.randrange(3)
+                if count <= pool.free:
+                    taken = pool.take(count).tolist() if count else []
+                    owned += [(pool, slot) for slot in taken]
+                    newest = max([newest, *(touched.get((pool.name, slot), 0) for slot in taken)])
+            running = newest if newest > flight.over else 0
+            assert flight.taken_early == running, "the new owner comes after all of them"
+        for pool in pools:
+            assert pool.free + sum(other is pool for other, _ in owned) == pool.capacity
+            assert flight.works or not pool.retiring, "nothing runs, and slots wait"
+    simulation.drain()
+    flight.poll()
+    assert [pool.retiring for pool in pools] == [0, 0, 0]
+
+
+def test_an_owner_that_waits_for_a_later_step_goes_on_waiting() -> None:
+    flight: Flight[Owner] = Flight([Pool("a", KV, "page", 2, 1, "meta", allocate=False)])
+    simulation = Simulation("x")
+    owner = Owner()
+    first, second = flight.begin(), flight.begin()
+    for work in (second, first):
+        work.since = simulation["x"].tick
+        flight.end(work, simulation["x"], [owner], "a step")
+        assert owner.fence == second.number
+    simulation.drain()
