@@ -7,10 +7,13 @@ from array import array
 
 import pytest
 
-from prefixloom import Buffer, Manifest
+from prefixloom import Buffer, Manifest, Path, TierManifest
 from prefixloom.device.flight import Flight
 from prefixloom.device.pool import Pool
+from prefixloom.testing.inside.backdoor import tier, tier_lane
 from prefixloom.testing.schedules.simulated import Simulation
+from prefixloom_hicache import HostTier
+from tests.support.helpers import cache_of, part
 
 KV = Manifest([Buffer("kv", (1,), "int8")])
 
@@ -79,3 +82,25 @@ def test_an_owner_that_waits_for_a_later_step_goes_on_waiting() -> None:
         flight.end(work, simulation["x"], [owner], "a step")
         assert owner.fence == second.number
     simulation.drain()
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize("count", [1, 2])
+def test_slots_below_leave_the_fence_of_slots_that_were_taken_before(before: int, count: int) -> None:
+    """One operation takes slots of the device, and then of the host for what has to go: it comes after both."""
+    host = HostTier(TierManifest(capacity={"path": 8}))
+    cache = cache_of(part("path", Path()), host)
+    lane, flight, simulation = tier_lane(cache, "path"), cache.core.flight, Simulation("x")
+    slots = lane.pool.take(2)
+    for slot in slots:
+        work = flight.begin()
+        work.since = simulation["x"].tick
+        simulation["x"].run(lambda: None)
+        flight.end(work, simulation["x"], [], "a step")
+        lane.pool.give(array("i", [slot]).tobytes())
+    flight.taken_early = before
+    taken = tier(cache).copies.take(lane, count)
+    assert flight.taken_early == max(before, count)
+    lane.pool.give(taken.tobytes())
+    simulation.drain()
+    cache.poll()

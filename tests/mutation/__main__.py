@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -80,15 +81,15 @@ def _run(workshop: Workshop, options: argparse.Namespace) -> int:
 def _run_by_hand(workshop: Workshop, covered: CoverageMap, options: argparse.Namespace) -> int:
     named = options.named or [""]
     mutants = [of_fragment(each) for each in BY_HAND if any(part in each.name for part in named)]
-    dead = 0
-    limits = (options.seconds, options.patience, options.jobs)
-    for mutant, verdict in run_all(workshop, covered, mutants, *limits):
-        dead += verdict.how in ("killed", "timeout")
-        print(
-            f"{verdict.how:9} {verdict.seconds:5.1f} s {verdict.tests:4} tests  {mutant.name}: {verdict.by}", flush=True
-        )
-    print(f"{dead} of {len(mutants)} mutants made by hand were killed")
-    return 0 if dead == len(mutants) else 1
+    why = {each.name: each.why for each in BY_HAND}
+    found: Counter[str] = Counter()
+    for mutant, verdict in run_all(workshop, covered, mutants, options.seconds, options.patience, options.jobs):
+        dead = verdict.how in ("killed", "timeout")
+        found["killed" if dead else "equivalent" if why[mutant.name] else "alive"] += 1
+        told = f"{verdict.how:9} {verdict.seconds:5.1f} s {verdict.tests:4} tests "
+        print(f"{told} {mutant.name}: {verdict.by or why[mutant.name]}", flush=True)
+    print(f"{len(mutants)} mutants made by hand: {dict(found)}")
+    return 1 if found["alive"] else 0
 
 
 def _sampled(options: argparse.Namespace) -> list[Site]:

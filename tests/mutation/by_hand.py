@@ -32,7 +32,7 @@ BY_HAND = (
     # parents of victims that a plugin keeps
     Fragment("what a kept victim hangs from goes", ROOM, "_held_back", "cell = lane.hangs_from(cell)", "break"),
     Fragment("a victim that is put back is no child", PATH, "PathLane.put_back", "cell.up.below += 1", ""),
-    Fragment("kept victims change places", ROOM, "_evict_asking", "reversed(victims)", "victims", at=1),
+    Fragment("kept victims change places", ROOM, "_evict_asking", "reversed(victims)", "victims", at=1, why="in which order kept victims become recent is not promised"),
     Fragment("a kept victim is asked for again and again", ROOM, "_evict_asking", "held |= staying", ""),
     # checkpoints inside of what arrived
     Fragment("steps that begin inside of what arrived have single states", HOLDINGS, "SteppedHolding.reach", "self.arrived <= before < upto <= before + len(self.steps)", "before < upto <= before + len(self.steps)"),
@@ -45,7 +45,7 @@ BY_HAND = (
     Fragment("an older step lowers a fence", FLIGHT, "Flight.follow", "max(follower.fence, work.number)", "work.number"),
     # selective copies
     Fragment("a load brings positions that nobody needs", RESTORE, "_lacking_at", "any(lo < at + page and at < hi for lo, hi in spans)", "True"),
-    Fragment("what arrives lacks the page in which the window begins", PARTIAL, "PartialLane.needed_pages", "low < (p + 1) * page and p * page < high", "low <= p * page and p * page < high"),
+    Fragment("what arrives lacks the page in which the window begins", PARTIAL, "PartialLane.needed_pages", "low < (p + 1) * page and p * page < high", "low <= p * page and p * page < high", why="what a reach needs is rounded to whole pages before"),
     Fragment("of several slots the first is copied", f"{CORE}/device/kernels.py", "select_slots", "selector.reshape(-1, 1).long()", "selector.reshape(-1, 1).long() * 0"),
     Fragment("of several slots of the host the first is copied", f"{CORE}/device/host_pool.py", "HostPool.select", "row[index]", "row[0]"),
     # the fingerprint of coded content
@@ -62,7 +62,7 @@ BY_HAND = (
     Fragment("ranks are compacted to a list that is no heap", f"{CORE}/contract/queues.py", "BucketQueue.add", "sorted(self._buckets)", "list(self._buckets)[::-1]"),
     Fragment("ranks are never compacted", f"{CORE}/contract/queues.py", "BucketQueue.add", "self._ranks = sorted(self._buckets)", ""),
     # the budget of a step, and of the pools
-    Fragment("what may be taken back needs no pages", BUDGET, "PageBudget.pages_held", "self._chunk + self._cache.composition.max_rewind", "self._chunk"),
+    Fragment("what may be taken back needs no pages", BUDGET, "PageBudget.pages_held", "max(self._chunk, 1 + rewind) + rewind", "max(self._chunk, 1 + rewind)"),
     Fragment("rows that decode cost a step nothing", SCHEDULER, "Scheduler._plan_together", "self.chunk - len(planned)", "self.chunk"),
     Fragment("admission costs a step nothing", SCHEDULER, "Scheduler._admit", "budget -= taken", ""),
     # guesses over a boundary

@@ -23,6 +23,8 @@ class Fragment(NamedTuple):
     old: str
     new: str
     at: int = 0
+    why: str = ""
+    """Why no test can see it, if it was judged so."""
 
 
 def changed(fragment: Fragment) -> tuple[ast.Module, tuple[int, int]]:

@@ -32,6 +32,16 @@ def cache_for(it: ThreeWay, capacity: Mapping[str, int] = AMPLE, **options: Any)
     return compose(it.config, capacity=capacity, **{"max_rewind": 4, "debug": True, **options})
 
 
+def untracked(it: ThreeWay) -> Cache:
+    """A cache whose states keep no checkpoints while a request decodes, so that the engine publishes them."""
+    config = it.config
+    specs = [
+        attrs.evolve(spec, options={**spec.options, "checkpoint_every": 0}) if spec.kind == "mamba" else spec
+        for spec in config.components
+    ]
+    return compose(attrs.evolve(config, components=specs), capacity=AMPLE, max_rewind=4, debug=True)
+
+
 def prompt(seed: int, length: int) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(SIZES["tiny"].vocabulary) for _ in range(length)]
