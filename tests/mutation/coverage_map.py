@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,11 +131,11 @@ def measured(workshop: Workshop, at_once: int) -> CoverageMap:
     KEPT.mkdir(parents=True, exist_ok=True)
     maps = {file: _kept(file) for file in workshop.files}
     lacking = [(file, tests) for file, tests in workshop.files.items() if not maps[file]]
-    jobs = [Job(file, tests, [LONGEST] * len(tests), _Lines) for file, tests in lacking]
+    jobs = deque(Job(file, tests, [LONGEST] * len(tests), _Lines) for file, tests in lacking)
     if jobs:
         print(f"measuring what the tests of {len(jobs)} files run", flush=True)
     for number, (job, done) in enumerate(workshop.run(jobs, at_once)):
-        told = f"{number + 1}/{len(jobs)} {job.name}: {done.how}, {done.seconds:.0f} s"
+        told = f"{number + 1}/{len(lacking)} {job.name}: {done.how}, {done.seconds:.0f} s"
         if done.how == "passed":
             digests = {each: _digest(each) for each in {job.name, *done.answer["ran"]}}
             part = _place(job.name).with_suffix(f".{os.getpid()}")

@@ -8,6 +8,7 @@ such sites are out of reach, and are counted.
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -137,32 +138,38 @@ def run_all(
     by_name = {mutant.name: mutant for mutant in mutants}
     believed: set[str] = set()
     doubted: set[str] = set()
-    left = list(mutants)
-    while left:
-        jobs = []
-        for mutant in left:
-            tests = [each for each in covered.covering(mutant.file, mutant.lines) if each.test not in doubted]
-            if tests:
-                jobs.append(_job(workshop, mutant, chosen(tests, budget), patience))
-            else:
-                yield mutant, Verdict("uncovered", "", 0, 0.0)
-        unproved: dict[str, list[tuple[Mutant, Verdict]]] = {}
-        for job, done in workshop.run(jobs, at_once):
-            verdict = _verdict(job, done)
-            if verdict.how != "killed" or verdict.by in believed:
-                yield by_name[job.name], verdict
-            else:
-                unproved.setdefault(verdict.by, []).append((by_name[job.name], verdict))
-        left = []
-        honest = [Job(test, [test], [120.0], lambda: None) for test in unproved if test]
-        for job, done in workshop.run(honest, at_once):
-            (believed if done.how == "passed" else doubted).add(job.name)
-        for test, verdicts in unproved.items():
-            if test in doubted:
-                print(f"{test} fails without a mutant, too, if it is run alone: it kills nothing", flush=True)
-                left += [mutant for mutant, _ in verdicts]
-            else:
-                yield from verdicts
+    unproved: dict[str, list[tuple[Mutant, Verdict]]] = {}
+    jobs: deque[Job] = deque()
+
+    def try_out(mutant: Mutant) -> bool:
+        tests = [each for each in covered.covering(mutant.file, mutant.lines) if each.test not in doubted]
+        if tests:
+            jobs.append(_job(workshop, mutant, chosen(tests, budget), patience))
+        return bool(tests)
+
+    for mutant in mutants:
+        if not try_out(mutant):
+            yield mutant, Verdict("uncovered", "", 0, 0.0)
+    for job, done in workshop.run(jobs, at_once):
+        if job.name in unproved:  # it was the test that killed, without a mutant
+            killed = unproved.pop(job.name)
+            if done.how == "passed":
+                believed.add(job.name)
+                yield from killed
+                continue
+            print(f"{job.name} fails without a mutant, too, if it is run alone: it kills nothing", flush=True)
+            doubted.add(job.name)
+            for mutant, _ in killed:
+                if not try_out(mutant):
+                    yield mutant, Verdict("uncovered", "", 0, 0.0)
+            continue
+        verdict = _verdict(job, done)
+        if verdict.how != "killed" or not verdict.by or verdict.by in believed:
+            yield by_name[job.name], verdict
+        else:
+            if verdict.by not in unproved:
+                jobs.appendleft(Job(verdict.by, [verdict.by], [120.0], lambda: None))
+            unproved.setdefault(verdict.by, []).append((by_name[job.name], verdict))
 
 
 def _job(workshop: Workshop, mutant: Mutant, tests: Sequence[Covering], patience: float) -> Job:

@@ -20,7 +20,8 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,25 +90,19 @@ class Workshop:
     def close(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def run(self, jobs: Iterable[Job], at_once: int) -> Iterator[tuple[Job, Done]]:
-        """Run jobs, so many at once, and yield each when it has ended."""
+    def run(self, jobs: deque[Job], at_once: int) -> Iterator[tuple[Job, Done]]:
+        """Run jobs, so many at once, and yield each when it has ended. More may be added to ``jobs`` meanwhile."""
         assert threading.active_count() == 1, f"threads would be lost at a fork: {threading.enumerate()}"
-        waiting, running = iter(jobs), list[_Child]()
-        more = True
-        while more or running:
-            while more and len(running) < at_once:
-                job = next(waiting, None)
-                if job is None:
-                    more = False
-                else:
-                    running.append(_Child(job, self._scratch, self._items))
+        running: list[_Child] = []
+        while jobs or running:
+            while jobs and len(running) < at_once:
+                running.append(_Child(jobs.popleft(), self._scratch, self._items))
             for child in list(running):
                 done = child.ended()
                 if done is not None:
                     running.remove(child)
                     yield child.job, done
-            if running:
-                time.sleep(0.01)
+            time.sleep(0.01)
 
 
 class _Child:

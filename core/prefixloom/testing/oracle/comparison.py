@@ -343,6 +343,8 @@ class ComparedCache:
                     ]
             require(len(set(owned)) == len(owned), "%s: a slot has two owners: %s", name, sorted(owned))
             require(len(owned) == f.capacity, "%s: %s of %s slots have an owner", name, len(owned), f.capacity)
+            waiting = 0 if backdoor.works_in_flight(self.cache) else self.cache.pool(name).retiring
+            require(not waiting, "%s: no step runs, and %s slots wait for one", name, waiting)
             stats = self.cache.stats().components[name]
             require(stats.free == len(free), "%s: stats say %s free, there are %s", name, stats.free, len(free))
             require(
