@@ -10,10 +10,12 @@ import pytest
 from prefixloom import Buffer, Manifest, Path, TierManifest
 from prefixloom.device.flight import Flight
 from prefixloom.device.pool import Pool
+from prefixloom.device.streams import InlineStream
+from prefixloom.operations.lease import swap
 from prefixloom.testing.inside.backdoor import tier, tier_lane
 from prefixloom.testing.schedules.simulated import Simulation
 from prefixloom_hicache import HostTier
-from tests.support.helpers import cache_of, part
+from tests.support.helpers import cache_of, part, serve
 
 KV = Manifest([Buffer("kv", (1,), "int8")])
 
@@ -37,8 +39,15 @@ def test_slots_are_taken_behind_the_newest_step_that_may_touch_them(seed: int) -
     touched: dict[tuple[str, int], int] = {}
     owner = Owner()
     for _ in range(60):
-        what = rng.randrange(5)
-        if what == 0:
+        what = rng.randrange(6)
+        if what == 5:  # work that is over at once; what it gave back while it was open waited for it alone
+            work = flight.begin()
+            if owned and rng.random() < 0.5:
+                pool, slot = owned.pop()
+                touched[pool.name, slot] = work.number
+                pool.give(array("i", [slot]).tobytes())
+            flight.end(work, InlineStream("calling"), [], "work of the calling thread")
+        elif what == 0:
             work, stream = flight.begin(), simulation[rng.choice("xy")]
             work.since = stream.tick
             stream.run(lambda: None)
@@ -104,3 +113,14 @@ def test_slots_below_leave_the_fence_of_slots_that_were_taken_before(before: int
     lane.pool.give(taken.tobytes())
     simulation.drain()
     cache.poll()
+
+
+@pytest.mark.parametrize("fences", [(0, 0), (5, 3), (3, 5)])
+def test_who_takes_over_a_lease_waits_for_both(fences: tuple[int, int]) -> None:
+    cache = cache_of(part("path", Path()))
+    serve(cache, range(16))
+    mine, other = cache.lease(cache.match(range(16))), cache.lease(cache.match(range(8)))
+    mine.fence, other.fence = fences
+    swap(cache.core, mine, other)
+    assert (mine.fence, mine.node.end) == (max(fences), 8)
+    mine.release()
