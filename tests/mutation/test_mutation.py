@@ -106,6 +106,19 @@ def test_a_fragment_is_found_by_its_structure_and_a_stale_one_is_told() -> None:
         changed(found._replace(function="PathLane.put_forward"))
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="the judgements are read with tomllib")
+def test_judgements_name_operators_and_functions_that_there_are() -> None:
+    """Not their digests: who changes a function need not judge at once. The tool says what is to be judged again."""
+    from tests.mutation.score import equivalents
+
+    assert equivalents()
+    for name, why in equivalents().items():
+        file, _, rest = name.partition("::")
+        function, operator, _, _ = rest.split()
+        assert any((site.function, site.operator) == (function, operator) for site in of.sites(file)), name
+        assert len(why) > 20, name
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the tool needs the qualified names of code objects")
 def test_mutants_run_in_forks_against_the_tests_that_cover_them(tmp_path: Path) -> None:
     """Of ``common_prefix`` the test that is made here kills what makes its answers wrong, and nothing else."""
