@@ -360,6 +360,8 @@ class ComparedCache:
         require(lengths == wanted, "reserved, committed, published, named are %s, not %s", lengths, wanted)
         for f in self.model.facts:
             if f.boundary:
+                owned, most = len(state_slots(s, f.name)), 1 + f.steps + len(run.tracks[f.name])
+                require(owned <= most, "%s: a sequence has %s slots, and states for %s", f.name, owned, most)
                 if f.name not in run.pending and not run.spoiled:
                     got, slots = self.slots[f.name].read(s.pages(f.name)[0]), self.slots[f.name]
                     right = slots.same(got, [run.ids[run.committed]])
