@@ -91,7 +91,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "holding.slot = NO_SLOT\nholding.ready = False", "holding.ready = False",
            ("law", "law_every_answer_is_what_the_sets_say", "every hook on a state")),
     Mutant("a donated state is published as of the wrong boundary", "tree/state_lane.py", "StateLane.adopt",
-           "holding.as_of == node.end", "holding.as_of >= node.end",
+           "holding.as_of != node.end", "holding.as_of < node.end",
            ("law", "law_every_answer_is_what_the_sets_say", "window")),
     Mutant("a state is published before its op has run", "tree/holdings.py", "StateHolding.complete",
            "self.ready and self.slot != NO_SLOT", "self.slot != NO_SLOT",
