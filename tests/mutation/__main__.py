@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--by-hand", action="store_true", help="the mutants of by_hand.py in place of a sample")
     parser.add_argument("--named", action="append", default=[], help="part of the name of a mutant made by hand")
     parser.add_argument("--json", type=Path, default=Path("mutation.json"), help="where the results are written")
-    parser.add_argument("--bars", action="store_true", help="exit with 1 if an area is below its bar")
+    parser.add_argument("--bars", type=float, help="exit with 1 if an area is more than so many points below its bar")
     parser.add_argument("tests", nargs="*", help="test files or folders; all if there is none")
     options = parser.parse_args()
     if sys.version_info < (3, 11):
@@ -75,10 +75,11 @@ def _run(workshop: Workshop, options: argparse.Namespace) -> int:
     results.sort(key=lambda each: each.site)
     _tell(results)
     print(f"\n{time.monotonic() - start:.0f} s")
-    low = [each for each in scores(results) if each.per_cent < each.area.bar]
-    for each in low if options.bars else ():
+    points = 200.0 if options.bars is None else options.bars
+    low = [each for each in scores(results) if each.per_cent < each.area.bar - points]
+    for each in low:
         print(f"{each.area.name}: {each.per_cent:.1f}% of its mutants were killed, and its bar is {each.area.bar}%")
-    return 1 if options.bars and low else 0
+    return 1 if low else 0
 
 
 def _run_by_hand(workshop: Workshop, covered: CoverageMap, options: argparse.Namespace) -> int:
