@@ -9,12 +9,23 @@ import attrs
 import pytest
 import torch
 
-from prefixloom import InputError, ProtocolError, compose
+from prefixloom import InputError, ProtocolError
 from prefixloom_engine import Engine, Request, ThreeWay
 from prefixloom_engine.serving.admission import POLICIES, dfs_weight, fcfs, lpm, priority
 from prefixloom_engine.serving.scheduler import Scheduler, common_prefix
 from prefixloom_engine.threeway import SIZES
-from tests.support.engines import CAPACITY, SYSTEM, cache_for, mixed, model, nothing_left, plain, prompt, served
+from tests.support.engines import (
+    CAPACITY,
+    SYSTEM,
+    cache_for,
+    mixed,
+    model,
+    nothing_left,
+    plain,
+    prompt,
+    served,
+    untracked,
+)
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 REQUESTS = mixed(16)
@@ -86,16 +97,8 @@ def test_the_next_turn_hits_at_its_full_length_rounded_to_the_grid() -> None:
 def test_the_next_turn_hits_as_deep_where_the_cache_keeps_no_checkpoints_of_a_decode() -> None:
     """The engine publishes its own then: a component that does not track is served as well."""
     it = model()
-    config = it.config
-    specs = [
-        attrs.evolve(spec, options={**spec.options, "checkpoint_every": 0}) if spec.kind == "mamba" else spec
-        for spec in config.components
-    ]
     for overlap, speculate in ((True, 0), (False, 0), (True, 4)):
-        cache = compose(
-            attrs.evolve(config, components=specs), capacity={"full": 4096, "swa": 4096, "mamba": 64}, max_rewind=4,
-            debug=True,
-        )  # fmt: skip
+        cache = untracked(it)
         with Engine(it, cache, overlap=overlap, speculate=speculate) as engine:
             (answer,) = engine.generate([Request(prompt(9, 100), 100)])
         assert cache.peek([*prompt(9, 100), *answer.tokens, 1], leave=1) == 199 // 64 * 64

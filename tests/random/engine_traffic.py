@@ -31,6 +31,7 @@ from prefixloom_engine.serving.admission import POLICIES
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.random.soak import Failing, FailingCopies, Injected
 from tests.support.engines import cache_for, model, nothing_left, plain, prompt
+from tests.support.planned_steps import watched
 
 LONGEST = 20_000
 """Steps after which a run hangs."""
@@ -192,7 +193,7 @@ class Traffic:
         if not self.setting.draft:  # whose runner has more than a forward pass
             engine._forward.runner = Failing(engine._forward.runner, rng, self.setting.rates[1])
             self.passes.append(engine._forward.runner)
-        return engine
+        return watched(engine)
 
     def mixed(self, cache: Cache, engines: list[Engine]) -> None:
         """All are asked, while others do to the cache what they may do at any time."""

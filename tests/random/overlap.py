@@ -320,6 +320,8 @@ class Traffic:
                 self.running.remove(request)
                 self.ended.append(request)
         if not self.cache.core.flight.works:
+            waiting = {c: self.cache.pool(c).retiring for c in self.comps if self.cache.pool(c).retiring}
+            assert not waiting, f"no step runs, and slots wait for one: {waiting}"
             self.check()
 
     def check(self) -> None:

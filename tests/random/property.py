@@ -12,10 +12,11 @@ import argparse
 import pprint
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prefixloom.testing.oracle.machine import SCRIPT, fails, replay, shrink, written
 from prefixloom.testing.oracle.operations import Op
+from prefixloom.testing.oracle.writer import ARRIVALS, WEIGHTS
 from tests.support import setups as compositions
 from tests.support.setups import setups
 
@@ -29,13 +30,15 @@ def explain(name: str, ops: Sequence[Op], limit: float = 60.0) -> str:
     return f"{type(error).__name__}: {error}\n\nreplay(setups()[{name!r}],\n{script})"
 
 
-def run(name: str, seed: object, count: int, patience: float = 60.0) -> dict[str, int]:
+def run(
+    name: str, seed: object, count: int, patience: float = 60.0, of: Mapping[str, float] = WEIGHTS
+) -> dict[str, int]:
     """``count`` operations on one composition, in scripts; how often each thing happened."""
     setup = setups()[name]
     counts: dict[str, int] = {}
     done = script = 0
     while done < count:
-        ops = written(f"{seed} {name} {script}", setup, min(SCRIPT, count - done))
+        ops = written(f"{seed} {name} {script}", setup, min(SCRIPT, count - done), of)
         try:
             world = replay(setup, ops)
         except Exception as error:
@@ -53,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ops", type=int, default=1_000_000)
     parser.add_argument("--seed", default="1")
     parser.add_argument("--compositions", default="all", help="all, or part of the names")
+    parser.add_argument("--arrivals", action="store_true", help="much is computed elsewhere, and arrives")
     parser.add_argument("--first", action="store_true", help="stop at the first failure, and do not shrink it")
     parser.add_argument("--no-debug", action="store_true", help="without the cache's own checks: the model alone")
     options = parser.parse_args(arguments)
@@ -65,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done, start, failed = 0, time.monotonic(), 0
     for name in names:
         try:
-            counts = run(name, options.seed, each, patience=0 if options.first else 60)
+            of = ARRIVALS if options.arrivals else WEIGHTS
+            counts = run(name, options.seed, each, 0 if options.first else 60, of)
         except AssertionError as error:
             print(f"FAILED {error}\n", flush=True)
             failed += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prefixloom.testing.oracle.machine import fails, replay, shrink, written
+from prefixloom.testing.oracle.writer import ARRIVALS
 from tests.random.property import run, setups
 
 OPERATIONS = 400
@@ -16,6 +17,13 @@ def test_random_operations_agree_with_the_sets(name: str) -> None:
     counts = run(name, "ci", OPERATIONS)
     assert counts["open"] > 5, counts
     assert counts["publish"] > 5, counts
+
+
+@pytest.mark.parametrize("name", list(setups()))
+def test_random_arrivals_agree_with_the_sets(name: str) -> None:
+    counts = run(name, "arrivals", OPERATIONS // 2, of=ARRIVALS)
+    assert counts["open"] > 5, counts
+    assert counts.get("arrive", 0) + counts.get("arrive refused", 0) + counts.get("grow too long", 0) > 3, counts
 
 
 @pytest.mark.parametrize("name", list(setups())[::4])

@@ -17,6 +17,7 @@ from prefixloom import Cache, compose
 from prefixloom_engine import Batch, Engine, Model, Request, Span, ThreeWay
 from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer
 from prefixloom_engine.threeway import SIZES
+from tests.support.planned_steps import watched
 
 CAPACITY = {"full": 1200, "swa": 900, "mamba": 28}
 AMPLE = {"full": 4096, "swa": 4096, "mamba": 64}
@@ -29,6 +30,16 @@ def model(dtype: str = "float64", *, mixing: float = 1.0) -> ThreeWay:
 
 def cache_for(it: ThreeWay, capacity: Mapping[str, int] = AMPLE, **options: Any) -> Cache:
     return compose(it.config, capacity=capacity, **{"max_rewind": 4, "debug": True, **options})
+
+
+def untracked(it: ThreeWay) -> Cache:
+    """A cache whose states keep no checkpoints while a request decodes, so that the engine publishes them."""
+    config = it.config
+    specs = [
+        attrs.evolve(spec, options={**spec.options, "checkpoint_every": 0}) if spec.kind == "mamba" else spec
+        for spec in config.components
+    ]
+    return compose(attrs.evolve(config, components=specs), capacity=AMPLE, max_rewind=4, debug=True)
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -64,7 +75,7 @@ def _plain(it: ThreeWay, request: Request) -> tuple[int, ...]:
 
 
 def served(it: ThreeWay, requests: Sequence[Request], cache: Cache, **options: Any) -> tuple[list[list[int]], Engine]:
-    with Engine(it, cache, **{"chunk": 256, **options}) as engine:
+    with watched(Engine(it, cache, **{"chunk": 256, **options})) as engine:
         answers = engine.generate(requests)
     nothing_left(cache)
     for answer in answers:

@@ -9,6 +9,7 @@ A mutant is killed if its killer fails on it. That no killer fails on the core a
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import io
 import json
@@ -22,20 +23,24 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from tests.mutation.fragments import Fragment, changed
 from tests.support.mutants import CORE, MUTANTS, Killer, Mutant
-from tests.support.places import test_file
+from tests.support.places import ROOT, test_file
 
 SECONDS = 240
 """Of one killer; one that takes longer has not killed."""
 
 
-def mutated(mutant: Mutant) -> str | None:
-    """The changed source; None if the text is no longer there."""
-    text = (CORE / mutant.file).read_text()
-    return text.replace(mutant.old, mutant.new, 1) if mutant.old in text else None
+def mutated(mutant: Mutant) -> ast.Module | None:
+    """The changed module; None if the code is no longer there."""
+    file = str((CORE / mutant.file).relative_to(ROOT))
+    try:
+        return changed(Fragment(mutant.name, file, mutant.function, mutant.old, mutant.new, mutant.at))[0]
+    except LookupError:
+        return None
 
 
-def take_the_place_of(path: Path, source: str) -> None:
+def take_the_place_of(path: Path, source: ast.Module) -> None:
     """From now on the module of this file is the changed one."""
     honest = SourceFileLoader.get_code
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import prefixloom
-from prefixloom import Buffer, Chunk, Component, Manifest, Path, Point, Reach, Sinks, Tail, Window
+from prefixloom import Buffer, Chunk, Claim, Component, Manifest, Path, Point, Reach, Sinks, Tail, Window, hookimpl
 
 
 class Strided(Reach):
@@ -74,6 +74,16 @@ class BarePath(Reach):
         return ((0, n),) if n else ()
 
 
+class Choosy(Component):
+    """It keeps some of the victims of every eviction, from the leaves up or from the root down."""
+
+    @hookimpl
+    def evict_component(self, node: Any, tier: str) -> Claim:
+        return Claim(
+            keep=tuple(i for i, victim in enumerate(node) if (victim.start // 4 + victim.end + len(node)) % 3 == 0)
+        )
+
+
 DEBUG = True
 """Whether the caches keep their own second books; the model does without."""
 
@@ -91,6 +101,7 @@ class Setup:
     slots: int = 8
     own: dict[str, int] = field(default_factory=dict)
     lent: bool = False
+    kind: type[Component] = Component
 
     @property
     def unit(self) -> int:
@@ -111,7 +122,7 @@ class Setup:
 
     def compose(self) -> Any:
         plugins = [
-            Component(name, Manifest([Buffer("content", (), "int64")], **facts), reach)
+            self.kind(name, Manifest([Buffer("content", (), "int64")], **facts), reach)
             for name, reach, facts in self.parts
         ]
         capacity = {
@@ -222,6 +233,8 @@ def setups() -> dict[str, Setup]:
         "lent checkpoints": make(
             parts(Window(7), Point(), b={"checkpoint_every": 4, "states_per_path": 2}), slots=12, lent=True
         ),
+        "path that keeps victims": make(parts(Path()), kind=Choosy),
+        "path, window and point that keep victims": make(parts(Path(), Window(9), Point()), kind=Choosy, slots=9),
         "everything": make(
             parts(Path(), Window(9), Point(), Chunk(8), Sinks(4) | Window(5), Strided(), d={"page_size": 2}),
             tokens=80, slots=9,

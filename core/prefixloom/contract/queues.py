@@ -160,14 +160,17 @@ class MruQueue(ListQueue):
         self.add(cell)
 
 
-class _Sorted(Queue):
-    """Base of queues that are made of several lists: which list a cell stands in, and how often it was used."""
+class SortedQueue(Queue):
+    """Base of queues that are made of several lists: which list a cell stands in, and how often it was used.
 
-    __slots__ = ("_first", "_known", "_place")
+    ``uses`` has a number for every cell that is or was in the queue, and is not gone for good.
+    """
+
+    __slots__ = ("_first", "_place", "uses")
 
     def __init__(self) -> None:
         self._first = ListQueue()
-        self._known: dict[Any, int] = {}
+        self.uses: dict[Any, int] = {}
         self._place: dict[Any, ListQueue] = {}
 
     def _put(self, cell: Any, queue: ListQueue) -> None:
@@ -182,11 +185,11 @@ class _Sorted(Queue):
         self._place.pop(cell).remove(cell)
 
     def forget(self, cell: Any) -> None:
-        self._known.pop(cell, None)
+        self.uses.pop(cell, None)
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
-        if lower in self._known:
-            self._known[upper] = self._known[lower]
+        if lower in self.uses:
+            self.uses[upper] = self.uses[lower]
         if linked:
             place = self._place[upper] = self._place[lower]
             place.inherit(upper, lower, linked)
@@ -197,7 +200,7 @@ class _Sorted(Queue):
         return cell
 
 
-class SlruQueue(_Sorted):
+class SlruQueue(SortedQueue):
     """Segmented LRU: cells that were used again are protected, up to four fifths of all; others are evicted first."""
 
     __slots__ = ("_probation", "_protected", "_protected_count")
@@ -209,9 +212,8 @@ class SlruQueue(_Sorted):
         self._protected_count = 0
 
     def add(self, cell: Any) -> None:
-        known = self._known
-        if cell not in known:
-            known[cell] = 0
+        if cell not in self.uses:
+            self.uses[cell] = 0
             self._put(cell, self._probation)
             return
         self._put(cell, self._protected)
@@ -247,7 +249,7 @@ class _Bucket(ListQueue):
         self.rank = rank
 
 
-class BucketQueue(_Sorted):
+class BucketQueue(SortedQueue):
     """A queue with the lowest rank first, and the least recently used first within a rank.
 
     There is a bucket for each rank that is in use.
@@ -262,8 +264,8 @@ class BucketQueue(_Sorted):
         self._ranks: list[int] = []  # a heap; a rank may stand in it after its bucket has gone
 
     def add(self, cell: Any) -> None:
-        uses = self._known[cell] = self._known.get(cell, 0) + 1
-        rank = self._rank(cell, uses)
+        count = self.uses[cell] = self.uses.get(cell, 0) + 1
+        rank = self._rank(cell, count)
         bucket = self._buckets.get(rank)
         if bucket is None:
             bucket = self._buckets[rank] = _Bucket(rank)

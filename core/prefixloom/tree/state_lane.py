@@ -156,15 +156,23 @@ class StateLane(Lane[Cell, Any]):
         return cell
 
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
-        """A publication ends where the running state stands; what was tracked may lie before."""
+        """A publication ends where the running state stands; what was tracked may lie before.
+
+        A state that was computed again counts as used, as pages do.
+        """
         if holding.tracks:
             self._adopt_tracks(run, holding)
         node = run[-1]
-        if node.cells[self.index] is None and holding.as_of == node.end and holding.complete:
+        if holding.as_of != node.end or not holding.complete:
+            return
+        cell = node.cells[self.index]
+        if cell is None:
             slot = holding.slot
             holding.slot = NO_SLOT
             holding.ready = False
             self.keep(node, slot)
+        elif cell.next is not None:
+            self.queue.touch(cell)
 
     def _adopt_tracks(self, run: list[Node], holding: Any) -> None:
         for node in run:

@@ -105,10 +105,12 @@ class PageBudget:
     def pages_held(self, length: int) -> dict[str, int]:
         """By component: how many pages a sequence of ``length`` tokens holds at most while it runs."""
         found = {}
+        rewind = self._cache.composition.max_rewind
+        most = max(self._chunk, 1 + rewind) + rewind  # a step computes a chunk, or a token and guesses
         for part in self._parts:
             size = part.page_tokens
             kept = sum(-(-end // size) - start // size for start, end in part.reach.needs(length))
-            step = -(-(self._chunk + self._cache.composition.max_rewind) // size) + 1
+            step = -(-most // size) + 1
             found[part.name] = min(-(-length // size), kept + step)
         return found
 

@@ -16,7 +16,7 @@ from prefixloom.storage import BackendType, Fingerprint, Key, Miss, Record
 from prefixloom.storage import checksum as sums
 from prefixloom.storage.checksum import Checksum
 from prefixloom.storage.contract import opened
-from prefixloom.storage.keys import key, links, next_link
+from prefixloom.storage.keys import key, links, next_link, root_link
 from prefixloom.testing.laws.storage import ONE, key_of, record_of
 from prefixloom_hicache import MemoryBackend
 from prefixloom_hicache.records.frame import Flaw, decode_record, encode_header
@@ -52,6 +52,15 @@ def test_a_link_depends_on_the_namespace_all_tokens_before_it_and_extra_keys() -
     assert all(mine != theirs for other in others for mine, theirs in zip(whole, other, strict=True))
     assert next_link(whole[0], b"page") != next_link(whole[0], b"page", b"image")
     assert next_link(whole[0], b"page", b"x") != next_link(whole[0], b"pagex")
+
+
+def test_addresses_are_the_same_in_every_version() -> None:
+    """Else a store that was written before is empty."""
+    (link,) = links("a", encode(range(16)), 64)
+    assert (len(root_link("a")), len(link)) == (32, 32)
+    assert root_link("a").hex()[:16] == "2e2ff03ec7a33206"
+    assert link.hex()[:16] == "a98134fd85e5019f"
+    assert key(link, "kv", 0, 16, ONE).content.hex()[:16] == "2ba4892ed233b528"
 
 
 def test_a_key_depends_on_component_and_span() -> None:

@@ -19,6 +19,7 @@ from ...cache.cache import Cache
 from ...cache.debug import Debug
 from ...cache.match_plan import MatchPlan
 from ...cache.sequence import Sequence
+from ...contract.queues import SortedQueue
 from ...device.flight import Flight, Work
 from ...device.pool import Pool
 from ...device.streams import Stream
@@ -256,6 +257,12 @@ def copies_in_flight(cache: Cache) -> list[Any]:
 def store_link(cache: Cache) -> StoreBehind | None:
     """What ties the tier to a store behind it; None if the tier can have none."""
     return tier(cache).store
+
+
+def remembered(cache: Cache) -> int:
+    """How many cells the built-in queues that keep a history of use know, all components together."""
+    queues = [lane.queue for lane in cache.core.shape.all_lanes]
+    return sum(len(queue.uses) for queue in queues if isinstance(queue, SortedQueue))
 
 
 # ---------------------------------------------------------------- leases and plans

@@ -343,6 +343,8 @@ class ComparedCache:
                     ]
             require(len(set(owned)) == len(owned), "%s: a slot has two owners: %s", name, sorted(owned))
             require(len(owned) == f.capacity, "%s: %s of %s slots have an owner", name, len(owned), f.capacity)
+            waiting = 0 if backdoor.works_in_flight(self.cache) else self.cache.pool(name).retiring
+            require(not waiting, "%s: no step runs, and %s slots wait for one", name, waiting)
             stats = self.cache.stats().components[name]
             require(stats.free == len(free), "%s: stats say %s free, there are %s", name, stats.free, len(free))
             require(
@@ -358,6 +360,8 @@ class ComparedCache:
         require(lengths == wanted, "reserved, committed, published, named are %s, not %s", lengths, wanted)
         for f in self.model.facts:
             if f.boundary:
+                owned, most = len(state_slots(s, f.name)), 1 + f.steps + len(run.tracks[f.name])
+                require(owned <= most, "%s: a sequence has %s slots, and states for %s", f.name, owned, most)
                 if f.name not in run.pending and not run.spoiled:
                     got, slots = self.slots[f.name].read(s.pages(f.name)[0]), self.slots[f.name]
                     right = slots.same(got, [run.ids[run.committed]])
@@ -407,6 +411,9 @@ class ComparedCache:
         plan = self.cache.match(list(tokens), namespace=namespace, leave=leave, extra=extra)
         limit = self.model.limit(len(tokens), leave)
         self.check_boundary("match", plan.ready, ids, limit)
+        if not self.allowances.narrows:
+            branch = self.model.branch(ids, limit)
+            require(plan.branch == branch, "match at %s: the branch is %s, not %s", plan.ready, plan.branch, branch)
         if candidates:
             runs = plan.candidates()
             got = [b for lo, hi in runs for b in range(lo, hi + 1, self.model.page)]

@@ -9,7 +9,7 @@ import logging
 import pprint
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -18,7 +18,7 @@ from ...errors import InvariantError, PluginError, PrefixloomError
 from ..kit.bench import Bench, Failure
 from ..kit.case import ComponentCase
 from .operations import Op, Operations
-from .writer import Writer
+from .writer import WEIGHTS, Writer
 
 SCRIPT = 250
 """How many operations a script has. After it everything is closed, and the next script gets a new cache."""
@@ -86,9 +86,9 @@ class Pit:
         return f"Pit(case, {self.beside!r}, units={self.units}, page={self.page}, lent={self.lent})"
 
 
-def written(seed: str, arena: Arena, length: int = SCRIPT) -> list[Op]:
-    """Return a random script for this arena."""
-    return Writer(seed, arena.longest, arena.unit, arena.lookahead, arena.lent).script(length)
+def written(seed: str, arena: Arena, length: int = SCRIPT, of: Mapping[str, float] = WEIGHTS) -> list[Op]:
+    """Return a random script for this arena. ``of``: how often each kind of operation is written."""
+    return Writer(seed, arena.longest, arena.unit, arena.lookahead, arena.lent).script(length, of)
 
 
 def replay(arena: Arena, ops: Sequence[Op]) -> Operations:

@@ -455,3 +455,5 @@ class Operations(SequenceOperations):
             require(pool.free == pool.capacity, "%s: %s of %s are free in the end", f.name, pool.free, pool.capacity)
             require(self.cache.stats().components[f.name].leased == 0, "%s: something is leased in the end", f.name)
         require(self.cache.stats().nodes == 0, "%s nodes are left in the end", self.cache.stats().nodes)
+        remembered = backdoor.remembered(self.cache)
+        require(not remembered, "the queues remember %s cells that are gone", remembered)

@@ -186,6 +186,17 @@ class SetModel:
     def deepest(self, ids: Sequence[int], limit: int) -> int:
         return self.candidates(ids, limit)[-1]
 
+    def branch(self, ids: Sequence[int], limit: int) -> int | None:
+        """Return the boundary where a checkpoint was missing: all pages are there, and no state at it or deeper."""
+        paged = [f for f in self.facts if not f.boundary]
+        found = 0
+        for boundary in range(self.page, limit + 1, self.page):
+            if ids[boundary + self.lookahead] not in self.keys:
+                break
+            if all(self.pieces(f, ids, boundary) <= self.resident[f.name] for f in paged):
+                found = boundary
+        return found if found > self.deepest(ids, limit) else None
+
     # ------------------------------------------------------------ a running sequence
     def publishable(self, run: ModelSequence) -> int:
         upto = min(run.named - self.lookahead, run.complete) // self.page * self.page

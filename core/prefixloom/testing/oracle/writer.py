@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from .operations import Op
 from .sequence_operations import DOCUMENTS, document
@@ -16,6 +16,8 @@ WEIGHTS = {
     "evict": 3, "match": 8, "plan": 4, "open_plan": 4, "lease": 4, "release": 5, "drop_namespace": 1, "flush": 0.6,
     "poll": 1, "arrive": 2, "decode": 6, "illegal": 2,
 }  # fmt: skip
+ARRIVALS = {"beside": 10, "turn": 4, "decode": 3, "evict": 2, "close": 3, "rewind": 2, "match": 1}
+"""The weights of scripts in which much of what is computed elsewhere arrives."""
 
 
 class Writer:
@@ -27,14 +29,15 @@ class Writer:
 
     def __init__(self, seed: str, longest: int, unit: int, lookahead: int = 0, lent: bool = False) -> None:
         self.lookahead = lookahead
-        self.weights = WEIGHTS | {"insert": 12} if lent else WEIGHTS
+        self.more = {"insert": 12.0} if lent else {}
         self.chance = random.Random(seed)
         self.longest = longest
         self.unit = unit
         self.ops: list[Op] = []
 
-    def script(self, length: int) -> list[Op]:
-        kinds, weights = list(self.weights), list(self.weights.values())
+    def script(self, length: int, of: Mapping[str, float] = WEIGHTS) -> list[Op]:
+        chosen = {**of, **self.more}
+        kinds, weights = list(chosen), list(chosen.values())
         while len(self.ops) < length:
             (kind,) = self.chance.choices(kinds, weights)
             getattr(self, kind)()
@@ -94,6 +97,26 @@ class Writer:
             self.say("step", 31, 0)
         if self.below(3):
             self.say("close", -1, 0)
+
+    def beside(self) -> None:
+        """Write two requests of one prompt at once: one is computed, and of the other the tokens arrive."""
+        request, salt = self.request(), self.below(16)
+        for _ in range(2):
+            self.say("open", *request, 0, salt)
+        self.say("grow", -2, self.chance.choice((-1, -1, 1 + self.below(self.longest))))
+        self.say("step", 31, 0)
+        if self.below(2):
+            self.say("publish", -2, -1)
+        for _ in range(1 + self.below(2)):
+            self.say("arrive", -1, 1 + self.below(self.longest))
+            if self.below(2):
+                self.say("rewind", -1, 1 + self.below(9), salt)
+            self.say("append", -1, 1 + self.below(4))
+            self.say("step", 31, self.below(9))
+        if self.below(2):
+            self.say("close", -2, 0)
+        self.say("publish", -1, -1)
+        self.say("close", -1, self.below(3))
 
     def decode(self) -> None:
         """Write several small steps of one request, part of which is rewound."""

@@ -1,0 +1,75 @@
+"""Mistakes that a person would make, in the places where earlier ones were not noticed: ``--by-hand`` runs them.
+
+They were written with the product at hand and without a look at the tests.
+"""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+from tests.mutation.fragments import Fragment
+
+CORE, HICACHE = "core/prefixloom", "plugins/hicache/prefixloom_hicache"
+MATCH, PUBLISH, ROOM = (f"{CORE}/operations/{name}.py" for name in ("match", "publish", "room"))
+PATH, PARTIAL, HOLDINGS = (f"{CORE}/tree/{name}.py" for name in ("path_lane", "partial_lane", "holdings"))
+POOL, FLIGHT = f"{CORE}/device/pool.py", f"{CORE}/device/flight.py"
+COPIES, RESTORE, PIECES = (f"{CORE}/tiers/{name}.py" for name in ("host_copies", "restore", "pieces"))
+FRAME, INDEX = f"{HICACHE}/records/frame.py", f"{HICACHE}/records/index.py"
+SCHEDULER, BUDGET = (f"engine/prefixloom_engine/serving/{name}.py" for name in ("scheduler", "admission"))
+WIRE = "engine/prefixloom_engine/disaggregation/wire.py"
+
+BY_HAND = (
+    # what a plan says of the branch
+    Fragment("the branch is the last boundary where a state was missing", MATCH, "search", "lowered and branch is None", "lowered"),
+    Fragment("the branch is where the state was", MATCH, "search", "branch = paged", "branch = boundary"),
+    Fragment("a reject forgets the branch", MATCH, "_ask_claims", "if branch is not None:\n    match.branch = branch", ""),
+    Fragment("the last claim of a branch wins", MATCH, "claims_at", "max(match.branch or 0, claim.branch // page * page)", "claim.branch // page * page"),
+    # recency when a leaf is computed again
+    Fragment("a leaf that is computed again by a sequence that ends is not recent", PATH, "PathLane.hand_over", "self.queue.touch(up)", ""),
+    Fragment("a leaf that is computed again beside a plugin is not recent", PATH, "PathLane.finish", "self.queue.touch(cell)", ""),
+    Fragment("a tail that is computed again is not recent", PARTIAL, "PartialLane._merge", "if cell.next is not None:\n    self.queue.touch(cell)", ""),
+    Fragment("a lease that was not used makes its leaf recent", PATH, "PathLane.release", "self.queue.add_first(cover)", "self.queue.add(cover)"),
+    # parents of victims that a plugin keeps
+    Fragment("what a kept victim hangs from goes", ROOM, "_held_back", "cell = lane.hangs_from(cell)", "break"),
+    Fragment("a victim that is put back is no child", PATH, "PathLane.put_back", "cell.up.below += 1", ""),
+    Fragment("kept victims change places", ROOM, "_evict_asking", "reversed(victims)", "victims", at=1, why="in which order kept victims become recent is not promised"),
+    Fragment("a kept victim is asked for again and again", ROOM, "_evict_asking", "held |= staying", ""),
+    # checkpoints inside of what arrived
+    Fragment("steps that begin inside of what arrived have single states", HOLDINGS, "SteppedHolding.reach", "self.arrived <= before < upto <= before + len(self.steps)", "before < upto <= before + len(self.steps)"),
+    Fragment("a checkpoint inside of what arrived is due", HOLDINGS, "SteppedHolding.due", "end - start <= len(self.steps) and start >= self.arrived", "end - start <= len(self.steps)"),
+    Fragment("what arrived and was taken back is remembered", HOLDINGS, "SteppedHolding.rewind", "self.arrived = min(self.arrived, length)", ""),
+    # the newest fence of several pools
+    Fragment("the fence of the last pool counts", POOL, "Pool._free_early", "max(self.fence.taken_early, fence)", "fence"),
+    Fragment("the fence of slots below hides the one before", COPIES, "HostCopies.take", "flight.taken_early = max(before, flight.taken_early)", ""),
+    Fragment("only the last pool waits for steps", FLIGHT, "Flight._free_retired", "waiting += pool.retiring", "waiting = pool.retiring"),
+    Fragment("an older step lowers a fence", FLIGHT, "Flight.follow", "max(follower.fence, work.number)", "work.number"),
+    # selective copies
+    Fragment("a load brings positions that nobody needs", RESTORE, "_lacking_at", "any(lo < at + page and at < hi for lo, hi in spans)", "True"),
+    Fragment("what arrives lacks the page in which the window begins", PARTIAL, "PartialLane.needed_pages", "low < (p + 1) * page and p * page < high", "low <= p * page and p * page < high", why="what a reach needs is rounded to whole pages before"),
+    Fragment("of several slots the first is copied", f"{CORE}/device/kernels.py", "select_slots", "selector.reshape(-1, 1).long()", "selector.reshape(-1, 1).long() * 0"),
+    Fragment("of several slots of the host the first is copied", f"{CORE}/device/host_pool.py", "HostPool.select", "row[index]", "row[0]"),
+    # the fingerprint of coded content
+    Fragment("coded states have the fingerprint of running ones", PIECES, "fingerprint", "part, manifest = lane.part, lane.pool.manifest", "part, manifest = lane.part, lane.part.manifest"),
+    Fragment("a fingerprint does not know how many entries a page has", PIECES, "fingerprint", "(*buffer.shape, lane.pool.entries)", "buffer.shape"),
+    # checksums of headers
+    Fragment("the checksum of a header is not asked", FRAME, "decode_header", "check != zlib.crc32(data[_FIRST_PART.size :], zlib.crc32(data[8:12]))", "False"),
+    Fragment("the record of another fingerprint is an answer", FRAME, "RecordHeader.record", "self.fingerprint + self.content != key.address", "self.content != key.content"),
+    # the index of a store
+    Fragment("a record that was replaced is dropped with the old one", INDEX, "RecordIndex.drop", "entry is not None and table[content] is not entry", "False"),
+    Fragment("all records of others explain a miss", INDEX, "RecordIndex.missing", "not others and own not in self._tables", "not others"),
+    Fragment("a segment gets the name of an ignored file", f"{HICACHE}/file_store/segment_set.py", "SegmentSet._create_file", "(*self.by_name, *self.ignored)", "self.by_name"),
+    # compaction of keyed queues
+    Fragment("ranks are compacted to a list that is no heap", f"{CORE}/contract/queues.py", "BucketQueue.add", "sorted(self._buckets)", "list(self._buckets)[::-1]"),
+    Fragment("ranks are never compacted", f"{CORE}/contract/queues.py", "BucketQueue.add", "self._ranks = sorted(self._buckets)", ""),
+    # the budget of a step, and of the pools
+    Fragment("what may be taken back needs no pages", BUDGET, "PageBudget.pages_held", "max(self._chunk, 1 + rewind) + rewind", "max(self._chunk, 1 + rewind)"),
+    Fragment("rows that decode cost a step nothing", SCHEDULER, "Scheduler._plan_together", "self.chunk - len(planned)", "self.chunk"),
+    Fragment("admission costs a step nothing", SCHEDULER, "Scheduler._admit", "budget -= taken", ""),
+    # guesses over a boundary
+    Fragment("guesses pass a boundary", SCHEDULER, "Scheduler._most_guesses", "(job.launched // self.page + 1) * self.page - job.launched - 1", "(job.launched // self.page + 1) * self.page - job.launched"),
+    Fragment("guesses pass the end of the answer", SCHEDULER, "Scheduler._plan_decode", "min(self._most_guesses(job), job.answer_left - 1)", "self._most_guesses(job)"),
+    # short writes of a socket
+    Fragment("a short write loses the rest", WIRE, "Wire._flush", "del self._out[:count]", "self._out.clear()"),
+    Fragment("who receives sends nothing", WIRE, "Wire.receive", "self._flush()", ""),
+    Fragment("a frame ends before it is complete", WIRE, "Wire._frames", "len(self._in) - at - FRAME_HEADER.size < length", "len(self._in) - at < length"),
+)  # fmt: skip
