@@ -189,7 +189,8 @@ def _covered_where_all_is_small(case: ComponentCase, probes: Probes) -> None:
         now = probes.needs(n)
         for p in range(n):
             if last.get(p, -1) >= n and not contains(now, p):
-                raise LawBroken(_missed(case, last[p], p, n))
+                first = next(q for q in range(n, last[p] + 1) if contains(probes.reads(q), p))
+                raise LawBroken(_missed(case, first, p, n))
 
 
 def _told(case: ComponentCase) -> Probes:
