@@ -67,6 +67,22 @@ def stand_ins(manifest: Manifest, others: Sequence[Any]) -> list[Component]:
     return [Component(name, KV, Window(1)) for name in sorted(manifest.requires - offered)]
 
 
+SMALL = 16
+"""The largest pages and grids where only orders and sets are of interest."""
+
+
+def simplified(manifest: Manifest, truth: Truth) -> tuple[Manifest, Truth]:
+    """Return a manifest without a codec, and with small pages and a small grid, and a truth that fits it."""
+    small = attrs.evolve(manifest, stored_as=None)
+    if manifest.page_size is not None and manifest.page_size > SMALL:
+        group = manifest.tokens_per_slot
+        small = attrs.evolve(small, page_size=max(1, SMALL // group) * group)
+    known = manifest.grid if truth.grid is None else truth.grid
+    if manifest.grid > SMALL and known > SMALL and manifest.grid % known == 0:
+        return attrs.evolve(small, grid=SMALL), attrs.evolve(truth, grid=SMALL)
+    return small, truth
+
+
 Below = Literal["", "through", "selective", "back"]
 """When the tier below the device is written; without a word, there is none."""
 
@@ -115,7 +131,10 @@ class BenchSequence:
 
 
 class Bench:
-    """One cache with the case's component and others ``beside`` it. ``units``: how many tree pages each pool holds."""
+    """One cache with the case's component and others ``beside`` it. ``units``: how many tree pages each pool holds.
+
+    ``exact``: the manifest is the component's own; else it is ``simplified``.
+    """
 
     def __init__(
         self,
@@ -128,7 +147,7 @@ class Bench:
         raising: str = "",
         listening: bool = False,
         plain: bool = False,
-        coded: bool = True,
+        exact: bool = True,
         stream: Any = None,
         layout: Layout = "layer_first",
         below: Below = "",
@@ -136,8 +155,9 @@ class Bench:
     ) -> None:
         component = made(case)
         self.spy = Spy(component, raising, listening, without)
-        if not coded:  # no codec: states are stored as they run
-            self.spy.manifest = attrs.evolve(component.manifest, stored_as=None)
+        truth = case.truth
+        if not exact:
+            self.spy.manifest, truth = simplified(component.manifest, truth)
         manifest = self.spy.manifest
         subject = Component(component.name, manifest, component.reach) if plain else self.spy
         others = [companions()[name] for name in beside]
@@ -165,7 +185,7 @@ class Bench:
         self.parts = self.cache.composition.parts
         self.names = Names()
         self.truths = {part.name: Truth() for part in self.parts}
-        self.truths[subject.name] = case.truth
+        self.truths[subject.name] = truth
         self.memories = {
             part.name: Memory(self.cache.pool(part.name), part.manifest, self._entries(part)) for part in self.parts
         }

@@ -14,6 +14,8 @@ from .thresholds import longest, most_calls
 
 LENGTH = 110
 """How many operations a random script has."""
+STEPS = 100
+"""The most small steps in which a prompt is computed."""
 ALONE = (Setting(), Setting(units=40), Setting(page=1, units=56))
 PAIRS = (Setting(("path",)), Setting(("window",), layout="page_first"), Setting(("state",)))
 TRIPLES = (Setting(("path", "window")), Setting(("path", "state"), layout="page_first"), Setting(("window", "state")))
@@ -55,19 +57,28 @@ def played(case: ComponentCase, name: str, settings: Collection[Setting], make: 
     return case.memo[name]
 
 
+def _length(unit: int) -> int:
+    """How many operations a random script has: fewer where prompts are long, since pages are large."""
+    return LENGTH if unit <= 32 else max(20, LENGTH * 32 // unit)
+
+
 def random_scripts(case: ComponentCase) -> list[FailedScript]:
     """Play random scripts in one thread: the component alone, and beside one and two others."""
 
     def make(unit: int, seed: str) -> list[Op]:
-        return written(seed, LENGTH, unit)
+        return written(seed, _length(unit), unit)
 
     return [*played(case, "alone", ALONE, make), *beside(case)]
 
 
 def beside(case: ComponentCase) -> list[FailedScript]:
     """Play random scripts beside others; in some of them part of a prompt is computed elsewhere."""
-    found: list[FailedScript] = played(case, "beside", PAIRS + TRIPLES, lambda unit, seed: written(seed, LENGTH, unit))
-    more: list[FailedScript] = played(case, "more", MORE, lambda unit, seed: written(seed, LENGTH, unit, ARRIVING))
+    found: list[FailedScript] = played(
+        case, "beside", PAIRS + TRIPLES, lambda unit, seed: written(seed, _length(unit), unit)
+    )
+    more: list[FailedScript] = played(
+        case, "more", MORE, lambda unit, seed: written(seed, _length(unit), unit, ARRIVING)
+    )
     return [*found, *more]
 
 
@@ -112,7 +123,9 @@ def late(case: ComponentCase) -> list[FailedScript]:
 
 
 def in_threads(case: ComponentCase) -> list[FailedScript]:
-    found: list[FailedScript] = played(case, "threads", THREADS, lambda unit, seed: written(seed, LENGTH // 3, unit))
+    found: list[FailedScript] = played(
+        case, "threads", THREADS, lambda unit, seed: written(seed, _length(unit) // 3, unit)
+    )
     return found
 
 
@@ -139,8 +152,16 @@ def off_the_grid(case: ComponentCase) -> list[FailedScript]:
         ops: list[Op] = []
         for length in (1, 3, unit - 1, unit, unit + 1):
             prompt = text_of(1)[: 5 * unit + 1]
-            ops += [("open", prompt)] + [("run", 0, max(1, length)), ("publish", 0)] * (5 * unit // max(1, length))
-            ops += [("run", 0, 1), ("close", 0), ("open", (*prompt, 0, 0)), ("run", 0, 3), ("close", 0)]
+            steps = min(STEPS, 5 * unit // max(1, length))
+            ops += [("open", prompt)] + [("run", 0, max(1, length)), ("publish", 0)] * steps
+            ops += [
+                ("run", 0, 5 * unit),
+                ("run", 0, 1),
+                ("close", 0),
+                ("open", (*prompt, 0, 0)),
+                ("run", 0, 3),
+                ("close", 0),
+            ]
             ops += [("evict", 3 * unit)]
         return ops
 
