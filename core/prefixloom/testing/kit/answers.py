@@ -78,7 +78,7 @@ class CannotBeMade(Exception):
 
 
 @attrs.frozen
-class Request:
+class Asking:
     """What another process needs to make the component, and what it is asked. ``blob``: a pickled instance."""
 
     path: tuple[str, ...]
@@ -111,22 +111,22 @@ def _pickled(value: Any) -> tuple[bytes, tuple[tuple[str, str], ...]]:
     return file.getvalue(), tuple(files)
 
 
-def request_of(case: ComponentCase, calls: Sequence[Call]) -> Request:
+def request_of(case: ComponentCase, calls: Sequence[Call]) -> Asking:
     """Return what another process is asked. CannotBeMade: it could not make the component."""
     asked = pickle.dumps([(call.hook, call.args) for call in calls])
     path = tuple(entry or os.getcwd() for entry in sys.path)
     if case.source is not None:
-        return Request(path, (), case.source, b"", asked)
+        return Asking(path, (), case.source, b"", asked)
     try:
         blob, modules = _pickled(made(case))
     except CannotBeMade:
         raise
     except Exception as error:
         raise CannotBeMade(f"it cannot be pickled ({error})") from error
-    return Request(path, modules, None, blob, asked)
+    return Asking(path, modules, None, blob, asked)
 
 
-def elsewhere(request: Request, hash_seed: int) -> list[str | None]:
+def elsewhere(request: Asking, hash_seed: int) -> list[str | None]:
     """Return what another process says: the facts, then the answer to each call, None where it raised.
 
     CannotBeMade: there is no answer.
@@ -150,7 +150,7 @@ def answer() -> None:
     """Be the other process: read a request, and write the answers as the last line."""
     path, fields = pickle.load(sys.stdin.buffer)
     sys.path[:] = path
-    request = Request(**fields)
+    request = Asking(**fields)
     if request.installed is not None:
         name, options = request.installed
         component = ComponentCase.installed(name, **options).component()

@@ -19,7 +19,7 @@ LONG = 64
 
 
 def law_what_was_served_is_found_again(case: ComponentCase) -> None:
-    """A prompt that was computed and closed hits when it comes again, also among others in a pool that is nearly full.
+    """A prompt that was computed and closed hits when it comes again, also among others where there is little room.
 
     Clauses: V3, F5, I3, I4, U3, E2, E3, M6.
     """

@@ -65,6 +65,57 @@ def law_needs_and_until_are_pure(case: ComponentCase) -> None:
                 raise LawBroken(f"needs({n}), until({n}) were {told}, and asked again {now}")
 
 
+def law_the_reach_covers_what_the_layers_read(case: ComponentCase) -> None:
+    """Resuming at n needs, or rebuilds by replay, every position before n that a token at or after n reads.
+
+    Clauses: P3, R9, R10, M13.
+    """
+    probes = _told(case)
+    if not probes.watched:
+        _covered_where_all_is_small(case, probes)
+    for n in probes.served(40, 40):
+        if n % case.manifest.tokens_per_slot:
+            continue  # no boundary lies inside of an entry
+        for q in probes.later(n):
+            missed = probes.read_outside(q, n)
+            if missed is not None:
+                raise LawBroken(_missed(case, q, missed, n))
+
+
+def _covered_where_all_is_small(case: ComponentCase, probes: Probes) -> None:
+    """Compare every small boundary with every small token."""
+    last: dict[int, int] = {}
+    for q in range(DENSE // 2):
+        for low, high in probes.reads(q):
+            last.update(dict.fromkeys(range(low, high), q))
+    for n in range(0, DENSE // 2, case.manifest.tokens_per_slot):
+        now = probes.there(n)
+        for p in range(n):
+            if last.get(p, -1) >= n and not contains(now, p):
+                first = next(q for q in range(n, last[p] + 1) if contains(probes.reads(q), p))
+                raise LawBroken(_missed(case, first, p, n))
+
+
+def _told(case: ComponentCase) -> Probes:
+    case.only_pages()
+    if case.truth.reads is None and case.truth.layers is None:
+        raise NotApplicable("nobody said what its layers read (Truth.reads): the reach is believed")
+    return probes_of(case)
+
+
+def _missed(case: ComponentCase, q: int, p: int, n: int) -> str:
+    if case.manifest.replay:
+        return (
+            f"the token at {q} reads position {p}, and a sequence that resumes at {n} rebuilds what lies from "
+            f"{max(0, n - case.manifest.replay)} on (replay={case.manifest.replay}): it would read what is not there"
+        )
+    named = str(case.reach.needs(n))
+    return (
+        f"the token at {q} reads position {p}, and needs({n}) is {named if len(named) < 200 else named[:200] + '...'}: "
+        f"resumed at {n}, it would read what is not there"
+    )
+
+
 def law_until_is_the_last_boundary(case: ComponentCase) -> None:
     """``until(p)`` is the last boundary that needs position p: not before it, and not after it.
 
@@ -81,8 +132,8 @@ def law_until_is_the_last_boundary(case: ComponentCase) -> None:
                 raise LawBroken(f"until({p}) is {until!r}, and must be a number")
             if until < n and case.manifest.replay:
                 raise LawBroken(
-                    f"until({p}) is {until}, and by replay={case.manifest.replay} the token at {n} reads position {p}: a "
-                    f"running sequence would give it back too early. Let until(p) be p + replay, or leave it out"
+                    f"until({p}) is {until}, and by replay={case.manifest.replay} the token at {n} reads position {p}: "
+                    f"a running sequence would give it back too early. Let until(p) be p + replay, or leave it out"
                 )
             if until < n:
                 raise LawBroken(
@@ -169,55 +220,6 @@ def _gaps(probes: Probes) -> list[tuple[int, int, int]]:
     return []
 
 
-def law_the_reach_covers_what_the_layers_read(case: ComponentCase) -> None:
-    """Resuming at n needs, or rebuilds by replay, every position before n that a token at or after n reads.
-
-    Clauses: P3, R9, R10, M13.
-    """
-    probes = _told(case)
-    if not probes.watched:
-        _covered_where_all_is_small(case, probes)
-    for n in probes.served(40, 40):
-        for q in probes.later(n):
-            missed = probes.read_outside(q, n)
-            if missed is not None:
-                raise LawBroken(_missed(case, q, missed, n))
-
-
-def _covered_where_all_is_small(case: ComponentCase, probes: Probes) -> None:
-    """Compare every small boundary with every small token."""
-    last: dict[int, int] = {}
-    for q in range(DENSE // 2):
-        for low, high in probes.reads(q):
-            last.update(dict.fromkeys(range(low, high), q))
-    for n in range(DENSE // 2):
-        now = probes.there(n)
-        for p in range(n):
-            if last.get(p, -1) >= n and not contains(now, p):
-                first = next(q for q in range(n, last[p] + 1) if contains(probes.reads(q), p))
-                raise LawBroken(_missed(case, first, p, n))
-
-
-def _told(case: ComponentCase) -> Probes:
-    case.only_pages()
-    if case.truth.reads is None and case.truth.layers is None:
-        raise NotApplicable("nobody said what its layers read (Truth.reads): the reach is believed")
-    return probes_of(case)
-
-
-def _missed(case: ComponentCase, q: int, p: int, n: int) -> str:
-    if case.manifest.replay:
-        return (
-            f"the token at {q} reads position {p}, and a sequence that resumes at {n} rebuilds what lies from "
-            f"{max(0, n - case.manifest.replay)} on (replay={case.manifest.replay}): it would read what is not there"
-        )
-    named = str(case.reach.needs(n))
-    return (
-        f"the token at {q} reads position {p}, and needs({n}) is {named if len(named) < 200 else named[:200] + '...'}: "
-        f"resumed at {n}, it would read what is not there"
-    )
-
-
 def law_the_reach_names_nothing_that_no_layer_reads(case: ComponentCase) -> None:
     """Every position that resuming at n needs, or rebuilds, is read by some token at or after n, so none is in vain.
 
@@ -225,6 +227,8 @@ def law_the_reach_names_nothing_that_no_layer_reads(case: ComponentCase) -> None
     """
     probes = _told(case)
     for n in probes.served(8, 12):
+        if n % case.manifest.tokens_per_slot:
+            continue
         later = sorted({*probes.later(n), *range(n, min(n + (4 if probes.watched else 40), probes.bound))})
         ends = ends_of(probes.there(n))
         for p in ends[:: max(1, len(ends) // 4)] if probes.watched else ends:
