@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from prefixloom import Claim, Component, Manifest, Path, Point, Window, hookimpl
-from prefixloom.testing import LAWS, ComponentCase, LawBroken, Setting, Truth, check_component, play, report_on
+from prefixloom.testing import (
+    LAWS,
+    ComponentCase,
+    LawBroken,
+    Pit,
+    Setting,
+    Truth,
+    check_component,
+    play,
+    replay,
+    report_on,
+)
 from prefixloom.testing.conformance import name_of, untested, verdict
 from prefixloom.testing.kit.bench import Bench
 from prefixloom.testing.kit.calls import calls_watched
@@ -20,8 +31,14 @@ from prefixloom.testing.kit.outcomes import below
 from prefixloom.testing.kit.scripts import ARRIVING, Player, shrunk, written
 from prefixloom.testing.kit.thresholds import longest, most_calls
 from tests.support.broken import BROKEN, ORIGINALS, Broken
-from tests.support.broken_hooks import ByAHelpersClock, ByTheHashOfATenant, ClampsLate, RaisesAtTheThousandth
-from tests.support.broken_parts import KV, WINDOW, K, V, W
+from tests.support.broken_hooks import (
+    ByAHelpersClock,
+    ByTheHashOfATenant,
+    ClampsLate,
+    CopiesTheWrongWay,
+    RaisesAtTheThousandth,
+)
+from tests.support.broken_parts import KV, WINDOW, K, V, W, raising
 from tests.support.sampling import sampled
 
 LAW = {name_of(law): law for law in LAWS}
@@ -104,6 +121,32 @@ def test_what_arrives_is_what_the_layers_would_have_written() -> None:
     bench.memories["subject"].write(slot, 0, 5)
     with pytest.raises(AssertionError, match=r"position 16 of subject, in a page that a .* lists, holds the"):
         player.check()
+
+
+AHEAD = [
+    ("open", "", (0, 1, 0, 0, 0, 1, 1, 1, 0, 0, 1), 0, (), 1, 4), ("grow", -1, -1), ("step", 31, 0), ("step", 31, 4),
+    ("append", 1, 9, 1),
+]  # fmt: skip
+"""A step that computes nothing writes anew what waits, with tokens that it chooses; then a key would change these."""
+
+
+def test_the_sets_know_which_tokens_layers_have_chosen() -> None:
+    case = ComponentCase(lambda: Component("subject", Manifest([K], lookahead=2), Path()))
+    replay(Pit(case, ("path",)), AHEAD)
+
+
+def test_an_answer_that_cannot_be_used_is_told_in_the_words_of_the_cache() -> None:
+    case = ComponentCase(lambda: CopiesTheWrongWay("subject", KV, Window(W)), effort=1)
+    found = verdict(LAW["law_no_hook_raises"], case)
+    assert found.told.startswith("component 'subject': build_hicache_transfers must answer Transfers of ")
+    assert "going on" not in found.told
+
+
+def test_what_goes_wrong_while_a_script_is_played_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    script = [("open", (range(9),)), ("run", 0, 9), ("close", 0)]
+    with pytest.raises(AssertionError, match="raised ValueError: commit_insert is broken"):
+        play(ComponentCase(lambda: raising("commit_insert")("subject", KV, Window(W))), script)
+    assert caplog.records == []
 
 
 # ---------------------------------------------------------------- late

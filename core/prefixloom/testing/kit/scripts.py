@@ -6,10 +6,12 @@ so that every part of a script is itself a valid script. Tokens are numbers, and
 
 from __future__ import annotations
 
+import logging
 import pprint
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -27,6 +29,8 @@ WEIGHTS = {
     "lease": 4, "release": 4, "reclaim": 3, "peek": 3, "fail": 2, "draft": 2,
 }  # fmt: skip
 ARRIVING = WEIGHTS | {"arrive": 10}
+GONE_ON = "; going on without"
+"""With these words the cache tells of a hook that failed, or whose answer it cannot use."""
 OPEN = 4
 """The most sequences that are open at once."""
 
@@ -122,11 +126,39 @@ class BenchLease:
     boundary: int
 
 
-class Player:
-    """Performs operations on a bench and checks everything after each."""
+class _Heard(logging.Handler):
+    """Keeps what the cache says, in place of a log."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Inside this context, the warnings of caches are collected and written to no log."""
+    log, handler = logging.getLogger("prefixloom"), _Heard()
+    before = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING)
+    log.propagate = False
+    try:
+        yield handler.said
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
+class Player:
+    """Performs operations on a bench and checks everything after each. ``said``: what the cache has warned of."""
+
+    def __init__(self, bench: Bench, said: Sequence[str] = ()) -> None:
         self.bench = bench
+        self.said = said
         self.running: list[BenchSequence] = []
         self.leases: list[BenchLease] = []
         self.counts: dict[str, int] = {}
@@ -147,7 +179,8 @@ class Player:
         bench = self.bench
         bench.raise_late_failures()
         errors = bench.cache.stats().plugin_errors - self.errors
-        require(not errors, "raise", "%s hooks raised, or answered what no hook may answer", errors)
+        why = next((told for told in self.said if GONE_ON in told), f"{errors} hooks raised, or gave a wrong answer")
+        require(not errors, "raise", "%s", why.partition(GONE_ON)[0])
         bench.poison()
         if bench.stream is None:
             for run in self.running:
@@ -344,7 +377,11 @@ def _late() -> None:
 
 def play(case: ComponentCase, script: Sequence[Op], setting: Setting | None = None) -> Player:
     """Play a script to its end. Failure: the cache or the component did something wrong."""
-    setting = setting or Setting()
+    with heard() as said:
+        return _played(case, script, setting or Setting(), said)
+
+
+def _played(case: ComponentCase, script: Sequence[Op], setting: Setting, said: Sequence[str]) -> Player:
     stream = ThreadStream("bench", before=_late) if setting.threads else None
     try:
         bench = Bench(
@@ -356,7 +393,7 @@ def play(case: ComponentCase, script: Sequence[Op], setting: Setting | None = No
             layout=setting.layout,
             below=setting.below,
         )
-        player = Player(bench)
+        player = Player(bench, said)
         try:
             for op in script:
                 player.apply(op)

@@ -28,6 +28,7 @@ def law_what_was_served_is_found_again(case: ComponentCase) -> None:
     if length is None:
         _never_hits(case, hooks)
     elif hooks:
+        _long_prompts_hit(case, hooks)
         _hot_prompts_hit(case, length, hooks)
 
 
@@ -59,6 +60,17 @@ def _never_hits(case: ComponentCase, hooks: Sequence[str]) -> None:
         raise LawBroken(f"{served} were served, and none of their tokens hits again. Without {guilty[0]} they hit")
     suspect = ". Look at its admission policy" if case.manifest.admission is not None else ""
     raise LawBroken(f"{served} were served, and none of their tokens hits again{suspect}")
+
+
+def _long_prompts_hit(case: ComponentCase, hooks: Sequence[str]) -> None:
+    """Compare how much of a long prompt hits with what would hit without its hooks."""
+    mine, plain = (_hits(case, LENGTHS[-1], without) for without in ((), hooks))
+    if 4 * mine >= 3 * plain:
+        return
+    alone = {hook: _hits(case, LENGTHS[-1], {hook}) for hook in hooks}
+    guilty = max(alone, key=lambda hook: alone[hook])
+    told = f"without {guilty} {alone[guilty]}" if alone[guilty] > mine else f"without its hooks {plain}"
+    raise Wasteful(f"of a prompt of {LENGTHS[-1] * Bench(case).unit} tokens {mine} hit when it comes again, and {told}")
 
 
 def _hot(case: ComponentCase, length: int, without: Collection[str] = ()) -> int:
