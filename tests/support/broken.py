@@ -40,6 +40,7 @@ from tests.support.broken_hooks import (
     RaisesAtTheThousandth,
     ReadOnce,
     Rebuilt,
+    RebuiltAndKeptLonger,
     RebuiltAndLetGo,
     RejectsAll,
     WidensLate,
@@ -218,7 +219,7 @@ def rows() -> list[Broken]:
         ("what is read goes first", of(ReadOnce), WINDOW, hits),
         ("a lock on everything", of(LocksAll), WINDOW, "law_a_lease_keeps_little_more_than_resuming_needs"),
         ("replay is one short", of(reach=Rebuilt, replay=W - 2), WINDOW, covers),
-        ("replay is one long", of(reach=Rebuilt, replay=W), WINDOW, idle),
+        ("replay is one long", of(reach=RebuiltAndKeptLonger, replay=W), WINDOW, idle),
         ("what is rebuilt is let go too early", of(reach=RebuiltAndLetGo, replay=W - 1), WINDOW, early),
         ("layers are given, and not whose entries they read", of(buffers=(SHARES, V)), NO_OWNERS, says_all),
     ]  # fmt: skip

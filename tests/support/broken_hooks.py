@@ -140,3 +140,7 @@ class Rebuilt(Reach):
 
 class RebuiltAndLetGo(Rebuilt):
     early = 1
+
+
+class RebuiltAndKeptLonger(Rebuilt):
+    early = -1
