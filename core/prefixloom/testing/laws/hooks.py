@@ -74,7 +74,7 @@ def law_hooks_are_called_when_the_contract_says(case: ComponentCase) -> None:
     require(figures == (0, 3 * unit, len(tokens), 0), "calls", told, 3 * unit, figures)
     spy.calls.clear()
     run.sequence.publish()
-    published = int(case.manifest.shareable)
+    published = int(case.is_cached)
     if not case.manifest.checkpoint_every:
         _called("publish", spy, commit_insert=published, acquire_component_lock=1)
         for (walk,) in heard("commit_insert"):
