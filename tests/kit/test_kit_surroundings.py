@@ -282,6 +282,7 @@ FIRST = {
     "a hook whose name is misspelt": "law_a_cache_can_be_composed_of_it",
     "a hook that nobody marked": "law_a_cache_can_be_composed_of_it",
     "an op that looks up late": "law_no_hook_raises",
+    "the reach is a page short, restored": "law_the_reach_covers_what_the_layers_read",
     "create_match_validator raises": "law_a_cache_can_be_composed_of_it",
 }
 """Mistakes of which a law speaks before the one that the kill table names for them."""

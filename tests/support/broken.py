@@ -138,6 +138,7 @@ def rows() -> list[Broken]:
     says = "law_the_manifest_says_what_content_depends_on"
     ahead, grid = "law_content_depends_on_no_later_token", "law_content_is_exact_on_the_grid"
     validator, process = "law_a_validator_answers_no_more_than_it_is_asked", "law_another_process_answers_the_same"
+    tier = "law_what_comes_back_from_a_tier_is_what_was_live"
     hits, says_all = "law_what_was_served_is_found_again", "law_somebody_says_what_the_layers_do"
     touch, keeps = "law_hooks_change_nothing_that_they_are_shown", "law_a_running_sequence_keeps_what_it_still_needs"
     found: list[Any] = [
@@ -204,6 +205,8 @@ def rows() -> list[Broken]:
         ("a hook that nobody marked", of(Unmarked), WINDOW, "law_hooks_fit_their_specifications"),
         ("an op that looks up late", of(OpBefore), WINDOW, "law_no_schedule_of_steps_goes_wrong"),
         ("an answer of another type", of(AnswersTrue), WINDOW, "law_no_hook_raises"),
+        ("replay of what is needed nevertheless", of(replay=4), WINDOW, "law_a_cache_can_be_composed_of_it"),
+        ("the reach is a page short, restored", of(reach=lambda: Window(W - 4)), WINDOW, tier),
         ("what was copied to the host is zeroed", of(ZeroesWhatWasCopied), WINDOW, touch),
         ("copies that lead nowhere", of(CopiesTheWrongWay), WINDOW, "law_no_hook_raises"),
         ("content of long prompts is clamped", of(ClampsLate), WINDOW, touch),
