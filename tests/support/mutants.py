@@ -307,6 +307,8 @@ MUTANTS: tuple[Mutant, ...] = (
            "        hold.node = node", ("composition", "window", "1000")),
     Mutant("a match does not go on where the second window accepts less", "operations/match.py", "                boundary = paged\n                continue\n",
            "                pass\n", ("composition", "two windows", "4000")),
+    Mutant("what comes back lies a place off", "tiers/host_lane.py", "            data[place] = slot\n",
+           "            data[place - 1] = slot\n", ("law", "law_what_comes_back_from_a_tier_is_what_was_live", "window")),
     Mutant("room is refused that a step has given back by now", "operations/room.py", "    if core.flight.works:\n        core.flight.poll(between_operations=False)\n    short",
            "    short", ("test", "test_room.py", "which_steps_are_over")),
 )  # fmt: skip
