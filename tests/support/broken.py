@@ -27,6 +27,25 @@ from prefixloom import (
     hookimpl,
 )
 from prefixloom.testing import ComponentCase, Truth
+from tests.support.broken_hooks import (
+    NOTHING,
+    AcceptsNothing,
+    ByAHelpersClock,
+    ByTheHashOfATenant,
+    ByTheOrderOfASet,
+    ByTheProcess,
+    ClampsLate,
+    CopiesTheWrongWay,
+    LocksAll,
+    RaisesAtTheThousandth,
+    ReadOnce,
+    Rebuilt,
+    RebuiltAndKeptLonger,
+    RebuiltAndLetGo,
+    RejectsAll,
+    WidensLate,
+    ZeroesWhatWasCopied,
+)
 from tests.support.broken_parts import (
     KV,
     PATH,
@@ -85,6 +104,7 @@ from tests.support.broken_parts import (
 WIDE = Buffer("k", (2, 8), "float32")
 FEW = Buffer("k", (2,), "bfloat16", range(2))
 SHARES, OWNS = (attrs.evolve(K, shared={5: owner}) for owner in (0, 1))
+NO_OWNERS = Truth(layers=decaying, grid=1)
 RESTS = attrs.evolve(STATE, at_rest=0.01)
 
 
@@ -117,6 +137,9 @@ def rows() -> list[Broken]:
     on = "law_layers_go_on_from_what_is_stored"
     says = "law_the_manifest_says_what_content_depends_on"
     ahead, grid = "law_content_depends_on_no_later_token", "law_content_is_exact_on_the_grid"
+    validator, process = "law_a_validator_answers_no_more_than_it_is_asked", "law_another_process_answers_the_same"
+    tier = "law_what_comes_back_from_a_tier_is_what_was_live"
+    hits, says_all = "law_what_was_served_is_found_again", "law_somebody_says_what_the_layers_do"
     touch, keeps = "law_hooks_change_nothing_that_they_are_shown", "law_a_running_sequence_keeps_what_it_still_needs"
     found: list[Any] = [
         ("the reach is one short", of(reach=lambda: Window(W - 1)), WINDOW, covers),
@@ -148,7 +171,7 @@ def rows() -> list[Broken]:
         ("the wrong owner is read", of(buffers=(SHARES, V)), attrs.evolve(WINDOW, buffers=(OWNS, V)), writes),
         ("it rests in too few bits", of(Component, Point, stored_as=Codec("int8", 0.5)), RESTS, writes),
         ("a state of too few bits", of(reach=Point, buffers=(FEW,)), Truth(layers=decaying, grid=1), on),
-        ("nobody says what its layers do", of(), Truth(ahead=0), "law_somebody_says_what_the_layers_do"),
+        ("nobody says what its layers do", of(), Truth(ahead=0), says_all),
         ("lookahead is understated", of(reach=Path), attrs.evolve(PATH, ahead=1), ahead),
         ("lookahead is one too small", of(lookahead=1), attrs.evolve(WINDOW, ahead=2), ahead),
         ("the grid of a state is understated", of(reach=Point), attrs.evolve(STATE, grid=8), grid),
@@ -161,8 +184,8 @@ def rows() -> list[Broken]:
         ("a publication decided by chance", of(ByChance), WINDOW, pure),
         ("answers that count over all instances", of(ByAddress), WINDOW, "law_the_same_calls_get_the_same_answers"),
         ("a match that answers by turns", of(Fickle), WINDOW, "law_what_is_asked_of_a_match_is_pure"),
-        ("a validator that goes beyond", of(Widening), WINDOW, "law_a_validator_answers_no_more_than_it_is_asked"),
-        ("a validator that answers True", of(NoNumber), WINDOW, "law_a_validator_answers_no_more_than_it_is_asked"),
+        ("a validator that goes beyond", of(Widening), WINDOW, validator),
+        ("a validator that answers True", of(NoNumber), WINDOW, validator),
         ("a hook changes the walk", of(MutatesTheWalk), WINDOW, touch),
         ("a hook changes a split's halves", of(MutatesTheSplit), WINDOW, touch),
         ("a hook writes content", of(WritesInAHook), WINDOW, touch),
@@ -182,12 +205,40 @@ def rows() -> list[Broken]:
         ("a hook that nobody marked", of(Unmarked), WINDOW, "law_hooks_fit_their_specifications"),
         ("an op that looks up late", of(OpBefore), WINDOW, "law_no_schedule_of_steps_goes_wrong"),
         ("an answer of another type", of(AnswersTrue), WINDOW, "law_no_hook_raises"),
+        ("replay of what is needed nevertheless", of(replay=4), WINDOW, "law_a_cache_can_be_composed_of_it"),
+        ("the reach is a page short, restored", of(reach=lambda: Window(W - 4)), WINDOW, tier),
+        ("what was copied to the host is zeroed", of(ZeroesWhatWasCopied), WINDOW, touch),
+        ("copies that lead nowhere", of(CopiesTheWrongWay), WINDOW, "law_no_hook_raises"),
+        ("content of long prompts is clamped", of(ClampsLate), WINDOW, touch),
+        ("the thousandth call raises", of(RaisesAtTheThousandth), WINDOW, "law_no_hook_raises"),
+        ("a validator that goes beyond in long prompts", of(WidensLate), WINDOW, validator),
+        ("answers by the hash of a text", of(ByTheHashOfATenant), WINDOW, process),
+        ("answers by the order of a set", of(ByTheOrderOfASet), WINDOW, process),
+        ("answers by the number of the process", of(ByTheProcess), WINDOW, pure),
+        ("a clock in a helper", of(ByAHelpersClock), WINDOW, pure),
+        ("a validator that accepts nothing", of(AcceptsNothing), WINDOW, hits),
+        ("every boundary is rejected", of(RejectsAll, Path), PATH, hits),
+        ("no state is admitted", of(reach=Point, admission=NOTHING), STATE, hits),
+        ("what is read goes first", of(ReadOnce), WINDOW, hits),
+        ("a lock on everything", of(LocksAll), WINDOW, "law_a_lease_keeps_little_more_than_resuming_needs"),
+        ("replay is one short", of(reach=Rebuilt, replay=W - 2), WINDOW, covers),
+        ("replay is one long", of(reach=RebuiltAndKeptLonger, replay=W), WINDOW, idle),
+        ("what is rebuilt is let go too early", of(reach=RebuiltAndLetGo, replay=W - 1), WINDOW, early),
+        ("layers are given, and not whose entries they read", of(buffers=(SHARES, V)), NO_OWNERS, says_all),
     ]  # fmt: skip
     found += [(f"{hook} raises", of(raising(hook)), WINDOW, "law_no_hook_raises") for hook in RAISING]
     return [Broken(*row) for row in found]
 
 
 BROKEN = rows()
+COSTS = {
+    "the reach is one long",
+    "the reach is a page long",
+    "what is read goes first",
+    "a lock on everything",
+    "replay is one long",
+}
+"""Mistakes that cost more than they must, and break nothing."""
 
 
 class Widens(Component):
@@ -253,6 +304,9 @@ ORIGINALS = {
         attrs.evolve(STATE, buffers=(WIDE, V), at_rest=0.008),
     ),
     "two states on a path": (of(reach=Point, states_per_path=2), STATE),
+    "requirements": (of(requires=["indexer", "kv"]), WINDOW),
+    "replayed": (of(reach=Rebuilt, replay=W - 1), WINDOW),
+    "checkpoints of a state": (of(reach=Point, checkpoint_every=8, max_rewind=3), STATE),
     "every hook": (of(Widens), WINDOW),
     "every hook on a path": (of(Widens, Path), PATH),
     "every hook on a state": (of(Widens, Point), STATE),

@@ -26,11 +26,10 @@ SESSIONS = "of adapters of models: tests/cache/test_sessions.py"
 POLICY = "of policies: tests/contract/test_policy.py, tests/contract/test_admission.py"
 FOLDING = "how the core folds an answer: tests/operations/test_hooks_folding.py"
 ROWS = "what the core's own reaches answer: tests/docs/test_docs.py has the row, tests/contract/test_reach.py the lanes"
-BELOW = "asked only with a tier below the device, which the kit does not compose: tests/tiers/test_tier_hooks.py"
 POLICIES = PolicyCase(lambda: EvictionPolicy("any", key=lambda use: 0)).laws
 ADMISSIONS = AdmissionCase(lambda: AdmissionPolicy("any")).laws
 UNPROVED: dict[str, str] = {
-    **dict.fromkeys(("M7", "M14", "M15", "M18", "R15", "R16"), COMPOSE),
+    **dict.fromkeys(("M15", "R16"), COMPOSE),
     "M11": "told to the engine; nothing is derived from it yet",
     "M19": "of a store behind a tier: tests/tiers/test_store.py",
     **dict.fromkeys(("R4", "R5", "R6", "R7", "R8"), ROWS),
@@ -40,7 +39,6 @@ UNPROVED: dict[str, str] = {
     **dict.fromkeys(("F2", "F3", "F4", "W3", "W4"), FOLDING),
     "H12": "what views show is the core's own: tests/operations/test_hooks_extra.py",
     "L4": "kept and not read by this version",
-    **dict.fromkeys(("T1", "T2", "T3", "T4", "D1", "D2", "D3", "D4"), BELOW),
 }
 """Clauses that no law proves, and why."""
 

@@ -14,12 +14,14 @@ from typing import Any, Literal
 import attrs
 
 from ..errors import PrefixloomError
+from .kit.answers import has_code
 from .kit.bench import Failure
 from .kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
 from .kit.probes import DENSE
+from .kit.thresholds import longest, most_calls
 from .kit.truth import Truth
 from .kit.watching import watch
-from .laws import arithmetic, facts, hooks, machine, reach, schedules, service
+from .laws import arithmetic, costs, facts, hooks, machine, reach, schedules, service, tiers
 from .laws.hooks import quiet
 
 Law = Callable[[ComponentCase], None]
@@ -44,9 +46,9 @@ def law_somebody_says_what_the_layers_do(case: ComponentCase) -> None:
     )
 
 
-FIRST = (facts.law_each_component_is_an_instance_of_its_own,)
+FIRST = (facts.law_each_component_is_an_instance_of_its_own, facts.law_a_cache_can_be_composed_of_it)
 """Where one of these is broken, the component cannot be served, and no other law says more."""
-MODULES = (facts, arithmetic, reach, hooks, service, machine, schedules)
+MODULES = (facts, reach, arithmetic, hooks, costs, service, tiers, machine, schedules)
 LATE = {hooks.law_hooks_are_called_when_the_contract_says, hooks.law_a_hook_that_raises_has_the_documented_consequence}
 """Laws that serve requests for components without hooks as well, where others say better what is wrong."""
 _ALL = [law for module in MODULES for law in _laws(module)]
@@ -161,7 +163,16 @@ def untested(case: ComponentCase) -> list[str]:
     out += [f"some orders of steps ({told})" for told in case.memo.get("orders", ())]
     if case.truth.layers is None:
         out.append("the arithmetic of the layers: give them in the Truth (layers=...), and the kit runs them")
-    out.append("copies to a tier below the device: the kit composes none (T1, D1)")
+    if "other processes" in case.memo:
+        out.append(f"whether another process answers the same: {case.memo['other processes']}")
+    if case.manifest.replay:
+        out.append("prompts of which a part arrives: what is rebuilt by replay has no slots there")
+        if case.truth.layers is None and max(len(buffer.layers) for buffer in case.manifest.buffers) > 1:
+            out.append("whether replay is long enough for entries that depend on layers below (layers=... would tell)")
+    if not case.is_cached:
+        out.append("copies to a tier below the device: nothing of it is ever in the tree (T1, D1)")
+    if has_code(case):
+        out.append(f"hooks at boundaries past {longest(case)}, or after more than {4 * most_calls(case)} calls")
     return out
 
 

@@ -8,7 +8,6 @@ noticed. The pattern is finite in every dtype. Zeros are the number 0. Slots tha
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -86,15 +85,18 @@ class Memory:
                 self.write(slot, entry, POISON)
         self._free = now
 
-    def digest(self, but: Iterable[int] = ()) -> bytes:
-        """Return a digest of the content of all slots except ``but``; comparing two digests shows a change."""
+    def digests(self, but: Iterable[int] = ()) -> dict[int, int]:
+        """Return a digest of the content of each slot except ``but``; comparing two shows which slots changed."""
         left_out = set(but)
-        out = hashlib.blake2b(digest_size=16)
-        for slot in range(self.capacity):
-            if slot not in left_out:
-                for view, pitch, size in self._blocks:
-                    out.update(view[slot * pitch : slot * pitch + size * self.entries])
-        return out.digest()
+        return {
+            slot: hash(
+                tuple(
+                    bytes(view[slot * pitch : slot * pitch + size * self.entries]) for view, pitch, size in self._blocks
+                )
+            )
+            for slot in range(self.capacity)
+            if slot not in left_out
+        }
 
     def _pattern(self, number: int) -> list[bytes]:
         known = self._patterns.get(number)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import cache as memoised
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
 from ...compose.entry import compose
-from ...contract.manifest import Buffer, Layout, Manifest
+from ...contract.manifest import Buffer, Layout, Manifest, TierManifest
 from ...contract.reach import Path, Point, Window
 from ...contract.values import Component
 from ..inside.memory import POISON, STRANGE, Memory
@@ -47,12 +47,53 @@ def require(condition: object, topic: str, message: str, *args: object) -> None:
 
 
 def companions() -> dict[str, Component]:
-    """Return the components that a case is composed with: one of each kind of reach."""
+    """Return the components that a case is composed with: one of each kind of reach, and of what a manifest may say."""
     return {
         "path": Component("beside_path", KV, Path()),
         "window": Component("beside_window", KV, Window(6)),
         "state": Component("beside_state", KV, Point()),
+        "ahead": Component("beside_ahead", attrs.evolve(KV, lookahead=1), Path()),
+        "checkpoints": Component("beside_checkpoints", attrs.evolve(KV, checkpoint_every=8), Point()),
     }
+
+
+STATES = {"state", "checkpoints"}
+"""The companions that are states."""
+
+
+def stand_ins(manifest: Manifest, others: Sequence[Any]) -> list[Component]:
+    """Return a component for each requirement of a manifest that no other has or provides. It needs nothing itself."""
+    offered = {other.name for other in others}.union(*(other.manifest.provides for other in others))
+    return [Component(name, KV, Window(1)) for name in sorted(manifest.requires - offered)]
+
+
+SMALL = 16
+"""The largest pages and grids where only orders and sets are of interest."""
+
+
+def simplified(manifest: Manifest, truth: Truth) -> tuple[Manifest, Truth]:
+    """Return a manifest without a codec, and with small pages and a small grid, and a truth that fits it."""
+    small = attrs.evolve(manifest, stored_as=None)
+    if manifest.page_size is not None and manifest.page_size > SMALL:
+        group = manifest.tokens_per_slot
+        small = attrs.evolve(small, page_size=max(1, SMALL // group) * group)
+    known = manifest.grid if truth.grid is None else truth.grid
+    if manifest.grid > SMALL and known > SMALL and manifest.grid % known == 0:
+        return attrs.evolve(small, grid=SMALL), attrs.evolve(truth, grid=SMALL)
+    return small, truth
+
+
+Below = Literal["", "through", "selective", "back"]
+"""When the tier below the device is written; without a word, there is none."""
+
+
+class HostMemory:
+    """A tier below the device, with no hook and no store of its own."""
+
+    name = "kit_host"
+
+    def __init__(self, write: Literal["through", "selective", "back"], tokens: int) -> None:
+        self.manifest = TierManifest(capacity=tokens, write=write)
 
 
 @memoised
@@ -81,10 +122,19 @@ class BenchSequence:
     """Entries that were written before their block of the grid was complete, so they lack their prefix's content."""
     states: dict[str, int] = attrs.field(factory=dict)
     singles: dict[str, dict[int, int]] = attrs.field(factory=dict)
+    begun: dict[str, int] = attrs.field(factory=dict)
+    """Where a component that replays began to rebuild: what lies before is not there."""
+    from_below: int = 0
+    """How many tokens were brought back from the tier below the device."""
+    arrived: int = 0
+    """Up to here content was computed elsewhere, so no rewind may go below."""
 
 
 class Bench:
-    """One cache with the case's component and others ``beside`` it. ``units``: how many tree pages each pool holds."""
+    """One cache with the case's component and others ``beside`` it. ``units``: how many tree pages each pool holds.
+
+    ``exact``: the manifest is the component's own; else it is ``simplified``.
+    """
 
     def __init__(
         self,
@@ -97,26 +147,33 @@ class Bench:
         raising: str = "",
         listening: bool = False,
         plain: bool = False,
-        coded: bool = True,
+        exact: bool = True,
         stream: Any = None,
         layout: Layout = "layer_first",
+        below: Below = "",
+        without: Collection[str] = (),
     ) -> None:
         component = made(case)
-        self.spy = Spy(component, raising, listening)
-        if not coded:  # no codec: states are stored as they run
-            self.spy.manifest = attrs.evolve(component.manifest, stored_as=None)
+        self.spy = Spy(component, raising, listening, without)
+        truth = case.truth
+        if not exact:
+            self.spy.manifest, truth = simplified(component.manifest, truth)
         manifest = self.spy.manifest
         subject = Component(component.name, manifest, component.reach) if plain else self.spy
         others = [companions()[name] for name in beside]
+        others += stand_ins(manifest, others)
         self.rewind = depth(case, beside) if rewind is None else rewind
         every = case.page_size if page is None else page
         own = manifest.page_size or every
         unit = math.lcm(own, every, manifest.grid)
-        states = units // 2 + 4 * (1 + (self.rewind + 1 if self.rewind else 0))  # more than four sequences need
-        capacity = {c.name: states if c.reach.unit == "boundary" else units * unit for c in (subject, *others)}
+        capacity = {
+            c.name: units * unit if c.reach.unit == "page" else self._states(c, units) for c in (subject, *others)
+        }
+        self.below = below
+        tier = [HostMemory(below, 3 * units * unit // 2)] if below else []
         self.cache = compose(
             None,
-            plugins=[subject, *others],
+            plugins=[subject, *others, *tier],
             page_size=every,
             layout=layout,
             capacity=capacity,
@@ -128,7 +185,7 @@ class Bench:
         self.parts = self.cache.composition.parts
         self.names = Names()
         self.truths = {part.name: Truth() for part in self.parts}
-        self.truths[subject.name] = case.truth
+        self.truths[subject.name] = truth
         self.memories = {
             part.name: Memory(self.cache.pool(part.name), part.manifest, self._entries(part)) for part in self.parts
         }
@@ -136,6 +193,11 @@ class Bench:
         self.stream = stream
         self.late_failures: list[Failure] = []
         self.poison()
+
+    def _states(self, component: Any, units: int) -> int:
+        """Return how many states a pool has: more than four sequences need."""
+        tracks = 2 if component.manifest.checkpoint_every else 0
+        return units // 2 + 4 * (1 + (self.rewind + 1 if self.rewind else 0) + tracks)
 
     @staticmethod
     def _entries(part: Any) -> int:
@@ -176,13 +238,18 @@ class Bench:
         sequence = self.cache.open(list(tokens), leave=leave, namespace=namespace, extra=extra)
         future = with_extra(tokens, extra)
         ids = self.names.prefixes(namespace, future)
+        found = sequence.ready
+        if self.below:
+            sequence.restore()
         ready = sequence.ready
-        run = BenchSequence(sequence, namespace, future, salt, ids, {}, ready)
+        run = BenchSequence(sequence, namespace, future, salt, ids, {}, ready, from_below=ready - found)
         self.extend(run, len(tokens))
         for part in self.parts:
             replay = part.manifest.replay
-            begin = max(0, ready - replay) // part.page_tokens * part.page_tokens if replay else ready
-            run.written[part.name] = begin if part.page_tokens else ready
+            run.written[part.name] = run.begun[part.name] = ready
+            if replay:
+                group = part.manifest.tokens_per_slot
+                run.written[part.name] = run.begun[part.name] = max(0, ready - replay) // group * group
             if not part.page_tokens:
                 run.states[part.name] = ids[ready]
             elif part.manifest.shareable and not replay:
@@ -224,6 +291,9 @@ class Bench:
                 slot, entry = table[p // page], p // group
                 said = "computing the tokens [%s, %s) reads position %s of %s, and its page is absent"
                 require(slot >= 0, "absent", said, start, end, p, part.name)
+                rebuilt = not part.manifest.replay or p >= run.begun[part.name]
+                said = "computing the tokens [%s, %s) reads position %s of %s, and replay began at %s"
+                require(rebuilt, "absent", said, start, end, p, part.name, run.begun[part.name])
                 if (entry + 1) * group <= run.written[part.name]:
                     wanted.append((slot, entry, self.expected(run, part, entry), p))
         puts = self._puts(run, part, table, end)
@@ -246,7 +316,29 @@ class Bench:
 
         return work
 
-    def _puts(self, run: BenchSequence, part: Any, table: list[int], end: int) -> list[tuple[int, int, int]]:
+    def arrive(self, run: BenchSequence, count: int) -> None:
+        """Take over ``count`` tokens that were computed elsewhere: what resuming at their end needs is copied in."""
+        s = run.sequence
+        start = s.reserved
+        s.grow(count, arriving=True)
+        end = run.restored = run.arrived = s.reserved
+        self.extend(run, end)
+        with self.cache.step([s]) as step:
+            step.run_ops()
+            for part in self.parts:
+                memory = self.memories[part.name]
+                if part.page_tokens:
+                    per = part.page_tokens // part.manifest.tokens_per_slot
+                    for slot, entry, number in self._puts(run, part, s.pages(part.name), end, arriving=True):
+                        memory.write(slot, entry % per, number)
+                else:
+                    number = self._state_at(run, part, start, end)
+                    memory.write(s.pages(part.name)[0], 0, number)
+                    run.states[part.name], run.singles[part.name] = number, {}
+
+    def _puts(
+        self, run: BenchSequence, part: Any, table: list[int], end: int, arriving: bool = False
+    ) -> list[tuple[int, int, int]]:
         """Return (slot, entry, number) of each write up to ``end``. Entries of incomplete grid blocks are rewritten."""
         group, page, grid, name = part.manifest.tokens_per_slot, part.page_tokens, self.grid(part), part.name
         odd = run.unfinished.setdefault(name, {})
@@ -259,7 +351,9 @@ class Bench:
             if shared and entry * group < run.sequence.published:
                 continue  # the entry belongs to the tree; content that was inexact there stays so
             said = "the tokens up to %s are computed, and page %s of %s has no slot to write to"
-            require(table[index] >= 0, "absent", said, end, index, name)
+            require(table[index] >= 0 or arriving, "absent", said, end, index, name)
+            if table[index] < 0:
+                continue
             number = self.exact(run, part, entry)
             odd.pop(entry, None)
             if (entry + 1) * group > whole:
@@ -273,11 +367,11 @@ class Bench:
 
         After a small step the states after each of its tokens are written, too.
         """
-        s, memory, grid = run.sequence, self.memories[part.name], self.grid(part)
+        s, memory = run.sequence, self.memories[part.name]
         slot, singles, wanted = s.pages(part.name)[0], s.rewind_slots(part.name), run.states[part.name]
 
         def number_at(n: int) -> int:
-            return run.ids[n] if n % grid == 0 else self.names.child(run.ids[n], run.namespace, f"since {start}")
+            return self._state_at(run, part, start, n)
 
         puts = [(slot, number_at(end))] if end > start else []
         kept = {n: number_at(n) for n in range(start + 1, end + 1)} if end - start <= len(singles) else {}
@@ -299,19 +393,25 @@ class Bench:
 
         return work
 
+    def _state_at(self, run: BenchSequence, part: Any, start: int, n: int) -> int:
+        """Return the number of the state at n, in a step that begins at ``start``."""
+        exact = n % self.grid(part) == 0
+        return run.ids[n] if exact else self.names.child(run.ids[n], run.namespace, f"since {start}")
+
     def _touched_slots(self, part: Any, slots: set[int]) -> list[Any]:
         """Return slots of a component in the form in which the schedule explorer knows them."""
         pool = self.cache.pool(part.name)
         return [("slot", pool.name, slot) for slot in sorted(slots)]
 
     def _describe(self, run: BenchSequence, found: int, wanted: int) -> str:
+        belongs = f"and the content of {_prefix_length(run, wanted)} belongs there"
         if found == POISON:
-            return "lies in a slot that was given back"
+            return f"lies in a slot that was given back, {belongs}"
         if found in (0, STRANGE):
-            return "holds zeros" if found == 0 else "holds what no forward pass wrote"
+            return f"{'holds zeros' if found == 0 else 'holds what no forward pass wrote'}, {belongs}"
         if found in run.ids:
-            return f"holds the content of the first {run.ids.index(found)} tokens, not of {_prefix_length(run, wanted)}"
-        return "holds the content of other tokens, or of tokens that were cut into steps in another way"
+            return f"holds the content of {_prefix_length(run, found)}, {belongs}"
+        return f"holds the content of other tokens, or of tokens that were cut into other steps, {belongs}"
 
     def _reads(self, run: BenchSequence, part: Any, start: int, end: int) -> set[int]:
         reads = self.truths[part.name].reads
@@ -338,13 +438,16 @@ class Bench:
             memory, group = self.memories[part.name], part.manifest.tokens_per_slot
             per = part.page_tokens // group
             done = min(run.written[part.name], run.sequence.committed)
+            begun = run.begun[part.name] if part.manifest.replay else 0
             for index, slot in enumerate(run.sequence.pages(part.name)):
                 for entry in range(index * per, (index + 1) * per) if slot >= 0 else ():
                     if (entry + 1) * group > done:
                         break
+                    if entry * group < begun:
+                        continue
                     wanted, found = self.expected(run, part, entry), memory.read(slot, entry % per)
                     if not memory.same(found, wanted):
-                        said = f"page {index} of {part.name}, which a running sequence lists, "
+                        said = f"position {entry * group} of {part.name}, in a page that a running sequence lists, "
                         raise Failure("content", said + self._describe(run, found, wanted))
 
     def raise_late_failures(self) -> None:
@@ -354,7 +457,14 @@ class Bench:
 
 
 def _prefix_length(run: BenchSequence, number: int) -> str:
-    return str(run.ids.index(number)) if number in run.ids else "what this sequence wrote"
+    return f"the first {run.ids.index(number)} tokens" if number in run.ids else "what this sequence wrote"
+
+
+def composed_as_it_is(case: ComponentCase) -> None:
+    """Compose a small cache of the component itself, without a spy, so that an error names the component's class."""
+    component = made(case)
+    plugins = [component, *stand_ins(component.manifest, ())]
+    compose(None, plugins=plugins, page_size=case.page_size, capacity=8192, max_running=4)
 
 
 def depth(case: ComponentCase, beside: Sequence[str] = ()) -> int:
@@ -362,4 +472,4 @@ def depth(case: ComponentCase, beside: Sequence[str] = ()) -> int:
     own = case.manifest.max_rewind
     if own is None:
         own = 0 if case.has_states else 3
-    return 0 if "state" in beside else min(3, own)
+    return 0 if STATES & set(beside) else min(3, own)

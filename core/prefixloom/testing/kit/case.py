@@ -50,6 +50,8 @@ class ComponentCase:
     seed: int = 0
     effort: int = 2
     believe: bool = False
+    source: tuple[str, dict[str, Any]] | None = attrs.field(default=None, init=False)
+    """The name and the options of an installed component."""
     memo: dict[str, Any] = attrs.field(factory=dict, init=False, repr=False)
 
     @classmethod
@@ -61,7 +63,9 @@ class ComponentCase:
         make, with_defaults = maker_of(name, options)
         said = ", ".join(f"{option}={value!r}" for option, value in options.items())
         label = f"{name}({said})" if said else name
-        return cls(make, offered_truth(name, with_defaults) if truth is None else truth, label=label)
+        case = cls(make, offered_truth(name, with_defaults) if truth is None else truth, label=label)
+        case.source = (name, options)
+        return case
 
     def component(self) -> Any:
         """Return an instance to read facts from; no cache is made with it."""
@@ -88,6 +92,11 @@ class ComponentCase:
     @property
     def has_states(self) -> bool:
         return self.reach.unit == "boundary"
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether anything of it is ever in the tree."""
+        return self.manifest.shareable and not self.manifest.replay
 
     @property
     def believed(self) -> tuple[str, ...]:

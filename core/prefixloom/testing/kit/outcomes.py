@@ -9,13 +9,20 @@ import attrs
 
 from .bench import Bench, text_of
 from .case import ComponentCase, LawBroken
-from .scripts import Op, Setting, as_code, failure, shrunk, written
+from .scripts import ARRIVING, Op, Setting, as_code, failure, shrunk, written
+from .thresholds import longest, most_calls
 
 LENGTH = 110
 """How many operations a random script has."""
+STEPS = 100
+"""The most small steps in which a prompt is computed."""
 ALONE = (Setting(), Setting(units=40), Setting(page=1, units=56))
 PAIRS = (Setting(("path",)), Setting(("window",), layout="page_first"), Setting(("state",)))
 TRIPLES = (Setting(("path", "window")), Setting(("path", "state"), layout="page_first"), Setting(("window", "state")))
+MORE = (Setting(), Setting(("ahead",)), Setting(("checkpoints",)), Setting(("window", "checkpoints")))
+TIERS = (Setting(below="through"), Setting(below="back"), Setting(("path",), below="back"))
+ONCE = ("far", "often", "below")
+"""Scripts that are played once."""
 SERVING = ("content", "absent", "books", "lock", "race")
 """The topics of failures in serving that do not concern hooks."""
 THREADS = (Setting(threads=True), Setting(("state",), threads=True), Setting(("path", "window"), threads=True))
@@ -38,8 +45,10 @@ def played(case: ComponentCase, name: str, settings: Collection[Setting], make: 
         for setting in settings:
             if setting.page is not None and (setting.page % case.manifest.tokens_per_slot or case.manifest.page_size):
                 continue  # this component cannot have such a page
+            if setting.below and not (setting.beside or case.is_cached):
+                continue  # there is nothing that a tier could hold
             unit = max(4, Bench(case, setting.beside, page=setting.page).unit)
-            for seed in range(case.effort if not setting.beside else 1):
+            for seed in range(case.effort if name not in ONCE and not setting.beside else 1):
                 script = make(unit, f"{case.seed} {name} {seed}")
                 failed = failure(case, script, setting)
                 if failed is not None:
@@ -48,22 +57,75 @@ def played(case: ComponentCase, name: str, settings: Collection[Setting], make: 
     return case.memo[name]
 
 
+def _length(unit: int) -> int:
+    """How many operations a random script has: fewer where prompts are long, since pages are large."""
+    return LENGTH if unit <= 32 else max(20, LENGTH * 32 // unit)
+
+
 def random_scripts(case: ComponentCase) -> list[FailedScript]:
     """Play random scripts in one thread: the component alone, and beside one and two others."""
 
     def make(unit: int, seed: str) -> list[Op]:
-        return written(seed, LENGTH, unit)
+        return written(seed, _length(unit), unit)
 
     return [*played(case, "alone", ALONE, make), *beside(case)]
 
 
 def beside(case: ComponentCase) -> list[FailedScript]:
-    found: list[FailedScript] = played(case, "beside", PAIRS + TRIPLES, lambda unit, seed: written(seed, LENGTH, unit))
+    """Play random scripts beside others; in some of them part of a prompt is computed elsewhere."""
+    found: list[FailedScript] = played(
+        case, "beside", PAIRS + TRIPLES, lambda unit, seed: written(seed, _length(unit), unit)
+    )
+    more: list[FailedScript] = played(
+        case, "more", MORE, lambda unit, seed: written(seed, _length(unit), unit, ARRIVING)
+    )
+    return [*found, *more]
+
+
+def below(case: ComponentCase) -> list[FailedScript]:
+    """Play prompts that the device loses and a tier below it has, among random operations."""
+
+    def make(unit: int, seed: str) -> list[Op]:
+        ops: list[Op] = []
+        for number in range(5):
+            prompt = text_of(number % 2)[: (3 + number) * unit + number]
+            served: list[Op] = [("open", prompt), ("run", -1, 99 * unit), ("close", -1)]
+            ops += [*served, ("evict", 99 * unit), *written(f"{seed} {number}", 6, unit), ("evict", 99 * unit), *served]
+        return ops
+
+    found: list[FailedScript] = played(case, "below", TIERS, make)
     return found
 
 
+def late(case: ComponentCase) -> list[FailedScript]:
+    """Play long prompts and many requests, for hooks that do something else behind a number that stands in them."""
+    page = None if case.manifest.page_size or 16 % case.manifest.tokens_per_slot else 16
+    unit = Bench(case, page=page).unit
+    length, calls = longest(case) + unit, most_calls(case)
+
+    def far(_unit: int, _seed: str) -> list[Op]:
+        ops: list[Op] = [("open", (range(length),)), ("run", -1, length // 2), ("publish", -1), ("run", -1, length)]
+        ops += [("close", -1), ("open", (range(length), range(90000, 90000 + 2 * unit))), ("run", -1, 9 * unit)]
+        for cut in (length // 3, length - 2 * unit):
+            ops += [("open", (range(cut), range(70000, 70000 + 3 * unit))), ("run", -1, length), ("close", -1)]
+        again: list[Op] = [("open", (range(length), 1)), ("run", -1, length), ("close", -1)]
+        return [*ops, ("lease", (range(length),)), *again, ("release", 0), ("evict", length // 2), *again]
+
+    def often(unit: int, seed: str) -> list[Op]:
+        prompt, other = text_of(0)[: 4 * unit + 1], text_of(2)[: 3 * unit + 1]
+        turn: list[Op] = []
+        for tokens in (prompt, other):
+            turn += [("open", tokens), ("run", -1, 99 * unit), ("close", -1), ("lease", tokens), ("release", 0)]
+        return [("repeat", calls, [*turn, ("evict", 2 * unit)])]
+
+    found = played(case, "far", (Setting(units=2 * length // unit, page=page),), far)
+    return [*found, *played(case, "often", (Setting(),), often)]
+
+
 def in_threads(case: ComponentCase) -> list[FailedScript]:
-    found: list[FailedScript] = played(case, "threads", THREADS, lambda unit, seed: written(seed, LENGTH // 3, unit))
+    found: list[FailedScript] = played(
+        case, "threads", THREADS, lambda unit, seed: written(seed, _length(unit) // 3, unit)
+    )
     return found
 
 
@@ -90,8 +152,16 @@ def off_the_grid(case: ComponentCase) -> list[FailedScript]:
         ops: list[Op] = []
         for length in (1, 3, unit - 1, unit, unit + 1):
             prompt = text_of(1)[: 5 * unit + 1]
-            ops += [("open", prompt)] + [("run", 0, max(1, length)), ("publish", 0)] * (5 * unit // max(1, length))
-            ops += [("run", 0, 1), ("close", 0), ("open", (*prompt, 0, 0)), ("run", 0, 3), ("close", 0)]
+            steps = min(STEPS, 5 * unit // max(1, length))
+            ops += [("open", prompt)] + [("run", 0, max(1, length)), ("publish", 0)] * steps
+            ops += [
+                ("run", 0, 5 * unit),
+                ("run", 0, 1),
+                ("close", 0),
+                ("open", (*prompt, 0, 0)),
+                ("run", 0, 3),
+                ("close", 0),
+            ]
             ops += [("evict", 3 * unit)]
         return ops
 

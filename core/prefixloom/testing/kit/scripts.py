@@ -1,15 +1,17 @@
 """Scripts: operations on a bench as plain data. They are made from a seed, played, and shrunk when they fail.
 
 An operation is a tuple of a name and numbers or tokens. A number selects a sequence or lease modulo how many there are,
-so that every part of a script is itself a valid script.
+so that every part of a script is itself a valid script. Tokens are numbers, and ranges of them.
 """
 
 from __future__ import annotations
 
+import logging
 import pprint
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -18,7 +20,7 @@ from ...contract.manifest import Layout
 from ...device.streams import ThreadStream
 from ...errors import CapacityError, CompositionError, InputError, InvariantError, PluginError, ProtocolError, RaceError
 from ..inside.memory import POISON
-from .bench import Bench, BenchSequence, Failure, PlannedStepError, require, text_of
+from .bench import Below, Bench, BenchSequence, Failure, PlannedStepError, require, text_of
 from .case import ComponentCase
 
 Op = tuple[Any, ...]
@@ -26,23 +28,27 @@ WEIGHTS = {
     "turn": 16, "open": 7, "run": 20, "publish": 5, "align": 7, "rewind": 7, "close": 8, "abort": 2, "evict": 3,
     "lease": 4, "release": 4, "reclaim": 3, "peek": 3, "fail": 2, "draft": 2,
 }  # fmt: skip
+ARRIVING = WEIGHTS | {"arrive": 10}
+GONE_ON = "; going on without"
+"""With these words the cache tells of a hook that failed, or whose answer it cannot use."""
 OPEN = 4
 """The most sequences that are open at once."""
 
 
 @attrs.frozen
 class Setting:
-    """The setting of a script: companions, pool sizes, page size, threads and layout."""
+    """The setting of a script: companions, pool sizes, page size, threads, layout, and a tier below the device."""
 
     beside: tuple[str, ...] = ()
     units: int = 14
     page: int | None = None
     threads: bool = False
     layout: Layout = "layer_first"
+    below: Below = ""
 
     def __str__(self) -> str:
         plain = Setting()
-        names = ("beside", "units", "page", "threads", "layout")
+        names = [field.name for field in attrs.fields(Setting)]
         changed = [name for name in names if getattr(self, name) != getattr(plain, name)]
         return f"Setting({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
 
@@ -50,13 +56,12 @@ class Setting:
 # ---------------------------------------------------------------- making
 
 
-def written(seed: str, length: int, unit: int) -> list[Op]:
+def written(seed: str, length: int, unit: int, weights: Mapping[str, int] = WEIGHTS) -> list[Op]:
     """Return a random script. ``unit``: how many tokens a page of the tree has."""
     chance = random.Random(seed)
-    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
     ops: list[Op] = []
     while len(ops) < length:
-        (kind,) = chance.choices(kinds, weights)
+        (kind,) = chance.choices(list(weights), list(weights.values()))
         ops += _some(kind, chance, unit)
     return ops[:length]
 
@@ -85,12 +90,32 @@ def _some(kind: str, chance: random.Random, unit: int) -> list[Op]:
     if kind == "rewind":
         count = 2 + chance.randrange(3)  # part of a small step is rewound, and other tokens take its place
         return [("run", number, count), ("rewind", number, 1 + chance.randrange(count - 1)), ("run", number, 2)]
+    if kind == "arrive":  # part of a prompt is computed elsewhere
+        return [*_some("open", chance, unit), ("arrive", -1, chance.choice((1, unit, unit + 1, 3 * unit)))]
     if kind == "evict":
         return [("evict", chance.choice((1, 1, unit, unit, 2 * unit, 6 * unit)))]
     return [(kind,)] if kind == "reclaim" else [(kind, number)]
 
 
 # ---------------------------------------------------------------- playing
+
+
+def flat(tokens: Iterable[Any]) -> tuple[int, ...]:
+    """Return tokens in which ranges are written out."""
+    out: list[int] = []
+    for token in tokens:
+        if isinstance(token, range):
+            out += token
+        else:
+            out.append(token)
+    return tuple(out)
+
+
+def shortened(tokens: Any) -> Any:
+    """Return a shorter beginning of tokens, written in the same way."""
+    if isinstance(tokens, tuple) and isinstance(tokens[-1], range) and len(tokens[-1]) > 1:
+        return (*tokens[:-1], shortened(tokens[-1]))
+    return tokens[: len(tokens) * 3 // 4]
 
 
 @attrs.define(eq=False)
@@ -101,11 +126,39 @@ class BenchLease:
     boundary: int
 
 
-class Player:
-    """Performs operations on a bench and checks everything after each."""
+class _Heard(logging.Handler):
+    """Keeps what the cache says, in place of a log."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Inside this context, the warnings of caches are collected and written to no log."""
+    log, handler = logging.getLogger("prefixloom"), _Heard()
+    before = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING)
+    log.propagate = False
+    try:
+        yield handler.said
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
+
+
+class Player:
+    """Performs operations on a bench and checks everything after each. ``said``: what the cache has warned of."""
+
+    def __init__(self, bench: Bench, said: Sequence[str] = ()) -> None:
         self.bench = bench
+        self.said = said
         self.running: list[BenchSequence] = []
         self.leases: list[BenchLease] = []
         self.counts: dict[str, int] = {}
@@ -126,7 +179,8 @@ class Player:
         bench = self.bench
         bench.raise_late_failures()
         errors = bench.cache.stats().plugin_errors - self.errors
-        require(not errors, "raise", "%s hooks raised, or answered what no hook may answer", errors)
+        why = next((told for told in self.said if GONE_ON in told), f"{errors} hooks raised, or gave a wrong answer")
+        require(not errors, "raise", "%s", why.partition(GONE_ON)[0])
         bench.poison()
         if bench.stream is None:
             for run in self.running:
@@ -142,8 +196,10 @@ class Player:
     # ------------------------------------------------------------ operations
     def do_open(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
         if len(self.running) < OPEN:
-            run = self.bench.open(tokens, leave=salt % 2, namespace=namespace, salt=salt)
+            run = self.bench.open(flat(tokens), leave=salt % 2, namespace=namespace, salt=salt)
             self.count("hit" if run.restored else "miss")
+            self.counts["hit tokens"] = self.counts.get("hit tokens", 0) + run.restored
+            self.counts["from below"] = self.counts.get("from below", 0) + run.from_below
             self.running.append(run)
 
     def do_run(self, number: int, count: int) -> None:
@@ -160,6 +216,23 @@ class Player:
             self.bench.extend(run, s.named)
         self.bench.run(run, min(count, s.named - s.reserved))
         self.count("step")
+
+    def do_arrive(self, number: int, count: int) -> None:
+        """Take over at most ``count`` named tokens that were computed elsewhere."""
+        run = self.pick(number)
+        if any(part.manifest.replay for part in self.bench.parts):
+            return  # it has no slots in what arrives, and could rebuild nothing there
+        if run is not None and self.bench.stream is None and run.sequence.reserved == run.sequence.committed:
+            count = min(count, run.sequence.named - run.sequence.reserved)
+            if count > 0:
+                self.bench.arrive(run, count)
+                self.count("arrived")
+
+    def do_repeat(self, count: int, ops: Sequence[Op]) -> None:
+        """Do these operations so many times."""
+        for _ in range(count):
+            for op in ops:
+                self.apply(op)
 
     def do_align(self, number: int) -> None:
         """Compute up to the last boundary that can be published, where a state can be kept, and publish."""
@@ -209,7 +282,7 @@ class Player:
         """Rewind ``count`` tokens, and have the model produce other tokens."""
         run = self.pick(number)
         bench = self.bench
-        if run is None or bench.rewind == 0 or run.sequence.reserved < count:
+        if run is None or bench.rewind == 0 or run.sequence.reserved - count < run.arrived:
             return
         s = run.sequence
         try:
@@ -252,6 +325,7 @@ class Player:
         self.counts["evicted"] = self.counts.get("evicted", 0) + sum(freed.values())
 
     def do_lease(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
+        tokens = flat(tokens)
         plan = self.bench.cache.match(tokens, namespace=namespace)
         lease = self.bench.cache.lease(plan)
         self.leases.append(BenchLease(lease, tokens, namespace, lease.boundary))
@@ -264,7 +338,7 @@ class Player:
         self.bench.cache.reclaim()
 
     def do_peek(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
-        self.bench.cache.peek(tokens, namespace=namespace)
+        self.bench.cache.peek(flat(tokens), namespace=namespace)
 
     def finish(self) -> None:
         """Close and evict everything, then check that every slot is free and no lease is left."""
@@ -305,21 +379,30 @@ def _late() -> None:
 
 def play(case: ComponentCase, script: Sequence[Op], setting: Setting | None = None) -> Player:
     """Play a script to its end. Failure: the cache or the component did something wrong."""
-    setting = setting or Setting()
+    with heard() as said:
+        return _played(case, script, setting or Setting(), said)
+
+
+def _played(case: ComponentCase, script: Sequence[Op], setting: Setting, said: Sequence[str]) -> Player:
     stream = ThreadStream("bench", before=_late) if setting.threads else None
     try:
         bench = Bench(
-            case, setting.beside, units=setting.units, page=setting.page, stream=stream, layout=setting.layout
+            case,
+            setting.beside,
+            units=setting.units,
+            page=setting.page,
+            stream=stream,
+            layout=setting.layout,
+            below=setting.below,
         )
-        player = Player(bench)
-        with bench.spy.clocks_watched():
-            try:
-                for op in script:
-                    player.apply(op)
-                player.finish()
-            finally:
-                for topic, sentence in bench.spy.mistakes:
-                    raise Failure(topic, sentence)
+        player = Player(bench, said)
+        try:
+            for op in script:
+                player.apply(op)
+            player.finish()
+        finally:
+            for topic, sentence in bench.spy.mistakes:
+                raise Failure(topic, sentence)
         return player
     except (Failure, CompositionError):
         raise
@@ -367,13 +450,21 @@ def shrunk(case: ComponentCase, script: Sequence[Op], setting: Setting, topic: s
                 at += size
         size //= 2
     for at, op in enumerate(best):
-        if op[0] == "open":
-            while len(op[1]) > 1 and time.monotonic() < end:
-                less = (op[0], op[1][: len(op[1]) * 3 // 4], *op[2:])
-                if not fails([*best[:at], less, *best[at + 1 :]]):
-                    break
-                best[at] = op = less
+        while time.monotonic() < end:
+            less = _less(op)
+            if less is None or not fails([*best[:at], less, *best[at + 1 :]]):
+                break
+            best[at] = op = less
     return best
+
+
+def _less(op: Op) -> Op | None:
+    """Return an operation with a shorter prompt, or that is done less often; None if there is none."""
+    if op[0] == "open" and len(flat(op[1])) > 1:
+        return (op[0], shortened(op[1]), *op[2:])
+    if op[0] == "repeat" and op[1] > 1:
+        return (op[0], op[1] * 3 // 4, *op[2:])
+    return None
 
 
 def as_code(case: ComponentCase, script: Sequence[Op], setting: Setting) -> str:

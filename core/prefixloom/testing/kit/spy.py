@@ -6,30 +6,15 @@ A test can have it raise in one hook, or listen in all hooks.
 
 from __future__ import annotations
 
-import datetime
-import os
-import random
-import secrets
-import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ...compose.binding import bind, make_manager
 from ...contract.composition import Hooks
 from ...contract.hookspecs import HOT_HOOKS, hookimpl
 from ...contract.values import Op
-
-IMPURE: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (time, ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")),
-    (random, ("random", "randrange", "randint", "choice", "choices", "shuffle", "sample", "uniform", "getrandbits")),
-    (os, ("urandom", "times")),
-    (uuid, ("uuid1", "uuid4")),
-    (secrets, ("token_bytes", "token_hex", "randbelow", "randbits")),
-)
-"""Functions that no hook may call, because its answer would differ between ranks."""
+from .answers import PURE, Call, shown
+from .calls import calls_watched
 
 HELPERS = {"the validator": "create_match_validator", "run_forward_op": "deferred_forward_ops"}
 """Hooks that the spy must override so that another one is called."""
@@ -45,7 +30,9 @@ class Spy:
     ``mistakes`` lists what the component did wrong, as (topic, sentence); ``trace`` lists all calls and answers.
     """
 
-    def __init__(self, component: Any, raising: str = "", listening: bool = False) -> None:
+    def __init__(
+        self, component: Any, raising: str = "", listening: bool = False, without: Collection[str] = ()
+    ) -> None:
         self._component = component
         self.name, self.manifest, self.reach = component.name, component.manifest, component.reach
         self._hooks: Hooks = bind(make_manager({component.name: component}), component.name)
@@ -55,14 +42,13 @@ class Spy:
         self.armed = False
         self.raised = 0
         self.mistakes: list[tuple[str, str]] = []
-        self.trace: list[str] = []
+        self.trace: list[Call] = []
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self._inside = ""
         self.memory: Any = None
         self._pool: Any = None
         for name in HOT_HOOKS:
             forced = name == raising or name == HELPERS.get(raising)
-            if getattr(self._hooks, name) is None and not (forced or listening):
+            if name in without or (getattr(self._hooks, name) is None and not (forced or listening)):
                 setattr(self, name, None)
 
     @property
@@ -179,80 +165,38 @@ class Spy:
 
     def _watched(self, hook: str, function: Callable[..., Any], *args: Any) -> Any:
         is_op = hook == "run_forward_op"
-        shown = args[:1] if is_op else args
-        before = repr(shown)
+        given = args[:1] if is_op else args
+        before = repr(given)
         state = self._state(args[0].dst if is_op else ())
-        self._inside = hook
         try:
-            answer = function(*args)
+            with calls_watched(lambda what: self._report("clock", f"{hook} calls {what}")):
+                answer = function(*args)
         except Exception as error:
             self._report("raise", f"{hook} raised {type(error).__name__}: {error}")
             raise
-        finally:
-            self._inside = ""
-        if repr(shown) != before:
-            self._report("mutate", f"{hook} was shown {before}, and left {shown!r}")
-        if self._state(args[0].dst if is_op else ()) != state:
-            what = "slots that its op does not name in dst" if is_op else "the content or the free list of its pool"
-            self._report("mutate", f"{hook} changed {what}")
+        if repr(given) != before:
+            self._report("mutate", f"{hook} was shown {before}, and left {given!r}")
+        self._compare(hook, state, self._state(args[0].dst if is_op else ()))
         if not is_op:
-            self.trace.append(f"{hook}{before} -> {_shown(answer)}")
-            if hook in ("finalize_match_result", "the validator"):
+            self.trace.append(Call(hook, args, shown(answer)))
+            if hook in PURE:
                 again = function(*args)
-                if _shown(again) != _shown(answer):
-                    self._report("impure", f"{hook}{before} answered {_shown(answer)}, and asked again {_shown(again)}")
+                if shown(again) != shown(answer):
+                    self._report("impure", f"{hook}{before} answered {shown(answer)}, and asked again {shown(again)}")
         return answer
+
+    def _compare(self, hook: str, before: Any, after: Any) -> None:
+        """Report what a hook changed of its pool."""
+        if before == after:
+            return
+        if before[0] != after[0]:
+            self._report("mutate", f"{hook} changed the free list of its pool: it takes or gives back slots itself")
+            return
+        slots = [slot for slot in before[1] if before[1][slot] != after[1].get(slot)]
+        told = f"{hook} changed the content of {len(slots)} slots of its pool, the first is {slots[0]}"
+        self._report("mutate", told + ("; its op does not name it in dst" if hook == "run_forward_op" else ""))
 
     def _state(self, but: Any) -> Any:
         if self._pool is None or self.memory is None:
             return None
-        return tuple(self._pool.free_ids()), self.memory.digest(but)
-
-    @contextmanager
-    def clocks_watched(self) -> Iterator[None]:
-        """Inside this context, record each hook that reads a clock or draws a random number."""
-        put: list[tuple[Any, str, Any]] = []
-        wrapped: dict[int, Any] = {}
-        own = sys.modules.get(type(self._component).__module__)
-        try:
-            for module, names in IMPURE:
-                for name in names:
-                    honest = getattr(module, name, None)
-                    if honest is not None:
-                        watched = self._reading(f"{module.__name__}.{name}", honest)
-                        wrapped[id(honest)] = watched
-                        put.append((module, name, honest))
-                        setattr(module, name, watched)
-            for name, value in list(vars(own).items()) if own is not None else ():
-                if id(value) in wrapped:
-                    put.append((own, name, value))
-                    setattr(own, name, wrapped[id(value)])
-                elif value is datetime.datetime:
-                    put.append((own, name, value))
-                    setattr(own, name, self._dated(value))
-            yield
-        finally:
-            for module, name, honest in put:
-                setattr(module, name, honest)
-
-    def _reading(self, what: str, honest: Any) -> Any:
-        def watched(*args: Any, **options: Any) -> Any:
-            if self._inside:
-                self._report("clock", f"{self._inside} calls {what}")
-            return honest(*args, **options)
-
-        return watched
-
-    def _dated(self, honest: Any) -> Any:
-        say = self._reading
-
-        class Dated(honest):  # type: ignore[misc]
-            now = staticmethod(say("datetime.now", honest.now))
-            utcnow = staticmethod(say("datetime.utcnow", honest.utcnow))
-
-        return Dated
-
-
-def _shown(answer: Any) -> str:
-    """Return an answer as text; for a function only the fact that it is one."""
-    return "a function" if callable(answer) else repr(answer)
+        return tuple(self._pool.free_ids()), self.memory.digests(but)

@@ -35,7 +35,8 @@ class Truth:
     ``at_rest``           the largest error of cached content that the layers bear, if it is stored in another form
     ``layers``            the layers themselves, to be watched: ``layers(tokens, start, end, buffers, pages)`` computes
                           the tokens [start, end) of one sequence, reads and writes ``buffers`` through the page
-                          numbers ``pages``, and returns their outputs. Then only ``grid`` is left to be said
+                          numbers ``pages``, and returns their outputs. Then only ``grid`` is left to be said,
+                          and ``buffers`` where layers read each other's entries
 
     Where a fact is None, the kit believes what the component says and cannot find a mistake in it.
     """
@@ -52,7 +53,9 @@ class Truth:
         """Return the names of the facts that only the component states, of those that matter for it."""
         idle = {"layers"} | ({"reads", "tokens_per_entry", "ahead"} if has_states else set())
         if self.layers is not None:
-            idle |= {"reads", "ahead", "buffers", "tokens_per_entry"}
+            idle |= {"reads", "ahead", "tokens_per_entry"}
+            if not any(buffer.shared for buffer in manifest.buffers):
+                idle.add("buffers")
         if manifest.stored_as is None:
             idle.add("at_rest")
         return tuple(

@@ -143,15 +143,22 @@ class Layers:
         self.compute(tokens[1:], 0, cut + 1, self.memory(LENGTH + 9))  # another sequence comes between
         if self.has_states:
             return whole[cut:], self.compute(tokens, cut, LENGTH, before)
+        if self.manifest.replay:  # nothing is there, and what is read is computed again
+            start = max(0, cut - self.manifest.replay)
+            again = self.changed(before, [(0, cut)] if cut else [])
+            absent = range(start // self._page)
+            return whole[cut:], self.compute(tokens, start, LENGTH, again, absent=absent)[cut - start :]
         kept = {p // self._page for low, high in needs for p in range(low, high)}
-        absent = [page for page in range(cut // self._page) if page not in kept]
+        gone = [page for page in range(cut // self._page) if page not in kept]
         left_out = self.changed(before, gaps_of(tuple(needs), cut))
-        return whole[cut:], self.compute(tokens, cut, LENGTH, left_out, absent=absent)
+        return whole[cut:], self.compute(tokens, cut, LENGTH, left_out, absent=gone)
 
     # ------------------------------------------------------------ what they write
     def truth(self, said: Truth) -> Truth:
         """Return the truth with what is found out; what somebody said stays."""
-        found: dict[str, Any] = {"buffers": self._written()}
+        found: dict[str, Any] = {}
+        if not any(buffer.shared for buffer in self.manifest.buffers):  # whose entries a layer reads is not seen here
+            found["buffers"] = self._written()
         if not self.has_states:
             found |= {"ahead": self._ahead(), "tokens_per_entry": self._tokens_per_entry()}
         return attrs.evolve(said, **{name: value for name, value in found.items() if getattr(said, name) is None})

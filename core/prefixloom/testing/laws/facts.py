@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...contract.manifest import Buffer
-from ..kit.bench import Bench
+from ..kit.bench import Bench, composed_as_it_is
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful, made
 
 NARROWING = {"create_match_validator", "finalize_match_result", "commit_insert"}
@@ -29,7 +29,15 @@ def law_each_component_is_an_instance_of_its_own(case: ComponentCase) -> None:
             raise LawBroken(f"the names differ or are empty: {one.name!r} and {other.name!r}")
         if component.manifest != one.manifest or component.manifest != component.manifest:
             raise LawBroken("asked twice, the manifest is not the same: it never changes once the component is made")
-    Bench(case)  # what cannot be composed alone is refused here, with the reason
+
+
+def law_a_cache_can_be_composed_of_it(case: ComponentCase) -> None:
+    """A cache can be composed of it, alone and with a component for each of its requirements.
+
+    Clauses: C6, M7, M14, M18, R10, R15.
+    """
+    composed_as_it_is(case)  # what is impossible is refused, with the reason
+    Bench(case)
 
 
 def law_the_manifest_has_all_that_the_layers_write(case: ComponentCase) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ...errors import PluginError
+from ..kit.answers import Call, CannotBeMade, elsewhere, facts_of, has_code, request_of
 from ..kit.bench import Bench, require, text_of
-from ..kit.case import ComponentCase, LawBroken, NotApplicable
-from ..kit.outcomes import branches, in_threads, judge, off_the_grid, random_scripts
+from ..kit.case import ComponentCase, LawBroken, NotApplicable, made
+from ..kit.outcomes import below, branches, in_threads, judge, late, off_the_grid, random_scripts
 from ..kit.scripts import Player, written
 from ..kit.spy import Spy
 
@@ -21,6 +23,12 @@ FAIL = (
 """Hooks that fail the operation with a PluginError when they raise (H9)."""
 COUNTED = ("commit_insert", "redistribute_on_node_split", "release_component_lock", "evict_component")
 """Hooks whose errors are only counted; the derived default is used instead (H10)."""
+BETWEEN_TIERS = ("build_hicache_transfers", "commit_hicache_transfer")
+"""Hooks that are asked only with a tier below the device; their errors are counted as well (T4, D4)."""
+OTHERS = range(2, 6)
+"""How many other processes are asked: the fewest, and the most where they are fast."""
+SECONDS = 3.0
+"""After so many seconds of other processes, no more than the fewest are asked."""
 
 
 def _overridden(case: ComponentCase) -> tuple[str, ...]:
@@ -44,8 +52,10 @@ def law_hooks_fit_their_specifications(case: ComponentCase) -> None:
 def law_hooks_are_called_when_the_contract_says(case: ComponentCase) -> None:
     """Each hook is called once per operation that it belongs to, with the values of that moment.
 
-    Clauses: H4, H5, F1, I1, I2, L1, U1, U2, S1, W1, W2.
+    Clauses: H4, H5, F1, I1, I2, L1, U1, U2, S1, W1, W2, T1, T2, D1, D2.
     """
+    if case.is_cached:
+        _asked_about_copies(case)
     bench = Bench(case, units=40, listening=True)
     unit, spy, cache = bench.unit, bench.spy, bench.cache
     tokens = text_of(0)[: 4 * unit + 1 + cache.composition.lookahead]
@@ -64,7 +74,7 @@ def law_hooks_are_called_when_the_contract_says(case: ComponentCase) -> None:
     require(figures == (0, 3 * unit, len(tokens), 0), "calls", told, 3 * unit, figures)
     spy.calls.clear()
     run.sequence.publish()
-    published = int(case.manifest.shareable)
+    published = int(case.is_cached)
     if not case.manifest.checkpoint_every:
         _called("publish", spy, commit_insert=published, acquire_component_lock=1)
         for (walk,) in heard("commit_insert"):
@@ -81,6 +91,28 @@ def law_hooks_are_called_when_the_contract_says(case: ComponentCase) -> None:
         _called("release", spy, release_component_lock=int(held > 0))
 
 
+def _asked_about_copies(case: ComponentCase) -> None:
+    """Each plan of copies to and from a tier is shown once before, and once after, with how it ended."""
+    bench = Bench(case, units=40, listening=True, below="through")
+    tokens = text_of(0)[: 4 * bench.unit + 1 + bench.cache.composition.lookahead]
+    for _ in range(2):
+        run = bench.open(tokens)
+        bench.run(run, run.sequence.named - run.sequence.reserved)
+        run.sequence.close()
+        bench.cache.evict({part.name: part.capacity for part in bench.parts})
+        bench.cache.poll()
+    asked = [args for name, args in bench.spy.calls if name == BETWEEN_TIERS[0]]
+    told = [args for name, args in bench.spy.calls if name == BETWEEN_TIERS[1]]
+    for plan, phase in asked:
+        require(phase == plan.phase, "calls", "a plan to %s is shown with the phase %s", plan.phase, phase)
+        beyond = [each for each in plan.transfers if not 0 <= each.start <= each.end <= plan.boundary]
+        require(not beyond, "calls", "a plan up to %s has the transfers %s", plan.boundary, beyond)
+    for plan, phase, outcome in told:
+        shows = asked.count((plan, phase))
+        require(shows == told.count((plan, phase, outcome)), "calls", "%s was shown %s times before", plan, shows)
+        require(outcome.ok, "calls", "the copies of %s failed: %s", plan, outcome.error)
+
+
 def _called(what: str, spy: Spy, **wanted: int) -> None:
     names = [name for name, _ in spy.calls]
     for hook, count in wanted.items():
@@ -94,7 +126,7 @@ def law_no_hook_raises(case: ComponentCase) -> None:
     Clauses: H8, H9, H10, H11, V1, V2.
     """
     _overridden(case)
-    judge(case, [*random_scripts(case), *branches(case), *in_threads(case)], "raise")
+    judge(case, [*random_scripts(case), *branches(case), *in_threads(case), *below(case), *late(case)], "raise")
 
 
 def law_a_validator_answers_no_more_than_it_is_asked(case: ComponentCase) -> None:
@@ -103,7 +135,7 @@ def law_a_validator_answers_no_more_than_it_is_asked(case: ComponentCase) -> Non
     Clauses: V2, V3.
     """
     _overridden(case)
-    judge(case, random_scripts(case), "validator")
+    judge(case, [*random_scripts(case), *late(case)], "validator")
 
 
 def law_hooks_change_nothing_that_they_are_shown(case: ComponentCase) -> None:
@@ -112,7 +144,7 @@ def law_hooks_change_nothing_that_they_are_shown(case: ComponentCase) -> None:
     Clauses: H5, H6, X3, F1.
     """
     _overridden(case)
-    judge(case, [*random_scripts(case), *branches(case)], "mutate")
+    judge(case, [*random_scripts(case), *branches(case), *below(case), *late(case)], "mutate")
 
 
 def law_hooks_read_no_clock_and_take_no_random_number(case: ComponentCase) -> None:
@@ -121,7 +153,7 @@ def law_hooks_read_no_clock_and_take_no_random_number(case: ComponentCase) -> No
     Clauses: H6, C4.
     """
     _overridden(case)
-    judge(case, [*random_scripts(case), *off_the_grid(case)], "clock")
+    judge(case, [*random_scripts(case), *off_the_grid(case), *below(case), *late(case)], "clock")
 
 
 def law_what_is_asked_of_a_match_is_pure(case: ComponentCase) -> None:
@@ -130,7 +162,7 @@ def law_what_is_asked_of_a_match_is_pure(case: ComponentCase) -> None:
     Clauses: V2, F1.
     """
     _overridden(case)
-    judge(case, [*random_scripts(case), *branches(case)], "impure")
+    judge(case, [*random_scripts(case), *branches(case), *late(case)], "impure")
 
 
 def law_the_same_calls_get_the_same_answers(case: ComponentCase) -> None:
@@ -157,6 +189,63 @@ def law_the_same_calls_get_the_same_answers(case: ComponentCase) -> None:
             raise LawBroken(f"of two instances that were asked the same, one did: {mine}; the other: {yours}")
 
 
+def law_another_process_answers_the_same(case: ComponentCase) -> None:
+    """Another process gives the same answers to the same calls: none depends on its hash seed, its number or addresses.
+
+    Clauses: H6, C4.
+    """
+    if not has_code(case):
+        raise NotApplicable("it has no hook and no reach of its own")
+    calls = _calls(case)
+    here = [*facts_of(made(case)), *(call.answer for call in calls)]
+    try:
+        request = request_of(case, calls)
+        unasked = 0
+        start = os.times().children_user
+        for number in range(OTHERS.stop):
+            if number >= OTHERS.start and os.times().children_user - start > SECONDS:
+                break
+            there = elsewhere(request, 1 + (case.seed + number) % 1000)
+            _same_answers(here, there, calls)
+            unasked = there.count(None)
+    except CannotBeMade as reason:
+        case.memo["other processes"] = str(reason)
+        raise NotApplicable(f"no other process can be asked: {reason}") from reason
+    if unasked:
+        case.memo["other processes"] = f"{unasked} of {len(calls)} answers look at a pool, which is only here"
+
+
+def _calls(case: ComponentCase) -> list[Call]:
+    """Return the calls of hooks, and their answers, while requests in many namespaces are served."""
+    bench = Bench(case, below="through" if case.is_cached else "")
+    player, unit = Player(bench), bench.unit
+    ops = written(f"{case.seed} elsewhere", 60, max(4, unit))
+    for number in range(12):
+        prompt = text_of(number % 4)[: (2 + number % 5) * unit + 1]
+        ops += [("open", prompt, f"tenant {number}", number), ("run", -1, 99 * unit), ("close", -1)]
+        ops += [("lease", prompt, f"tenant {number}"), ("release", -1), ("evict", 4 * unit)]
+    try:
+        for op in ops:
+            player.apply(op)
+    except (AssertionError, PluginError):
+        pass  # another law reports this
+    return bench.spy.trace
+
+
+def _same_answers(here: list[str], there: list[str | None], calls: list[Call]) -> None:
+    facts = len(here) - len(calls)
+    for number, (mine, yours) in enumerate(zip(here, there, strict=True)):
+        if yours is None or mine == yours:
+            continue
+        if number < facts:
+            raise LawBroken(f"in this process {mine}, and in another {yours}")
+        call = calls[number - facts]
+        raise LawBroken(
+            f"asked the same, another process answers otherwise: {call}; there {yours}. The answer depends on the "
+            f"order of a set, the hash of a text, an address, or something else that two processes do not share"
+        )
+
+
 def law_validity_only_narrows(case: ComponentCase) -> None:
     """With its hooks, a component never allows more tokens to hit than its reach alone does.
 
@@ -179,10 +268,10 @@ def law_validity_only_narrows(case: ComponentCase) -> None:
 def law_a_hook_that_raises_has_the_documented_consequence(case: ComponentCase) -> None:
     """A hook that raises fails only its own operation, or is only counted; the cache stays consistent and goes on.
 
-    Clauses: H9, H10, V4, F6, I5, S3, L5, U4, E4, W1, W5, X4, X5.
+    Clauses: H9, H10, V4, F6, I5, S3, L5, U4, E4, W1, W5, X4, X5, T4, D4.
     """
     with quiet():
-        for hook in (*FAIL, *COUNTED):
+        for hook in (*FAIL, *COUNTED, *(BETWEEN_TIERS if case.is_cached else ())):
             _raise_in(case, hook)
 
 
@@ -199,7 +288,7 @@ def quiet() -> Iterator[None]:
 
 
 def _raise_in(case: ComponentCase, hook: str) -> None:
-    bench = Bench(case, units=10, raising=hook)
+    bench = Bench(case, units=10, raising=hook, below="through" if hook in BETWEEN_TIERS else "")
     unit, failed = bench.unit, 0
     base = text_of(0)[: 4 * unit + 1]
     prompts = [base, (*base[: 2 * unit], 1 - base[2 * unit], *base[:unit]), text_of(2)[: 7 * unit], base]

@@ -22,7 +22,7 @@ class ScheduleBench:
 
     def __init__(self, run: ScheduleRun, case: ComponentCase, beside: tuple[str, ...], units: int) -> None:
         self.stream, self.second = run.stream("forward"), run.stream("second")
-        self.bench = Bench(case, beside, units=units, stream=self.stream, coded=False, rewind=0)
+        self.bench = Bench(case, beside, units=units, stream=self.stream, exact=False, rewind=0)
         self.watch = Watch(self.bench.cache, run)
         self.unit = self.bench.unit
         self.cached = text_of(0)[: 2 * self.unit + self.bench.cache.composition.lookahead]

@@ -9,7 +9,7 @@ from ...contract.reach import Reach
 from ..inside import backdoor
 from ..kit.bench import Bench, BenchSequence, require, text_of
 from ..kit.case import ComponentCase, NotApplicable
-from ..kit.outcomes import SERVING, beside, branches, in_threads, judge, off_the_grid, random_scripts
+from ..kit.outcomes import SERVING, beside, branches, in_threads, judge, late, off_the_grid, random_scripts
 
 
 def law_what_is_restored_is_what_was_live(case: ComponentCase) -> None:
@@ -17,7 +17,7 @@ def law_what_is_restored_is_what_was_live(case: ComponentCase) -> None:
 
     Clauses: M1, M2, M8, M12, M13, M17, P2, P4, P5, R14.
     """
-    judge(case, random_scripts(case), "content")
+    judge(case, [*random_scripts(case), *late(case)], "content")
 
 
 def law_content_depends_on_no_later_token(case: ComponentCase) -> None:
@@ -76,7 +76,7 @@ def law_a_running_sequence_keeps_what_it_still_needs(case: ComponentCase) -> Non
 
     Clauses: P3, I3, M8, M9, C4.
     """
-    judge(case, [*random_scripts(case), *off_the_grid(case)], "absent")
+    judge(case, [*random_scripts(case), *off_the_grid(case), *late(case)], "absent")
     if not case.manifest.shareable or case.manifest.replay:
         return
     hooks = Bench(case).spy.overridden
@@ -116,7 +116,7 @@ def law_a_lease_covers_exactly_what_resuming_needs(case: ComponentCase) -> None:
         run.sequence.close()
         plan = bench.cache.match(tokens[: pages * unit + bench.cache.composition.lookahead])
         lease = bench.cache.lease(plan)
-        leased, wanted = bench.cache.stats().components[part.name].leased, _covered(part, lease.boundary, unit)
+        leased, wanted = bench.cache.stats().components[part.name].leased, needed_slots(part, lease.boundary, unit)
         said = "a lease at %s covers %s slots; resuming there needs %s, rounded outward to pages"
         widened, kept = "acquire_component_lock" in bench.spy.overridden, "commit_insert" in bench.spy.overridden
         if not widened and not (kept and leased < wanted):
@@ -134,8 +134,8 @@ def law_a_lease_covers_exactly_what_resuming_needs(case: ComponentCase) -> None:
         require(not left, "lock", "after its release, %s slots are covered still", left)
 
 
-def _covered(part: Any, boundary: int, unit: int) -> int:
-    """Return how many slots a lease at ``boundary`` covers, if every edge is one tree page long."""
+def needed_slots(part: Any, boundary: int, unit: int) -> int:
+    """Return how many slots a lease at ``boundary`` covers by its reach, if every edge is one tree page long."""
     if not part.page_tokens:
         return 1 if boundary else 0
     reach: Reach = part.reach
@@ -178,7 +178,7 @@ def law_what_is_leased_is_not_evicted(case: ComponentCase) -> None:
 
     Clauses: L2, L5, E1, E3, F1.
     """
-    judge(case, random_scripts(case), "lock")
+    judge(case, [*random_scripts(case), *late(case)], "lock")
 
 
 def law_a_split_changes_nothing_that_a_reader_sees(case: ComponentCase) -> None:
@@ -219,7 +219,7 @@ def law_no_slot_is_lost_or_owned_twice(case: ComponentCase) -> None:
 
     Clauses: P6, E2, E3, H10.
     """
-    judge(case, random_scripts(case), "books")
+    judge(case, [*random_scripts(case), *late(case)], "books")
 
 
 def law_it_serves_beside_every_other_kind(case: ComponentCase) -> None:

@@ -84,7 +84,7 @@ def _admits(bench: Bench, name: str) -> bool:
 
 def in_hook(case: ComponentCase, beside: Sequence[str], hook: str, script: Sequence[Op]) -> int:
     """Play a script in which each call of ``hook`` raises once. Return how often it raised."""
-    bench = Bench(case, beside, units=14, raising=hook, coded=False)
+    bench = Bench(case, beside, units=14, raising=hook, exact=False)
     bench.spy.arm(0)
     world = FaultInjector(bench)
     for op in script:
@@ -105,8 +105,8 @@ def in_pools(case: ComponentCase, beside: Sequence[str], script: Sequence[Op]) -
     This is done for each pool in turn. Return how often an operation was refused.
     """
     refused = 0
-    for number, part in enumerate(Bench(case, beside, units=14, coded=False).parts):
-        world = FaultInjector(Bench(case, beside, units=14, coded=False))
+    for number, part in enumerate(Bench(case, beside, units=14, exact=False).parts):
+        world = FaultInjector(Bench(case, beside, units=14, exact=False))
         for op in script:
             for left in range(part.capacity + 1):
                 before = world.refusals()
@@ -128,7 +128,7 @@ def in_layers(case: ComponentCase, beside: Sequence[str], script: Sequence[Op]) 
     failed = 0
     steps = [at for at, op in enumerate(script) if op[0] == "step"]
     for at in (-1, *steps[::3]):
-        world = FaultInjector(Bench(case, beside, units=14, coded=False))
+        world = FaultInjector(Bench(case, beside, units=14, exact=False))
         for number, op in enumerate(script):
             for variant in _variants(op, number == at):
                 world.apply(variant)

@@ -54,7 +54,7 @@ class Arena(Protocol):
 class Pit:
     """An arena with a case's component, and others ``beside`` it, in pools that are too small.
 
-    States are stored without a codec, because sets say nothing about the error of a codec.
+    States are stored without a codec, because sets say nothing about the error of a codec, and large pages are small.
     """
 
     case: ComponentCase = attrs.field(repr=False)
@@ -64,7 +64,7 @@ class Pit:
     lent: bool = False
 
     def bench(self) -> Bench:
-        return Bench(self.case, self.beside, units=self.units, page=self.page, coded=False)
+        return Bench(self.case, self.beside, units=self.units, page=self.page, exact=False)
 
     @property
     def unit(self) -> int:

@@ -132,7 +132,7 @@ class SequenceOperations(ComparedCache):
         more = run.future[run.named : run.named + count]
         if any(isinstance(token, tuple) for token in more):
             return  # they were opened with an extra key, and taken back
-        unseen = run.reserved <= run.named and run.chosen_from < 0
+        unseen = max(run.reserved, run.chosen_upto) <= run.named and run.chosen_from < 0
         spans = ((1, count, key),) if key is not None and unseen else ()
         if spans:  # no layer has these tokens yet
             run.future[run.named :] = with_extra(more, spans)  # type: ignore[arg-type]

@@ -125,6 +125,8 @@ class ModelSequence:
     """Up to here a forward pass has written all content with the tokens that it looks ahead at."""
     chosen_from: int = -1
     """Where the last step began, if it chose the tokens behind each of its positions itself; otherwise -1."""
+    chosen_upto: int = 0
+    """So many tokens are named or were chosen by layers, which have written with them."""
     alone: int = 0
     """So many tokens were named when what is computed outside of steps began at the earliest."""
 
@@ -205,6 +207,8 @@ class SetModel:
     def saw(self, run: ModelSequence, start: int, upto: int, named: int, ahead: int = 0) -> None:
         """A pass over [start, upto) that had ``named`` tokens, its own and ``ahead`` more has written what it could."""
         run.complete = max(run.complete, min(upto, max(named, upto + ahead) - self.lookahead))
+        if ahead:
+            run.chosen_upto = max(run.chosen_upto, upto + ahead)
         if upto > start:
             run.chosen_from = start if ahead >= self.lookahead > 0 else -1
         run.alone = run.named

@@ -1,0 +1,130 @@
+"""Laws of what a component costs: whether prompts hit, and how much a lease keeps from being evicted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+
+from ...errors import CapacityError, PluginError
+from ..kit.bench import Bench, text_of
+from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
+from .service import needed_slots
+
+LENGTHS = (8, 24, 80, 320)
+"""The lengths of prompts, in pages of the tree: what hits at none of them hits never."""
+ROUNDS = 24
+"""How often a prompt comes again among others."""
+LONG = 64
+"""The length of a prompt that is leased, in pages of the tree."""
+
+
+def law_what_was_served_is_found_again(case: ComponentCase) -> None:
+    """A prompt that was computed and closed hits when it comes again, also among others where there is little room.
+
+    Clauses: V3, F5, I3, I4, U3, E2, E3, M6.
+    """
+    length = next((length for length in LENGTHS if _hits(case, length)), None)
+    hooks = Bench(case).spy.overridden
+    if length is None:
+        _never_hits(case, hooks)
+    elif hooks:
+        _long_prompts_hit(case, hooks)
+        _hot_prompts_hit(case, length, hooks)
+
+
+def _beside(case: ComponentCase) -> tuple[str, ...]:
+    """What is never in the tree hits only beside something that is."""
+    return () if case.is_cached else ("path",)
+
+
+def _hits(case: ComponentCase, length: int, without: Collection[str] = ()) -> int:
+    """How many tokens of a prompt of so many pages hit, once it was served in two steps with nothing else there."""
+    bench = Bench(case, _beside(case), units=2 * length + 8, without=without)
+    ahead = bench.cache.composition.lookahead
+    prompt = text_of(0)[: length * bench.unit + ahead]
+    run = bench.open(prompt)
+    for count in (length * bench.unit // 2, length * bench.unit - length * bench.unit // 2):
+        bench.run(run, count)
+    run.sequence.close()
+    return bench.cache.peek((*prompt, 0))
+
+
+def _never_hits(case: ComponentCase, hooks: Sequence[str]) -> None:
+    if not case.manifest.shareable:
+        raise Wasteful(
+            "it is not shareable, and resuming needs what it stores: no prompt will ever hit in a cache that has it"
+        )
+    guilty = [hook for hook in hooks if any(_hits(case, length, {hook}) for length in LENGTHS)]
+    served = f"prompts of {', '.join(str(length * Bench(case).unit) for length in LENGTHS)} tokens"
+    if guilty:
+        raise LawBroken(f"{served} were served, and none of their tokens hits again. Without {guilty[0]} they hit")
+    suspect = ". Look at its admission policy" if case.manifest.admission is not None else ""
+    raise LawBroken(f"{served} were served, and none of their tokens hits again{suspect}")
+
+
+def _long_prompts_hit(case: ComponentCase, hooks: Sequence[str]) -> None:
+    """Compare how much of a long prompt hits with what would hit without its hooks."""
+    mine, plain = (_hits(case, LENGTHS[-1], without) for without in ((), hooks))
+    if 4 * mine >= 3 * plain:
+        return
+    alone = {hook: _hits(case, LENGTHS[-1], {hook}) for hook in hooks}
+    guilty = max(alone, key=lambda hook: alone[hook])
+    told = f"without {guilty} {alone[guilty]}" if alone[guilty] > mine else f"without its hooks {plain}"
+    raise Wasteful(f"of a prompt of {LENGTHS[-1] * Bench(case).unit} tokens {mine} hit when it comes again, and {told}")
+
+
+def _hot(case: ComponentCase, length: int, without: Collection[str] = ()) -> int:
+    """Serve one prompt again and again, and new ones between. Return how many of its tokens hit."""
+    bench = Bench(case, _beside(case), units=4 * length, without=without)
+    unit, ahead, hit = bench.unit, bench.cache.composition.lookahead, 0
+    hot = list(range(1000, 1000 + length * unit))
+    for number in range(ROUNDS):
+        for prompt in (hot, [100_000 + number * 10_000 + at for at in range(length * unit)]):
+            with contextlib.suppress(CapacityError, PluginError):
+                run = bench.open([*prompt, *range(7, 8 + ahead)], leave=1)
+                hit += run.sequence.ready
+                for count in (length * unit - run.sequence.reserved, 1):
+                    bench.run(run, max(0, count))
+                run.sequence.close()
+    return hit
+
+
+def _hot_prompts_hit(case: ComponentCase, length: int, hooks: Sequence[str]) -> None:
+    """Compare with what hits while there is room, and with the component without its hooks."""
+    could = (ROUNDS - 1) * _hits(case, length)
+    mine, plain = _hot(case, length), _hot(case, length, hooks)
+    if 4 * mine >= 3 * min(could, plain):
+        return
+    alone = {hook: _hot(case, length, {hook}) for hook in hooks}
+    guilty = max(alone, key=lambda hook: alone[hook])
+    told = f"without {guilty} {alone[guilty]}" if alone[guilty] > mine else f"without its hooks {plain}"
+    raise Wasteful(
+        f"a prompt of {length * Bench(case).unit} tokens came {ROUNDS} times, with others between: {mine} tokens hit, "
+        f"and {told}"
+    )
+
+
+def law_a_lease_keeps_little_more_than_resuming_needs(case: ComponentCase) -> None:
+    """A lock that a component widens covers less than twice of what resuming at a long prompt's end needs.
+
+    Clauses: L2, L3.
+    """
+    if not case.is_cached or "acquire_component_lock" not in Bench(case).spy.overridden:
+        raise NotApplicable("it widens no lock")
+    bench = Bench(case, units=LONG + 8)
+    part, unit = bench.parts[0], bench.unit
+    tokens = text_of(0)[: LONG * unit + bench.cache.composition.lookahead]
+    run = bench.open(tokens)
+    while run.sequence.reserved < LONG * unit:
+        bench.run(run, unit)
+        run.sequence.publish()
+    run.sequence.close()
+    with bench.cache.lease(bench.cache.match(tokens)) as lease:
+        figures = bench.cache.stats().components[part.name]
+        wanted = needed_slots(part, lease.boundary, unit)
+        if figures.leased > 2 * wanted + 4:
+            raise Wasteful(
+                f"a lease at {lease.boundary} covers {figures.leased} of the {figures.cached} slots that are cached of "
+                f"the prompt, and resuming there needs {wanted}: acquire_component_lock keeps the others from being "
+                f"evicted while a request runs"
+            )

@@ -1,0 +1,325 @@
+"""What the kit composes beside a component, and what it sees late and in other processes."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import textwrap
+from pathlib import Path as File
+from typing import Any
+
+import pytest
+
+from prefixloom import Claim, Component, Manifest, Path, Point, Window, hookimpl
+from prefixloom.testing import (
+    LAWS,
+    ComponentCase,
+    LawBroken,
+    Pit,
+    Setting,
+    Truth,
+    check_component,
+    play,
+    replay,
+    report_on,
+)
+from prefixloom.testing.conformance import name_of, untested, verdict
+from prefixloom.testing.kit.bench import Bench
+from prefixloom.testing.kit.calls import calls_watched
+from prefixloom.testing.kit.outcomes import below
+from prefixloom.testing.kit.scripts import ARRIVING, Player, shrunk, written
+from prefixloom.testing.kit.thresholds import longest, most_calls
+from tests.support.broken import BROKEN, ORIGINALS, Broken
+from tests.support.broken_hooks import (
+    ByAHelpersClock,
+    ByTheHashOfATenant,
+    ClampsLate,
+    CopiesTheWrongWay,
+    RaisesAtTheThousandth,
+)
+from tests.support.broken_parts import KV, WINDOW, K, V, W, raising
+from tests.support.sampling import sampled
+
+LAW = {name_of(law): law for law in LAWS}
+PROCESS, CLOCK = "law_another_process_answers_the_same", "law_hooks_read_no_clock_and_take_no_random_number"
+
+
+def window() -> Component:
+    return Component("subject", KV, Window(W))
+
+
+def case_of(name: str) -> ComponentCase:
+    make, truth = ORIGINALS[name]
+    return ComponentCase(make, truth, name, effort=1)
+
+
+# ---------------------------------------------------------------- what stands beside it
+
+
+def test_what_a_component_requires_stands_beside_it_and_limits_nothing() -> None:
+    bench = Bench(ComponentCase(lambda: Component("subject", Manifest([K, V], requires=["kv", "index"]), Path())))
+    assert [part.name for part in bench.parts] == ["subject", "index", "kv"]
+    run = bench.open(range(8))
+    bench.run(run, 8)
+    run.sequence.close()
+    bench.cache.evict({"kv": 99, "index": 99})
+    assert bench.cache.peek(range(9)) == 8
+
+
+def test_what_another_provides_gets_no_stand_in() -> None:
+    component = Component("subject", Manifest([K, V], requires=["beside_path"]), Window(W))
+    bench = Bench(ComponentCase(lambda: component), ("path",))
+    assert [part.name for part in bench.parts] == ["subject", "beside_path"]
+
+
+@pytest.mark.parametrize("write", ["through", "selective", "back"])
+def test_what_the_device_lost_comes_back_from_the_tier(write: Any) -> None:
+    again = [("open", (range(44),)), ("close", 0)]
+    turn = [("open", (range(40),)), ("run", 0, 99), ("close", 0), *again, *again, ("evict", 999)]
+    player = play(case_of("window"), [*turn, *turn, *turn], Setting(below=write))
+    assert player.counts["from below"] >= 40
+
+
+def test_the_scripts_of_a_tier_bring_something_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    finish = Player.finish
+
+    def finished(self: Player) -> None:
+        seen.append(self.counts.get("from below", 0))
+        finish(self)
+
+    monkeypatch.setattr(Player, "finish", finished)
+    for name in ("window", "state", "path"):
+        assert below(case_of(name)) == []
+    assert len(seen) == 9 and all(tokens >= 24 for tokens in seen)
+
+
+def test_a_component_that_no_tier_can_hold_is_told_so() -> None:
+    told = "".join(untested(case_of("replayed")))
+    assert "copies to a tier below the device: nothing of it is ever in the tree" in told
+    assert "a tier below" not in "".join(untested(case_of("window")))
+
+
+@pytest.mark.parametrize("name", ["window", "state", "path that looks ahead", "window on a grid"])
+def test_prompts_of_which_a_part_arrives_are_served(name: str) -> None:
+    case = case_of(name)
+    setting = Setting(("window", "checkpoints"))
+    unit = Bench(case, setting.beside).unit
+    counts = [play(case, written(f"{seed}", 110, unit, ARRIVING), setting).counts for seed in range(2)]
+    assert sum(count.get("arrived", 0) for count in counts) > 5
+
+
+def test_what_arrives_is_what_the_layers_would_have_written() -> None:
+    bench = Bench(case_of("window"))
+    player = Player(bench)
+    for op in (("open", (range(30),)), ("arrive", 0, 20), ("run", 0, 10), ("close", 0)):
+        player.apply(op)
+    assert bench.cache.peek(range(20)) == 20
+    player.apply(("open", (range(20),)))
+    slot = player.running[0].sequence.pages("subject")[4]
+    bench.memories["subject"].write(slot, 0, 5)
+    with pytest.raises(AssertionError, match=r"position 16 of subject, in a page that a .* lists, holds the"):
+        player.check()
+
+
+AHEAD = [
+    ("open", "", (0, 1, 0, 0, 0, 1, 1, 1, 0, 0, 1), 0, (), 1, 4), ("grow", -1, -1), ("step", 31, 0), ("step", 31, 4),
+    ("append", 1, 9, 1),
+]  # fmt: skip
+"""A step that computes nothing writes anew what waits, with tokens that it chooses; then a key would change these."""
+
+
+def test_the_sets_know_which_tokens_layers_have_chosen() -> None:
+    case = ComponentCase(lambda: Component("subject", Manifest([K], lookahead=2), Path()))
+    replay(Pit(case, ("path",)), AHEAD)
+
+
+def test_an_answer_that_cannot_be_used_is_told_in_the_words_of_the_cache() -> None:
+    case = ComponentCase(lambda: CopiesTheWrongWay("subject", KV, Window(W)), effort=1)
+    found = verdict(LAW["law_no_hook_raises"], case)
+    assert found.told.startswith("component 'subject': build_hicache_transfers must answer Transfers of ")
+    assert "going on" not in found.told
+
+
+def test_what_goes_wrong_while_a_script_is_played_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    script = [("open", (range(9),)), ("run", 0, 9), ("close", 0)]
+    with pytest.raises(AssertionError, match="raised ValueError: commit_insert is broken"):
+        play(ComponentCase(lambda: raising("commit_insert")("subject", KV, Window(W))), script)
+    assert caplog.records == []
+
+
+# ---------------------------------------------------------------- late
+
+
+def test_prompts_and_calls_go_beyond_the_numbers_of_a_hook() -> None:
+    late = ComponentCase(lambda: ClampsLate("subject", KV, Window(W)))
+    often = ComponentCase(lambda: RaisesAtTheThousandth("subject", KV, Window(W)))
+    assert longest(late) > 2000 > longest(case_of("window"))
+    assert 2 * most_calls(often) > 1000 > 2 * most_calls(case_of("window"))
+    assert f"hooks at boundaries past {longest(late)}" in "".join(untested(late))
+
+
+def test_repeated_operations_are_shrunk_to_as_many_as_it_takes() -> None:
+    case = ComponentCase(lambda: RaisesAtTheThousandth("subject", KV, Window(W)), WINDOW)
+    script = [("peek", (range(5),)), ("repeat", 1500, [("peek", (range(9),))])]
+    short = shrunk(case, script, Setting(), "raise", limit=30.0)
+    assert len(short) == 1 and short[0][0] == "repeat" and 500 <= short[0][1] < 700
+
+
+# ---------------------------------------------------------------- clocks and other processes
+
+
+class Logs(Component):
+    """Writes to the log, which notes the time: no mistake."""
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> None:
+        logging.getLogger("tests.kit").critical("matched %s", walk.boundary)
+
+
+def test_a_hook_that_writes_a_log_reads_no_clock() -> None:
+    logging.getLogger("tests.kit").propagate = False
+    logging.getLogger("tests.kit").addHandler(logging.NullHandler())
+    assert verdict(LAW[CLOCK], ComponentCase(lambda: Logs("subject", KV, Window(W)), effort=1)).status == "holds"
+
+
+def test_calls_are_seen_by_whatever_name_they_are_made() -> None:
+    import datetime
+    import random
+    import uuid
+    from os import getpid as number
+    from time import monotonic as now
+
+    told: list[str] = []
+    own = random.Random(1)
+    with calls_watched(told.append):
+        now(), number(), random.randrange(9), uuid.uuid4(), datetime.datetime.now(), own.random()
+    assert [name for name in told if name not in ("random.getrandbits", "os.urandom")] == [
+        "time.monotonic", "os.getpid", "random.randrange", "uuid.uuid4", "datetime.now"
+    ]  # fmt: skip
+    told.clear()
+    now()
+    assert told == []
+
+
+def test_a_class_inside_of_a_function_is_asked_in_no_other_process_and_the_report_says_so() -> None:
+    class Local(ByTheHashOfATenant):
+        pass
+
+    case = ComponentCase(lambda: Local("subject", KV, Window(W)), effort=1)
+    found = verdict(LAW[PROCESS], case)
+    assert found.status == "not applicable" and "Local" in found.told
+    assert any(told.startswith("whether another process answers the same: ") for told in untested(case))
+
+
+MODULE = """
+from prefixloom import Buffer, Component, Manifest, Window
+from tests.support.broken_hooks import ByTheHashOfATenant
+
+class Elsewhere(ByTheHashOfATenant):
+    pass
+
+def make():
+    return Elsewhere("subject", Manifest([Buffer("kv", (2,), "float32")]), Window(7))
+"""
+
+
+def test_a_module_that_is_not_on_the_path_is_found_by_its_file(tmp_path: File) -> None:
+    """A test that pytest imports by its file has a name that no other process knows."""
+    import importlib.util
+
+    (tmp_path / "kit_elsewhere.py").write_text(MODULE)
+    spec = importlib.util.spec_from_file_location("kit_elsewhere", tmp_path / "kit_elsewhere.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["kit_elsewhere"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        found = verdict(LAW[PROCESS], ComponentCase(module.make, effort=1))
+    finally:
+        del sys.modules["kit_elsewhere"]
+    assert found.status == "broken" and "another process answers otherwise: commit_insert(" in found.told
+
+
+def test_a_program_that_is_started_is_not_run_again(tmp_path: File) -> None:
+    """What stands in the program itself is asked nowhere else."""
+    text = MODULE + textwrap.dedent(
+        f"""
+        from prefixloom.testing import ComponentCase
+        from prefixloom.testing.conformance import LAWS, name_of, verdict
+
+        print("started")
+        (law,) = [law for law in LAWS if name_of(law) == {PROCESS!r}]
+        found = verdict(law, ComponentCase(make, effort=1))
+        print(found.status, found.told)
+        """
+    )
+    (tmp_path / "program.py").write_text(text)
+    call = [sys.executable, str(tmp_path / "program.py")]
+    root = str(File(__file__).parents[2])
+    done = subprocess.run(call, env={"PYTHONPATH": root}, capture_output=True, text=True, check=True)
+    why = "no other process can be asked: it is defined in the program that was started, and not in a module"
+    assert done.stdout.split("\n") == ["started", f"not applicable {why}", ""]
+
+
+# ---------------------------------------------------------------- which law speaks first
+
+
+FIRST = {
+    "needs beyond the boundary": "law_a_cache_can_be_composed_of_it",
+    "a reach that grows in use": "law_needs_and_until_are_pure",
+    "until is a page too early, served": "law_until_is_the_last_boundary",
+    "until never comes": "law_until_is_the_last_boundary",
+    "a state that needs positions": "law_a_cache_can_be_composed_of_it",
+    "lookahead is understated": "law_the_manifest_says_what_content_depends_on",
+    "lookahead is one too small": "law_the_manifest_says_what_content_depends_on",
+    "the grid of a state is understated": "law_the_manifest_says_what_content_depends_on",
+    "the grid of pages is understated": "law_the_manifest_says_what_content_depends_on",
+    "a validator is inverted": "law_what_was_served_is_found_again",
+    "states that are never published": "law_what_was_served_is_found_again",
+    "a slot is freed twice": "law_no_hook_raises",
+    "a hook with an argument of no such name": "law_a_cache_can_be_composed_of_it",
+    "a hook whose name is misspelt": "law_a_cache_can_be_composed_of_it",
+    "a hook that nobody marked": "law_a_cache_can_be_composed_of_it",
+    "an op that looks up late": "law_no_hook_raises",
+    "the reach is a page short, restored": "law_the_reach_covers_what_the_layers_read",
+    "create_match_validator raises": "law_a_cache_can_be_composed_of_it",
+}
+"""Mistakes of which a law speaks before the one that the kill table names for them."""
+SPOKEN = [broken for broken in BROKEN if broken.law != "law_somebody_says_what_the_layers_do"]
+
+
+@pytest.mark.parametrize("broken", sampled(SPOKEN, 7), ids=lambda broken: broken.mistake)
+def test_the_first_law_that_speaks_is_about_the_mistake(broken: Broken) -> None:
+    for law in LAWS:
+        found = verdict(law, broken.case())
+        if found.status in ("broken", "wasteful"):
+            break
+    assert found.law == FIRST.get(broken.mistake, broken.law)
+
+
+def test_what_cannot_be_composed_ends_the_report_in_one_sentence_that_names_its_class() -> None:
+    report = report_on(ComponentCase(lambda: ByAHelpersClock("subject", Manifest([K, V], replay=4), Window(W))))
+    assert [found.law for found in report.broken] == ["law_a_cache_can_be_composed_of_it"]
+    assert report.verdicts[-1].law == "law_a_cache_can_be_composed_of_it"
+    assert "class tests.support.broken_hooks.ByAHelpersClock" in report.broken[0].told
+    assert "replay=4 rebuilds its data" in report.broken[0].told
+
+
+class Rejects(Component):
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Claim:
+        return Claim(reject=True)
+
+
+def test_what_never_hits_is_broken_and_the_hook_is_named() -> None:
+    with pytest.raises(LawBroken, match=r"none of their tokens hits again\. Without finalize_match_result they hit"):
+        check_component(
+            lambda: Rejects("subject", KV, Point()), Truth(), laws=[LAW["law_what_was_served_is_found_again"]]
+        )
+
+
+def test_what_is_not_shared_never_hits_and_costs() -> None:
+    case = ComponentCase(lambda: Component("subject", Manifest([K, V], shareable=False), Window(W)))
+    found = verdict(LAW["law_what_was_served_is_found_again"], case)
+    assert found.status == "wasteful" and "it is not shareable, and resuming needs what it stores" in found.told
