@@ -150,7 +150,7 @@ def rows() -> list[Broken]:
         ("the reach is a page long", of(reach=lambda: Window(W + 4)), WINDOW, idle),
         ("needs beyond the boundary", of(reach=PastTheBoundary), Truth(), "law_needs_lie_before_the_boundary"),
         ("needs that tire", of(reach=Tiring), Truth(), "law_needs_and_until_are_pure"),
-        ("a reach that grows in use", of(reach=Swelling), WINDOW, "law_what_is_leased_is_not_evicted", 2, 2),
+        ("a reach that grows in use", of(reach=Swelling), WINDOW, "law_a_running_sequence_keeps_what_it_still_needs"),
         ("until is one too early", of(reach=EarlyByOne), WINDOW, early),
         ("until is a page too early", of(reach=EarlyByAPage), WINDOW, early),
         ("until is a page too early, served", of(reach=EarlyByAPage), WINDOW, keeps),
