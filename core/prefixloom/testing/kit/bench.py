@@ -133,7 +133,8 @@ class BenchSequence:
 class Bench:
     """One cache with the case's component and others ``beside`` it. ``units``: how many tree pages each pool holds.
 
-    ``exact``: the manifest is the component's own; else it is ``simplified``.
+    ``exact``: the manifest is the component's own; else it is ``simplified``. ``lent``: an engine has the slots, and
+    whoever uses the bench lends them.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Bench:
         listening: bool = False,
         plain: bool = False,
         exact: bool = True,
+        lent: bool = False,
         stream: Any = None,
         layout: Layout = "layer_first",
         below: Below = "",
@@ -178,6 +180,7 @@ class Bench:
             layout=layout,
             capacity=capacity,
             max_rewind=self.rewind,
+            slots="lent" if lent else "own",
             max_running=4 if manifest.stored_as is not None else None,
             debug=True,
         )

@@ -21,6 +21,7 @@ def law_every_answer_is_what_the_sets_say(case: ComponentCase) -> None:
     Clauses: R9, R14, P5, P6, I3, L2, E2, M8, M9, M10, M13.
     """
     pits = [Pit(case, beside) for beside in PITS]
+    pits.append(Pit(case, ("path",), lent=True))
     if case.manifest.page_size is None and case.manifest.tokens_per_slot == 1:
         pits.append(Pit(case, page=1, units=44))
     for number, pit in enumerate(pits):

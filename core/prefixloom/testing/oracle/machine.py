@@ -64,7 +64,7 @@ class Pit:
     lent: bool = False
 
     def bench(self) -> Bench:
-        return Bench(self.case, self.beside, units=self.units, page=self.page, exact=False)
+        return Bench(self.case, self.beside, units=self.units, page=self.page, lent=self.lent, exact=False)
 
     @property
     def unit(self) -> int:
