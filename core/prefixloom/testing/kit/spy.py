@@ -169,7 +169,9 @@ class Spy:
         before = repr(given)
         state = self._state(args[0].dst if is_op else ())
         try:
-            with calls_watched(lambda what: self._report("clock", f"{hook} calls {what}")):
+            with calls_watched(
+                lambda what: self._report("clock", f"{hook} calls {what}, and two ranks may decide differently")
+            ):
                 answer = function(*args)
         except Exception as error:
             self._report("raise", f"{hook} raised {type(error).__name__}: {error}")
