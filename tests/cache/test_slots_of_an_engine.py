@@ -14,17 +14,20 @@ import torch
 from prefixloom import (
     Buffer,
     Cache,
+    Claim,
     Codec,
     Component,
     CompositionError,
     InputError,
     Manifest,
     Path,
+    PluginError,
     Point,
     ProtocolError,
     TierManifest,
     Window,
     compose,
+    hookimpl,
 )  # fmt: skip
 from prefixloom_hicache import HostTier
 
@@ -79,6 +82,57 @@ def test_after_a_flush_all_slots_can_be_taken_back() -> None:
     assert cache.take_back() == {"full": [0, 1, 2, 3], "swa": [0, 1, 2, 3], "mamba": [0]}
 
 
+class Keeping(Component):
+    """Keeps the first page of what is published; a hook that raises when it is told to."""
+
+    raising = ""
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim:
+        if self.raising == "commit_insert":
+            raise RuntimeError("a hook")
+        return Claim(keep=((0, 2),))
+
+    @hookimpl
+    def acquire_component_lock(self, anchor: Any) -> None:
+        if self.raising == "acquire_component_lock":
+            raise RuntimeError("a hook")
+
+
+@pytest.mark.parametrize("named", [{}, {"swa": [9]}, {"swa": [9, 8, 7, 6]}])
+def test_a_component_may_be_left_out_and_a_hook_may_keep_less(named: dict[str, list[int]]) -> None:
+    kinds = [Component("full", KV, Path()), Keeping("swa", KV, Window(6))]
+    cache = compose(None, plugins=kinds, page_size=2, capacity=64, slots="lent", device="meta", debug=True)
+    inserted = cache.insert(range(8), {"full": range(4), **named})
+    assert inserted.taken["full"] == 4
+    cache.take_back()
+    assert cache.stats().components["swa"].cached <= len(named.get("swa", ()))
+
+
+@pytest.mark.parametrize("hook", ["commit_insert", "acquire_component_lock"])
+def test_after_an_error_that_is_no_refusal_the_slots_are_the_caches(hook: str) -> None:
+    keeping = Keeping("swa", KV, Window(6))
+    kinds = [Component("full", KV, Path()), keeping]
+    cache = compose(None, plugins=kinds, page_size=2, capacity=64, slots="lent", device="meta", debug=True)
+    keeping.raising = hook
+    slots = {"full": list(range(4)), "swa": list(range(4))}
+    try:
+        taken = cache.insert(range(8), slots).taken
+    except PluginError:
+        taken = {"full": 0, "swa": 0}
+    returned = {name: len(found) for name, found in cache.take_back().items()}
+    assert {name: taken[name] + returned.get(name, 0) for name in slots} == {"full": 4, "swa": 4}
+
+
+def test_a_lease_from_before_a_flush_has_no_pages() -> None:
+    cache = lent()
+    cache.insert(range(8), {"full": range(4), "swa": range(4), "mamba": [0]})
+    with cache.lease(cache.match(range(8))) as lease:
+        cache.flush()
+        with pytest.raises(ProtocolError, match="before the cache was flushed"):
+            lease.pages("full")
+
+
 def test_sequences_run_in_what_was_lent() -> None:
     cache = lent()
     cache.lend({"full": range(4), "swa": range(4), "mamba": [7]})
@@ -95,7 +149,7 @@ def test_an_exact_lease_is_as_long_as_its_plan_or_none() -> None:
     cache.insert(range(8), {"full": range(4), "swa": range(4), "mamba": [0]})
     plan = cache.match(range(8))
     cache.evict({"full": 4})
-    with pytest.raises(ProtocolError, match=r"can be resumed at 0 by now"):
+    with pytest.raises(ProtocolError, match=r"can be resumed at 0 only"):
         cache.lease(plan, exact=True)
     with cache.lease(plan) as lease:
         assert lease.boundary == 0 and lease.pages("full") == []
@@ -104,19 +158,20 @@ def test_an_exact_lease_is_as_long_as_its_plan_or_none() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "told"),
     [
-        (lambda c: c.insert(range(4), {"full": [0, 0]}), ProtocolError, "'full' .* one of them twice"),
-        (lambda c: c.insert(range(4), {"full": [30, 31]}), ProtocolError, "31 is the cache's"),
-        (lambda c: c.insert(range(4), {"full": [0, 32]}), InputError, "slots from 0 to 31, got 32"),
-        (lambda c: c.insert(range(4), {"full": [0, True]}), InputError, "slots from 0 to 31, got True"),
+        (lambda c: c.insert(range(4), {"full": [0, 0]}), ProtocolError, "slot 0 of 'full' is given twice"),
+        (lambda c: c.insert(range(4), {"full": [30, 31]}), ProtocolError, "slot 31 of 'full' is the cache's already"),
+        (lambda c: c.insert(range(4), {"full": [0, 32]}), InputError, "from 0 to 31, or -1 for none; got 32"),
+        (lambda c: c.insert(range(4), {"full": [0, True]}), InputError, "from 0 to 31, or -1 for none; got True"),
         (lambda c: c.insert(range(4), {"full": [0, 1, 2]}), InputError, "3 pages of 'full' .* more than 4 tokens"),
+        (lambda c: c.insert(range(4), {"full": torch.tensor(1)}), InputError, "a list of numbers, got tensor"),
         (lambda c: c.insert(range(4), {"full": None}), InputError, "a list of numbers, got None"),
         (lambda c: c.insert(range(4), {"mamba": [0, 1]}), InputError, "takes one slot"),
         (lambda c: c.insert(range(4), {"ful": [0, 1]}), InputError, "no component 'ful' here"),
         (lambda c: c.insert(range(4), [0, 1]), InputError, "a mapping by component"),
         (lambda c: c.insert(range(4), {}, start=1), InputError, "start is a boundary, a multiple of 2, got 1"),
         (lambda c: c.insert(range(4), {}, priority="high"), InputError, "a priority is a whole number"),
-        (lambda c: c.lend({"full": [0, -1]}), ProtocolError, "-1 is the cache's"),
-        (lambda c: c.lend({"swa": [0], "full": [31]}), ProtocolError, "31 is the cache's"),
+        (lambda c: c.lend({"full": [0, -1]}), InputError, "-1 stands for no slot"),
+        (lambda c: c.lend({"swa": [0], "full": [31]}), ProtocolError, "slot 31 of 'full' is the cache's already"),
     ],
 )
 def test_a_mistake_is_refused_and_nothing_was_taken(call: Callable[[Cache], Any], error: Any, told: str) -> None:
@@ -210,6 +265,9 @@ def test_content_in_an_engines_tensors_goes_down_and_comes_back_as_in_the_caches
         (lambda t: t["swa"].update(k=torch.zeros(3, 2, 32, 2).transpose(1, 2)), "must be contiguous"),
         (lambda t: t["mamba"].update(state=[torch.zeros(8, 8)[:, ::2]]), "all of a layer of states"),
         (lambda t: t["mamba"].update(state=[torch.zeros(8, 4, device="meta")]), "lies on meta, and the cache on cpu"),
+        (lambda t: t["full"].update(k=5), "takes a tensor .* or a list with one for each layer, got a int"),
+        (lambda t: t["full"].update(k=[[1.0]] * 3), "or a list with one for each layer, got a list"),
+        (lambda t: t["full"].update(k=torch.zeros(3, 1, 2, 2).expand(3, 32, 2, 2)), "must be contiguous"),
         (lambda t: t.update(full=3), "'full' cannot lie .* tensors were given for 3"),
         (lambda t: t.update(fool={}), "tensors were given for 'fool'; there are full, swa, mamba"),
     ],

@@ -25,7 +25,8 @@ TIMES = 8
 
 
 class Verdict(NamedTuple):
-    """What came of a mutant: ``killed``, ``timeout``, ``survived`` or ``uncovered`` (no test runs its line)."""
+    """What came of a mutant: ``killed``, ``timeout``, ``survived``, ``uncovered`` (no test runs its line) or
+    ``broken`` (no test could begin, which kills nothing)."""
 
     how: str
     by: str
@@ -179,6 +180,6 @@ def _job(workshop: Workshop, mutant: Mutant, tests: Sequence[Covering], patience
 
 
 def _verdict(job: Job, done: Done) -> Verdict:
-    """A child that ends by itself without a word, by a signal or for want of memory, is killed as well."""
-    how = {"passed": "survived", "timeout": "timeout"}.get(done.how, "killed")
+    """A child that ends in a test without a word, by a signal or for want of memory, is killed as well."""
+    how = {"passed": "survived", "timeout": "timeout"}.get(done.how, "killed" if done.test else "broken")
     return Verdict(how, done.test if how != "survived" else "", len(job.tests), round(done.seconds, 1))

@@ -53,7 +53,7 @@ def test_a_publication_that_fails_half_way_ends_its_sequence() -> None:
     sequence = cache.open(TOKENS[:24])
     run(sequence, 8)
     reach.raising = True
-    with pytest.raises(RuntimeError, match="moody") as raised:
+    with pytest.raises(PluginError, match="moody") as raised:
         sequence.publish()
     reach.raising = False
     assert not sequence.open
@@ -69,6 +69,27 @@ def test_a_publication_that_fails_half_way_ends_its_sequence() -> None:
     settle(cache)
 
 
+@pytest.mark.parametrize("needs", [((-4, 8),), None, ((0.0, 8.0),), ((8, 4),), ((0, 99),)])
+def test_a_wrong_answer_of_a_reach_is_a_plugin_error_and_is_not_remembered(needs: Any) -> None:
+    class Odd(Reach):
+        odd = False
+
+        def needs(self, n: int) -> Any:
+            return needs if self.odd and n else ((max(0, n - 3), n),)
+
+        def until(self, p: int) -> Any:
+            return -1 if self.odd else p + 3
+
+    reach = Odd()
+    cache = cache_of(part("odd", reach), page=4)
+    assert serve(cache, range(9)) == 0
+    reach.odd = True
+    with pytest.raises(PluginError, match=r"component 'odd': (needs|until)\(\d+\) of its reach"):
+        serve(cache, range(9))
+    reach.odd = False
+    assert serve(cache, range(9)) == 8
+
+
 class KeepsTheEnd(Component):
     @hookimpl
     def commit_insert(self, walk: WalkView) -> Claim | None:
@@ -81,7 +102,7 @@ def test_what_a_failed_publication_handed_over_is_not_given_back_at_the_end() ->
     sequence = cache.open(TOKENS)
     run(sequence, 22)
     reach.raising = True
-    with pytest.raises(RuntimeError, match="moody"):
+    with pytest.raises(PluginError, match="moody"):
         sequence.publish()
     reach.raising = False
     sequence.close()
@@ -98,7 +119,7 @@ def test_what_a_failed_publication_handed_over_may_be_evicted(first: str, kind: 
     sequence = cache.open(TOKENS[:24])
     run(sequence, 8)
     reach.raising = True
-    with pytest.raises(RuntimeError, match="moody"):
+    with pytest.raises(PluginError, match="moody"):
         sequence.publish()
     reach.raising = False
     cache.evict(dict.fromkeys(("path", "moody", "state"), 1000))
@@ -135,7 +156,7 @@ def test_a_reach_that_raises_in_open_leaves_nothing_behind() -> None:
     serve(cache, TOKENS, chunk=8)
     before = cache.stats().components
     reach.raising = True
-    with pytest.raises(RuntimeError, match="moody"):
+    with pytest.raises(PluginError, match="moody"):
         cache.open(TOKENS)
     reach.raising = False
     cache.poll()
@@ -391,7 +412,7 @@ def test_a_reach_that_raises_when_a_step_commits_leaves_no_sequence_behind_its_s
     sequences = [cache.open(range(start, start + 20)) for start in (0, 100)]
     for sequence in sequences:
         sequence.grow(20)
-    with pytest.raises(RuntimeError, match="moody"), cache.step(sequences) as step:
+    with pytest.raises(PluginError, match="moody"), cache.step(sequences) as step:
         step.run_ops()
         reach.raising = True  # and the pool is full: what need not be kept goes at once
     reach.raising = False

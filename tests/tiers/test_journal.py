@@ -116,6 +116,20 @@ def test_one_that_nobody_reads_begins_again_and_says_so() -> None:
     assert sorted(change.tokens.tolist() for change in cache.contents()) == [[user] * 4 for user in range(5)]
 
 
+def test_a_journal_is_bounded_in_bytes_and_complete_after_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefixloom.tree.journal.BYTES", 40)
+    cache = small()
+    journal = cache.journal()
+    for user in range(4):
+        run(cache, [user] * 4, "", 4)
+    assert journal.missing
+    assert [change.tokens.tolist()[0] for change in journal.take()] == [2, 3]
+    for user in range(4):
+        run(cache, [9, user, 9, 9], "", 4)
+    cache.flush()
+    assert not journal.missing and [change.kind for change in journal.take()] == ["cleared"]
+
+
 def test_what_is_told_has_tokens_keys_and_pages() -> None:
     cache = small()
     journal = cache.journal()
@@ -134,6 +148,11 @@ def test_a_cache_has_one_journal_and_after_its_close_none() -> None:
     journal.close()
     run(cache, [1, 2], "", 2)
     assert journal.take() == []
+    second = cache.journal()
+    journal.close()
+    run(cache, [3, 4], "", 2)
+    assert len(second.take()) == 1
+    second.close()
     for most in (0, True, 2.0):
         with pytest.raises(InputError, match="at least 1 change"):
             cache.journal(most)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from prefixloom import Cache, Claim, Component, Path, Point, Reach, TierManifest, Window, hookimpl
+from prefixloom import Cache, Claim, Component, Path, PluginError, Point, Reach, TierManifest, Window, hookimpl
 from prefixloom.contract.reach import Interval
 from prefixloom_hicache import HostTier
 from tests.support.helpers import PAGE, cache_of, every_reach, part, serve, settle
@@ -149,7 +149,7 @@ def test_a_reach_that_raises_while_it_is_asked_leaves_the_books_right(monkeypatc
     for at in range(4):
         serve(cache, range(at * 100, at * 100 + 16))
     monkeypatch.setattr(Moody, "raising", True)
-    with pytest.raises(RuntimeError, match="moody"):
+    with pytest.raises(PluginError, match="moody"):
         cache.evict({"near": 6})
     monkeypatch.setattr(Moody, "raising", False)
     assert cache.stats().components["near"].evicted >= 6

@@ -24,7 +24,7 @@ from ..operations.room import evict_named, evict_tokens
 from ..operations.state import Core, Running
 from ..operations.step import Step
 from ..operations.teardown import forget_everything
-from ..tree.journal import MOST, Change, Journal, contents
+from ..tree.journal import MOST, Change, Journal, Recorder, contents
 from ..tree.keys import namespace_of
 from .match_plan import MatchPlan
 from .sequence import Sequence
@@ -98,7 +98,7 @@ class Cache:
             raise ProtocolError(f"{plan!r} was not made by this cache")
         match = current(core, plan.match_for(core))
         if exact and match.ready < plan.ready:
-            raise ProtocolError(f"{plan!r} can be resumed at {match.ready} by now: data was evicted since it was made")
+            raise ProtocolError(f"{plan!r} can be resumed at {match.ready} only: something was lost since it was made")
         lease = acquire(core, anchor(core, match), match.namespace)
         core.leave("lease")
         return lease
@@ -190,7 +190,9 @@ class Cache:
         ``slots``: by component, the page of each position from the boundary ``start`` on, -1 where there is none; of a
         boundary component, the one slot of the state at the deepest boundary that ``tokens`` name. What is the engine's
         own is the cache's from now on, until ``take_back`` returns it: at once what the tree has already or cannot use,
-        and the rest when it is evicted. Where the engine reads pages of the cache, these may stand as well.
+        and the rest when it is evicted. Where the engine reads pages of the cache, these may stand as well. The content
+        must be written by now. InputError and ProtocolError: nothing was taken. After any other error (a hook raised)
+        the slots are the cache's, and ``take_back`` returns those that the tree does not have.
         """
         core = self._core
         if core.guarded:
@@ -296,9 +298,9 @@ class Cache:
             raise ProtocolError("this cache has a journal already: close it first, or share it")
         if most.__class__ is not int or most < 1:
             raise InputError(f"a journal holds at least 1 change, got {most!r}")
-        journal = Journal(core.keys, core.index.is_found, partial(core.follow, None), most)
-        core.follow(journal)
-        return journal
+        recorder = Recorder(core.keys, core.index.is_found, most)
+        core.record(recorder)
+        return Journal(recorder, partial(core.stop_recording, recorder))
 
     def contents(self) -> list[Change]:
         """All that is cached on every tier and can be found, as changes that are "stored", each after what it needs."""

@@ -42,7 +42,7 @@ def build(composition: Composition, registry: Registry, tensors: Mapping[str, An
 
     ``tensors``: memory that somebody else has, by component.
     """
-    tensors = _checked(composition, tensors)
+    tensors = _checked_tensors(composition, tensors)
     validators = make_validators(composition, ("device",))  # first: a plugin may refuse, and nothing is allocated yet
     tier_validators = [] if composition.tier is None else make_validators(composition, ("device", "host"))
     lanes = tuple(make_lane(composition, i, tensors.get(part.name)) for i, part in enumerate(composition.parts))
@@ -80,7 +80,7 @@ def make_core(shape: Shape, host_lanes: tuple[HostLane, ...]) -> Core:
 # ---------------------------------------------------------------- lanes
 
 
-def _checked(composition: Composition, tensors: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _checked_tensors(composition: Composition, tensors: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Refuse memory that no component can take."""
     if tensors is None:
         return {}

@@ -169,7 +169,7 @@ def negotiate(
         max_rewind=rewind,
         device=_device(device),
         layout=_layout(layout),
-        lent=_are_lent(slots, candidates),
+        lent=_checked_slots(slots, candidates) == "lent",
         policy=eviction,
         debug=os.environ.get("PREFIXLOOM_DEBUG") == "1" if debug is None else bool(debug),
         tracing=tracing,
@@ -229,7 +229,7 @@ def _device(device: object) -> str:
     return name
 
 
-def _are_lent(slots: object, candidates: Sequence[Candidate]) -> bool:
+def _checked_slots(slots: object, candidates: Sequence[Candidate]) -> str:
     if slots not in ("own", "lent"):
         raise CompositionError(f"slots must be 'own' or 'lent', got {slots!r}")
     coded = [candidate for candidate in candidates if candidate.manifest.stored_as is not None]
@@ -238,7 +238,7 @@ def _are_lent(slots: object, candidates: Sequence[Candidate]) -> bool:
             f"{coded[0]}: its cached states have another form (stored_as) and slots of their own, which no engine "
             f"lends. Compose it with slots='own', or without stored_as"
         )
-    return slots == "lent"
+    return str(slots)
 
 
 def _layout(layout: Layout) -> Layout:

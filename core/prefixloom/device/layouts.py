@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     Zeros = Callable[[str, tuple[int, ...], str], Tensor]
 
-    Memory = Mapping[str, Tensor | tuple[Tensor, ...]]
-    """The buffers of a pool by name: a tensor (layers, capacity, ...), or one (capacity, ...) for each layer."""
-
 ALIGNMENT = 8
 """A page-first slot begins at a multiple of so many bytes, so that elements of any dtype are aligned."""
 
@@ -70,7 +67,7 @@ def allocate(
     return {buffer.name: views[buffer.name] for buffer in manifest.buffers}, [whole[None]]
 
 
-def given(
+def from_tensors(
     manifest: Manifest, unit: str, capacity: int, entries: int, device: str, tensors: Any
 ) -> tuple[dict[str, Any], list[Tensor]]:
     """Take memory that somebody else has, in place of ``allocate``. CompositionError: it does not fit.
@@ -87,7 +84,7 @@ def given(
     blocks = []
     for buffer in manifest.buffers:
         found = tensors[buffer.name]
-        layers = tuple(found)
+        layers = _layers(buffer, found)
         if len(layers) != len(buffer.layers):
             raise CompositionError(
                 f"buffer {buffer.name!r} has {len(buffer.layers)} layers, and {len(layers)} were given"
@@ -97,6 +94,19 @@ def given(
         buffers[buffer.name] = layers if isinstance(found, Sequence) else found
         blocks += [layer[None] for layer in layers]
     return buffers, blocks
+
+
+def _layers(buffer: Buffer, found: Any) -> tuple[Tensor, ...]:
+    """The tensors of a buffer's layers."""
+    import torch
+
+    is_one = isinstance(found, torch.Tensor) and found.dim() > 0
+    if not is_one and not (isinstance(found, Sequence) and all(isinstance(each, torch.Tensor) for each in found)):
+        raise CompositionError(
+            f"buffer {buffer.name!r} takes a tensor (layers, slots, ...), or a list with one for each layer, got a "
+            f"{type(found).__name__}"
+        )
+    return tuple(found)
 
 
 def _fits(buffer: Buffer, layer: Tensor, wanted: tuple[int, ...], unit: str, device: str) -> None:
@@ -110,7 +120,8 @@ def _fits(buffer: Buffer, layer: Tensor, wanted: tuple[int, ...], unit: str, dev
         )
     if torch.empty(0, device=device).device != layer.device:
         raise CompositionError(f"buffer {buffer.name!r} lies on {layer.device}, and the cache on {device}")
-    if not (layer if unit == "boundary" else layer[0]).is_contiguous():
+    one = layer if unit == "boundary" else layer[:1]
+    if not one.is_contiguous() or layer.stride(0) < one[0].numel():
         raise CompositionError(
             f"buffer {buffer.name!r}: what a slot has in a layer must be contiguous, and all of a layer of states; "
             f"strides are {layer.stride()}"

@@ -147,7 +147,7 @@ class Pool:
         self.buffers: dict[str, Any]
         self.blocks: list[Tensor]
         if tensors is not None:
-            self.buffers, self.blocks = layouts.given(manifest, unit, capacity, entries, device, tensors)
+            self.buffers, self.blocks = layouts.from_tensors(manifest, unit, capacity, entries, device, tensors)
         else:
             self.buffers, self.blocks = self._allocate() if allocate else ({}, [])
 
@@ -277,6 +277,14 @@ class Pool:
             inside[slot] = 1
             self.outside -= 1
 
+    def lend(self, slots: Sequence[int]) -> None:
+        """The engine hands in slots without content. They are free at once, since no step of ours has seen them."""
+        self.receive(slots)
+        last = self.at_hand + len(slots)
+        if slots:  # an array with an exported view refuses the assignment of an empty slice
+            self._free[self.at_hand : last] = array("i", slots)
+        self.at_hand = last
+
     def hand_back(self) -> array[int]:
         """Give the engine the slots that nobody owns and no step may touch any more."""
         inside = self._inside
@@ -400,6 +408,11 @@ class DebugPool(Pool):
                 raise InvariantError(f"pool {self.name!r}: slot {slot} was handed in, and is here already")
             self.stage[slot] = Stage.RESERVED
         super().receive(slots)
+
+    def lend(self, slots: Sequence[int]) -> None:
+        super().lend(slots)
+        for slot in slots:
+            self.stage[slot] = Stage.FREE
 
     def _note_given(self, slot: int) -> None:
         if not 0 <= slot < self.capacity or self.stage[slot] in (Stage.FREE, Stage.RETIRED):

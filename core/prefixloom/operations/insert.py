@@ -24,10 +24,11 @@ from .teardown import give_back
 
 @attrs.frozen
 class Inserted:
-    """What came of an insert. The tree has all up to ``length`` that the engine handed in, as far as that goes.
+    """What came of an insert.
 
-    ``ready``: the boundary up to which every component was there before. ``taken`` and ``returned``: by component, how
-    many of the slots the tree took, and how many wait for ``take_back``.
+    ``ready``: the boundary up to which the tree had every component before. ``length``: the boundary up to which the
+    prompt is in the tree now. ``taken`` and ``returned``: by component, how many of the slots that were handed in the
+    tree took, and how many wait for ``take_back``.
     """
 
     ready: int
@@ -47,16 +48,28 @@ class _Handed:
 
 
 def insert(core: Core, match: Match, slots: Mapping[str, Any], start: int, priority: int) -> Inserted:
-    """Hand over what an engine computed of ``match``. If something is refused, nothing was taken."""
+    """Hand over what an engine computed of ``match``.
+
+    After an InputError or a ProtocolError nothing was taken. After any other error, what was handed in is the cache's.
+    """
     search(core, match, match.most)
     boundary = max(0, match.most) // core.shape.page * core.shape.page
     handed = _checked(core, match, slots, start)
-    running = open_at(core, match, "", priority, arrives=True)
+    before = {each.lane: each.lane.in_tree + each.lane.evicted for each in handed}
+    for each in handed:
+        each.lane.pool.receive(each.own)
+    try:
+        running = open_at(core, match, "", priority, arrives=True)
+    except BaseException:
+        for each in handed:
+            each.lane.pool.give_slots(each.own)
+        raise
     try:
         for each in handed:
             _hold(running, each, boundary)
+        _fill_up(core, running)
         running.reserved = match.count
-        running.committed = _reaches(core, running)
+        running.committed = _whole_length(core, running)
         if running.looks is not None:
             running.looks.computed(running.looks.alone, running.committed, match.count)
         if core.watcher is not None:
@@ -66,8 +79,8 @@ def insert(core: Core, match: Match, slots: Mapping[str, Any], start: int, prior
         raise
     length = running.publishable
     close(core, running)
-    returned = {each.lane.name: len({*each.own} & {*each.lane.pool.free_ids()}) for each in handed}
-    taken = {each.lane.name: len(each.own) - returned[each.lane.name] for each in handed}
+    taken = {lane.name: lane.in_tree + lane.evicted - count for lane, count in before.items()}
+    returned = {each.lane.name: len(each.own) - taken[each.lane.name] for each in handed}
     return Inserted(match.ready, length, taken, returned)
 
 
@@ -77,13 +90,14 @@ def lend(core: Core, slots: Mapping[str, Any]) -> None:
     for lane, numbers in lent:
         _refuse_what_is_here(lane, numbers)
     for lane, numbers in lent:
-        lane.pool.receive(numbers)
-        lane.pool.give_slots(numbers)
+        lane.pool.lend(numbers)
 
 
 def take_back(core: Core) -> dict[str, list[int]]:
-    """Give the engine all slots that nobody uses, by component."""
+    """Give the engine all slots that nobody uses, by component, and that no step or copy in flight may touch."""
     _check_lent(core)
+    if core.flight.works:
+        core.flight.poll()
     return {lane.name: lane.pool.hand_back().tolist() for lane in core.shape.lanes if lane.pool.at_hand}
 
 
@@ -105,22 +119,31 @@ def _lanes(core: Core, slots: object) -> list[Lane]:
 
 def _numbers(lane: Lane, given: Any) -> list[int]:
     try:
-        numbers: list[int] = given.tolist() if hasattr(given, "tolist") else list(given)
+        numbers: list[int] = list(given.tolist() if hasattr(given, "tolist") else given)
     except TypeError:
         raise InputError(f"the slots of {lane.name!r} are a list of numbers, got {given!r}") from None
     for slot in numbers:
         if slot.__class__ is not int or not ABSENT <= slot < lane.pool.capacity:
-            raise InputError(f"component {lane.name!r} has slots from 0 to {lane.pool.capacity - 1}, got {slot!r}")
+            raise InputError(
+                f"a slot of {lane.name!r} is a whole number from 0 to {lane.pool.capacity - 1}, or -1 for none; got "
+                f"{slot!r}"
+            )
     return numbers
 
 
 def _refuse_what_is_here(lane: Lane, own: Many[int]) -> None:
-    here = next((slot for slot in own if slot == ABSENT or lane.pool.has(slot)), None)
-    if here is not None or len({*own}) < len(own):
-        raise ProtocolError(
-            f"slots of {lane.name!r} are lent that the engine does not have: "
-            + (f"{here} is the cache's" if here is not None else "one of them twice")
-        )
+    seen: set[int] = set()
+    for slot in own:
+        if slot == ABSENT:
+            raise InputError(f"-1 stands for no slot of {lane.name!r}, and cannot be lent")
+        if slot in seen:
+            raise ProtocolError(f"slot {slot} of {lane.name!r} is given twice")
+        if lane.pool.has(slot):
+            raise ProtocolError(
+                f"slot {slot} of {lane.name!r} is the cache's already: it was handed in, and not taken back. If the "
+                f"request reads it under a lease, the cache does not find this prompt there any more: give -1"
+            )
+        seen.add(slot)
 
 
 def _checked(core: Core, match: Match, slots: Mapping[str, Any], start: int) -> list[_Handed]:
@@ -173,7 +196,6 @@ def _hold(running: Running, handed: _Handed, boundary: int) -> None:
     """
     lane, pool = handed.lane, handed.lane.pool
     holding: Any = running.held[lane.index]
-    pool.receive(handed.own)
     if not isinstance(lane, PageLane):
         for slot in handed.own:
             holding.slot = slot
@@ -195,7 +217,17 @@ def _hold(running: Running, handed: _Handed, boundary: int) -> None:
     holding.table.extend(fresh)
 
 
-def _reaches(core: Core, running: Running) -> int:
+def _fill_up(core: Core, running: Running) -> None:
+    """Of pages that were not handed in, components that need not keep whole paths have none."""
+    for lane in core.shape.page_lanes:
+        holding: Any = running.held[lane.index]
+        lacking = -(-running.names.count // lane.page) - holding.base - len(holding.table)
+        if lacking > 0 and not lane.closed_upward:
+            holding.table.extend([ABSENT] * lacking)
+            holding.whole = False
+
+
+def _whole_length(core: Core, running: Running) -> int:
     """How far all is there of components that keep whole paths."""
     lengths = [len(running.held[lane.index].table) * lane.page for lane in core.shape.path_lanes]
     return max(running.ready, min([running.names.count, *lengths]))

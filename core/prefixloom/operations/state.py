@@ -23,7 +23,7 @@ from ..device.handles import Dropped, Handle
 from ..device.pool import Pool
 from ..device.streams import Stream, stream_for
 from ..errors import InputError, ProtocolError
-from ..tree.journal import Journal
+from ..tree.journal import Recorder
 from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Span, Tokens
 from ..tree.lane import Lane, PageLane
 from ..tree.lookahead import Lookahead
@@ -575,13 +575,20 @@ class Core:
         self.identity: Identity | None = None
         self.below = None
         self.watcher = None
-        self.journal: Journal | None = None
+        self.journal: Recorder | None = None
 
-    def follow(self, journal: Journal | None) -> None:
-        """Record every change of what is cached in ``journal``, or nothing any more."""
+    def record(self, journal: Recorder) -> None:
+        """Record every change of what is cached in ``journal``."""
         self.journal = journal
         for lane in self.shape.all_lanes:
             lane.journal = journal
+
+    def stop_recording(self, journal: Recorder) -> None:
+        """Record nothing in ``journal`` any more."""
+        if self.journal is journal:
+            self.journal = None
+            for lane in self.shape.all_lanes:
+                lane.journal = None
 
     def guard(self) -> None:
         """The next operation has something to do before it begins. Any thread may say so."""

@@ -22,6 +22,8 @@ from .radix import Node, Root, descendants, path_key
 
 MOST = 1 << 16
 """The most changes that a journal holds. One that nobody reads begins again, and says that changes are missing."""
+BYTES = 64 << 20
+"""The most bytes of tokens that these changes have together: each has the path to what has changed."""
 
 
 class Keeper(Protocol):
@@ -41,8 +43,9 @@ class Change:
     ``kind``       "stored"; "removed"; or "cleared": nothing is cached any more
     ``component``  whose it is, on which ``tier``; of "cleared" both are empty
     ``namespace``  where it is found
-    ``tokens``     the path to it, with extra keys, and with so many tokens behind as content looks ahead
-    ``spans``      the token positions, in whole pages; of a state none
+    ``tokens``     the path to it, with extra keys; with a lookahead of L, and L tokens more
+    ``spans``      the token positions, in whole pages; of a state none. A page is known by its positions, and by the
+                   path to the end of the page of the *tree* in which it lies
     ``boundary``   the boundary of a state; None for pages
     """
 
@@ -55,36 +58,23 @@ class Change:
     boundary: int | None = None
 
 
-class Journal:
-    """The changes of one cache since they were last taken. Made by ``Cache.journal``.
+class Recorder:
+    """What lanes tell of their cells, kept for the reader of a ``Journal``.
 
-    ``missing``: there were more changes than a journal holds, and those before the first one here are lost. Then
-    ``Cache.contents`` says what is cached.
+    It holds at most ``most`` changes, with ``BYTES`` of tokens. One more, and it begins again and is ``missing`` some.
     """
 
-    __slots__ = ("_changes", "_close", "_is_found", "_keys", "missing", "most")
+    __slots__ = ("_is_found", "_keys", "_size", "changes", "missing", "most")
 
-    def __init__(
-        self, keys: KeyMaker, is_found: Callable[[Root], bool], close: Callable[[], None], most: int = MOST
-    ) -> None:
-        """``is_found``: whether matches may find what hangs below a root. ``close`` ends the recording."""
+    def __init__(self, keys: KeyMaker, is_found: Callable[[Root], bool], most: int) -> None:
+        """``is_found``: whether matches may find what hangs below a root."""
         self._keys = keys
         self._is_found = is_found
-        self._close = close
-        self._changes: list[Change] = []
+        self._size = 0
+        self.changes: list[Change] = []
         self.most = most
         self.missing = False
 
-    def take(self) -> list[Change]:
-        """The changes since the last call, in their order."""
-        taken, self._changes, self.missing = self._changes, [], False
-        return taken
-
-    def close(self) -> None:
-        """Record nothing any more."""
-        self._close()
-
-    # ------------------------------------------------------------ what lanes record
     def changed(self, lane: Keeper, node: Node, before: Any, after: Any) -> None:
         """The cell of ``node`` had ``before`` and has ``after``: page numbers of the last pages of the edge, or a slot.
 
@@ -96,7 +86,12 @@ class Journal:
         assert isinstance(root, Root)
         if self._is_found(root):
             for change in changes_of(self._keys, root.namespace, lane, node, before, after):
-                self._add(change)
+                self._size += len(change.tokens)
+                if len(self.changes) >= self.most or self._size > BYTES:
+                    self.begin_again()
+                    self._size = len(change.tokens)
+                    self.missing = True
+                self.changes.append(change)
 
     def dropped(self, lanes: Iterable[Keeper], root: Root) -> None:
         """Nothing below ``root`` is found any more."""
@@ -108,14 +103,41 @@ class Journal:
 
     def cleared(self) -> None:
         """Nothing is cached any more."""
-        self._changes = []
-        self._add(Change("cleared"))
+        self.begin_again()
+        self.changes.append(Change("cleared"))
 
-    def _add(self, change: Change) -> None:
-        if len(self._changes) >= self.most:
-            self._changes = []
-            self.missing = True
-        self._changes.append(change)
+    def begin_again(self) -> list[Change]:
+        """Forget all changes, and return them."""
+        taken, self.changes = self.changes, []
+        self._size = 0
+        self.missing = False
+        return taken
+
+
+class Journal:
+    """The changes of one cache since they were last taken. Made by ``Cache.journal``."""
+
+    __slots__ = ("_close", "_recorder")
+
+    def __init__(self, recorder: Recorder, close: Callable[[], None]) -> None:
+        self._recorder = recorder
+        self._close = close
+
+    @property
+    def missing(self) -> bool:
+        """Whether there were more changes than a journal holds, so that those before the first one here are lost.
+
+        Then ``Cache.contents`` says what is cached.
+        """
+        return self._recorder.missing
+
+    def take(self) -> list[Change]:
+        """The changes since the last call, in their order."""
+        return self._recorder.begin_again()
+
+    def close(self) -> None:
+        """Record nothing any more. A second close does nothing."""
+        self._close()
 
 
 def changes_of(keys: KeyMaker, namespace: str, lane: Keeper, node: Node, before: Any, after: Any) -> list[Change]:

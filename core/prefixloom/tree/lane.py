@@ -24,7 +24,7 @@ from ..contract.reach import Interval
 from ..contract.values import Tier
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import PageHolding, without_absent
-from .journal import Journal
+from .journal import Recorder
 from .radix import Node
 
 C = TypeVar("C", default=Any)
@@ -80,7 +80,7 @@ class Lane(Generic[C, H]):
         """Lanes whose cell at a node may serve nothing any more once this lane has lost its own."""
         self.surplus: dict[Any, H] = {}
         """What running sequences hold that may be more than they need, since there was room."""
-        self.journal: Journal | None = None
+        self.journal: Recorder | None = None
         """Who is told of each change of a cell; None where nobody follows the cache."""
         self.replay = part.manifest.replay
         self.shared = part.manifest.shareable and not self.replay  # what is rebuilt is not worth keeping

@@ -12,8 +12,10 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 from ..contract.reach import NEVER, Interval, Reach, merged
+from ..errors import PluginError
 
 Intervals = tuple[Interval, ...]
 """Ascending, and apart from each other."""
@@ -49,12 +51,14 @@ class PagedReach:
     """
 
     __slots__ = (
-        "_always", "_asks_until", "_farthest", "_last", "_reach", "_shape", "convex", "dense", "first_to_leave",
-        "needs", "outlook", "outside", "over", "page",
+        "_always", "_asks_until", "_farthest", "_last", "_name", "_reach", "_shape", "convex", "dense",
+        "first_to_leave", "needs", "outlook", "outside", "over", "page",
     )  # fmt: skip
 
-    def __init__(self, reach: Reach, page: int) -> None:
+    def __init__(self, reach: Reach, page: int, name: str) -> None:
+        """``name`` is that of the component whose reach it is."""
         self.page = page
+        self._name = name
         self.convex = reach.convex
         self._reach = reach
         self._shape = reach.shape
@@ -78,11 +82,28 @@ class PagedReach:
         page = self.page
         shape = self._shape
         if shape is None:
-            return merged((lo // page * page, -(-hi // page) * page) for lo, hi in self._reach.needs(n))
+            return merged((lo // page * page, -(-hi // page) * page) for lo, hi in self._asked("needs", n))
         low, high = shape.tail(n) // page * page, -(-min(shape.head, n) // page) * page
         if low <= high or low >= n:
             return ((0, n),) if low < n else ((0, high),) if high else ()
         return ((0, high), (low, n)) if high else ((low, n),)
+
+    def _asked(self, what: str, number: int) -> Any:
+        """Ask the reach, once for each number. PluginError: it raises, or answers what cannot be."""
+        try:
+            answer = getattr(self._reach, what)(number)
+            if what == "until":
+                right = answer >= 0
+            else:
+                answer = tuple(answer)
+                right = all(
+                    low.__class__ is high.__class__ is int and 0 <= low <= high <= number for low, high in answer
+                )
+        except Exception as error:
+            raise PluginError(f"component {self._name!r}: {what}({number}) of its reach raised {error!r}") from error
+        if not right:
+            raise PluginError(f"component {self._name!r}: {what}({number}) of its reach is {answer!r}, which cannot be")
+        return answer
 
     def _kept(self, n: int) -> Intervals:
         """What of the positions before ``n`` is needed at ``n`` or later, as ``until`` or the closed form says."""
@@ -119,7 +140,7 @@ class PagedReach:
         page = self.page
         for p in range(len(self._last), pages):
             start, end = p * page, (p + 1) * page
-            last = max(map(self._reach.until, range(start, end)))
+            last = max(self._asked("until", position) for position in range(start, end))
             if last != NEVER:
                 self._farthest = max(self._farthest, int(last) - start)
             elif self._always and self._always[-1][1] == start:

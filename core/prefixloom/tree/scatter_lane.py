@@ -1,7 +1,7 @@
 """Scatter lane: page components whose needs are several intervals, have no closed form, or are widened by a hook.
 
-It works as the window lane does, but with intervals instead of a first position: it is correct for any reach, and
-slower. A lease's cover has the node-aligned ranges that it covers, since what lies between them is not covered.
+It works as the window lane does, but with intervals instead of a first position, so it is correct for any reach. A
+lease's cover has the node-aligned ranges that it covers, since what lies between them is not covered.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
 
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
-        self.paged = PagedReach(part.reach, self.page)
+        self.paged = PagedReach(part.reach, self.page, part.name)
         self.shape = part.reach.shape
         if self.shape is None or self.hooks.acquire_component_lock is not None:
             self.head = EVERY_PAGE

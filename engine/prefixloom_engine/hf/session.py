@@ -10,7 +10,7 @@ reserves slots, the second commits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any
@@ -380,11 +380,12 @@ def _token_list(ids: Any, vocabulary: int) -> list[int]:
                 f"a session is one conversation: its ids are of shape (1, n) or (n,), got {tuple(ids.shape)} in "
                 f"{ids.dtype}. Open one for each, or let prefixloom's engine batch them"
             )
-        ids = ids.tolist()
     if ids is None:
         raise InputError("a session's inputs have no input_ids")
     try:
-        tokens = list(ids)
+        if isinstance(ids, (str, bytes, Mapping, Set)):
+            raise TypeError("it has no tokens in an order")
+        tokens = list(ids.tolist() if hasattr(ids, "tolist") else ids)
     except TypeError as error:
         raise InputError(f"a session's ids are a tensor or a list of tokens, got {shown(ids)}") from error
     if not tokens:

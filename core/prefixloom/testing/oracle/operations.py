@@ -117,6 +117,7 @@ class Operations(SequenceOperations):
         if lacking & 8:  # not all that lies before it is in the tree
             start = min(hit + self.model.page, count // self.model.page * self.model.page)
         outside = self.cache.take_back()
+        unnamed = {f.name for f in self.model.facts[1:] if lacking & 48 == 48 and not f.path and not f.boundary}
         slots = {}
         for f in self.model.facts:
             mine = outside.setdefault(f.name, [])
@@ -130,14 +131,18 @@ class Operations(SequenceOperations):
             if f.path:
                 lost |= {lacking // 4 % (len(pages) + 1)} if lacking % 4 == 0 else set()
             else:
-                lost |= {page for page in pages if lacking >> page % 8 & 1}
+                lost |= {page for page in pages if lacking >> page % 8 & 1 or f.name in unnamed}
             read = plan.pages(f.name)[: hit // f.page].tolist()
             new = [mine.pop() if mine and page not in lost else -1 for page in pages[len(read) :]]
             self.write_handed(f, [-1] * len(read) + new, ids, count)
             slots[f.name] = [*read, *new]
         every = self.model.candidates(ids, boundary)
         self.outside = outside
-        given = {f.name: slots[f.name][0 if f.boundary else start // f.page :] for f in self.model.facts}
+        given = {
+            f.name: slots[f.name][0 if f.boundary else start // f.page :]
+            for f in self.model.facts
+            if f.name not in unnamed
+        }
         options = {"namespace": namespace, "extra": extra, "priority": priority, "start": start}
         got = self.cache.insert(list(tokens), given, **options)
         require(got.ready in every if self.allowances.narrows else got.ready == every[-1], "insert at %s", got.ready)
@@ -192,9 +197,10 @@ class Operations(SequenceOperations):
                 may_lose[f.name] = f.capacity + 1
             taken = len(pieces - self.model.resident[f.name])
             exact = f.name not in self.allowances.keeps
-            require(not exact or got.taken[f.name] == taken, "%s: took %s, not %s", f.name, got.taken[f.name], taken)
+            told, back = got.taken.get(f.name, 0), got.returned.get(f.name, 0)
+            require(not exact or told == taken, "%s: took %s, not %s", f.name, told, taken)
             mine = sum(slot >= 0 for slot in handed[0 if f.boundary else hit // f.page :])
-            require(got.taken[f.name] + got.returned[f.name] == mine, "%s: %s of %s slots", f.name, got, mine)
+            require(told + back == mine, "%s: %s of %s slots", f.name, got, mine)
         self.compare("insert", may_lose, added, optional=optional)
         return upto
 
