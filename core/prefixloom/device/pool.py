@@ -285,6 +285,10 @@ class Pool:
             self._free[self.at_hand : last] = array("i", slots)
         self.at_hand = last
 
+    def given_since(self, at_hand: int) -> set[int]:
+        """The slots that were given back since so many were at hand, if none was taken meanwhile; and all that wait."""
+        return {*self._free[at_hand : self.at_hand], *(slot for _, data in self.retired for slot in array("i", data))}
+
     def hand_back(self) -> array[int]:
         """Give the engine the slots that nobody owns and no step may touch any more."""
         inside = self._inside

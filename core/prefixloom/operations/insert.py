@@ -55,7 +55,7 @@ def insert(core: Core, match: Match, slots: Mapping[str, Any], start: int, prior
     search(core, match, match.most)
     boundary = max(0, match.most) // core.shape.page * core.shape.page
     handed = _checked(core, match, slots, start)
-    before = {each.lane: each.lane.in_tree + each.lane.evicted for each in handed}
+    at_hand = [each.lane.pool.at_hand for each in handed]
     for each in handed:
         each.lane.pool.receive(each.own)
     try:
@@ -79,8 +79,11 @@ def insert(core: Core, match: Match, slots: Mapping[str, Any], start: int, prior
         raise
     length = running.publishable
     close(core, running)
-    taken = {lane.name: lane.in_tree + lane.evicted - count for lane, count in before.items()}
-    returned = {each.lane.name: len(each.own) - taken[each.lane.name] for each in handed}
+    returned = {
+        each.lane.name: len(each.lane.pool.given_since(before).intersection(each.own))
+        for each, before in zip(handed, at_hand, strict=True)
+    }
+    taken = {each.lane.name: len(each.own) - returned[each.lane.name] for each in handed}
     return Inserted(match.ready, length, taken, returned)
 
 
