@@ -45,14 +45,14 @@ class PagedReach:
     """What ``reach`` says of pages of ``page`` tokens, for each boundary ``n``.
 
     ``needs[n]``: what resuming there needs. ``outlook[n]``: that, and what of the positions before ``n`` a later
-    boundary may need; a lease covers it. ``outside[n]``: the pages that are not in the outlook. ``over[n]``: the pages
-    that no boundary from ``n`` on needs any more, as ``until`` or the closed form says. ``first_to_leave(n)``: a page
-    before which every page is needed for good, or by no boundary from ``n`` on.
+    boundary may need; a lease covers it. ``unneeded[n]``: the pages that are not in the outlook. ``released[n]``: the
+    pages that no boundary from ``n`` on needs any more, as ``until`` or the closed form says. ``first_to_leave(n)``: a
+    page before which every page is needed for good, or by no boundary from ``n`` on.
     """
 
     __slots__ = (
         "_always", "_asks_until", "_farthest", "_last", "_name", "_reach", "_shape", "convex", "dense",
-        "first_to_leave", "needs", "outlook", "outside", "over", "page",
+        "first_to_leave", "needs", "outlook", "page", "released", "unneeded",
     )  # fmt: skip
 
     def __init__(self, reach: Reach, page: int, name: str) -> None:
@@ -67,10 +67,10 @@ class PagedReach:
         self.needs = Remembered(self._needs)
         self.first_to_leave = lru_cache(MOST >> 4)(self._first_to_leave)
         self.outlook = self.needs if self.convex else Remembered(self._outlook)
-        self.outside = Remembered(lambda n: self._other_pages(self.outlook[n], n))
-        self.over = Remembered(lambda n: self._other_pages(self._kept(n), n))
+        self.unneeded = Remembered(lambda n: self._other_pages(self.outlook[n], n))
+        self.released = Remembered(lambda n: self._other_pages(self._kept(n), n))
         if self.convex and self._shape is not None:
-            self.over = self.outside
+            self.released = self.unneeded
         self._last = array("d")
         """By page, as far as it was asked: the last boundary that may need it."""
         self._always: list[Interval] = []
@@ -132,10 +132,10 @@ class PagedReach:
             return self._shape.tail(n) // self.page
         if not self._asks_until:
             return n // self.page
-        self._look_at(n // self.page)
+        self._ask_until(n // self.page)
         return max(0, n - self._farthest) // self.page
 
-    def _look_at(self, pages: int) -> None:
+    def _ask_until(self, pages: int) -> None:
         """Ask until when the first ``pages`` pages may be needed, as far as they were not asked for yet."""
         page = self.page
         for p in range(len(self._last), pages):

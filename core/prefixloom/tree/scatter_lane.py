@@ -224,7 +224,7 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         """
         self.retain(holding, boundary)
         if self.shape is None and self.paged.convex:
-            self._forget(holding, self.paged.outside[boundary], 0, min(boundary // self.page, holding.owned))
+            self._forget(holding, self.paged.unneeded[boundary], 0, min(boundary // self.page, holding.owned))
 
     def _kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
         return merged((*keep, *self.paged.needs[upto]))
@@ -233,7 +233,7 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         high = min(floor // self.page, len(holding.table))
         if high > holding.looked:
             low = self.paged.first_to_leave(holding.looked * self.page)
-            self._forget(holding, self.paged.over[floor], low, high)
+            self._forget(holding, self.paged.released[floor], low, high)
             holding.looked = high
 
     def _forget(self, holding: ScatterHolding, gaps: Intervals, low: int, high: int) -> None:
