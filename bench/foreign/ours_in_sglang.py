@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from bench.foreign.sglang import NAMES, SGLangCache
 from prefixloom_sglang.cache import PrefixloomCache
-from prefixloom_sglang.composition import FULL, STATE, SWA, Pools, books_for
+from prefixloom_sglang.composition import FULL, STATE, SWA, books_for, pools_of
 
 COMPONENTS = {"F": FULL, "S": SWA, "M": STATE}
 HEADS = {"num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 16, "head_dim": 16, "dtype": "float32"}
@@ -25,13 +25,7 @@ class OurCacheInSGLang(SGLangCache):
     core: ClassVar[str] = "prefixloom"
 
     def _prefix_cache(self, params: Any) -> PrefixloomCache:
-        pools = Pools(
-            self.page,
-            self.allocator.size_full // self.page,
-            self.allocator.size_swa // self.page if "S" in self.letters else None,
-            params.sliding_window_size,
-            self.rows.mamba_allocator.size if "M" in self.letters else None,
-        )
+        pools = pools_of(params, "S" in self.letters, "M" in self.letters)
         kinds = {"F": "full_attention", "S": "sliding_attention", "M": "linear_attention"}
         config = {
             "model_type": "qwen3_next",

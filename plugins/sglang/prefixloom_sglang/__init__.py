@@ -4,7 +4,7 @@
 |---|---|
 | ``door`` | what SGLang calls when it starts: registration, and what is refused or left to SGLang's own cache |
 | ``interface`` | which names of SGLang the adapter uses, checked when it starts |
-| ``composition`` | from SGLang's model config and pools to the books: a cache on the meta device, whose slots SGLang lends |
+| ``composition`` | from SGLang's model config and pools to the books: a cache without memory, of SGLang's slots |
 | ``prefix`` | what SGLang holds as a tree node: a match plan, and its leases |
 | ``cache`` | SGLang's ``BasePrefixCache`` over the books: match, checkpoint, evict, lock |
 | ``slots`` | page numbers of full attention and windows, and SGLang's allocators of them |

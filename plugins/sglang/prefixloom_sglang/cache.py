@@ -29,7 +29,7 @@ from sglang.srt.utils.common import async_h2d
 
 from prefixloom import Cache, ComponentStats, InvariantError, Tokens, encode
 
-from .composition import FULL, STATE, SWA
+from .composition import FULL, STATE, SWA, kept_back
 from .prefix import Prefix, depth_first
 from .slots import PairedSlots, TokenSlots
 from .states import StateSlots
@@ -49,10 +49,10 @@ class PrefixloomCache(BasePrefixCache):
         names = [part.name for part in books.composition.parts]
         self._has_windows, self._has_states = SWA in names, STATE in names
         self.sliding_window_size = params.sliding_window_size if self._has_windows else None
-        self.draft_swa_window = params.draft_swa_window
+        self.draft_swa_window = getattr(params, "draft_swa_window", 0)
         self.slots: TokenSlots
         if self._has_windows:
-            window = params.swa_retain_window
+            window = kept_back(params)
             self.slots = PairedSlots(self.token_to_kv_pool_allocator, self.page_size, async_h2d, window)
         else:
             self.slots = TokenSlots(self.token_to_kv_pool_allocator, self.page_size, async_h2d)
@@ -174,7 +174,9 @@ class PrefixloomCache(BasePrefixCache):
         back = self.books.take_back()
         self._give_back(back)
         if finished:
-            self.slots.rejoin(handed, back, lambda: self._found(tokens, namespace, end).pages(FULL)[first // self.page_size :])
+            self.slots.rejoin(
+                handed, back, lambda: self._found(tokens, namespace, end).pages(FULL)[first // self.page_size :]
+            )
         else:
             prefix = self._found(tokens, namespace, end)
             pages = prefix.pages(FULL)[first // self.page_size :] if back.get(FULL) else []
@@ -207,7 +209,7 @@ class PrefixloomCache(BasePrefixCache):
         """A state that waits to be handed over needs the window before it."""
         if self.states is None or not self._has_windows or req.kv.mamba_last_track_seqlen is None:
             return None
-        floor: int = req.kv.mamba_last_track_seqlen - self.sliding_window_size
+        floor: int = req.kv.mamba_last_track_seqlen - max(self.sliding_window_size or 0, self.draft_swa_window)
         return floor
 
     # ------------------------------------------------------------ room
@@ -298,7 +300,9 @@ class PrefixloomCache(BasePrefixCache):
         if self._has_states:
             available = self.req_to_token_pool.mamba_allocator.available_size()
             lines.append(("states", available, self.mamba_evictable_size()))
-        return "".join(f"Available {name}: {free} free + {rest} evictable = {free + rest}\n" for name, free, rest in lines)
+        return "".join(
+            f"Available {name}: {free} free + {rest} evictable = {free + rest}\n" for name, free, rest in lines
+        )
 
     def sanity_check(self) -> None:
         """SGLang calls this when no request runs: nothing may be protected then."""
@@ -313,5 +317,3 @@ class PrefixloomCache(BasePrefixCache):
 def namespace_of(extra_key: str | None, cache_salt: str | None) -> str:
     """What shares no prefix: SGLang's extra key, which ends with the id of the LoRA adapter, and its salt."""
     return "" if extra_key is None and not cache_salt else json.dumps([extra_key, cache_salt or None])
-
-

@@ -32,6 +32,24 @@ class Pools:
     states: int | None = None
 
 
+def pools_of(params: Any, windows: bool, states: bool) -> Pools:
+    """The sizes of the pools in SGLang's ``CacheInitParams``. ``windows``, ``states``: whether it has such pools."""
+    allocator, page_size = params.token_to_kv_pool_allocator, params.page_size
+    return Pools(
+        page_size,
+        allocator.size_full // page_size,
+        allocator.size_swa // page_size if windows else None,
+        kept_back(params) if windows else None,
+        params.req_to_token_pool.mamba_allocator.size if states else None,
+    )
+
+
+def kept_back(params: Any) -> int:
+    """How many tokens behind a boundary SGLang keeps of windows: what its kernels read, or a draft model's."""
+    window: int = params.sliding_window_size
+    return max(window, getattr(params, "draft_swa_window", 0))  # SGLang 0.5.22 has no window of draft models
+
+
 def books_for(config: Any, pools: Pools, *, bigrams: bool = False, policy: str = "lru") -> Cache:
     """The books of a model that SGLang serves. CompositionError: no profile knows it, or its pools do not fit.
 
