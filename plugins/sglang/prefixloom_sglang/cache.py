@@ -173,29 +173,29 @@ class PrefixloomCache(BasePrefixCache):
         self.books.insert(tokens, handed, start=first, namespace=namespace, priority=req.priority or 0)
         back = self.books.take_back()
         self._give_back(back)
-        if finished:
-            self.slots.rejoin(
-                handed, back, lambda: self._found(tokens, namespace, end).pages(FULL)[first // self.page_size :]
-            )
-        else:
-            prefix = self._found(tokens, namespace, end)
-            pages = prefix.pages(FULL)[first // self.page_size :] if back.get(FULL) else []
-            self.slots.rejoin(handed, back, lambda: pages)
-            self._read_from(req, row, prefix, first, pages)
+
+        def tree() -> Sequence[int]:
+            """The pages that the cache has where ``handed`` was."""
+            return self._found(tokens, namespace, end).pages(FULL)[first // self.page_size :]
+
+        self.slots.rejoin(handed, back, tree)
+        if not finished:
+            if back.get(FULL):
+                row[first:end] = self.slots.locations(tree()).to(row.dtype)
+            self._lock_instead(req, self._found(tokens, namespace, end))
         req.kv.cache_protected_len = end
         req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, end)
         self._changed()
 
     def _found(self, tokens: Tokens, namespace: str, end: int) -> Prefix:
+        """What was published, which hits now."""
         plan = self.books.match(tokens, namespace=namespace)
         if plan.ready != end:
             raise InvariantError(f"{end} tokens were published, and then {plan.ready} of them hit: {plan.why}")
         return Prefix(self.books, plan, tokens)
 
-    def _read_from(self, req: Any, row: torch.Tensor, prefix: Prefix, first: int, pages: Sequence[int]) -> None:
-        """The request reads what the cache has up to the end of ``prefix``. ``pages``: those that may be others now."""
-        if len(pages):
-            row[first : prefix.length] = self.slots.locations(pages).to(row.dtype)
+    def _lock_instead(self, req: Any, prefix: Prefix) -> None:
+        """The request protects ``prefix`` in place of what it protected."""
         lock = self.lock(prefix)
         self.unlock(req.lock)
         req.lock = lock
@@ -282,7 +282,8 @@ class PrefixloomCache(BasePrefixCache):
         return self.slots.locations(self._cached(FULL))
 
     def all_mamba_values_flatten(self) -> torch.Tensor:
-        return async_h2d(self._cached(STATE) if self._has_states else [], dtype=torch.int64, device=self.device)
+        states = self._cached(STATE) if self._has_states else []
+        return torch.tensor(states, dtype=torch.int64, device=self.device)
 
     def _cached(self, component: str) -> list[int]:
         """All page numbers that the books have."""

@@ -1,8 +1,8 @@
 """The door: what SGLang calls when it starts.
 
 SGLang loads all entry points of the group ``sglang.srt.plugins`` in each of its processes. Ours registers a factory
-under the name that ``--radix-cache-backend`` takes. The factory looks at the model, the flags and the pools, and makes a
-cache, or refuses with one sentence that names what is in the way and what to do.
+under the name that ``--radix-cache-backend`` takes. The factory looks at the model, the flags and the pools. It makes
+a cache, or refuses with one sentence that names what is in the way and what to do.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ def check() -> None:
     """CompositionError: SGLang's interface is not the one that the adapter was written for."""
     for what in _changes():
         raise CompositionError(
-            f"prefixloom knows SGLang {' and '.join(VERSIONS)}; this is SGLang {installed()}, and there {what}. Install "
-            f"sglang=={VERSIONS[-1]}, or a newer prefixloom, or leave out --radix-cache-backend"
+            f"prefixloom knows SGLang {' and '.join(VERSIONS)}. This is SGLang {installed()}, and there {what}. "
+            f"Install sglang=={VERSIONS[-1]}, or a newer prefixloom, or leave out --radix-cache-backend"
         )
 
 
