@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from bench.foreign.sglang import NAMES, SGLangCache
-from prefixloom_sglang.cache import PrefixloomCache
+from prefixloom_sglang.audit import AuditedCache
 from prefixloom_sglang.composition import FULL, STATE, SWA, books_for, pools_of
 
 COMPONENTS = {"F": FULL, "S": SWA, "M": STATE}
@@ -24,7 +24,7 @@ class OurCacheInSGLang(SGLangCache):
 
     core: ClassVar[str] = "prefixloom"
 
-    def _prefix_cache(self, params: Any) -> PrefixloomCache:
+    def _prefix_cache(self, params: Any) -> AuditedCache:
         pools = pools_of(params, "S" in self.letters, "M" in self.letters)
         kinds = {"F": "full_attention", "S": "sliding_attention", "M": "linear_attention"}
         config = {
@@ -35,7 +35,7 @@ class OurCacheInSGLang(SGLangCache):
             **HEADS,
             **STATES,
         }
-        return PrefixloomCache(params, books_for(config, pools))
+        return AuditedCache(params, books_for(config, pools))
 
     def _cached_units(self) -> dict[str, list[int]]:
         found = {}

@@ -146,10 +146,10 @@ class PrefixloomCache(BasePrefixCache):
         """
         finished = req.finished()
         first = req.kv.cache_protected_len
-        end = up_to - self._lookahead
+        end = (up_to - self._lookahead) // self.page_size * self.page_size
         if self.states is not None:
-            end = min(end, self.states.length(req, up_to, finished))
-        end = end // self.page_size * self.page_size
+            length = self.states.length(req, up_to, finished)  # and nobody can resume anywhere else
+            end = 0 if length > end or length % self.page_size else length
         if end > first:
             self._publish(req, first, end, up_to, finished)
         if self.states is not None:
@@ -179,13 +179,13 @@ class PrefixloomCache(BasePrefixCache):
             return self._found(tokens, namespace, end).pages(FULL)[first // self.page_size :]
 
         self.slots.rejoin(handed, back, tree)
+        req.kv.cache_protected_len = end
+        req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, end)
+        self._changed()
         if not finished:
             if back.get(FULL):
                 row[first:end] = self.slots.locations(tree()).to(row.dtype)
             self._lock_instead(req, self._found(tokens, namespace, end))
-        req.kv.cache_protected_len = end
-        req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, end)
-        self._changed()
 
     def _found(self, tokens: Tokens, namespace: str, end: int) -> Prefix:
         """What was published, which hits now."""

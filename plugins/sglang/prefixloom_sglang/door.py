@@ -63,6 +63,7 @@ def make(context: Any) -> Any:
         return default_radix_cache_factory(context)
     refuse_flags(_flags(), context.params)
     refuse_allocator(context.params.token_to_kv_pool_allocator)
+    from .audit import AuditedCache
     from .cache import PrefixloomCache
     from .composition import books_for, pools_of
 
@@ -77,7 +78,7 @@ def make(context: Any) -> Any:
     except CompositionError as error:
         return _unknown_model(context, error)
     log.info("prefixloom: %s", books)
-    return PrefixloomCache(params, books)
+    return (AuditedCache if books.composition.debug else PrefixloomCache)(params, books)
 
 
 def _unknown_model(context: Any, error: CompositionError) -> Any:
