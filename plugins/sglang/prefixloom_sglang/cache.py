@@ -30,6 +30,7 @@ from sglang.srt.utils.common import async_h2d
 from prefixloom import Cache, ComponentStats, InvariantError, Tokens, encode
 
 from .composition import FULL, STATE, SWA, kept_back
+from .events import Events
 from .prefix import Prefix, depth_first
 from .slots import PairedSlots, TokenSlots
 from .states import StateSlots
@@ -67,6 +68,8 @@ class PrefixloomCache(BasePrefixCache):
         self._figures: dict[str, ComponentStats] | None = None
         if params.enable_metrics:
             self.init_metrics_collector()
+        if params.enable_kv_cache_events:
+            self.kv_events = Events(books, params)
 
     # ------------------------------------------------------------ what it is
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -56,6 +57,9 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     ),
     f"{CACHE}.memory_pool:HybridReqToTokenPool.get_mamba_ping_pong_keep_idx": ("self", "req"),
     f"{CACHE}.memory_pool:HybridReqToTokenPool.get_mamba_ping_pong_other_idx": ("self", "mamba_next_track_idx"),
+    f"{CACHE}.events:KVCacheEventRecorder.record_store": ("self", "node"),
+    f"{CACHE}.events:KVCacheEventRecorder.record_remove": ("self", "node"),
+    f"{CACHE}.utils:compute_node_hash_values": ("node", "page_size"),
     "sglang.srt.runtime_context:mamba_checkpoint_grid": ("tree_page",),
     "sglang.srt.utils.common:async_h2d": ("args", "dtype", "device"),
 }  # fmt: skip
@@ -91,7 +95,7 @@ def installed() -> str:
     try:
         return version("sglang")
     except PackageNotFoundError:  # unpacked, and not installed
-        return str(getattr(importlib.import_module("sglang"), "__version__", "of unknown version"))
+        return str(getattr(sys.modules.get("sglang"), "__version__", "of unknown version"))
 
 
 def check() -> None:

@@ -60,7 +60,7 @@ def depth_first(prefixes: Sequence[Prefix]) -> list[int]:
     """
     keys = [prefix.key for prefix in prefixes]
     found: list[int] = []
-    stack = [(list(range(len(keys))), 0)]
+    stack = [(list(range(len(keys))), 0)] if keys else []
     while stack:
         part, depth = stack.pop()
         depth = _agreeing([keys[i] for i in part], depth)
