@@ -35,7 +35,7 @@ class OurCacheInSGLang(SGLangCache):
             **HEADS,
             **STATES,
         }
-        return AuditedCache(params, books_for(config, pools))
+        return AuditedCache(params, books_for(config, pools, bigrams=params.is_eagle, policy=params.eviction_policy))
 
     def _cached_units(self) -> dict[str, list[int]]:
         found = {}

@@ -111,6 +111,8 @@ class SGLangCache(ForeignCache):
     decodes_together = True
     aborts_at_result = True
     core: ClassVar[str] = "python"
+    parameters: ClassVar[dict[str, Any]] = {}
+    """Further parameters of the prefix cache."""
 
     def __init__(self, device: Any, components: str, page: int, tokens: int, states: int, window: int) -> None:
         self.device, self.page, self.letters = device, page, components
@@ -133,6 +135,7 @@ class SGLangCache(ForeignCache):
                 tree_components=tuple(TYPES[letter] for letter in components),
                 enable_mamba_extra_buffer=extra,
                 tree_core_backend=self.core,
+                **self.parameters,
             )
         )
         sealed(True)

@@ -62,7 +62,7 @@ def test_depth_first_begins_with_the_heaviest_branch_and_ends_with_the_branch_it
     prefixes = [*(prefix_of(cache, tokens) for tokens in asked), prefix_of(cache, [1, 1], "another")]
     order = depth_first(prefixes)
     assert sorted(order) == list(range(len(prefixes)))
-    names = [(asked + [["another"]])[i] for i in order]
+    names = [[*asked, ["another"]][i] for i in order]
     # of the branch [1, 1] first [3, 3] with what is below it, then [2, 2], and then the branch itself
     first = names[names.index([1, 1, 3, 3, 5, 5]) :]
     assert first[:5] == [[1, 1, 3, 3, 5, 5], [1, 1, 3, 3], [1, 1, 3, 3], [1, 1, 2, 2], [1, 1]]
