@@ -111,7 +111,9 @@ def test_evict_says_what_went() -> None:
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
     result = made.cache.evict(EvictParams(num_tokens=0, swa_num_tokens=5))
-    assert (result.num_tokens_evicted, result.swa_num_tokens_evicted) == (0, 8), "whole pages"
+    assert result.num_tokens_evicted == 0
+    assert result.swa_num_tokens_evicted == 32, "what serves no boundary goes, all of it at once"
+    assert totals(made)[SWA][1] - made.cache.swa_evictable_size() == made.allocator.swa_available_size()
     assert made.cache.evict(EvictParams(num_tokens=10**6)).num_tokens_evicted == 40
     assert totals(made)[FULL][1] == made.allocator.full_available_size()
 
@@ -125,9 +127,10 @@ def test_what_shares_no_prefix_is_apart(page: int) -> None:
     assert serve(made, prompt, extra_key="adapter-0123") == 0
     assert serve(made, prompt, extra_key="adapter-0123") == 32
     assert serve(made, prompt, extra_key="adapter-4567") == 0
+    from array import array
+
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
-    from array import array
 
     def hit(**options: Any) -> int:
         found = made.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", prompt), **options)))
@@ -195,7 +198,7 @@ def follow(events: Sequence[Any], pages: dict[int, tuple[Any, ...]], size: int) 
             pages.clear()
         elif type(event).__name__ == "BlockRemoved":
             for number in event.block_hashes:
-                del pages[number]
+                pages.pop(number, None)  # SGLang's hashes know no adapter: two namespaces may have told the same page
         else:
             parent = event.parent_block_hash
             for i, number in enumerate(event.block_hashes):
@@ -220,6 +223,7 @@ def test_a_reader_of_events_who_came_too_late_is_told_everything_anew(monkeypatc
 def test_after_a_reset_nothing_hits_and_the_pools_are_whole() -> None:
     made = scheduler("FSM", 4, enable_kv_cache_events=True)
     serve(made, range(40), chunk=8)
+    assert len(made.cache.take_events()) > 1
     made.cache.reset()
     made.allocator.clear()
     made.rows.clear()
@@ -270,7 +274,7 @@ def test_a_slot_with_two_owners_is_found() -> None:
     import torch
 
     made.rows.mamba_allocator.free(torch.tensor([slot]))
-    with pytest.raises(InvariantError, match="'state' .* belongs to SGLang's free list and the cache"):
+    with pytest.raises(InvariantError, match=r"'state' .* belongs to SGLang's free list and the cache"):
         made.cache.audit("a test")
 
 
@@ -329,7 +333,7 @@ def test_a_model_that_no_profile_knows_is_left_to_sglang_or_refused(
     (line,) = [each.message for each in caplog.records if each.name == "sglang.prefixloom"]
     assert line.startswith("prefixloom cannot cache this model, so SGLang's own cache does: ") and "hyena" in line
     monkeypatch.setenv(door.UNKNOWN, "refuse")
-    with pytest.raises(CompositionError, match="prefixloom cannot cache this model: .*hyena"):
+    with pytest.raises(CompositionError, match=r"prefixloom cannot cache this model: .*hyena"):
         door.make(context(made, strange))
     monkeypatch.setenv(door.UNKNOWN, "perhaps")
     with pytest.raises(CompositionError, match="is 'own' or 'refuse', got 'perhaps'"):
@@ -340,6 +344,7 @@ def test_without_a_prefix_cache_sglangs_own_class_keeps_the_tables(caplog: pytes
     made = scheduler("F", 4)
     switched_off = context(made, LLAMA, disable_radix_cache=True)
     switched_off.params.disable = True
+    caplog.set_level(logging.WARNING, "sglang.prefixloom")
     assert type(door.make(switched_off)).__name__ == "UnifiedRadixCache"
     assert "the prefix cache is switched off" in caplog.text
 
