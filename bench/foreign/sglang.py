@@ -111,6 +111,8 @@ class SGLangCache(ForeignCache):
     decodes_together = True
     aborts_at_result = True
     core: ClassVar[str] = "python"
+    parameters: ClassVar[dict[str, Any]] = {}
+    """Further parameters of the prefix cache."""
 
     def __init__(self, device: Any, components: str, page: int, tokens: int, states: int, window: int) -> None:
         self.device, self.page, self.letters = device, page, components
@@ -123,7 +125,7 @@ class SGLangCache(ForeignCache):
         self.allocator = self._allocator(tokens)
         self.rows = self._request_pool(states, extra)
         sealed(False)  # making the cache imports more modules
-        self.cache = UnifiedRadixCache(
+        self.cache = self._prefix_cache(
             CacheInitParams(
                 disable=False,
                 req_to_token_pool=self.rows,
@@ -133,6 +135,7 @@ class SGLangCache(ForeignCache):
                 tree_components=tuple(TYPES[letter] for letter in components),
                 enable_mamba_extra_buffer=extra,
                 tree_core_backend=self.core,
+                **self.parameters,
             )
         )
         sealed(True)
@@ -153,6 +156,9 @@ class SGLangCache(ForeignCache):
         self._live: list[Any] = []
         self._numbers = itertools.count()
         self._launched: list[Any] = []
+
+    def _prefix_cache(self, params: Any) -> Any:
+        return UnifiedRadixCache(params)
 
     def _arguments(self, extra: bool) -> None:
         arguments = ServerArgs(
@@ -422,13 +428,18 @@ class SGLangCache(ForeignCache):
         """The pages of token slots that lie in whole pages from a page's start."""
         return [slot // self.page for slot in slots.tolist()[:: self.page]]
 
-    def owners(self) -> dict[str, UnitOwners]:
+    def _cached_units(self) -> dict[str, list[int]]:
+        """What the cache has, by component."""
         cached: dict[str, list[int]] = {NAMES[each]: [] for each in self.letters}
         for node in self._nodes():
             for letter in self.letters:
                 value = node.component_data[TYPES[letter]].value
                 if value is not None:
                     cached[NAMES[letter]] += value.tolist() if letter == "M" else self._units(value)
+        return cached
+
+    def owners(self) -> dict[str, UnitOwners]:
+        cached = self._cached_units()
         if "S" in self.letters:
             free = {
                 NAMES["F"]: self._free_units(self.allocator.full_attn_allocator),

@@ -1,0 +1,132 @@
+"""Slots of tokens: page numbers in the books, and token slots in SGLang's allocators.
+
+SGLang numbers slots by token. A page of the books is ``page_size`` slots that follow each other, and its number is that
+of SGLang's page: the slot divided by the page size. Slot 0, and with it page 0, is SGLang's place for padding, so 0
+stands for "none" in SGLang's tables.
+
+Where a model has windows, a request's row has slots of full attention only. SGLang's kernels find the slot in the
+window's pool through a table, ``full_to_swa_index_mapping``. So two pages that the tree holds at one position, one of
+each kind, must be a pair in that table, and a page whose partner is gone must have none. ``PairedSlots`` keeps this
+true, since the books evict windows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .composition import FULL, SWA
+
+Back = Mapping[str, Sequence[int]]
+"""What came back from the books, by component."""
+
+
+class TokenSlots:
+    """The slots of full attention, and SGLang's allocator of them."""
+
+    def __init__(self, allocator: Any, page_size: int, to_device: Callable[..., torch.Tensor]) -> None:
+        """``to_device`` makes a tensor on the device from a list, as SGLang does it."""
+        self.page_size = page_size
+        self.device = allocator.device
+        self._full = allocator
+        self._to_device = to_device
+        self._offsets = torch.arange(page_size, dtype=torch.int64, device=self.device)
+        self.nothing = torch.empty(0, dtype=torch.int64, device=self.device)
+
+    def locations(self, pages: Sequence[int]) -> torch.Tensor:
+        """The token slots of pages, on the device."""
+        if not len(pages):
+            return self.nothing
+        numbers = self._numbers(pages)
+        if self.page_size == 1:
+            return numbers
+        return (numbers[:, None] * self.page_size + self._offsets).reshape(-1)
+
+    def hand_in(self, row: torch.Tensor) -> dict[str, list[int]]:
+        """The pages of a part of a request's row that begins and ends at page ends, for the books to take."""
+        return {FULL: self._pages(row).tolist()}
+
+    def give_back(self, back: Back) -> None:
+        """Pages that nobody uses any more go to SGLang's free lists."""
+        if back.get(FULL):
+            self._full.free_page_ids(self._numbers(back[FULL]))
+
+    def rejoin(self, handed: Back, back: Back, tree: Callable[[], Sequence[int]]) -> None:
+        """After an insert, join what the books took to what they had. There is nothing to join here."""
+
+    def _pages(self, row: torch.Tensor) -> torch.Tensor:
+        return row if self.page_size == 1 else row[:: self.page_size] // self.page_size
+
+    def _numbers(self, pages: Sequence[int]) -> torch.Tensor:
+        return self._to_device(pages, dtype=torch.int64, device=self.device)
+
+
+class PairedSlots(TokenSlots):
+    """The slots of full attention and of windows, where SGLang's allocator hands out a pair for each token.
+
+    ``_window_of`` and ``_full_of`` are SGLang's table and its inverse, by page, for pages that are in the books. They
+    lie on the host, so that nothing has to wait for the device.
+    """
+
+    def __init__(self, allocator: Any, page_size: int, to_device: Callable[..., torch.Tensor], window: int) -> None:
+        super().__init__(allocator, page_size, to_device)
+        self._allocator = allocator
+        self._full = allocator.full_attn_allocator
+        self._windows = allocator.swa_attn_allocator
+        self._reads_back = window
+        self._window_of = np.zeros(allocator.size_full // page_size + 1, dtype=np.int64)
+        self._full_of = np.zeros(allocator.size_swa // page_size + 1, dtype=np.int64)
+
+    def hand_in(self, row: torch.Tensor) -> dict[str, list[int]]:
+        first = row[:: self.page_size].to(torch.int64)
+        pairs = torch.stack((first, self._allocator.full_to_swa_index_mapping[first])) // self.page_size
+        full, windows = pairs.tolist()
+        if self._is_useless(windows):
+            self._allocator.free_swa(row)
+            windows = [0] * len(windows)
+        self._window_of[full] = windows
+        self._full_of[windows] = full
+        return {FULL: full, SWA: [page or -1 for page in windows]}
+
+    def _is_useless(self, windows: list[int]) -> bool:
+        """Whether the request has given back so much of its window that nobody could resume where this part ends."""
+        kept = next((n for n, page in enumerate(reversed(windows)) if not page), len(windows))
+        return kept < len(windows) and kept * self.page_size < self._reads_back
+
+    def give_back(self, back: Back) -> None:
+        full, windows = np.asarray(back.get(FULL, ()), np.int64), np.asarray(back.get(SWA, ()), np.int64)
+        widowed = self._full_of[windows]
+        self._full_of[windows] = 0
+        parted = np.concatenate((full[self._window_of[full] > 0], widowed[self._window_of[widowed] == windows]))
+        if len(parted):
+            parted = np.unique(parted)
+            self._window_of[parted] = 0
+            self._allocator.clear_full_to_swa_mapping(self.locations(parted.tolist()))
+        if len(windows):
+            self._windows.free_page_ids(self._numbers(back[SWA]))
+        if len(full):
+            self._full.free_page_ids(self._numbers(back[FULL]))
+
+    def rejoin(self, handed: Back, back: Back, tree: Callable[[], Sequence[int]]) -> None:
+        """Where the books took a window's page and had a page of full attention already, these two are a pair now.
+
+        ``tree`` says which pages of full attention the books have where ``handed`` was.
+        """
+        returned, gone = {*back.get(FULL, ())}, {*back.get(SWA, ())}
+        if not returned:
+            return
+        taken = [
+            (i, window)
+            for i, (full, window) in enumerate(zip(handed[FULL], handed[SWA], strict=True))
+            if full in returned and window > 0 and window not in gone
+        ]
+        if not taken:
+            return
+        pages = tree()
+        full, windows = [pages[i] for i, _ in taken], [window for _, window in taken]
+        self._window_of[full] = windows
+        self._full_of[windows] = full
+        self._allocator.set_full_to_swa_mapping(self.locations(full), self.locations(windows))

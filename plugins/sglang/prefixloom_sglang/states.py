@@ -1,0 +1,123 @@
+"""Slots of states: Mamba and linear attention in SGLang's hybrid request pool, and what of them the books get.
+
+A running request has a slot in which its state runs. With SGLang's extra buffer it also has one or two slots into which
+the kernels write the state at a boundary while the request runs on. The cache is given such a slot and the request a
+fresh one in its place, so nothing is copied. Without the buffer, only the state at the end of a request can be given
+away, and a running one has to be copied. A request that hits copies the cached state into its running slot: SGLang does
+this on the forward stream, right before the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .composition import STATE
+from .prefix import Prefix
+
+
+class StateSlots:
+    """SGLang's pool of states. ``make_room`` asks the cache to evict so many."""
+
+    def __init__(
+        self, pool: Any, to_device: Callable[..., torch.Tensor], make_room: Callable[[int], None], buffered: bool
+    ) -> None:
+        """``buffered``: SGLang has its extra buffer, so it knows the states of running requests at boundaries."""
+        self._pool = pool
+        self._allocator = pool.mamba_allocator
+        self._to_device = to_device
+        self._make_room = make_room
+        self._buffered = buffered
+
+    # ------------------------------------------------------------ a request begins
+    def begin(self, req: Any, prefix: Prefix) -> bool:
+        """Let the request's running state begin as a copy of the one at the end of ``prefix``.
+
+        False: it has no slot, and none can be had.
+        """
+        (slot,) = prefix.pages(STATE)
+        if not req.kv.holds_mamba:
+            prefix.lock()  # making room must not evict what is about to be copied
+            fresh = self._take()
+            prefix.unlock()
+            if fresh is None:
+                return False
+            req.kv.mamba_pool_idx = fresh[0]
+        req.kv.mamba_cow_src_index = self._numbers([slot])
+        req.kv.mamba_needs_clear = False
+        return True
+
+    # ------------------------------------------------------------ a request hands over
+    def length(self, req: Any, up_to: int, finished: bool) -> int:
+        """For how many tokens there is a state that can be handed over; 0: there is none."""
+        return self._newest(req, up_to, finished)[0]
+
+    def hand_in(self, req: Any, up_to: int, finished: bool) -> dict[str, list[int]] | None:
+        """The slot of that state, for the books to take. None: the request would have no slot to go on with."""
+        if finished:
+            return self._hand_in_last(req, up_to)
+        fresh = self._take()
+        if fresh is None:
+            return None
+        if self._buffered:
+            fresh = self._pool.donate_mamba_ping_pong_slot(req, fresh)
+        else:
+            translate = self._pool.translate_mamba_indices
+            self._pool.mamba_pool.copy_from(translate(req.kv.mamba_pool_idx.unsqueeze(0)), translate(fresh))
+        self.forget(req)
+        return {STATE: fresh.tolist()}
+
+    def _hand_in_last(self, req: Any, up_to: int) -> dict[str, list[int]]:
+        """A finished request goes on with nothing: what it does not hand over is free."""
+        _, index = self._newest(req, up_to, True)
+        if self._buffered:
+            slot = req.kv.mamba_ping_pong_track_buffer[index].item()
+            self._pool.free_mamba_cache(req, mamba_ping_pong_track_buffer_to_keep=index)
+        else:
+            slot = req.kv.mamba_pool_idx.item()
+            req.kv.mamba_pool_idx = None
+        return {STATE: [slot]}
+
+    def _newest(self, req: Any, up_to: int, finished: bool) -> tuple[int, int]:
+        """The length and the place in the buffer of the newest state that stands for at most ``up_to`` tokens."""
+        if not self._buffered:
+            return up_to, -1
+        length = req.kv.mamba_last_track_seqlen or 0
+        if not finished:  # SGLang has no older one while a request runs: it is donated from this place
+            return length if length <= up_to else 0, -1
+        index = self._pool.get_mamba_ping_pong_keep_idx(req)
+        if length <= up_to:
+            return length, index
+        older = req.kv.mamba_prev_track_seqlen  # the kernels ran past the tokens that are kept
+        if self._pool.mamba_ping_pong_track_buffer_size != 2 or older is None or older > up_to:
+            return 0, -1
+        return older, self._pool.get_mamba_ping_pong_other_idx(index)
+
+    @staticmethod
+    def forget(req: Any) -> None:
+        """What the request's buffer holds has been handed over, or belongs to no boundary."""
+        req.kv.mamba_last_track_seqlen = None
+        req.kv.mamba_prev_track_seqlen = None
+
+    def release(self, req: Any) -> None:
+        """The request is over: all its slots are free."""
+        if req.kv.holds_mamba:
+            self._pool.free_mamba_cache(req)
+
+    # ------------------------------------------------------------ free lists
+    def give_back(self, back: Mapping[str, Sequence[int]]) -> None:
+        if back.get(STATE):
+            self._allocator.free(self._numbers(back[STATE]))
+
+    def _take(self) -> torch.Tensor | None:
+        """One slot, on the device."""
+        slot: torch.Tensor | None = self._allocator.alloc(1)
+        if slot is None:
+            self._make_room(1)
+            slot = self._allocator.alloc(1)
+        return slot
+
+    def _numbers(self, slots: Sequence[int]) -> torch.Tensor:
+        return self._to_device(slots, dtype=torch.int64, device=self._pool.device)

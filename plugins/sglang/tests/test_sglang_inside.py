@@ -1,0 +1,360 @@
+"""The cache inside SGLang: its requests, batches, pools and scheduler calls, on a CPU and without an engine process.
+
+Where SGLang is not installed there is nothing to test. docs/sglang.md says how it is installed on a CPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("sglang") is None:
+    pytest.skip("SGLang is not installed here", allow_module_level=True)
+
+from prefixloom import CompositionError, InvariantError
+from prefixloom.testing.foreign import command
+from prefixloom.testing.foreign.contract import PassPart, PassResult
+from prefixloom_sglang import door, interface
+from prefixloom_sglang.composition import FULL, STATE, SWA
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang's own
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from bench.foreign.ours_in_sglang import OurCacheInSGLang
+    from bench.foreign.sglang import SGLangCache
+
+SETS = ("F", "FS", "FM", "FSM")
+WINDOW = 6
+
+
+class Device:
+    """A device that has always done its work."""
+
+    def run(self, work: Any) -> None:
+        work()
+
+
+def scheduler(letters: str = "F", page: int = 1, *, tokens: int = 400, own: bool = False, **parameters: Any) -> Any:
+    """SGLang's scheduler calls over our cache, or over SGLang's own."""
+    base = SGLangCache if own else OurCacheInSGLang
+    kind = type("Scheduler", (base,), {"parameters": parameters})
+    return kind(Device(), letters, page, tokens, 60, WINDOW)
+
+
+def serve(scheduler: Any, prompt: Sequence[int], new: int = 1, *, extra_key: str = "", chunk: int = 1 << 20) -> int:
+    """Serve one request from its beginning to its end. Returns how many of its tokens hit."""
+    handed: list[tuple[Any, PassPart]] = []
+    scheduler.begin()
+    request, hit = scheduler.open(list(prompt), extra_key, min(chunk, len(prompt)))
+    sampled = 0
+    while True:
+        handed.clear()
+        scheduler.launch(handed.extend)
+        ((running, part),) = handed
+        ended = part.end >= len(prompt)
+        sampled += ended
+        last = sampled == new
+        scheduler.commit([PassResult(running, part, 1000 + sampled if ended else None, last)])
+        if last:
+            return int(hit)
+        scheduler.begin()
+        scheduler.extend(request, min(chunk, max(1, len(prompt) - part.end)))
+
+
+def totals(scheduler: Any) -> dict[str, tuple[int, int]]:
+    """By pool what SGLang's invariant checker adds up while no request runs, and what it must be."""
+    cache, allocator = scheduler.cache, scheduler.allocator
+    if cache.supports_swa():
+        full = allocator.full_available_size() + cache.full_evictable_size() + cache.full_protected_size()
+        windows = allocator.swa_available_size() + cache.swa_evictable_size() + cache.swa_protected_size()
+        found = {FULL: (full, allocator.size_full), SWA: (windows, allocator.size_swa)}
+    else:
+        found = {FULL: (allocator.available_size() + cache.evictable_size() + cache.protected_size(), allocator.size)}
+    if cache.supports_mamba():
+        states = scheduler.rows.mamba_allocator
+        sizes = cache.mamba_evictable_size() + cache.mamba_protected_size()
+        found[STATE] = (states.available_size() + sizes, states.size)
+    return found
+
+
+@pytest.mark.parametrize("letters", SETS)
+def test_the_kit_finds_nothing(letters: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Content, owners, lost slots and orders, at pages of 1 and 4 tokens, with both sides' books checked."""
+    name = "bench.foreign.ours_in_sglang:OurCacheInSGLang"
+    assert command.main([name, "--sets", letters, "--seeds", "3", "--schedules", "1"]) == 0, capsys.readouterr().out
+    assert "0 findings" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("letters", SETS)
+def test_sizes_add_up_and_everything_can_be_evicted(letters: str, page: int) -> None:
+    made = scheduler(letters, page)
+    for user in range(4):
+        serve(made, [*range(20), *range(100 * user, 100 * user + 15)], 9, chunk=8)
+        assert all(found == whole for found, whole in totals(made).values()), totals(made)
+    made.cache.sanity_check()
+    made.evict(400)
+    assert made.cache.evictable_size() == 0
+    assert all(found == whole for found, whole in totals(made).values()), totals(made)
+
+
+def test_evict_says_what_went() -> None:
+    made = scheduler("FS", 4)
+    serve(made, range(40))
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    result = made.cache.evict(EvictParams(num_tokens=0, swa_num_tokens=5))
+    assert result.num_tokens_evicted == 0
+    assert result.swa_num_tokens_evicted == 32, "what serves no boundary goes, all of it at once"
+    assert totals(made)[SWA][1] - made.cache.swa_evictable_size() == made.allocator.swa_available_size()
+    assert made.cache.evict(EvictParams(num_tokens=10**6)).num_tokens_evicted == 40
+    assert totals(made)[FULL][1] == made.allocator.full_available_size()
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_what_shares_no_prefix_is_apart(page: int) -> None:
+    made = scheduler("F", page)
+    prompt = list(range(33))
+    assert serve(made, prompt) == 0
+    assert serve(made, prompt) == 32
+    assert serve(made, prompt, extra_key="adapter-0123") == 0
+    assert serve(made, prompt, extra_key="adapter-0123") == 32
+    assert serve(made, prompt, extra_key="adapter-4567") == 0
+    from array import array
+
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    def hit(**options: Any) -> int:
+        found = made.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", prompt), **options)))
+        return int(found.device_prefix_len)
+
+    assert hit() == 33 // page * page
+    assert hit(cache_salt="pepper") == 0
+    assert hit(extra_key="adapter-0123", cache_salt="pepper") == 0
+    assert hit(limit=20) == 20
+
+
+@pytest.mark.parametrize("page", [1, 4])
+def test_bigram_keys_hit_only_where_the_next_token_agrees_too(page: int) -> None:
+    """With EAGLE the draft model's entry at a position depends on the token behind it."""
+    own, made = scheduler("F", page, own=True, is_eagle=True), scheduler("F", page, is_eagle=True)
+    assert made.cache.books.composition.lookahead == 1
+    for prompt in ([*range(24)], [*range(16), 99, *range(50, 60)], [*range(24), 7, 8], [*range(17), 99, 98]):
+        assert serve(made, prompt) == serve(own, prompt)
+    made.cache.sanity_check()
+
+
+def test_of_requests_with_priorities_the_lowest_goes_first() -> None:
+    made = scheduler("F", 1, eviction_policy="priority")
+    from bench.foreign import sglang as adapter
+
+    usual = adapter.Req
+
+    for priority, start in ((5, 0), (1, 100), (3, 200)):
+        adapter.Req = lambda *args, wanted=priority, **kwargs: usual(*args, priority=wanted, **kwargs)
+        serve(made, range(start, start + 30))
+    adapter.Req = usual
+    made.evict(30)
+    assert [serve(made, range(start, start + 30)) for start in (0, 200)] == [29, 29]
+    made.evict(0)
+    assert made.cache.books.peek(range(100, 130)) == 0
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("is_eagle", [False, True])
+def test_the_events_lead_a_router_to_the_same_pages_as_sglangs_own(page: int, is_eagle: bool) -> None:
+    """Hashes, parents, tokens and namespaces are SGLang's. Only how pages are grouped into events may differ."""
+    told = []
+    for own in (True, False):
+        made = scheduler("F", page, tokens=120, own=own, enable_kv_cache_events=True, is_eagle=is_eagle)
+        pages: dict[int, tuple[Any, ...]] = {}
+        for user, extra_key in ((0, ""), (1, ""), (2, "adapter"), (1, ""), (3, "")):
+            prompt = [*range(10), *range(100 * user, 100 * user + 13)]
+            serve(made, prompt, 3, extra_key=extra_key)
+            follow(made.cache.take_events(), pages, page)
+        if not own:
+            assert made.cache.take_events() == []
+        made.evict(400)
+        emptied = dict(pages)
+        follow(made.cache.take_events(), emptied, page)
+        assert emptied == {}, "whatever was told to be stored is told to be removed"
+        told.append(pages)
+    assert told[0] == told[1]
+    assert len(told[0]) > 10
+
+
+def follow(events: Sequence[Any], pages: dict[int, tuple[Any, ...]], size: int) -> None:
+    """What a router knows after these events."""
+    for event in events:
+        if type(event).__name__ == "AllBlocksCleared":
+            pages.clear()
+        elif type(event).__name__ == "BlockRemoved":
+            for number in event.block_hashes:
+                pages.pop(number, None)  # SGLang's hashes know no adapter: two namespaces may have told the same page
+        else:
+            parent = event.parent_block_hash
+            for i, number in enumerate(event.block_hashes):
+                tokens = tuple(event.token_ids[i * size : (i + 1) * size])
+                pages[number] = (parent, tokens, event.block_size, event.medium, event.cache_salt, event.lora_name)
+                parent = number
+
+
+def test_a_reader_of_events_who_came_too_late_is_told_everything_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefixloom import Cache
+
+    usual = Cache.journal
+    monkeypatch.setattr(Cache, "journal", lambda books: usual(books, most=2))
+    made = scheduler("F", 4, enable_kv_cache_events=True)
+    for user in range(5):
+        serve(made, range(100 * user, 100 * user + 12))
+    pages: dict[int, tuple[Any, ...]] = {12345: ()}
+    follow(made.cache.take_events(), pages, 4)
+    assert len(pages) == 15
+
+
+def test_after_a_reset_nothing_hits_and_the_pools_are_whole() -> None:
+    made = scheduler("FSM", 4, enable_kv_cache_events=True)
+    serve(made, range(40), chunk=8)
+    assert len(made.cache.take_events()) > 1
+    made.cache.reset()
+    made.allocator.clear()
+    made.rows.clear()
+    made.rows.mamba_allocator.clear()
+    assert [type(event).__name__ for event in made.cache.take_events()] == ["AllBlocksCleared"]
+    assert all(found == whole for found, whole in totals(made).values())
+    assert serve(made, range(40), chunk=8) == 0
+    assert serve(made, range(41), chunk=8) == 40
+
+
+def test_the_log_says_why_a_prompt_missed(caplog: pytest.LogCaptureFixture) -> None:
+    made = scheduler("FM", 4)
+    serve(made, range(30))
+    with caplog.at_level(logging.DEBUG, logger="sglang.prefixloom"):
+        serve(made, [*range(22), 99, 98, 97])
+    assert "component 'state' holds nothing usable past 0 of 20 tokens" in caplog.text
+
+
+def test_a_third_prompt_hits_where_two_parted() -> None:
+    made = scheduler("FM", 4)
+    hits = [serve(made, [*range(16), *range(100 * user, 100 * user + 9)]) for user in (1, 2, 3)]
+    assert hits == [0, 0, 16]
+
+
+# ---------------------------------------------------------------- debug mode
+
+
+def audited() -> Any:
+    made = scheduler("FSM", 4)
+    serve(made, range(40), chunk=8)
+    made.cache.audit("the beginning")
+    return made
+
+
+def test_a_slot_that_sglang_lost_is_found() -> None:
+    made = audited()
+    full = made.allocator.full_attn_allocator
+    page = int(full.free_pages[-1])
+    full.free_pages = full.free_pages[:-1]
+    with pytest.raises(InvariantError, match=rf"1 slots of 'full' .* Page {page}, for example, belongs to nobody"):
+        made.cache.audit("a test")
+
+
+def test_a_slot_with_two_owners_is_found() -> None:
+    made = audited()
+    pool = made.cache.books.pool(STATE)
+    slot = next(slot for slot in range(pool.capacity) if pool.has(slot))
+    import torch
+
+    made.rows.mamba_allocator.free(torch.tensor([slot]))
+    with pytest.raises(InvariantError, match=r"'state' .* belongs to SGLang's free list and the cache"):
+        made.cache.audit("a test")
+
+
+def test_a_window_that_lost_its_partner_is_found() -> None:
+    made = audited()
+    mapping = made.allocator.full_to_swa_index_mapping
+    mapping[mapping > 0] = 0
+    with pytest.raises(InvariantError, match="are cached without a page of full attention"):
+        made.cache.audit("a test")
+
+
+# ---------------------------------------------------------------- the door
+
+
+def context(made: Any, config: dict[str, Any], **given: Any) -> Any:
+    """SGLang's build context, for the pools of ``made``."""
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+
+    params = CacheInitParams(
+        disable=False, req_to_token_pool=made.rows, token_to_kv_pool_allocator=made.allocator, page_size=made.page
+    )
+    usual = {
+        "params": params, "is_hybrid_swa": False, "is_hybrid_ssm": False, "disable_radix_cache": False,
+        "enable_hierarchical_cache": False, "full_tokens_per_layer": None, "server_args": None,
+        "model_config": SimpleNamespace(hf_config=config),
+    }  # fmt: skip
+    return SimpleNamespace(**(usual | given))
+
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1}
+
+
+def test_the_interface_of_this_release_is_known() -> None:
+    interface.check()
+    if interface.installed() not in interface.VERSIONS:
+        pytest.skip(f"SGLang {interface.installed()} is not one of those that we name")
+
+
+def test_a_factory_is_registered_once_and_makes_a_cache() -> None:
+    from sglang.srt.mem_cache import registry
+
+    door.register()
+    assert registry.get_radix_cache_factory("prefixloom") is door.make
+    made = scheduler("F", 4)
+    assert type(door.make(context(made, LLAMA))).__name__ in ("PrefixloomCache", "AuditedCache")
+
+
+def test_a_model_that_no_profile_knows_is_left_to_sglang_or_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = scheduler("F", 4)
+    strange = LLAMA | {"layer_types": ["hyena"]}
+    with caplog.at_level(logging.WARNING, logger="sglang.prefixloom"):
+        cache = door.make(context(made, strange))
+    assert type(cache).__name__ == "UnifiedRadixCache"
+    (line,) = [each.message for each in caplog.records if each.name == "sglang.prefixloom"]
+    assert line.startswith("prefixloom cannot cache this model, so SGLang's own cache does: ") and "hyena" in line
+    monkeypatch.setenv(door.UNKNOWN, "refuse")
+    with pytest.raises(CompositionError, match=r"prefixloom cannot cache this model: .*hyena"):
+        door.make(context(made, strange))
+    monkeypatch.setenv(door.UNKNOWN, "perhaps")
+    with pytest.raises(CompositionError, match="is 'own' or 'refuse', got 'perhaps'"):
+        door.make(context(made, strange))
+
+
+def test_without_a_prefix_cache_sglangs_own_class_keeps_the_tables(caplog: pytest.LogCaptureFixture) -> None:
+    made = scheduler("F", 4)
+    switched_off = context(made, LLAMA, disable_radix_cache=True)
+    switched_off.params.disable = True
+    caplog.set_level(logging.WARNING, "sglang.prefixloom")
+    assert type(door.make(switched_off)).__name__ == "UnifiedRadixCache"
+    assert "the prefix cache is switched off" in caplog.text
+
+
+def test_an_allocator_that_nobody_knows_is_refused_by_name() -> None:
+    made = scheduler("F", 4)
+
+    class CrossedAllocator(type(made.allocator)):  # type: ignore[misc]
+        pass
+
+    made.allocator.__class__ = CrossedAllocator
+    with pytest.raises(CompositionError, match="does not know SGLang's allocator CrossedAllocator"):
+        door.make(context(made, LLAMA))
