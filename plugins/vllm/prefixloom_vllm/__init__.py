@@ -15,14 +15,13 @@ Read in this order:
 ``connector``  the class that vLLM makes, which hands its calls to the two sides
 ``figures``    the counts, in vLLM's form
 ``versions``   the check that vLLM's interface is the one that this was written for
-``policy``     apart from all this: eviction by reach for vLLM's own CPU tier
 """
 
 from __future__ import annotations
 
 
 def register() -> None:
-    """Make the connector known to vLLM. Its entry point is in ``vllm.general_plugins``; each process may call it twice."""
+    """Make the connector known to vLLM. The entry point in ``vllm.general_plugins``; it may be called twice."""
     from contextlib import suppress
 
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory

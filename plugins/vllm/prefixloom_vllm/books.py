@@ -54,7 +54,7 @@ def sizes(groups: Many[Group], options: Options, ranks: int) -> dict[str, int]:
 def _composed(groups: Many[Group], options: Options, ranks: int, **more: Any) -> Cache:
     components = [group.component(ranks) for group in groups]
     page = tree_page(groups)
-    common = {"plugins": components, "slots": "lent", "policy": options.policy, "page_size": page}
+    common: dict[str, Any] = {"plugins": components, "slots": "lent", "policy": options.policy, "page_size": page}
     common = {"device": "meta", **common, **more}
     model = common.pop("model", None)
     if options.capacity is not None:
@@ -120,6 +120,7 @@ class Books:
         self.free: dict[str, list[int]] = {name: list(range(count))[::-1] for name, count in self.capacity.items()}
         self._out: dict[str, set[int]] = {name: set() for name in self.capacity}  # taken, and not handed in yet
         self._read: dict[str, Counter[int]] = {name: Counter() for name in self.capacity}  # by loads under way
+        self._fetches = 0  # whose slots are lent, and free until the store has answered
         self._parked: dict[str, set[int]] = {name: set() for name in self.capacity}  # free once no load reads them
         if options.store is not None:
             self._attach()
@@ -165,7 +166,7 @@ class Books:
         short = {name: count - len(self.free[name]) for name, count in wanted.items() if count > len(self.free[name])}
         if short:
             self.cache.evict(short)
-            self._collect()
+            self._collect(lent=True)
         taken = {}
         for name, count in wanted.items():
             free = self.free[name]
@@ -190,8 +191,10 @@ class Books:
         finally:
             self._collect()
 
-    def _collect(self) -> None:
-        """Take back what the cache has evicted or did not want."""
+    def _collect(self, lent: bool = False) -> None:
+        """Take back what the cache has evicted or did not want. ``lent``: even what a fetch may still need."""
+        if self._fetches and not lent:
+            return
         for name, slots in self.cache.take_back().items():
             reads = self._read[name]
             for slot in slots:
@@ -254,10 +257,12 @@ class Books:
         except BaseException:
             self._collect()
             raise
+        self._fetches += 1
         return Fetching(sequence, sequence.restore())
 
     def fetched(self, fetching: Fetching) -> None:
         """End a fetch: what it brought is in the cache."""
+        self._fetches -= 1
         fetching.sequence.abort()
         self._collect()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import vllm
@@ -207,7 +209,7 @@ class PrefixloomStats(KVConnectorStats):
     """The counts of an interval; those of several workers add up."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         counts = {name: self.data.get(name, 0) + other.data.get(name, 0) for name in {**self.data, **other.data}}
@@ -254,8 +256,41 @@ def check_parallel(parallel: Any) -> None:
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"):
         if getattr(parallel, name, 1) > 1:
             raise CompositionError(
-                f"this connector runs on one machine, with tensor parallelism alone: {name} is {getattr(parallel, name)}"
+                f"this connector runs on one machine, with tensor parallelism: {name} is {getattr(parallel, name)}"
             )
+
+
+def weights_of(vllm_config: Any, options: Options) -> str:
+    """What tells these weights from others: what the user says, the commit of a hub, or the files of a folder."""
+    model, load = vllm_config.model_config, vllm_config.load_config
+    if options.weights is not None:
+        return options.weights
+    commit = getattr(model.hf_config, "_commit_hash", None)
+    if commit:
+        return str(commit)
+    files = sorted(Path(model.model).glob("*.safetensors")) + sorted(Path(model.model).glob("*.bin"))
+    if files and load.load_format != "dummy":
+        return digest_of_files(files)
+    if options.store is None:
+        return "of this process alone"
+    raise CompositionError(
+        "a store keeps content for other processes, and nothing tells these weights from others (load_format "
+        f'{load.load_format!r}, model {model.model!r}): say "weights" in kv_connector_extra_config, a text that '
+        "changes whenever they do"
+    )
+
+
+def digest_of_files(files: Sequence[Path]) -> str:
+    """A digest of weight files: their names and sizes, when they were written, and bytes spread over each."""
+    hashed = hashlib.blake2b(digest_size=16)
+    for path in files:
+        state = path.stat()
+        hashed.update(f"{path.name} {state.st_size} {state.st_mtime_ns}\n".encode())
+        with path.open("rb") as file:
+            for at in range(0, state.st_size, max(1, state.st_size // 64)):
+                file.seek(at)
+                hashed.update(file.read(4096))
+    return hashed.hexdigest()
 
 
 def identity_of(vllm_config: Any, kv_cache_config: Any, options: Options, ranks: int) -> Identity:
@@ -275,7 +310,7 @@ def identity_of(vllm_config: Any, kv_cache_config: Any, options: Options, ranks:
     }
     return Identity(
         model=model.model,
-        weights=options.weights or f"{model.revision or 'as at the path'}",
+        weights=weights_of(vllm_config, options),
         precision=repr(precision),
         positions=repr(getattr(model.hf_text_config, "rope_parameters", None)),
         salt=f"tensor_parallel_size {ranks}",

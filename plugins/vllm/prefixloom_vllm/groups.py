@@ -88,7 +88,7 @@ def _check_supported(index: int, group: Any, specs: dict[str, Any]) -> None:
     if group.is_eagle_group:
         raise CompositionError(
             f"vLLM's cache group {index} has layers of a draft model (EAGLE, MTP), whose content depends on the token "
-            f"behind it. This connector does not keep such blocks yet: leave the speculative config or the connector out"
+            f"behind it. This connector does not keep such blocks yet: run without the draft model"
         )
     if not group.enable_kv_transfer or group.host_resident or not group.kv_cache_spec.prefix_cacheable:
         raise CompositionError(

@@ -24,8 +24,16 @@ def size_of(value: object, name: str) -> int:
     return value
 
 
-def _bytes(value: object, self: Any, field: attrs.Attribute[Any]) -> int | None:
-    return None if value is None else size_of(value, field.name)
+def _memory(value: Any) -> int | None:
+    return None if value is None else size_of(value, "memory")
+
+
+def _store_capacity(value: Any) -> int | None:
+    return None if value is None else size_of(value, "store_capacity")
+
+
+def _staging(value: Any) -> int | None:
+    return None if value is None else size_of(value, "staging")
 
 
 def _one_of(*allowed: str) -> Any:
@@ -46,9 +54,6 @@ def _text(self: object, field: attrs.Attribute[Any], value: object) -> None:
         raise CompositionError(f"{field.name} is a text, got {value!r}")
 
 
-size = attrs.Converter(_bytes, takes_self=True, takes_field=True)
-
-
 @attrs.frozen(kw_only=True)
 class Options:
     """The options of the connector.
@@ -62,13 +67,13 @@ class Options:
     ``unknown_model``   "refuse": vLLM does not start; "off": it runs without this connector, with one line in the log
     ``store``           the folder of the store behind the host's memory
     ``store_capacity``  bytes that the store may have
-    ``staging``         bytes of the host's memory through which the store's data goes; a fourth of ``memory`` by default
+    ``staging``         bytes of the host's memory that the store's data goes through; a fourth of ``memory`` by default
     ``keep``            what is written to the store
     ``fetch``           how long a prompt waits for the store
     ``weights``         the revision of the weights, where the path of the model does not tell it
     """
 
-    memory: int | None = attrs.field(default=None, converter=size)
+    memory: int | None = attrs.field(default=None, converter=_memory)
     capacity: Mapping[str, int] | None = None
     traffic: Mapping[str, Any] = attrs.field(factory=dict)
     policy: str = "lru"
@@ -76,8 +81,8 @@ class Options:
     shm: str = attrs.field(default="/dev/shm", validator=_text)
     unknown_model: Literal["refuse", "off"] = attrs.field(default="refuse", validator=_one_of("refuse", "off"))
     store: str | None = attrs.field(default=None, validator=_text)
-    store_capacity: int | None = attrs.field(default=None, converter=size)
-    staging: int | None = attrs.field(default=None, converter=size)
+    store_capacity: int | None = attrs.field(default=None, converter=_store_capacity)
+    staging: int | None = attrs.field(default=None, converter=_staging)
     keep: str = attrs.field(default="through", validator=_one_of("through", "selective", "back"))
     fetch: str = attrs.field(default="timeout", validator=_one_of("best_effort", "wait", "timeout"))
     weights: str | None = attrs.field(default=None, validator=_text)
@@ -85,7 +90,7 @@ class Options:
     def __attrs_post_init__(self) -> None:
         if (self.memory is None) == (self.capacity is None):
             raise CompositionError(
-                'say how much of the host\'s memory to use, by memory or by capacity: {"memory": "4GiB"} in '
+                'say how much of the host to use, by memory or by capacity: {"memory": "4GiB"} in '
                 "kv_connector_extra_config"
             )
         if self.capacity is not None and not isinstance(self.capacity, Mapping):

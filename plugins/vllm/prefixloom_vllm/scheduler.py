@@ -121,6 +121,8 @@ class SchedulerSide:
         """Begin to follow a request. None: nothing of it can be kept, since its tokens do not say what it is."""
         if request.prompt_embeds is not None or request.resumable:
             return None
+        if request.lora_request is not None and self.books.options.store is not None:
+            return None  # a store would find it by the adapter's name and path, which say nothing of its content
         tracked = self.tracked.get(request.request_id)
         if tracked is None:
             tracked = Tracked(request, namespace_of(request), spans_of(request))
@@ -173,7 +175,9 @@ class SchedulerSide:
             return True
         fetching, tracked.fetching = tracked.fetching, None
         restored = fetching.restored
-        log.debug("request %s: the store brought %d tokens %s", tracked.request.request_id, restored.ready, restored.why)
+        log.debug(
+            "request %s: the store brought %d tokens %s", tracked.request.request_id, restored.ready, restored.why
+        )
         self.figures.add(fetched_tokens=max(0, restored.ready - plan.ready))
         self.books.fetched(fetching)
         return False
@@ -188,7 +192,9 @@ class SchedulerSide:
             return
         claimed, tracked.claimed = tracked.claimed, None
         if claimed is None:
-            raise ProtocolError(f"vLLM loads {external} tokens for {request.request_id}, and nothing was promised to it")
+            raise ProtocolError(
+                f"vLLM loads {external} tokens for {request.request_id}, and nothing was promised to it"
+            )
         computed = tracked.promised - external
         pairs: Pairs = {}
         for group in self.groups:
@@ -197,7 +203,9 @@ class SchedulerSide:
             pages = range(last - 1, last) if group.is_state else range(computed // group.tokens, last)
             chosen = [(table[p], slots[0] if group.is_state else slots[p]) for p in pages if not table[p].is_null]
             if any(slot < 0 for _, slot in chosen):
-                raise InvariantError(f"{group.name}: vLLM needs a block of {request.request_id} that its reach leaves out")
+                raise InvariantError(
+                    f"{group.name}: vLLM needs a block of {request.request_id} that its reach leaves out"
+                )
             pairs[group.index] = [block.block_id for block, _ in chosen], [slot for _, slot in chosen]
             self._new_blocks.update(pairs[group.index][0])
         copy = Copy(self._next(), request.request_id, pairs)
@@ -231,7 +239,7 @@ class SchedulerSide:
     def plan(self, scheduled: Mapping[str, int], block_state: Any, new_blocks: Iterable[int], speculating: Any) -> Plan:
         """What the workers copy along with a step.
 
-        ``scheduled``: tokens by request. ``block_state`` tells the blocks of a request, and the states that vLLM offers.
+        ``scheduled``: tokens by request. ``block_state`` tells the blocks of a request, and the states on offer.
         ``new_blocks``: what this step was given to write to. ``speculating``: requests with guessed tokens.
         """
         self.settle()
@@ -390,12 +398,18 @@ class SchedulerSide:
     def check(self) -> None:
         """Check both sides' books: of the host's slots, and of vLLM's blocks that are being copied."""
         self.books.check()
-        reading = {block for store in self._storing.values() for blocks, _ in store.copy.pairs.values() for block in blocks}
+        reading = {
+            block for store in self._storing.values() for blocks, _ in store.copy.pairs.values() for block in blocks
+        }
         if reading != self._copied_blocks.keys():
-            raise InvariantError(f"stores read the blocks {sorted(reading)}, and {sorted(self._copied_blocks)} are fenced")
+            raise InvariantError(
+                f"stores read the blocks {sorted(reading)}, and {sorted(self._copied_blocks)} are fenced"
+            )
         for name, tracked in self.tracked.items():
             if tracked.stored % self.books.page or tracked.copies < 0:
-                raise InvariantError(f"request {name}: stored up to {tracked.stored}, {tracked.copies} copies under way")
+                raise InvariantError(
+                    f"request {name}: stored up to {tracked.stored}, {tracked.copies} copies under way"
+                )
 
 
 def _positions(
@@ -403,7 +417,11 @@ def _positions(
 ) -> list[tuple[int, int]]:
     """The (position, block) of a group's blocks that hold tokens or boundaries from ``start`` to ``end``."""
     if group.exact_blocks:
-        found = {at // group.tokens - 1: block for index, block, at in offered if index == group.index and not at % group.tokens}
+        found = {
+            at // group.tokens - 1: block
+            for index, block, at in offered
+            if index == group.index and not at % group.tokens
+        }
         return [(at, block) for at, block in sorted(found.items()) if start < (at + 1) * group.tokens <= end and block]
     pages = range(start // group.tokens, min(end // group.tokens, len(table)))
     return [(at, table[at]) for at in pages if table[at]]

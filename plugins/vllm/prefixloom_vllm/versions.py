@@ -1,4 +1,4 @@
-"""Versions: whether vLLM's interface is the one that this connector was written for. Checked before anything is made."""
+"""Versions: whether vLLM's interface is the one that this connector was written for. Checked first of all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ INTERFACE: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
             "kv_cache_block_copies", "kv_connector_block_state",
         ),
     },
-    ("vllm.v1.core.sched.output", "KVConnectorBlockState"): {"__init__": ("resolve_block_ids", "boundary_state_offloads")},
+    ("vllm.v1.core.sched.output", "KVConnectorBlockState"): {
+        "__init__": ("resolve_block_ids", "boundary_state_offloads"),
+    },
     ("vllm.v1.kv_cache_interface", "KVCacheConfig"): {"__init__": ("num_blocks", "kv_cache_groups", "kv_cache_layout")},
     ("vllm.v1.kv_cache_interface", "KVCacheGroupSpec"): {
         "__init__": ("layer_names", "kv_cache_spec", "is_eagle_group", "host_resident", "enable_kv_transfer"),

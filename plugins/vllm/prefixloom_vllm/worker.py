@@ -132,7 +132,7 @@ class Copier:
 
     def __init__(self, name: str, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._open: set[int] = set()
         self._changed = threading.Condition()
@@ -142,7 +142,7 @@ class Copier:
     def run(self, number: int, work: Any, tell: Any) -> None:
         behind = None
         if self._stream is not None:
-            behind = torch.cuda.Event()
+            behind = torch.cuda.Event()  # type: ignore[no-untyped-call]
             behind.record(torch.cuda.current_stream(self._device))
         with self._changed:
             self._open.add(number)
@@ -196,7 +196,7 @@ def blocks_of(name: str, cache: torch.Tensor, blocks: int, size: int) -> torch.T
     """A layer's memory as (blocks, bytes), whatever its type and shape."""
     if cache.shape[0] % blocks:
         raise CompositionError(f"layer {name!r} has {cache.shape[0]} blocks, and vLLM said {blocks}")
-    one = cache.unflatten(0, (blocks, -1))[0] if cache.shape[0] != blocks else cache[0]
+    one = cache.view(blocks, -1, *cache.shape[1:])[0] if cache.shape[0] != blocks else cache[0]
     width = cache.element_size()
     extent = 1 + sum((length - 1) * stride for length, stride in zip(one.shape, one.stride(), strict=True))
     if extent != one.numel():
