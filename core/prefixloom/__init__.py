@@ -7,6 +7,7 @@ from .cache.match_plan import MatchPlan
 from .cache.sequence import Sequence
 from .cache.stats import CacheStats, ComponentStats
 from .compose.entry import compose
+from .compose.registry import open_store
 from .compose.sizing import Traffic
 from .contract.admission import AdmissionPolicy, StateView
 from .contract.hookspecs import hookimpl
@@ -122,5 +123,6 @@ __all__ = [
     "compose",
     "encode",
     "hookimpl",
+    "open_store",
     "stream_for",
 ]

@@ -320,12 +320,12 @@ def test_the_asked_page_size_counts_only_where_a_component_uses_it() -> None:
     assert composed(state()).page == 16
 
 
-def test_pages_of_1_and_of_256_tokens_are_possible_and_no_others_beyond() -> None:
+def test_pages_of_1_and_of_4096_tokens_are_possible_and_no_others_beyond() -> None:
     assert composed(paths(), page_size=1).page == 1
-    assert composed(paths(), page_size=256).page == 256
-    for bad in (0, 257, 2.0, True):
-        refused("page_size must be a whole number of tokens from 1 to 256", paths(), page_size=bad)
-    refused("component 'whole' .*page_size must be .* from 1 to 256, got 512", paths(page_size=512))
+    assert composed(paths(), page_size=4096).page == 4096
+    for bad in (0, 4097, 2.0, True):
+        refused("page_size must be a whole number of tokens from 1 to 4096", paths(), page_size=bad)
+    refused("component 'whole' .*page_size must be .* from 1 to 4096, got 8192", paths(page_size=8192))
     refused("page_size must be .* got 0", state(), model=Profile((), page_size=0))
 
 

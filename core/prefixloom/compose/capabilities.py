@@ -22,7 +22,7 @@ from .registry import Registry
 
 DEFAULT_PAGE = 16
 
-MAX_PAGE = 256
+MAX_PAGE = 4096
 
 MAX_TREE_PAGE = 4096
 
@@ -210,7 +210,7 @@ def certain_misses(candidates: Sequence[Candidate]) -> tuple[str, ...]:
 
 def _needs_data_everywhere(candidate: Candidate) -> bool:
     """Whether a reach needs something at every boundary. A chunk, for one, needs nothing where the next one begins."""
-    return all(any(lo < hi for lo, hi in candidate.reach.needs(n)) for n in (*range(1, 4 * MAX_PAGE), *PROBES[1:]))
+    return all(any(lo < hi for lo, hi in candidate.reach.needs(n)) for n in (*range(1, 1024), *PROBES[1:]))
 
 
 def _needs_data(candidate: Candidate) -> bool:

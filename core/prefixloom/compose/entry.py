@@ -83,7 +83,7 @@ def compose(
 
     ``model``       a model config (dict, object with ``to_dict``, path), a .toml profile, a Profile, or None
     ``plugins``     your own component instances, added to the model's, or alone if ``model`` is None
-    ``page_size``   tokens of a page, 1 to 256, of components without their own (default: the profile's, or 16)
+    ``page_size``   tokens of a page, 1 to 4096, of components without their own (default: the profile's, or 16)
     ``capacity``    tokens that every page component holds (rounded up to pages), with one state slot per 2048 of
                     them, at least 16; or a mapping from each component's name to its tokens or state slots
     ``memory``      bytes, or a text such as "20GiB", in place of ``capacity``: divided for ``traffic``

@@ -25,7 +25,7 @@ from ..contract.hookspecs import API_VERSION, FIRST_API, PROJECT, RegistrySpecs
 from ..contract.policy import BUILT_IN, EvictionPolicy
 from ..contract.values import ComponentType, Profile
 from ..errors import CompositionError
-from ..storage import BackendType
+from ..storage import Backend, BackendType, opened
 
 GROUP = "prefixloom"
 
@@ -274,6 +274,11 @@ class Registry:
 def default_registry() -> Registry:
     """The registry of this process, made on first use."""
     return Registry()
+
+
+def open_store(name: str, **options: Any) -> Backend:
+    """Open the store that is installed as ``storage:NAME``, with its own options. StorageError: it cannot be used."""
+    return opened(default_registry().storage(name), **options)
 
 
 # ---------------------------------------------------------------- one entry point

@@ -1,0 +1,179 @@
+"""Region: the shared memory that the scheduler and the workers of one engine map.
+
+It begins with a table of what is finished: a worker writes the number of each copy when it is over, and the scheduler
+reads it whenever it likes, without a message. Behind that lie the slots of all components, rank by rank.
+
+The file's name is gone as soon as everybody has mapped it, so the memory goes with the last process, however it ends.
+What a process leaves that dies before that is removed by the next one that starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from prefixloom import CompositionError, StorageError
+
+from .groups import Group
+
+PREFIX = "prefixloom-vllm-"
+ALIGNMENT = 4096
+
+RING = 4096
+"""The most copies that may be under way at once: the table has a place for each, by its number."""
+
+MAPPED, COPIES = 0, 1
+"""The first words of a rank's row: whether it has mapped the region; then the copies that are over."""
+
+
+class Region:
+    """One mapping of the shared memory. ``rank`` is None in the scheduler's process."""
+
+    def __init__(
+        self, folder: str, engine: str, groups: Sequence[Group], slots: Mapping[str, int], ranks: int, rank: int | None
+    ) -> None:
+        self.rank = rank
+        self.ranks = ranks
+        self._places: dict[tuple[int, int], tuple[int, int]] = {}  # (group, rank): its offset, and its slots
+        self._groups = {group.index: group for group in groups}
+        rows = ranks + 1  # the last is the scheduler's
+        end = _aligned(rows * (COPIES + RING) * 8)
+        for group in groups:
+            for each in range(ranks):
+                self._places[group.index, each] = (end, slots[group.name])
+                end = _aligned(end + slots[group.name] * sum(group.layer_bytes))
+        self.size = end
+        self.path = Path(folder, f"{PREFIX}{os.getuid()}-{re.sub('[^A-Za-z0-9_.-]', '_', engine)}")
+        self._file = _opened(self.path, self.size)
+        try:
+            self._map = mmap.mmap(self._file, self.size)
+            whole = torch.frombuffer(memoryview(self._map), dtype=torch.uint8)
+            self._bytes: torch.Tensor | None = whole
+            self.table = whole[: rows * (COPIES + RING) * 8].view(torch.int64).view(rows, COPIES + RING)
+            mine = ranks if rank is None else rank
+            if self.table[mine, MAPPED]:
+                raise StorageError(
+                    f"another engine on this machine has the engine_id {engine!r}: give each its own, or none"
+                )
+            self.table[mine, MAPPED] = 1
+        except BaseException:
+            os.close(self._file)
+            raise
+        self.unlink_when_mapped()
+
+    def unlink_when_mapped(self) -> None:
+        """Remove the name once all processes have the memory."""
+        if bool(self.table[:, MAPPED].all()):
+            self.path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------ slots
+    def layers(self, group: int, rank: int) -> Iterator[torch.Tensor]:
+        """Of each layer of a group, the (slots, bytes) of one rank."""
+        assert self._bytes is not None
+        start, slots = self._places[group, rank]
+        for size in self._groups[group].layer_bytes:
+            yield self._bytes[start : start + slots * size].view(slots, size)
+            start += slots * size
+
+    def tensors(self) -> dict[str, dict[str, list[torch.Tensor]]]:
+        """The slots of all ranks, as ``compose(tensors=...)`` takes them."""
+        found: dict[str, dict[str, list[torch.Tensor]]] = {}
+        for group in self._groups.values():
+            mine = found.setdefault(group.name, {})
+            for rank in range(self.ranks):
+                for size, layer in zip(group.layer_bytes, self.layers(group.index, rank), strict=True):
+                    mine.setdefault(f"rank{rank}_{size}", []).append(layer if group.is_state else layer[:, None])
+        return found
+
+    # ------------------------------------------------------------ copies that are over
+    def finish(self, number: int, ok: bool) -> None:
+        """A worker says that its copy is over. What the copy wrote is in memory by now."""
+        assert self.rank is not None
+        self.table[self.rank, COPIES + number % RING] = number if ok else -number
+
+    def finished(self, number: int) -> bool | None:
+        """Whether a copy went well on all ranks; None: it is not over on all of them."""
+        told = self.table[: self.ranks, COPIES + number % RING].tolist()
+        if any(abs(each) != number for each in told):
+            return None
+        return all(each == number for each in told)
+
+    def mine(self, number: int) -> bool:
+        """Whether a copy of this rank that is over went well."""
+        assert self.rank is not None
+        return bool(self.table[self.rank, COPIES + number % RING] == number)
+
+    def close(self) -> None:
+        """Let the memory go. Views of it keep it until they are gone, too."""
+        if self._bytes is None:
+            return
+        self.path.unlink(missing_ok=True)
+        self._bytes = None
+        del self.table
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        os.close(self._file)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _opened(path: Path, size: int) -> int:
+    """The file of this size, made by whoever comes first; locked, so that a later process knows that it is in use."""
+    if not path.parent.is_dir():
+        raise StorageError(f"there is no folder {path.parent} for the shared memory: say another by 'shm'")
+    _sweep(path)
+    while True:
+        file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            state = os.fstat(file)
+            if not state.st_nlink:  # somebody swept it between these two calls
+                os.close(file)
+                continue
+            if state.st_size not in (0, size):
+                raise CompositionError(
+                    f"the shared memory {path} has {state.st_size} bytes, and this process expects {size}: scheduler "
+                    f"and workers disagree about the model or the options"
+                )
+            _reserve(file, path, size)
+            return file
+        except BaseException:
+            os.close(file)
+            raise
+
+
+def _reserve(file: int, path: Path, size: int) -> None:
+    """Give the file its memory now. A page that cannot be had later would end the process by a signal."""
+    state = os.statvfs(path.parent)
+    lacking = size - os.fstat(file).st_blocks * 512
+    try:
+        if lacking > state.f_bavail * state.f_frsize:
+            raise OSError("too little room")
+        os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise StorageError(
+            f"{path.parent} has no room for {size / 2**30:.2f} GiB of shared memory ({error}): give the connector less "
+            f"memory, make the folder larger (docker: --shm-size), or say another folder by 'shm'"
+        ) from error
+
+
+def _sweep(own: Path) -> None:
+    """Remove what engines of this user left that are gone."""
+    for path in own.parent.glob(f"{PREFIX}{os.getuid()}-*"):
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(file)

@@ -1,0 +1,211 @@
+"""The worker's side: the copies between vLLM's memory and the shared region.
+
+Copies run beside the model: in a thread, and on a CUDA device on a stream of its own as well, which begins behind what
+the layers have enqueued. Loads and stores have a thread each, so that a load does not wait for what is being stored.
+A thread says in the region's table that a copy is over once its bytes are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from prefixloom import CompositionError
+
+from .figures import Figures
+from .groups import Group
+from .region import Region
+from .scheduler import Copy, Plan
+
+log = logging.getLogger("prefixloom.vllm")
+
+
+class WorkerSide:
+    """The connector in a worker's process."""
+
+    def __init__(self, groups: Sequence[Group], region: Region, figures: Figures, debug: bool) -> None:
+        self.groups = {group.index: group for group in groups}
+        self.region = region
+        self.figures = figures
+        self.debug = debug
+        self.device: dict[int, list[torch.Tensor]] = {}
+        self.host: dict[int, list[torch.Tensor]] = {}
+        self._loader: Copier | None = None
+        self._storer: Copier | None = None
+        self._loads: dict[int, Copy] = {}
+        self.failed_blocks: set[int] = set()
+
+    # ------------------------------------------------------------ memory
+    def register(self, kv_caches: Mapping[str, torch.Tensor], blocks: int) -> None:
+        """vLLM has made its memory."""
+        rank = self.region.rank
+        assert rank is not None
+        for group in self.groups.values():
+            self.device[group.index] = [
+                blocks_of(name, kv_caches[name], blocks, size)
+                for name, size in zip(group.layer_names, group.layer_bytes, strict=True)
+            ]
+            self.host[group.index] = list(self.region.layers(group.index, rank))
+        device = next(iter(self.device.values()))[0].device
+        self._loader = Copier("loads", device)
+        self._storer = Copier("stores", device)
+
+    # ------------------------------------------------------------ steps
+    def before(self, plan: Plan) -> None:
+        """Before anything of a step: finish the copies whose blocks it writes."""
+        if plan.wait_for and self._storer is not None:
+            self._storer.wait(plan.wait_for)
+
+    def load(self, plan: Plan) -> None:
+        """Begin what the step loads."""
+        assert self._loader is not None or not plan.loads
+        for copy in plan.loads:
+            self._loads[copy.number] = copy
+            self._run(self._loader, copy, to_host=False)
+
+    def store(self, plan: Plan) -> None:
+        """The layers are enqueued: begin what the step stores."""
+        for copy in plan.stores:
+            self._run(self._storer, copy, to_host=True)
+
+    def loaded(self) -> tuple[set[str], set[str]]:
+        """The requests whose loads are over, and of these the ones whose loads failed."""
+        over, failed = set(), set()
+        assert self._loader is not None or not self._loads
+        for number in [number for number in self._loads if self._loader and self._loader.over(number)]:
+            copy = self._loads.pop(number)
+            over.add(copy.request)
+            if not self.region.mine(number):
+                failed.add(copy.request)
+                for blocks, _ in copy.pairs.values():
+                    self.failed_blocks.update(blocks)
+        return over, failed
+
+    def _run(self, copier: Copier | None, copy: Copy, to_host: bool) -> None:
+        assert copier is not None
+        if self.debug:
+            self._check(copy)
+        copier.run(copy.number, lambda: self._copy(copy, to_host), lambda ok: self.region.finish(copy.number, ok))
+
+    def _copy(self, copy: Copy, to_host: bool) -> None:
+        """Enqueue one copy, on the stream that is current."""
+        begun, size = time.monotonic(), 0
+        for index, (blocks, slots) in copy.pairs.items():
+            runs = list(runs_of(blocks, slots))
+            for device, host in zip(self.device[index], self.host[index], strict=True):
+                for block, slot, count in runs:
+                    here, there = host[slot : slot + count], device[block : block + count]
+                    if to_host:
+                        here.copy_(there, non_blocking=True)
+                    else:
+                        there.copy_(here, non_blocking=True)
+                    size += here.numel()
+        kind = "stored" if to_host else "loaded"
+        self.figures.add(**{f"{kind}_bytes": size, f"{kind}_seconds": time.monotonic() - begun})
+
+    def _check(self, copy: Copy) -> None:
+        """Check that a copy names blocks and slots that exist, each once."""
+        for index, (blocks, slots) in copy.pairs.items():
+            most = self.device[index][0].shape[0], self.host[index][0].shape[0]
+            for numbers, end, what in ((blocks, most[0], "blocks"), (slots, most[1], "slots")):
+                if len({*numbers}) != len(numbers) or not all(0 <= number < end for number in numbers):
+                    raise AssertionError(f"copy {copy.number} of group {index} has {what} {numbers}, of {end}")
+
+    def close(self) -> None:
+        """Finish what is under way."""
+        for copier in (self._loader, self._storer):
+            if copier is not None:
+                copier.close()
+        self.device.clear()
+        self.host.clear()
+        self._loader = self._storer = None
+
+
+class Copier:
+    """A thread that makes copies, in order. On a CUDA device they run on a stream, behind what was enqueued before."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+        self._open: set[int] = set()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name=f"prefixloom {name}", daemon=True)
+        self._thread.start()
+
+    def run(self, number: int, work: Any, tell: Any) -> None:
+        behind = None
+        if self._stream is not None:
+            behind = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            behind.record(torch.cuda.current_stream(self._device))
+        with self._changed:
+            self._open.add(number)
+        self._queue.put((number, work, tell, behind))
+
+    def _work(self) -> None:
+        if self._stream is not None:
+            torch.cuda.set_device(self._device)
+        while (item := self._queue.get()) is not None:
+            number, work, tell, behind = item
+            ok = True
+            try:
+                if self._stream is None:
+                    work()
+                else:
+                    self._stream.wait_event(behind)
+                    with torch.cuda.stream(self._stream):
+                        work()
+                    self._stream.synchronize()
+            except Exception:
+                log.exception("copy %d failed", number)
+                ok = False
+            tell(ok)
+            with self._changed:
+                self._open.discard(number)
+                self._changed.notify_all()
+
+    def over(self, number: int) -> bool:
+        with self._changed:
+            return number not in self._open
+
+    def wait(self, numbers: Iterable[int]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._open.isdisjoint(numbers))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+
+def runs_of(blocks: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(block, slot, count) of neighbours on both sides, which are copied together."""
+    first = 0
+    for at in range(1, len(blocks) + 1):
+        if at == len(blocks) or blocks[at] != blocks[at - 1] + 1 or slots[at] != slots[at - 1] + 1:
+            yield blocks[first], slots[first], at - first
+            first = at
+
+
+def blocks_of(name: str, cache: torch.Tensor, blocks: int, size: int) -> torch.Tensor:
+    """A layer's memory as (blocks, bytes), whatever its type and shape."""
+    if cache.shape[0] % blocks:
+        raise CompositionError(f"layer {name!r} has {cache.shape[0]} blocks, and vLLM said {blocks}")
+    one = cache.view(blocks, -1, *cache.shape[1:])[0] if cache.shape[0] != blocks else cache[0]
+    width = cache.element_size()
+    extent = 1 + sum((length - 1) * stride for length, stride in zip(one.shape, one.stride(), strict=True))
+    if extent != one.numel():
+        raise CompositionError(
+            f"a block of layer {name!r} does not lie in one piece (shape {tuple(one.shape)}, strides {one.stride()}): "
+            f"set VLLM_KV_CACHE_LAYOUT to a layout in which it does, such as LBHNC"
+        )
+    if one.numel() * width != size:
+        raise CompositionError(f"a block of layer {name!r} has {one.numel() * width} bytes, and its spec says {size}")
+    stride = cache.stride(0) * (cache.shape[0] // blocks) * width
+    raw = torch.empty(0, dtype=torch.uint8, device=cache.device)
+    return raw.set_(cache.untyped_storage(), cache.storage_offset() * width, (blocks, size), (stride, 1))

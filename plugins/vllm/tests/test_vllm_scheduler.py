@@ -1,0 +1,306 @@
+"""The scheduler's side beside workers that do as they are told, without vLLM: which block lies in which slot, and when.
+
+Requests, groups and blocks are plain stand-ins for vLLM's. The region is the real one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prefixloom import CompositionError, Identity, StorageError
+from prefixloom_vllm.books import Books, check_identity, sizes
+from prefixloom_vllm.figures import Figures
+from prefixloom_vllm.groups import Group, groups_of
+from prefixloom_vllm.options import Options
+from prefixloom_vllm.region import Region
+from prefixloom_vllm.scheduler import Plan, SchedulerSide
+
+
+def spec(kind: str, **fields: Any) -> Any:
+    fields = {"block_size": 4, "unpadded_page_size_bytes": 8, "prefix_cacheable": True, **fields}
+    return type(kind, (), fields)()
+
+
+FULL = spec("FullAttentionSpec")
+WINDOW = spec("SlidingWindowSpec", sliding_window=6, extra_retained_tokens=0)
+STATE = spec("MambaSpec", mamba_cache_mode="align", unpadded_page_size_bytes=16)
+
+
+def config(*specs: Any, **fields: Any) -> Any:
+    plain = {"is_eagle_group": False, "host_resident": False, "enable_kv_transfer": True, **fields}
+    return SimpleNamespace(
+        kv_cache_groups=[
+            SimpleNamespace(layer_names=[f"{i}.0", f"{i}.1"], kv_cache_spec=each, **plain)
+            for i, each in enumerate(specs)
+        ]
+    )
+
+
+class Engine:
+    """vLLM's scheduler and one worker, as far as this side knows them. ``memory``: what each block and slot has."""
+
+    def __init__(self, folder: Path, *specs: Any, **options: Any) -> None:
+        self.groups: list[Group] = groups_of(config(*specs))
+        self.options = Options.of({"capacity": {g.name: 8 if g.is_state else 64 for g in self.groups}, **options})
+        count = sizes(self.groups, self.options, 1)
+        self.worker = Region(str(folder), "engine", self.groups, count, 1, 0)
+        self.region = Region(str(folder), "engine", self.groups, count, 1, None)
+        identity = Identity(model="m", weights="w")
+        self.books = Books(self.groups, self.options, 1, self.region, identity, True)
+        self.side = SchedulerSide(self.groups, self.books, self.region, Figures())
+        self.blocks: dict[tuple[int, int], Any] = {}
+        self.slots: dict[tuple[int, int], Any] = {}
+        self._block = 0
+
+    def new_blocks(self, count: int) -> list[list[int]]:
+        """Block numbers of every group, for so many tokens."""
+        tables = []
+        for _ in self.groups:
+            tables.append(list(range(self._block + 1, self._block + 1 + count // 4)))
+            self._block += count // 4
+        return tables
+
+    def work(self, plan: Plan, ok: bool = True, finish: bool = True) -> None:
+        for copies, to_host in ((plan.loads, False), (plan.stores, True)):
+            for copy in copies:
+                for group, (blocks, slots) in copy.pairs.items():
+                    for block, slot in zip(blocks, slots, strict=True):
+                        if to_host:
+                            self.slots[group, slot] = self.blocks[group, block]
+                        elif ok:
+                            self.blocks[group, block] = self.slots[group, slot]
+                if finish:
+                    self.worker.finish(copy.number, ok)
+
+    def step(self, request: Any, tables: list[list[int]], count: int, **how: Any) -> Plan:
+        """Compute ``count`` tokens of a request, and offer the state where they end at a boundary."""
+        begin = request.num_computed_tokens
+        end = begin + count
+        for group, table in zip(self.groups, tables, strict=True):
+            for at in range(begin // 4, -(-end // 4)):
+                self.blocks[group.index, table[at]] = (at, tuple(request.all_token_ids[: (at + 1) * 4]))
+        offered = [(g.index, tables[g.index][end // 4 - 1], end) for g in self.groups if g.is_state and not end % 4]
+        state = SimpleNamespace(
+            boundary_state_offloads={request.request_id: offered}, resolve_block_ids=lambda name: tables
+        )
+        plan = self.side.plan({request.request_id: count}, state, how.pop("new", ()), ())
+        self.work(plan, **how)
+        request.num_computed_tokens = end
+        self.side.settle()
+        self.side.check()
+        return plan
+
+    def hit(self, request: Any, computed: int = 0) -> int:
+        """What the host has of a request, asked again until a store has answered."""
+        found = None
+        while found is None:
+            found = self.side.hit(request, computed)
+            self.side.check()
+        return found
+
+    def load(self, request: Any, count: int, computed: int = 0, **how: Any) -> list[list[int]]:
+        """Let a request load what was promised. The first blocks of windows and states are not given, as in vLLM."""
+        tables = self.new_blocks(computed + count)
+        given = []
+        for group, table in zip(self.groups, tables, strict=True):
+            needed = {b for lo, hi in group.reach.needs(computed + count) for b in range(lo // 4, -(-hi // 4))}
+            needed |= {(computed + count) // 4 - 1} if group.is_state else set()
+            given.append([SimpleNamespace(block_id=b, is_null=at not in needed) for at, b in enumerate(table)])
+        self.side.allocated(request, given, count)
+        self.work(self.side.plan({}, None, (), ()), **how)
+        self.side.settle()
+        self.side.check()
+        return tables
+
+    def close(self) -> None:
+        self.books.close()
+        self.region.close()
+        self.worker.close()
+
+
+def request(name: str, tokens: list[int], **fields: Any) -> Any:
+    plain = {"prompt_embeds": None, "resumable": False, "lora_request": None, "cache_salt": None, "mm_features": []}
+    return SimpleNamespace(
+        request_id=name, all_token_ids=tokens, num_tokens=len(tokens), num_computed_tokens=0, num_preemptions=0,
+        skip_reading_prefix_cache=False, **{**plain, **fields},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Any]:
+    made: list[Engine] = []
+
+    def engine(*specs: Any, **options: Any) -> Engine:
+        made.append(Engine(tmp_path, *specs, **options))
+        return made[-1]
+
+    yield engine
+    for each in made:
+        each.close()
+
+
+def serve(engine: Engine, name: str, tokens: list[int], chunk: int = 8, **fields: Any) -> None:
+    """A request that hits nothing, from its beginning to its end."""
+    mine = request(name, tokens, **fields)
+    assert engine.hit(mine) == 0
+    tables = engine.new_blocks(len(tokens) // 4 * 4 + 4)
+    while mine.num_computed_tokens < len(tokens):
+        engine.step(mine, tables, min(chunk, len(tokens) - mine.num_computed_tokens))
+    engine.side.finished(mine)
+
+
+KINDS = [(FULL,), (FULL, WINDOW), (FULL, STATE), (WINDOW, FULL, STATE)]
+
+
+@pytest.mark.parametrize("specs", KINDS)
+def test_a_second_request_loads_what_the_first_computed(make: Any, specs: Any) -> None:
+    engine = make(*specs)
+    serve(engine, "a", list(range(26)))
+    again = request("b", [*range(24), 7, 7])
+    assert engine.hit(again) == 24
+    tables = engine.load(again, 24)
+    for group, table in zip(engine.groups, tables, strict=True):
+        wanted = [5] if group.is_state else [b for lo, hi in group.reach.needs(24) for b in range(lo // 4, hi // 4)]
+        for at in wanted:
+            assert engine.blocks[group.index, table[at]] == (at, tuple(range((at + 1) * 4)))
+    engine.side.finished(again)
+    assert not engine.side.tracked and not engine.side.busy
+
+
+def test_what_the_device_has_already_is_not_loaded(make: Any) -> None:
+    engine = make(FULL)
+    serve(engine, "a", list(range(26)))
+    assert engine.hit(request("b", list(range(26))), computed=16) == 8
+    assert engine.hit(request("c", list(range(26))), computed=24) == 0
+
+
+@pytest.mark.parametrize("field", [{"cache_salt": "x"}, {"mm_features": [
+    SimpleNamespace(identifier="image", mm_position=SimpleNamespace(offset=2, length=4))
+]}])  # fmt: skip
+def test_salts_and_images_keep_equal_tokens_apart(make: Any, field: Any) -> None:
+    engine = make(FULL)
+    serve(engine, "a", list(range(26)), **field)
+    assert engine.hit(request("b", list(range(26)))) == 0
+    assert engine.hit(request("c", list(range(26)), **field)) == 24
+
+
+def test_a_block_that_is_copied_is_finished_before_it_is_written_again(make: Any) -> None:
+    engine = make(FULL)
+    mine = request("a", list(range(9)))
+    engine.hit(mine)
+    tables = engine.new_blocks(12)
+    (copy,) = engine.step(mine, tables, 8, finish=False).stores
+    engine.side.finished(mine)
+    plan = engine.side.plan({}, None, [tables[0][1]], ())
+    assert plan.wait_for == (copy.number,)
+    engine.worker.finish(copy.number, True)
+    engine.side.settle()
+    assert engine.side.plan({}, None, [tables[0][1]], ()).wait_for == ()
+
+
+def test_a_failed_load_is_not_tried_again(make: Any) -> None:
+    engine = make(FULL, WINDOW)
+    serve(engine, "a", list(range(26)))
+    again = request("b", list(range(26)))
+    assert engine.hit(again) == 24
+    engine.load(again, 24, ok=False)
+    assert engine.hit(again) == 0
+    assert engine.side.figures.total["failed_loads"] == 1
+
+
+def test_a_failed_store_is_not_found_and_its_slots_come_back(make: Any) -> None:
+    engine = make(FULL)
+    mine = request("a", list(range(9)))
+    engine.hit(mine)
+    engine.step(mine, engine.new_blocks(12), 8, ok=False)
+    engine.side.finished(mine)
+    assert engine.hit(request("b", list(range(9)))) == 0
+    assert len(engine.books.free["full_0"]) == 16
+
+
+def test_what_a_load_reads_is_not_given_away_by_a_reset(make: Any) -> None:
+    engine = make(FULL)
+    serve(engine, "a", list(range(26)))
+    again = request("b", list(range(26)))
+    assert engine.hit(again) == 24
+    engine.load(again, 24, finish=False)
+    engine.side.reset()
+    engine.side.check()
+    assert len(engine.books.free["full_0"]) == 16 - 6
+    engine.worker.finish(engine.side._number, True)
+    engine.side.settle()
+    assert len(engine.books.free["full_0"]) == 16
+    assert engine.hit(request("c", list(range(26)))) == 0
+
+
+def test_the_oldest_goes_when_the_host_is_full(make: Any) -> None:
+    engine = make(FULL, WINDOW)
+    for user in range(5):
+        serve(engine, f"{user}", [user] * 26)
+    assert [engine.hit(request(f"x{user}", [user] * 26)) for user in range(5)][-2:] == [24, 24]
+    assert engine.hit(request("y0", [0] * 26)) == 0
+
+
+def test_a_store_survives_its_process_and_is_refused_to_another_model(make: Any, tmp_path: Path) -> None:
+    store = {"store": str(tmp_path / "store"), "store_capacity": "16MiB", "staging": "1MiB", "fetch": "wait"}
+    engine = make(FULL, STATE, **store)
+    serve(engine, "a", list(range(26)))
+    engine.close()
+    engine = make(FULL, STATE, **store)
+    again = request("b", list(range(26)))
+    assert engine.hit(again) == 24
+    engine.side.reset()
+    last = request("c", list(range(26)))
+    assert engine.hit(last) == 0, "what was stored before a reset is of other weights"
+    engine.close()
+    with pytest.raises(StorageError, match="belongs to another model: weights is 'w' there and 'v' here"):
+        check_identity(tmp_path / "store", Identity(model="m", weights="v"))
+
+
+def test_the_region_has_no_name_once_all_have_mapped_it(make: Any, tmp_path: Path) -> None:
+    make(FULL)
+    assert not list(tmp_path.glob("prefixloom-vllm-*"))
+
+
+def test_what_a_dead_engine_left_is_swept(make: Any, tmp_path: Path) -> None:
+    left = tmp_path / f"prefixloom-vllm-{os.getuid()}-dead"
+    left.write_bytes(bytes(64))
+    make(FULL)
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "say how much of the host"),
+        ({"memory": 0}, "memory is a number of bytes of at least 1"),
+        ({"memory": "4GiB", "memroy": 1}, "did you mean 'memory'"),
+        ({"memory": "4GiB", "store": "x"}, "a store needs store_capacity"),
+        ({"memory": "4GiB", "staging": 5}, "no store was given"),
+        ({"memory": "4GiB", "fetch": "never"}, "fetch is 'best_effort'"),
+    ],
+)
+def test_wrong_options_are_refused_in_words(options: Any, says: str) -> None:
+    with pytest.raises(CompositionError, match=says):
+        Options.of(options)
+
+
+@pytest.mark.parametrize(
+    ("group", "says"),
+    [
+        (config(spec("RSWASpec")), "layers of RSWASpec, and this connector knows"),
+        (config(FULL, is_eagle_group=True), "layers of a draft model"),
+        (config(spec("MambaSpec", mamba_cache_mode="none")), "switch prefix caching on"),
+        (config(FULL, host_resident=True), "takes no part in prefix caching"),
+        (config(), "nothing to cache"),
+    ],
+)
+def test_models_that_cannot_be_served_are_refused_in_words(group: Any, says: str) -> None:
+    with pytest.raises(CompositionError, match=says):
+        groups_of(group)
