@@ -1,8 +1,9 @@
 """Which tests run which line, and how much processor time each takes: measured once, and kept while the sources are the
 same.
 
-There is one file of it for each test file. It is measured again when a file has changed that those tests ran, or that the
-test file imports from beside the product. Tests that fail while they are measured are left out: they may count bytecodes.
+There is one file of it for each test file. It is measured again when a file has changed that those tests ran, or that
+the test file imports from beside the product. Tests that fail while they are measured are left out: they may count
+bytecodes.
 """
 
 from __future__ import annotations

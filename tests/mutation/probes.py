@@ -1,8 +1,8 @@
 """Probes: functions that note which of their blocks run. This shows which test runs which line, at little cost.
 
-A probe is a statement that sets one byte. There is one at the beginning of each block of a function, and one behind each
-statement that has blocks of its own, because such a statement may leave the block. The functions that live get their code
-with probes in place (``__code__``), so nothing is imported again.
+A probe is a statement that sets one byte. There is one at the beginning of each block of a function, and one behind
+each statement that has blocks of its own, because such a statement may leave the block. The living functions get the
+code with probes (``__code__``), so nothing is imported again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Probes:
         self._ran = bytearray(len(self.places))
 
     def _with_probes(self, file: str, body: list[ast.stmt]) -> list[ast.stmt]:
-        """A block with probes, in it and in the blocks of its statements. Functions inside of it are left as they are."""
+        """A block with probes, in it and in the blocks of its statements, but not in functions that stand in it."""
         out: list[ast.stmt] = []
         lines: list[int] = []
         wanted = True

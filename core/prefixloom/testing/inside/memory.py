@@ -25,6 +25,10 @@ SIZES = {"float64": 60, "float32": 60, "bfloat16": 60, "float16": 6}
 """How many times the values of a pattern are doubled or halved at most, so that what clamps content is noticed."""
 
 
+RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the bytes of an element: the dtype as which content is compared, since NaN does not equal itself."""
+
+
 class PatternBook:
     """The content of an entry for each number, and the number of each content."""
 
@@ -55,8 +59,11 @@ class PatternBook:
 
 
 class Memory:
-    """The slots of one pool. ``entries``: how many entries a page has; 1 for states. ``patterns`` may be those of another
-    pool with the same buffers."""
+    """The slots of one pool.
+
+    ``entries``: how many entries a page has; 1 for states. ``patterns`` may be those of another pool with the same
+    buffers.
+    """
 
     def __init__(self, pool: Any, manifest: Manifest, entries: int, patterns: PatternBook | None = None) -> None:
         self._tensors = [pool.buffers[buffer.name] for buffer in manifest.buffers]  # keeps the memory
@@ -71,6 +78,7 @@ class Memory:
             for layer in tensor:
                 raw = (ctypes.c_ubyte * size).from_address(layer.data_ptr())
                 self._blocks.append((memoryview(raw).cast("B"), pitch, entry))
+        self._raw = [tensor.view(RAW[tensor.element_size()]) for tensor in self._tensors]
         self._patterns = patterns or PatternBook(manifest.buffers)
         self._free: set[int] = set()
 
@@ -112,18 +120,18 @@ class Memory:
                 self.write(slot, entry, POISON)
         self._free = now
 
-    def digests(self, but: Iterable[int] = ()) -> dict[int, int]:
-        """Return a digest of the content of each slot except ``but``; comparing two shows which slots changed."""
-        left_out = set(but)
-        return {
-            slot: hash(
-                tuple(
-                    bytes(view[slot * pitch : slot * pitch + size * self.entries]) for view, pitch, size in self._blocks
-                )
-            )
-            for slot in range(self.capacity)
-            if slot not in left_out
-        }
+    def snapshot(self) -> list[torch.Tensor]:
+        """Return a copy of the content, to be compared with what it is later."""
+        return [tensor.clone() for tensor in self._raw]
+
+    def changed(self, since: list[torch.Tensor], but: Iterable[int] = ()) -> list[int]:
+        """Return the slots, except ``but``, whose content differs from a snapshot."""
+        found: set[int] = set()
+        for now, then in zip(self._raw, since, strict=True):
+            if not torch.equal(now, then):
+                differs = (now != then).transpose(0, 1).flatten(1).any(1)
+                found.update(differs.nonzero().flatten().tolist())
+        return sorted(found.difference(but))
 
 
 def _within(buffer: Buffer, found: bytes, wanted: bytes, tolerance: float) -> bool:

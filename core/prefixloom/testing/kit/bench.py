@@ -84,12 +84,15 @@ def simplified(manifest: Manifest, truth: Truth) -> tuple[Manifest, Truth]:
 
 
 LAYERS, EXTENT = 2, 4
-"""So many layers, and entries so large in each direction, are enough where no hook can touch content."""
+"""So many layers, and entries so large in each direction, are enough where the component cannot touch content."""
 
 
 def slim(manifest: Manifest) -> Manifest:
-    """Return a manifest with fewer layers and smaller entries. Without a hook, nobody but the core moves content, and
-    the core moves all layers and all bytes of an entry alike."""
+    """Return a manifest with fewer layers and smaller entries.
+
+    A component without hooks, or without the attribute ``pool``, touches no content. Only the core moves it then, and
+    treats all layers and all of an entry alike.
+    """
     buffers = []
     for buffer in manifest.buffers:
         layers = buffer.layers[:LAYERS]
@@ -163,8 +166,8 @@ class Bench:
     """One cache with the case's component and others ``beside`` it. ``units``: how many tree pages each pool holds.
 
     ``exact``: codec, pages and grid are the component's own; else they are ``simplified``. ``whole``: so are layers and
-    shapes; else they are ``slim`` where the component has no hook. ``lent``: an engine has the slots, and whoever uses
-    the bench lends them.
+    shapes; else they are ``slim`` where the component cannot touch content. ``lent``: an engine has the slots, and
+    whoever uses the bench lends them.
     """
 
     def __init__(
@@ -191,7 +194,7 @@ class Bench:
         truth = case.truth
         if not exact:
             self.spy.manifest, truth = simplified(component.manifest, truth)
-        if not (whole or self.spy.overridden):
+        if not whole and not (self.spy.overridden and hasattr(component, "pool")):
             self.spy.manifest = slim(self.spy.manifest)
         manifest = self.spy.manifest
         subject = Component(component.name, manifest, component.reach) if plain else self.spy
