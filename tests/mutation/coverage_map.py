@@ -1,12 +1,14 @@
 """Which tests run which line, and how much processor time each takes: measured once, and kept while the sources are the
 same.
 
-There is one file of it for each test file. It is measured again when any file that those tests ran has changed. Tests
-that fail while they are measured are left out: they may count calls, or be about tracing.
+There is one file of it for each test file. It is measured again when a file has changed that those tests ran, or that
+the test file imports from beside the product. Tests that fail while they are measured are left out: they may count
+bytecodes.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
@@ -15,14 +17,17 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.mutation.sites import product_files
+from tests.mutation.probes import Probes
 from tests.mutation.workshop import Around, Job, Workshop
 from tests.support.places import ROOT
 
 KEPT = Path(os.environ.get("PREFIXLOOM_MUTATION_CACHE") or Path(tempfile.gettempdir()) / "prefixloom-mutation")
+BESIDE = ("tests.", "bench.", "examples.")
+"""Modules beside the product that tests import begin so."""
 LONGEST = 240.0
 """Seconds that a test may take while it is measured."""
 
@@ -36,50 +41,46 @@ class Covering(NamedTuple):
 
 
 class _Lines(Around):
-    """Watches which lines of the product each test runs, on every thread."""
+    """Notes which lines of the product each test runs, on every thread."""
 
-    def __init__(self) -> None:
-        import coverage
-
-        folders = [str(ROOT / each) for each in ("core", "plugins", "engine", "tests", "examples")]
-        self._cover = coverage.Coverage(data_file=None, config_file=False, source=folders, messages=False)
+    def __init__(self, probes: Probes) -> None:
+        self._probes = probes
         self._passed: dict[str, float] = {}
-        self._cover.start()
-        self._cover.switch_context("between")
+        self._ran: dict[int, int] = {}  # by probe: a bit for each test that passes it
+        self._files: set[str] = set()
+        self._breadth: list[int] = []
+        probes.put_in()
 
     def before(self, test: str) -> None:
-        self._cover.stop()  # a test that has a trace function of its own has taken the place of coverage's
-        self._cover.start()
-        self._cover.switch_context(test)
+        self._note(self._probes.taken())
         self._start = time.process_time()
 
     def after(self, test: str, failed: bool) -> None:
+        spent, taken = time.process_time() - self._start, self._probes.taken()
+        self._note(taken)
         if not failed:
-            self._passed[test] = time.process_time() - self._start
-        self._cover.switch_context("between")
+            bit = 1 << len(self._passed)
+            self._passed[test] = spent
+            self._breadth.append(sum(len(self._probes.places[probe][1]) for probe in taken))
+            for probe in taken:
+                self._ran[probe] = self._ran.get(probe, 0) | bit
+
+    def _note(self, taken: Iterable[int]) -> None:
+        self._files |= {self._probes.places[probe][0] for probe in taken}
 
     def answer(self) -> Any:
-        self._cover.stop()
-        data = self._cover.get_data()
-        number = {test: at for at, test in enumerate(self._passed)}
-        lines: dict[str, dict[int, str]] = {}
-        product, ran = set(product_files()), []
-        breadth = dict.fromkeys(self._passed, 0)
-        for path in data.measured_files():
-            file = os.path.relpath(path, ROOT)
-            ran.append(file)
-            if file not in product:
-                continue
-            found: dict[int, str] = {}
-            for line, contexts in data.contexts_by_lineno(path).items():
-                who = [test for test in contexts if test in number]
-                for test in who:
-                    breadth[test] += 1
-                if who:
-                    found[line] = hex(sum(1 << number[test] for test in who))
-            lines[file] = found
-        tests = [(test, round(seconds, 3), breadth[test]) for test, seconds in self._passed.items()]
-        return {"tests": tests, "lines": lines, "ran": ran}
+        lines: dict[str, dict[int, int]] = {}
+        for probe, bits in self._ran.items():
+            file, its = self._probes.places[probe]
+            found = lines.setdefault(file, {})
+            for line in its:
+                found[line] = found.get(line, 0) | bits
+        told = {file: {line: hex(bits) for line, bits in found.items()} for file, found in lines.items()}
+        tests = [
+            (test, round(seconds, 3), breadth)
+            for (test, seconds), breadth in zip(self._passed.items(), self._breadth, strict=True)
+        ]
+        return {"tests": tests, "lines": told, "ran": sorted(self._files)}
 
 
 class CoverageMap:
@@ -107,6 +108,26 @@ class CoverageMap:
         return sum(len(tests) for tests, _ in self._maps)
 
 
+def imported_by(file: str) -> set[str]:
+    """The files that a test file imports, directly or not, and that are no part of the product; with itself."""
+    found: set[str] = set()
+    left = [file, "conftest.py"]
+    while left:
+        here = left.pop()
+        if here in found or not (ROOT / here).exists():
+            continue
+        found.add(here)
+        for node in ast.walk(ast.parse((ROOT / here).read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+            else:
+                names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                if name.startswith(BESIDE):
+                    left += [f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py"]
+    return found
+
+
 def _digest(file: str) -> str:
     path = ROOT / file
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
@@ -131,13 +152,14 @@ def measured(workshop: Workshop, at_once: int) -> CoverageMap:
     KEPT.mkdir(parents=True, exist_ok=True)
     maps = {file: _kept(file) for file in workshop.files}
     lacking = [(file, tests) for file, tests in workshop.files.items() if not maps[file]]
-    jobs = deque(Job(file, tests, [LONGEST] * len(tests), _Lines) for file, tests in lacking)
+    probes = Probes(workshop) if lacking else None
+    jobs = deque(Job(file, tests, [LONGEST] * len(tests), partial(_Lines, probes)) for file, tests in lacking)
     if jobs:
         print(f"measuring what the tests of {len(jobs)} files run", flush=True)
     for number, (job, done) in enumerate(workshop.run(jobs, at_once)):
         told = f"{number + 1}/{len(lacking)} {job.name}: {done.how}, {done.seconds:.0f} s"
         if done.how == "passed":
-            digests = {each: _digest(each) for each in {job.name, *done.answer["ran"]}}
+            digests = {each: _digest(each) for each in {*imported_by(job.name), *done.answer["ran"]}}
             part = _place(job.name).with_suffix(f".{os.getpid()}")
             part.write_text(json.dumps({**done.answer, "digests": digests}))
             part.replace(_place(job.name))

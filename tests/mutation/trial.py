@@ -8,7 +8,7 @@ such sites are out of reach, and are counted.
 from __future__ import annotations
 
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from tests.support.places import ROOT
 
 RANDOM = ("tests/random", "plugins/hicache/tests/test_hicache_fuzz.py")
 """Where the tests stand that compare random traffic with a model."""
+FIRST = 4
+"""So many tests that killed in the same function, and so many that did in the same file, go before all others."""
 TIMES = 8
 """A mutant's test may take so many times what it took while it was measured, and some seconds beyond that."""
 
@@ -120,6 +122,25 @@ def chosen(covering: Sequence[Covering], budget: float) -> list[Covering]:
     return found
 
 
+class Telling:
+    """Tests that have killed, so that those go first which killed most mutants of the same function, or else file."""
+
+    def __init__(self) -> None:
+        self._kills: dict[str, Counter[str]] = {}
+
+    def killed(self, mutant: Mutant, test: str) -> None:
+        for where in (f"{mutant.file}::{mutant.function}", mutant.file):
+            self._kills.setdefault(where, Counter())[test] += 1
+
+    def first(self, mutant: Mutant, covering: Sequence[Covering]) -> list[Covering]:
+        """Those of ``covering`` that are likely to kill, at most ``FIRST`` of a function and of a file."""
+        by_name = {each.test: each for each in covering}
+        found: dict[str, None] = {}
+        for where in (f"{mutant.file}::{mutant.function}", mutant.file):
+            found |= dict.fromkeys(test for test, _ in self._kills.get(where, Counter()).most_common(FIRST))
+        return [by_name[test] for test in found if test in by_name]
+
+
 def _by_file(tests: Sequence[Covering]) -> list[Covering]:
     files: dict[str, list[Covering]] = {}
     for each in tests:
@@ -140,37 +161,46 @@ def run_all(
     believed: set[str] = set()
     doubted: set[str] = set()
     unproved: dict[str, list[tuple[Mutant, Verdict]]] = {}
+    telling = Telling()
+    waiting = deque(mutants)
     jobs: deque[Job] = deque()
 
-    def try_out(mutant: Mutant) -> bool:
-        tests = [each for each in covered.covering(mutant.file, mutant.lines) if each.test not in doubted]
-        if tests:
-            jobs.append(_job(workshop, mutant, chosen(tests, budget), patience))
-        return bool(tests)
+    def fill() -> Iterator[tuple[Mutant, Verdict]]:
+        """Make the next jobs: no earlier than needed, since what kills meanwhile goes first."""
+        while waiting and len(jobs) < at_once:
+            mutant = waiting.popleft()
+            tests = [each for each in covered.covering(mutant.file, mutant.lines) if each.test not in doubted]
+            if tests:
+                first = telling.first(mutant, tests)
+                rest = [each for each in chosen(tests, budget) if each not in set(first)]
+                jobs.append(_job(workshop, mutant, [*first, *rest], patience))
+            else:
+                yield mutant, Verdict("uncovered", "", 0, 0.0)
 
-    for mutant in mutants:
-        if not try_out(mutant):
-            yield mutant, Verdict("uncovered", "", 0, 0.0)
+    yield from fill()
     for job, done in workshop.run(jobs, at_once):
         if job.name in unproved:  # it was the test that killed, without a mutant
             killed = unproved.pop(job.name)
             if done.how == "passed":
                 believed.add(job.name)
-                yield from killed
-                continue
-            print(f"{job.name} fails without a mutant, too, if it is run alone: it kills nothing", flush=True)
-            doubted.add(job.name)
-            for mutant, _ in killed:
-                if not try_out(mutant):
-                    yield mutant, Verdict("uncovered", "", 0, 0.0)
-            continue
-        verdict = _verdict(job, done)
-        if verdict.how != "killed" or not verdict.by or verdict.by in believed:
-            yield by_name[job.name], verdict
+                for mutant, verdict in killed:
+                    telling.killed(mutant, job.name)
+                    yield mutant, verdict
+            else:
+                print(f"{job.name} fails without a mutant, too, if it is run alone: it kills nothing", flush=True)
+                doubted.add(job.name)
+                waiting.extendleft(mutant for mutant, _ in killed)
         else:
-            if verdict.by not in unproved:
-                jobs.appendleft(Job(verdict.by, [verdict.by], [120.0], lambda: None))
-            unproved.setdefault(verdict.by, []).append((by_name[job.name], verdict))
+            mutant, verdict = by_name[job.name], _verdict(job, done)
+            if verdict.how != "killed" or not verdict.by or verdict.by in believed:
+                if verdict.how == "killed":
+                    telling.killed(mutant, verdict.by)
+                yield mutant, verdict
+            else:
+                if verdict.by not in unproved:
+                    jobs.appendleft(Job(verdict.by, [verdict.by], [120.0], lambda: None))
+                unproved.setdefault(verdict.by, []).append((mutant, verdict))
+        yield from fill()
 
 
 def _job(workshop: Workshop, mutant: Mutant, tests: Sequence[Covering], patience: float) -> Job:

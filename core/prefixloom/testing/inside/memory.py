@@ -25,10 +25,47 @@ SIZES = {"float64": 60, "float32": 60, "bfloat16": 60, "float16": 6}
 """How many times the values of a pattern are doubled or halved at most, so that what clamps content is noticed."""
 
 
-class Memory:
-    """The slots of one pool. ``entries``: how many entries a page has; 1 for states."""
+RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By the bytes of an element: the dtype as which content is compared, since NaN does not equal itself."""
 
-    def __init__(self, pool: Any, manifest: Manifest, entries: int) -> None:
+
+class PatternBook:
+    """The content of an entry for each number, and the number of each content."""
+
+    def __init__(self, buffers: tuple[Buffer, ...]) -> None:
+        self._buffers = buffers
+        self._known: dict[bytes, int] = {}
+        self._parts: dict[int, list[bytes]] = {}
+        for number in (0, POISON):
+            self.of(number)
+
+    def of(self, number: int) -> list[bytes]:
+        """Return what an entry holds for a number, by buffer and layer."""
+        known = self._parts.get(number)
+        if known is None:
+            generator = torch.Generator().manual_seed(number + 1000)
+            known = [_some(buffer, number, generator) for buffer in self._buffers for _ in buffer.layers]
+            self._parts[number] = known
+            self._known.setdefault(b"".join(known), number)
+        return known
+
+    def number(self, content: bytes) -> int:
+        return self._known.get(content, STRANGE)
+
+    @property
+    def size(self) -> int:
+        """How many bytes of content it has."""
+        return len(self._parts) * sum(map(len, self.of(0)))
+
+
+class Memory:
+    """The slots of one pool.
+
+    ``entries``: how many entries a page has; 1 for states. ``patterns`` may be those of another pool with the same
+    buffers.
+    """
+
+    def __init__(self, pool: Any, manifest: Manifest, entries: int, patterns: PatternBook | None = None) -> None:
         self._tensors = [pool.buffers[buffer.name] for buffer in manifest.buffers]  # keeps the memory
         self._buffers = manifest.buffers
         self.entries = entries
@@ -41,10 +78,8 @@ class Memory:
             for layer in tensor:
                 raw = (ctypes.c_ubyte * size).from_address(layer.data_ptr())
                 self._blocks.append((memoryview(raw).cast("B"), pitch, entry))
-        self._known: dict[bytes, int] = {}
-        self._patterns: dict[int, list[bytes]] = {}
-        for number in (0, POISON):
-            self._pattern(number)
+        self._raw = [tensor.view(RAW[tensor.element_size()]) for tensor in self._tensors]
+        self._patterns = patterns or PatternBook(manifest.buffers)
         self._free: set[int] = set()
 
     def read(self, slot: int, entry: int) -> int:
@@ -52,15 +87,15 @@ class Memory:
         content = b"".join(
             view[slot * pitch + entry * size : slot * pitch + (entry + 1) * size] for view, pitch, size in self._blocks
         )
-        return self._known.get(content, STRANGE)
+        return self._patterns.number(content)
 
     def write(self, slot: int, entry: int, number: int) -> None:
-        for (view, pitch, size), part in zip(self._blocks, self._pattern(number), strict=True):
+        for (view, pitch, size), part in zip(self._blocks, self._patterns.of(number), strict=True):
             view[slot * pitch + entry * size : slot * pitch + (entry + 1) * size] = part
 
     def same(self, number: int, other: int) -> bool:
         """Whether two numbers have the same pattern. In small entries two different numbers can have the same one."""
-        return number == other or (other != STRANGE and self._pattern(number) == self._pattern(other))
+        return number == other or (other != STRANGE and self._patterns.of(number) == self._patterns.of(other))
 
     def near(self, slot: int, entry: int, number: int, tolerance: float) -> bool:
         """Whether an entry stands for a number within the error that a codec may introduce.
@@ -68,7 +103,7 @@ class Memory:
         Floating-point values may differ by ``tolerance`` times the largest value of their row. Other values must be
         equal.
         """
-        blocks = iter(zip(self._blocks, self._pattern(number), strict=True))
+        blocks = iter(zip(self._blocks, self._patterns.of(number), strict=True))
         for buffer in self._buffers:
             for _ in buffer.layers:
                 (view, pitch, size), wanted = next(blocks)
@@ -85,27 +120,18 @@ class Memory:
                 self.write(slot, entry, POISON)
         self._free = now
 
-    def digests(self, but: Iterable[int] = ()) -> dict[int, int]:
-        """Return a digest of the content of each slot except ``but``; comparing two shows which slots changed."""
-        left_out = set(but)
-        return {
-            slot: hash(
-                tuple(
-                    bytes(view[slot * pitch : slot * pitch + size * self.entries]) for view, pitch, size in self._blocks
-                )
-            )
-            for slot in range(self.capacity)
-            if slot not in left_out
-        }
+    def snapshot(self) -> list[torch.Tensor]:
+        """Return a copy of the content, to be compared with what it is later."""
+        return [tensor.clone() for tensor in self._raw]
 
-    def _pattern(self, number: int) -> list[bytes]:
-        known = self._patterns.get(number)
-        if known is None:
-            generator = torch.Generator().manual_seed(number + 1000)
-            known = [_some(buffer, number, generator) for buffer in self._buffers for _ in buffer.layers]
-            self._patterns[number] = known
-            self._known.setdefault(b"".join(known), number)
-        return known
+    def changed(self, since: list[torch.Tensor], but: Iterable[int] = ()) -> list[int]:
+        """Return the slots, except ``but``, whose content differs from a snapshot."""
+        found: set[int] = set()
+        for now, then in zip(self._raw, since, strict=True):
+            if not torch.equal(now, then):
+                differs = (now != then).transpose(0, 1).flatten(1).any(1)
+                found.update(differs.nonzero().flatten().tolist())
+        return sorted(found.difference(but))
 
 
 def _within(buffer: Buffer, found: bytes, wanted: bytes, tolerance: float) -> bool:

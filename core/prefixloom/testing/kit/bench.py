@@ -18,7 +18,7 @@ from ...compose.entry import compose
 from ...contract.manifest import Buffer, Layout, Manifest, TierManifest
 from ...contract.reach import Path, Point, Window
 from ...contract.values import Component
-from ..inside.memory import POISON, STRANGE, Memory
+from ..inside.memory import POISON, STRANGE, Memory, PatternBook
 from ..inside.names import Extra, Names, with_extra
 from ..schedules.explore import touch
 from .case import ComponentCase, made
@@ -83,6 +83,38 @@ def simplified(manifest: Manifest, truth: Truth) -> tuple[Manifest, Truth]:
     return small, truth
 
 
+LAYERS, EXTENT = 2, 4
+"""So many layers, and entries so large in each direction, are enough where the component cannot touch content."""
+
+
+def slim(manifest: Manifest) -> Manifest:
+    """Return a manifest with fewer layers and smaller entries.
+
+    A component without hooks, or without the attribute ``pool``, touches no content. Only the core moves it then, and
+    treats all layers and all of an entry alike.
+    """
+    buffers = []
+    for buffer in manifest.buffers:
+        layers = buffer.layers[:LAYERS]
+        shape = buffer.shape if manifest.stored_as else tuple(min(EXTENT, extent) for extent in buffer.shape)
+        shared = {reader: owner for reader, owner in buffer.shared.items() if owner in layers}
+        buffers.append(attrs.evolve(buffer, layers=layers, shape=shape, shared=shared))
+    return attrs.evolve(manifest, buffers=buffers)
+
+
+REMEMBERED = 1 << 24
+"""So many bytes of patterns are kept for the next bench with the same buffers."""
+
+
+def _patterns(case: ComponentCase, buffers: tuple[Buffer, ...]) -> PatternBook:
+    """Return the patterns of such buffers that an earlier bench of the case has made, if they are not too many."""
+    key = f"patterns {[(buffer.shape, buffer.dtype, len(buffer.layers)) for buffer in buffers]}"
+    if key not in case.memo or case.memo[key].size > REMEMBERED:
+        case.memo[key] = PatternBook(buffers)
+    found: PatternBook = case.memo[key]
+    return found
+
+
 Below = Literal["", "through", "selective", "back"]
 """When the tier below the device is written; without a word, there is none."""
 
@@ -133,7 +165,8 @@ class BenchSequence:
 class Bench:
     """One cache with the case's component and others ``beside`` it. ``units``: how many tree pages each pool holds.
 
-    ``exact``: the manifest is the component's own; else it is ``simplified``. ``lent``: an engine has the slots, and
+    ``exact``: codec, pages and grid are the component's own; else they are ``simplified``. ``whole``: so are layers and
+    shapes; else they are ``slim`` where the component cannot touch content. ``lent``: an engine has the slots, and
     whoever uses the bench lends them.
     """
 
@@ -149,6 +182,7 @@ class Bench:
         listening: bool = False,
         plain: bool = False,
         exact: bool = True,
+        whole: bool = False,
         lent: bool = False,
         stream: Any = None,
         layout: Layout = "layer_first",
@@ -160,6 +194,8 @@ class Bench:
         truth = case.truth
         if not exact:
             self.spy.manifest, truth = simplified(component.manifest, truth)
+        if not whole and not (self.spy.overridden and hasattr(component, "pool")):
+            self.spy.manifest = slim(self.spy.manifest)
         manifest = self.spy.manifest
         subject = Component(component.name, manifest, component.reach) if plain else self.spy
         others = [companions()[name] for name in beside]
@@ -190,7 +226,10 @@ class Bench:
         self.truths = {part.name: Truth() for part in self.parts}
         self.truths[subject.name] = truth
         self.memories = {
-            part.name: Memory(self.cache.pool(part.name), part.manifest, self._entries(part)) for part in self.parts
+            part.name: Memory(
+                self.cache.pool(part.name), part.manifest, self._entries(part), _patterns(case, part.manifest.buffers)
+            )
+            for part in self.parts
         }
         self.spy.memory = self.memories[subject.name]
         self.stream = stream

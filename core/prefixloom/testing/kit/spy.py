@@ -167,7 +167,7 @@ class Spy:
         is_op = hook == "run_forward_op"
         given = args[:1] if is_op else args
         before = repr(given)
-        state = self._state(args[0].dst if is_op else ())
+        state = self._state()
         try:
             with calls_watched(
                 lambda what: self._report("clock", f"{hook} calls {what}, and two ranks may decide differently")
@@ -178,7 +178,7 @@ class Spy:
             raise
         if repr(given) != before:
             self._report("mutate", f"{hook} was shown {before}, and left {given!r}")
-        self._compare(hook, state, self._state(args[0].dst if is_op else ()))
+        self._compare(hook, state, args[0].dst if is_op else ())
         if not is_op:
             self.trace.append(Call(hook, args, shown(answer)))
             if hook in PURE:
@@ -187,18 +187,18 @@ class Spy:
                     self._report("impure", f"{hook}{before} answered {shown(answer)}, and asked again {shown(again)}")
         return answer
 
-    def _compare(self, hook: str, before: Any, after: Any) -> None:
+    def _compare(self, hook: str, before: Any, but: Any) -> None:
         """Report what a hook changed of its pool."""
-        if before == after:
+        if before is None:
             return
-        if before[0] != after[0]:
+        free, content = before
+        if free != tuple(self._pool.free_ids()):
             self._report("mutate", f"{hook} changed the free list of its pool: it takes or gives back slots itself")
-            return
-        slots = [slot for slot in before[1] if before[1][slot] != after[1].get(slot)]
-        told = f"{hook} changed the content of {len(slots)} slots of its pool, the first is {slots[0]}"
-        self._report("mutate", told + ("; its op does not name it in dst" if hook == "run_forward_op" else ""))
+        elif slots := self.memory.changed(content, but):
+            told = f"{hook} changed the content of {len(slots)} slots of its pool, the first is {slots[0]}"
+            self._report("mutate", told + ("; its op does not name it in dst" if hook == "run_forward_op" else ""))
 
-    def _state(self, but: Any) -> Any:
+    def _state(self) -> Any:
         if self._pool is None or self.memory is None:
             return None
-        return tuple(self._pool.free_ids()), self.memory.digests(but)
+        return tuple(self._pool.free_ids()), self.memory.snapshot()

@@ -131,7 +131,7 @@ def law_the_pool_has_the_shape_of_the_manifest(case: ComponentCase) -> None:
 
     Clauses: P1, M1, M2, M3, C5.
     """
-    bench = Bench(case)
+    bench = Bench(case, whole=True)
     part, pool = bench.parts[0], bench.cache.pool(bench.parts[0].name)
     middle = (part.page_tokens // part.manifest.tokens_per_slot,) if part.page_tokens else ()
     for buffer in part.manifest.buffers:
