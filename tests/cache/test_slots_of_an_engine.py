@@ -29,7 +29,9 @@ from prefixloom import (
     compose,
     hookimpl,
 )  # fmt: skip
+from prefixloom.testing.schedules.simulated import Simulation
 from prefixloom_hicache import HostTier
+from tests.support.tiers import simulated
 
 KV = Manifest([Buffer("k", (2,), "float32", (0, 1, 2)), Buffer("v", (3,), "float64", (0, 2))])
 STATE = Manifest([Buffer("state", (4,), "float32", (1,))])
@@ -285,3 +287,73 @@ def test_memory_is_given_by_component_for_pages_layer_by_layer() -> None:
         compose(None, plugins=components(), capacity=64, tensors=3)  # type: ignore[arg-type]
     with pytest.raises(CompositionError, match="the layout 'page_first'"):
         compose(None, plugins=components(), capacity=64, layout="page_first", tensors=memory(4, 16))
+
+
+def hand_in_early(cache: Cache, memory_: Any, sim: Simulation, number: int) -> None:
+    """An engine's pass that writes pages 0 to 3 runs on the stream "forward"; they are handed in before it is over."""
+    cache.lend({"full": range(8, 32)})
+    sim["forward"].run(lambda: [layer[:4].fill_(number) for layers in memory_["full"].values() for layer in layers])
+    assert cache.insert(range(8), {"full": range(4)}, stream=sim["forward"]).length == 8
+
+
+def in_tensors(*plugins: Any) -> tuple[Cache, Any]:
+    given = {"full": memory(32, 8)["full"]}
+    pair = compose(
+        None, plugins=[components()[0], *plugins], page_size=2, capacity=64, slots="lent", tensors=given, debug=True
+    )
+    return pair, given
+
+
+def test_a_step_on_another_stream_comes_after_the_pass_that_writes_what_was_handed_in() -> None:
+    cache, given = in_tensors()
+    sim = Simulation("forward", "other")
+    hand_in_early(cache, given, sim, 5)
+    other = sim["other"]
+    read = []
+    with cache.open(range(10), leave=1) as sequence:
+        assert sequence.ready == 8
+        sequence.grow(2)
+        with cache.step([sequence]) as step:
+            step.run_ops(other)
+            other.run(lambda: read.append(given["full"]["k"][0][:4].clone()))
+        assert not other.ready, "it waits"
+        sim.drain()
+        cache.poll()
+    assert (read[0] == 5).all()
+
+
+def test_a_tier_copies_down_what_was_handed_in_when_it_is_written() -> None:
+    cache, given = in_tensors(HostTier(TierManifest(capacity={"full": 64}, write="through")))
+    sim = simulated(cache)
+    hand_in_early(cache, given, sim, 5)
+    assert not sim["down"].ready, "the copy waits"
+    sim.drain()
+    cache.poll()
+    cache.evict({"full": 64})
+    for layers in given["full"].values():
+        for layer in layers:
+            layer.fill_(9)
+    with cache.open(range(10), leave=1) as sequence:
+        assert (sequence.ready, sequence.restore().ready) == (0, 8)
+        sim.drain()
+        cache.poll()
+        pages = sequence.pages("full")[:4]
+        assert all((layer[pages] == 5).all() for layers in given["full"].values() for layer in layers)
+
+
+def test_what_a_pass_may_still_write_is_not_taken_back_also_after_an_error() -> None:
+    keeping = Keeping("swa", KV, Window(6))
+    kinds = [Component("full", KV, Path()), keeping]
+    cache = compose(None, plugins=kinds, page_size=2, capacity=64, slots="lent", device="meta", debug=True)
+    keeping.raising = "acquire_component_lock"
+    stream = Simulation("forward")["forward"]
+    stream.run(lambda: None)
+    with pytest.raises(PluginError):
+        cache.insert(range(8), {"full": range(4), "swa": range(4)}, stream=stream)
+    assert cache.take_back() == {}
+    while stream.ready:
+        stream.advance()
+    assert {name: sorted(slots) for name, slots in cache.take_back().items()} == {
+        "full": [*range(4)],
+        "swa": [*range(4)],
+    }

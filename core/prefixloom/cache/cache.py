@@ -184,22 +184,28 @@ class Cache:
         namespace: str = "",
         extra: Extra = (),
         priority: int = 0,
+        stream: Any = None,
     ) -> Inserted:
         """Publish what an engine computed in slots of its own, with ``compose(slots="lent")``.
 
         ``slots``: by component, the page of each position from the boundary ``start`` on, -1 where there is none; of a
         boundary component, the one slot of the state at the deepest boundary that ``tokens`` name. What is the engine's
         own is the cache's from now on, until ``take_back`` returns it: at once what the tree has already or cannot use,
-        and the rest when it is evicted. Where the engine reads pages of the cache, these may stand as well. The content
-        must be written by now. InputError and ProtocolError: nothing was taken. After any other error (a hook raised)
-        the slots are the cache's, and ``take_back`` returns those that the tree does not have.
+        and the rest when it is evicted. Where the engine reads pages of the cache, these may stand as well.
+
+        The content must be written by now, or with ``stream`` by what has been enqueued there: then all that the cache
+        does with these slots comes after that, and ``take_back`` does not return them before.
+
+        InputError and ProtocolError: nothing was taken. After any other error (a hook raised) the slots are the
+        cache's, and ``take_back`` returns those that the tree does not have.
         """
         core = self._core
         if core.guarded:
             core.enter()
         if priority.__class__ is not int:
             raise InputError(f"a priority is a whole number, got {priority!r}")
-        inserted = insert(core, ask(core, tokens, namespace, 0, extra), slots, start, priority)
+        behind = None if stream is None else core.stream(stream)
+        inserted = insert(core, ask(core, tokens, namespace, 0, extra), slots, start, priority, behind)
         core.leave("insert")
         return inserted
 

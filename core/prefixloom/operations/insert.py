@@ -12,7 +12,9 @@ from typing import Any
 
 import attrs
 
+from ..device.flight import Work
 from ..device.pool import ABSENT
+from ..device.streams import Stream
 from ..errors import InputError, ProtocolError
 from ..tree.lane import Lane, PageLane
 from .match import search
@@ -47,8 +49,10 @@ class _Handed:
     own: list[int]
 
 
-def insert(core: Core, match: Match, slots: Mapping[str, Any], start: int, priority: int) -> Inserted:
-    """Hand over what an engine computed of ``match``.
+def insert(
+    core: Core, match: Match, slots: Mapping[str, Any], start: int, priority: int, stream: Stream | None
+) -> Inserted:
+    """Hand over what an engine computed of ``match``, or what ``stream`` still computes.
 
     After an InputError or a ProtocolError nothing was taken. After any other error, what was handed in is the cache's.
     """
@@ -58,12 +62,18 @@ def insert(core: Core, match: Match, slots: Mapping[str, Any], start: int, prior
     at_hand = [each.lane.pool.at_hand for each in handed]
     for each in handed:
         each.lane.pool.receive(each.own)
+    work = None if stream is None or stream.inline else _being_written(core, stream, handed)
+    followers: tuple[Running, ...] = ()
     try:
         running = open_at(core, match, "", priority, arrives=True)
+        followers = (running,)
     except BaseException:
         for each in handed:
             each.lane.pool.give_slots(each.own)
         raise
+    finally:
+        if work is not None and stream is not None:
+            core.flight.end(work, stream, followers, "the pass before an insert")
     try:
         for each in handed:
             _hold(running, each, boundary)
@@ -190,6 +200,18 @@ def _state(lane: Lane, numbers: list[int]) -> _Handed:
 
 
 # ---------------------------------------------------------------- what is held
+
+
+def _being_written(core: Core, stream: Stream, handed: Many[_Handed]) -> Work[Any]:
+    """Work in flight that stands for all that was enqueued on ``stream``, and writes what is handed in."""
+    if core.watcher is not None:
+        stream.run(lambda: None)  # the engine's own launches have no tick
+        for each in handed:
+            pool = each.lane.pool
+            core.watcher.accessed(stream, f"the pass before an insert into {each.lane.name}", pool, [], each.own, pool)
+    work = core.flight.begin()
+    work.stream, work.since = stream, stream.tick
+    return work
 
 
 def _hold(running: Running, handed: _Handed, boundary: int) -> None:

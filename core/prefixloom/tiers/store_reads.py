@@ -360,6 +360,8 @@ class Fetch:
         try:
             if running is not None:
                 restore_more(self.link.copies, running, self.restored)
+                if self.restored.ready < self.restored.wanted and not self.restored.why:
+                    self.restored.note("what the store brought found no room in the tier, or has left it again")
         finally:
             self.restored.over = True
             self._wake_waiting()

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ...device.streams import InlineStream, Stream
 from ...errors import CapacityError, InputError, PluginError, ProtocolError
 from ..inside import backdoor
 from ..inside.backdoor import anchor
 from ..inside.memory import POISON
 from ..kit.bench import PlannedStepError
+from ..schedules.simulated import SimulatedStream
 from .sequence_operations import Pieces, SequenceOperations
 from .sets import Facts, ModelLease, ModelSequence, Piece, with_extra
 from .view import require
@@ -104,10 +106,12 @@ class Operations(SequenceOperations):
     ) -> None:
         """Hand in what an engine computed in slots of its own. ``lacking``: the pages and states that it does not have.
 
-        Depending on this too, it reads pages of the cache up to where it hits, or says nothing of these.
+        Depending on this too, it reads pages of the cache up to where it hits, or says nothing of these; and what it
+        hands in is written by then, or by a pass that runs behind.
         """
         if not self.cache.composition.lent:
             return
+        stream: Stream = SimulatedStream("the engine's pass") if lacking & 64 else InlineStream("written")
         self.remember(namespace, tokens, extra, 0)
         ids, count = self.ids(namespace, tokens, extra), len(tokens)
         boundary = self.model.limit(count, 0)
@@ -124,7 +128,7 @@ class Operations(SequenceOperations):
             if f.boundary:
                 slots[f.name] = [mine.pop()] if mine and boundary and lacking % 3 else []
                 for slot in slots[f.name]:
-                    self.slots[f.name].write(slot, 0, ids[boundary])
+                    stream.run(partial(self.slots[f.name].write, slot, 0, ids[boundary]))
                 continue
             pages = range(-(-count // f.page))
             lost = {page for page in pages if hit <= page * f.page < start}
@@ -134,7 +138,7 @@ class Operations(SequenceOperations):
                 lost |= {page for page in pages if lacking >> page % 8 & 1 or f.name in unnamed}
             read = plan.pages(f.name)[: hit // f.page].tolist()
             new = [mine.pop() if mine and page not in lost else -1 for page in pages[len(read) :]]
-            self.write_handed(f, [-1] * len(read) + new, ids, count)
+            stream.run(partial(self.write_handed, f, [-1] * len(read) + new, ids, count))
             slots[f.name] = [*read, *new]
         every = self.model.candidates(ids, boundary)
         self.outside = outside
@@ -143,8 +147,16 @@ class Operations(SequenceOperations):
             for f in self.model.facts
             if f.name not in unnamed
         }
-        options = {"namespace": namespace, "extra": extra, "priority": priority, "start": start}
+        options = {"namespace": namespace, "extra": extra, "priority": priority, "start": start, "stream": stream}
         got = self.cache.insert(list(tokens), given, **options)
+        if isinstance(stream, SimulatedStream):
+            for name, early in self.cache.take_back().items():
+                outside[name] += early
+                handed = set(slots[name]) & set(early)
+                require(not handed, "%s: %s came back before the pass was over that writes them", name, handed)
+            while stream.ready:
+                stream.advance()
+            self.cache.poll()
         require(got.ready in every if self.allowances.narrows else got.ready == every[-1], "insert at %s", got.ready)
         upto = self.check_inserted(got, slots, ids, hit)
         self.count("inserted" if upto > got.ready else "nothing inserted")
