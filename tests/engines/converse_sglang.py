@@ -50,8 +50,9 @@ def options_of(told: argparse.Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {
         "model_path": told.model, "device": "cpu", "dtype": "float32", "attention_backend": "torch_native",
         "sampling_backend": "pytorch", "grammar_backend": "none", "disable_cuda_graph": True,
-        "skip_tokenizer_init": True, "page_size": told.page, "disable_overlap_schedule": told.no_overlap, "max_total_tokens": told.tokens,
-        "chunked_prefill_size": 128, "max_running_requests": 6, "random_seed": 1, "mem_fraction_static": 0.3,
+        "skip_tokenizer_init": True, "page_size": told.page, "disable_overlap_schedule": told.no_overlap,
+        "max_total_tokens": told.tokens, "chunked_prefill_size": 128, "max_running_requests": 6, "random_seed": 1,
+        "mem_fraction_static": 0.3,
     }  # fmt: skip
     if told.cache == "off":
         options["disable_radix_cache"] = True
