@@ -1,5 +1,6 @@
-"""Real engines with our cache inside: their environments, and tiny models for them.
+"""Real engines with our cache inside: environments, tiny models, traffic, and a verdict about the answers.
 
-Nothing in here is collected by pytest: an engine takes 10 to 60 seconds to start. ``environment`` runs in the project's
-own environment; ``models`` and ``converse_sglang`` run in the environment of an engine.
+Nothing in here is collected by pytest: an engine takes 10 to 60 seconds to start. ``python -m tests.engines`` is the
+front door. The modules run in two places. ``environment``, ``verdict`` and ``__main__`` run in the project's own
+environment; ``models``, ``serve_sglang`` and ``serve_vllm`` run in the environment of an engine, as children.
 """

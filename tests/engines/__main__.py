@@ -1,0 +1,145 @@
+"""Real engines with and without our cache. ``python -m tests.engines run|short|restart|theirs ...``"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.engines.running import Bench, Failed, scene
+from tests.engines.theirs import theirs
+from tests.engines.verdict import cached, compare, judge
+
+PAGES = {"sglang": {}, "vllm": {"qwen3_next": 64, "qwen3_5": 64}}
+"""Tokens of a page or block. vLLM rounds them up where a state is larger than a block, so they are given as it says."""
+USUAL_PAGE = {"sglang": 1, "vllm": 32}
+MODES = ("off", "off again", "own", "prefixloom", "spoiled own", "spoiled prefixloom")
+HOST = {"memory": "64MiB"}
+"""The host tier of runs in vLLM, unless told otherwise."""
+
+
+def options_of(mode: str, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """A mode of a run, as its child is told."""
+    told = {**shared, "mode": mode.split()[-1] if mode.startswith("spoiled") else mode.split()[0]}
+    told["spoil"] = mode.startswith("spoiled")
+    if mode == "off again":
+        told["chunk"] = shared["chunk"] // 2  # other chunks: sums in another order, as a hit makes them
+    return told
+
+
+def comparison(bench: Bench, shared: Mapping[str, Any], modes: Sequence[str], label: str) -> bool:
+    """Run the modes one after the other, say what came of it, and return whether all is well."""
+    print(f"{label}: pools of {shared['tokens']} tokens, {shared['needed']} are needed", flush=True)
+    results: dict[str, Any] = {}
+    for mode in modes:
+        begun = time.monotonic()
+        settings = {"PREFIXLOOM_DEBUG": "1" if "prefixloom" in mode else "0"}
+        if bench.engine == "sglang":
+            settings |= {"SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1"}
+        else:
+            settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        try:
+            result = bench.run(options_of(mode, shared), f"{label} {mode}", settings)
+        except Failed as failed:
+            print(f"FAILED {failed}", flush=True)
+            return False
+        assert result is not None
+        results[mode] = result
+        took = time.monotonic() - begun
+        counts = "".join(f", {name} {value}" for name, value in result.get("counts", {}).items() if value)
+        print(f"  {mode}: {took:.0f} s, {cached(result['answers'])} cached{counts}", flush=True)
+    said, wrong = judge(results)
+    print("\n".join(f"  {each}" for each in said))
+    print("\n".join(f"  WRONG {each}" for each in wrong) or "  all is well", flush=True)
+    return not wrong
+
+
+def restart(bench: Bench, shared: dict[str, Any], label: str) -> bool:
+    """Kill an engine in the midst of its traffic; another one on the same store must hit, and answer the same."""
+    with tempfile.TemporaryDirectory(dir=bench.folder) as store:
+        shared = {**shared, "connector": {**shared["connector"], "store": store, "store_capacity": 1 << 28}}
+        settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PREFIXLOOM_DEBUG": "1"}
+        half = shared["traffic"]["requests"] // 2
+        try:
+            off = bench.run(options_of("off", shared), f"{label} off", settings)
+            told = options_of("prefixloom", shared)
+            killed = bench.run(told, f"{label} killed", settings, stop_after=lambda answers: answers >= half)
+            again = bench.run(told, f"{label} again", settings)
+        except Failed as failed:
+            print(f"FAILED {failed}")
+            return False
+    if killed is not None or off is None or again is None:
+        print("WRONG the engine ended before it was killed")
+        return False
+    found = compare(off["answers"], again["answers"], 0.0)
+    first = [each["cached"] for each in again["answers"][:8]]
+    print(f"{label}: killed after {half} answers; of the first requests of the next engine {first} tokens were cached")
+    print(f"  {len(found.different)} answers differ, log-probabilities at most {found.apart:.2e} apart")
+    return bool(again["answers"][0]["cached"]) and not found.different and all(again["checks"].values())
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m tests.engines", description=__doc__)
+    verbs = made.add_subparsers(dest="verb", required=True)
+    for verb in ("run", "restart", "short", "theirs"):
+        each = verbs.add_parser(verb)
+        each.add_argument("engine", choices=PAGES, nargs="?" if verb == "short" else None)
+        each.add_argument("--folder", type=Path, default=Path(".engines"), help="for environments, models and logs")
+        each.add_argument("--environment", type=Path, help="a folder that tests.engines.environment made")
+        each.add_argument("--version")
+        if verb == "theirs":
+            each.add_argument("--source", type=Path, help="the folder of the engine's tests, where no release has them")
+            continue
+        each.add_argument("--model", default="llama")
+        each.add_argument("--requests", type=int, default=40)
+        each.add_argument("--seed", type=int, default=20261125)
+        each.add_argument("--fraction", type=float, default=0.3, help="of the memory that the traffic needs")
+        each.add_argument("--page", type=int)
+        each.add_argument("--no-overlap", action="store_true")
+        each.add_argument("--dtype")
+        each.add_argument("--modes", default=",".join(MODES))
+        each.add_argument("--extra", type=json.loads, default={}, help="more arguments of the engine, as JSON")
+        each.add_argument("--connector", type=json.loads, default=HOST, help="kv_connector_extra_config, as JSON")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    told = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the child of a run is ended too
+    folder = told.folder.resolve()
+
+    def bench_of(engine: str) -> Bench:
+        return Bench(engine, folder, told.version, told.environment)
+
+    def shared_of(bench: Bench, model: str, requests: int) -> dict[str, Any]:
+        page = told.page or PAGES[bench.engine].get(model, USUAL_PAGE[bench.engine])
+        made = scene(bench, model, requests, told.seed, told.fraction, page, not told.no_overlap, told.dtype)
+        return {**made, "extra": told.extra, "connector": told.connector}
+
+    if told.verb == "short":
+        well = True
+        for engine, model in (("sglang", "gemma3"), ("vllm", "qwen3_next")):
+            if told.engine in (None, engine):
+                bench = bench_of(engine)
+                modes = ("off", "prefixloom", "spoiled prefixloom")
+                well &= comparison(bench, shared_of(bench, model, 40), modes, f"{engine} {model} short")
+        return 0 if well else 1
+    bench = bench_of(told.engine)
+    if told.verb == "theirs":
+        print("\n".join(theirs(bench, told.source)))
+        return 0
+    shared = shared_of(bench, told.model, told.requests)
+    label = f"{told.engine} {told.model} {told.requests}"
+    if told.verb == "restart":
+        return 0 if restart(bench, shared, f"{label} restart") else 1
+    return 0 if comparison(bench, shared, told.modes.split(","), label) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Runs one engine in a child process with given options, and reads what it wrote down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.engines.environment import RELEASES, ROOT, build
+from tests.engines.environment import variables as variables_of
+from tests.engines.models import MODELS
+from tests.engines.traffic import Traffic, sizes
+
+LONGEST_RUN = 3600.0
+
+
+class Failed(Exception):
+    """A child ended with an error. The text has the end of its log."""
+
+
+class Bench:
+    """One engine's environment, a folder for models and logs, and the options that all runs share."""
+
+    def __init__(self, engine: str, folder: Path, version: str | None = None, environment: Path | None = None) -> None:
+        """Make the environment in ``folder``, with this checkout installed, or take one that stands and has it."""
+        self.engine = engine
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if environment is None:
+            made = folder / "environments" / f"{engine}-{version or RELEASES[engine].versions[0]}"
+            self.python = build(engine, made, version, project=ROOT)
+        else:
+            self.python = build(engine, environment, version)
+
+    def model(self, name: str) -> Path:
+        """The checkpoint of a tiny model, made once."""
+        assert name in MODELS, f"no such model: {name}. There are {', '.join(MODELS)}"
+        folder = self.folder / "models" / name
+        if not (folder / "config.json").exists():
+            command = [str(self.python), "-m", "tests.engines.models", name, str(folder)]
+            subprocess.run(command, check=True, cwd=ROOT, env=self.variables({}), stdin=subprocess.DEVNULL)
+        return folder
+
+    def run(
+        self, told: Mapping[str, Any], label: str, settings: Mapping[str, str] | None = None,
+        stop_after: Callable[[int], bool] | None = None,
+    ) -> dict[str, Any] | None:  # fmt: skip
+        """Run one child to its end, or kill it once ``stop_after`` says so of the number of answers."""
+        files = self.folder / "runs" / label.replace(" ", "-")
+        files.mkdir(parents=True, exist_ok=True)
+        result, progress, log = files / "result.json", files / "progress", files / "log"
+        for old in (result, progress):
+            old.unlink(missing_ok=True)
+        (files / "told.json").write_text(json.dumps({**told, "result": str(result), "progress": str(progress)}))
+        own = dict(settings or {})
+        if told["spoil"] and self.engine == "sglang":
+            own["PYTHONPATH"] = str(self._spoiler(files))
+        with log.open("w") as output:
+            child = subprocess.Popen(
+                [str(self.python), "-m", f"tests.engines.serve_{self.engine}", str(files / "told.json")],
+                cwd=ROOT, env=self.variables(own), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                ended = self._watch(child, progress, stop_after)
+            finally:
+                self._end(child)
+        if not ended:
+            return None
+        if child.returncode or not result.exists():
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
+            raise Failed(f"{self.engine}, {label}: ended with {child.returncode}. {log} ends with\n{tail}")
+        return dict(json.loads(result.read_text()))
+
+    def _watch(self, child: subprocess.Popen[bytes], progress: Path, stop_after: Callable[[int], bool] | None) -> bool:
+        """Wait for the child's end; False if it is to be killed."""
+        deadline = time.monotonic() + LONGEST_RUN
+        while child.poll() is None:
+            if stop_after and progress.exists():
+                lines = progress.read_text().split()
+                if lines and stop_after(int(lines[-1])):
+                    return False
+            if time.monotonic() > deadline:
+                raise Failed(f"{self.engine} did not end within {LONGEST_RUN:.0f} s")
+            time.sleep(0.1)
+        return True
+
+    @staticmethod
+    def _end(child: subprocess.Popen[bytes]) -> None:
+        """Kill the child and all that it started: its process group has nobody else."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+    def variables(self, more: Mapping[str, str]) -> dict[str, str]:
+        found = variables_of(self.engine)
+        paths = [more.get("PYTHONPATH"), str(ROOT), found.get("PYTHONPATH")]
+        return {**found, **more, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+    @staticmethod
+    def _spoiler(files: Path) -> Path:
+        """A folder with the entry point of the control, for SGLang's processes."""
+        info = files / "entry" / "engine_spoiler-0.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-spoiler\nVersion: 0\n")
+        point = "[sglang.srt.plugins]\nengine_spoiler = tests.engines.spoil_sglang:register\n"
+        (info / "entry_points.txt").write_text(point)
+        return files / "entry"
+
+
+GROUPS = {"llama": 1, "gemma3": 3, "gpt_oss": 2, "qwen3_next": 4, "qwen3_5": 4, "mamba2": 1, "bamba": 4,
+          "falcon_h1": 2, "jamba": 4}  # fmt: skip
+"""How many groups vLLM makes of a model's layers: a block holds content of one group."""
+BFLOAT16 = ("qwen3_next", "qwen3_5")
+"""Models whose states vLLM's kernels for a CPU take in this type alone. All others run in float32."""
+SPARE = 64
+"""Tokens that a pool has at least beyond the longest request."""
+
+
+def scene(
+    bench: Bench, model: str, requests: int, seed: int, fraction: float, page: int, overlap: bool, dtype: str | None
+) -> dict[str, Any]:
+    """What all runs of one comparison share: model, traffic, and pools for a fraction of what the traffic needs."""
+    traffic = {"requests": requests, "seed": seed, "wave": 8}
+    needed, longest = sizes(Traffic(requests, seed, 8))
+    tokens = max(int(needed * fraction), longest + SPARE)
+    return {
+        "model": str(bench.model(model)), "traffic": traffic, "needed": needed, "tokens": tokens, "page": page,
+        "longest": longest + SPARE, "blocks": -(-tokens // page) * GROUPS[model], "chunk": 256, "overlap": overlap,
+        "dtype": dtype or ("bfloat16" if model in BFLOAT16 else "float32"), "extra": {}, "connector": {},
+        "spoil": False,
+    }  # fmt: skip

@@ -1,0 +1,84 @@
+"""A child with one vLLM engine: starts it, sends the traffic, and asks vLLM whether all blocks are free at the end.
+
+Run in vLLM's environment: ``python -m tests.engines.serve_vllm TOLD.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.engines.driving import Answer, drive, finish, margin
+
+FIXED: dict[str, Any] = {
+    "enforce_eager": True, "skip_tokenizer_init": True, "disable_log_stats": False, "seed": 1, "max_logprobs": 4,
+}  # fmt: skip
+
+
+def options(told: dict[str, Any]) -> dict[str, Any]:
+    chosen = dict(
+        FIXED, model=told["model"], dtype=told["dtype"], num_gpu_blocks_override=told["blocks"],
+        max_model_len=told["longest"], max_num_batched_tokens=told["chunk"], max_num_seqs=told["traffic"]["wave"],
+        enable_prefix_caching=told["mode"] != "off", block_size=told["page"], **told["extra"],
+    )  # fmt: skip
+    if told["mode"] == "prefixloom":
+        chosen["kv_transfer_config"] = {
+            "kv_connector": "PrefixloomConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": told["connector"],
+        }  # fmt: skip
+    return chosen
+
+
+def main() -> None:
+    told = json.loads(Path(sys.argv[1]).read_text())
+    if told["spoil"]:
+        from tests.engines.spoil_vllm import spoil_hits
+
+        spoil_hits(told["mode"])
+    import vllm
+
+    begun = time.monotonic()
+    engine = vllm.LLM(**options(told))
+    started = time.monotonic() - begun
+
+    def generate(prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[Answer]:
+        outputs = engine.generate(
+            [{"prompt_token_ids": list(each)} for each in prompts],
+            [
+                vllm.SamplingParams(temperature=0, max_tokens=each, ignore_eos=True, logprobs=2, detokenize=False)
+                for each in lengths
+            ],
+            use_tqdm=False,
+        )
+        answers = []
+        for output in outputs:
+            (answer,) = output.outputs
+            tokens = list(answer.token_ids)
+            answers.append(
+                Answer(
+                    tokens,
+                    [best[token].logprob for token, best in zip(tokens, answer.logprobs, strict=True)],
+                    [margin([each.logprob for each in best.values()]) for best in answer.logprobs],
+                    output.num_cached_tokens,
+                )
+            )
+        return answers
+
+    result = drive(told, generate)
+    checks = {"all blocks free": bool(engine.reset_prefix_cache())}  # vLLM refuses while a block is in use
+    result |= {"started": started, "engine": vllm.__version__, "checks": checks}
+    result["counts"] = {
+        metric.name: metric.value
+        for metric in engine.get_metrics()
+        if hasattr(metric, "value") and ("prefix" in metric.name or "preempt" in metric.name)
+    }
+    finish(told, result)
+    engine.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main()

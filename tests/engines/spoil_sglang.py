@@ -1,0 +1,26 @@
+"""The control for SGLang: zeroes what a request's hit holds, so the answers must change.
+
+SGLang's scheduler is a process of its own, and loads this as one of its plugins: ``run`` puts an entry point of the
+group ``sglang.srt.plugins`` on its path, in a folder that no other run sees.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def register() -> None:
+    from sglang.srt.mem_cache import allocation
+
+    indices_of = allocation._prefix_kv_indices
+
+    def spoiled(batch: Any, req: Any) -> Any:
+        indices = indices_of(batch, req)
+        if not req.kv.holds_kv and len(indices):
+            pool = batch.tree_cache.token_to_kv_pool_allocator.get_kvcache()
+            pool = getattr(pool, "full_kv_pool", pool)
+            for layer in range(pool.layer_num):
+                pool.get_value_buffer(pool.start_layer + layer)[indices] = 0
+        return indices
+
+    allocation._prefix_kv_indices = spoiled

@@ -1,0 +1,100 @@
+"""Compares what an engine answered with and without a cache: tokens, log-probabilities, cached tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+Answers = Sequence[Mapping[str, Any]]
+
+FLOOR = 1e-5
+"""Log-probabilities in float32 may differ by this much where sums run in another order, as a hit makes them do."""
+
+TIMES = 2
+"""The largest of a few hundred differences varies from sample to sample, so it may be this many times as large."""
+
+
+@attrs.frozen
+class Comparison:
+    """How one run's answers stand to those of the run with the cache off."""
+
+    requests: int
+    tokens: int
+    different: tuple[str, ...]
+    """Requests whose prompt is the same, and whose tokens are not, where the engine was sure of its token."""
+    ties: int
+    """Requests that differ first at a token whose runner-up was as near as two runs with the cache off are."""
+    moved: int
+    """Requests whose prompt is another one, since an earlier answer of their conversation differs."""
+    apart: float
+    """The largest difference of log-probabilities, over equal tokens."""
+
+
+def compare(off: Answers, other: Answers, noise: float) -> Comparison:
+    """Compare request by request. ``noise`` is how far two runs with the cache off are apart."""
+    assert [each["name"] for each in off] == [each["name"] for each in other]
+    different, ties, moved, apart, tokens = [], 0, 0, 0.0, 0
+    for one, two in zip(off, other, strict=True):
+        if one["prompt"] != two["prompt"]:
+            moved += 1
+            continue
+        for at, (left, right) in enumerate(zip(one["tokens"], two["tokens"], strict=True)):
+            if left != right:
+                if one["margins"][at] <= TIMES * max(noise, FLOOR):
+                    ties += 1
+                else:
+                    different.append(one["name"])
+                break
+            apart = max(apart, abs(one["logprobs"][at] - two["logprobs"][at]))
+            tokens += 1
+    return Comparison(len(off), tokens, tuple(different), ties, moved, apart)
+
+
+def cached(answers: Answers) -> int:
+    return sum(each["cached"] or 0 for each in answers)
+
+
+def judge(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return what is to be said of the runs, by mode, and what is wrong.
+
+    The modes: ``off`` and ``off again`` (in other chunks), which together say how far two runs without a cache are
+    apart; ``own``; ``prefixloom``; and those that begin with ``spoiled``, whose answers must differ.
+    """
+    said, wrong = [], []
+    off = results["off"]["answers"]
+    noise = 0.0
+    if "off again" in results:
+        again = compare(off, results["off again"]["answers"], 0.0)
+        noise = again.apart
+        said.append(f"cache off, twice: log-probabilities at most {noise:.2e} apart, {len(again.different)} differ")
+    allowed = TIMES * max(noise, FLOOR)
+    for mode, result in results.items():
+        for check, passed in result["checks"].items():
+            if not passed:
+                wrong.append(f"{mode}: the engine's check '{check}' fails")
+        if mode in ("off", "off again"):
+            continue
+        found = compare(off, result["answers"], noise)
+        hits = cached(result["answers"])
+        said.append(
+            f"{mode}: {found.requests} requests, {found.tokens} tokens equal, {len(found.different)} requests differ, "
+            f"{found.ties} at ties, {found.moved} after one of these, log-probabilities at most {found.apart:.2e} "
+            f"apart, {hits} prompt tokens cached, {result['seconds']:.1f} s"
+        )
+        if mode.startswith("spoiled"):
+            if not found.different:
+                wrong.append(f"{mode}: no answer changed, so equal answers of the other runs say nothing")
+            continue
+        if found.different:
+            wrong.append(f"{mode}: {len(found.different)} answers differ, the first is {found.different[0]}")
+        if found.apart > allowed:
+            wrong.append(f"{mode}: log-probabilities are {found.apart:.2e} apart, two runs without {noise:.2e}")
+        if not hits:
+            wrong.append(f"{mode}: nothing was cached, so nothing was tried")
+    if "own" in results and "prefixloom" in results:
+        own, ours = cached(results["own"]["answers"]), cached(results["prefixloom"]["answers"])
+        if ours < own:
+            wrong.append(f"prefixloom has {ours} tokens cached, and the engine's own cache {own}")
+    return said, wrong
