@@ -274,12 +274,12 @@ def test_a_prefill_process_that_computes_for_long_says_so(monkeypatch: pytest.Mo
         step = server.engine.step
 
         def slow() -> bool:
-            time.sleep(0.1)
+            time.sleep(0.5)
             return step()
 
         monkeypatch.setattr(server.engine, "step", slow)
         cache = cache_for(model())
-        with DecodeEngine(Engine(model(), cache), server.address, patience=0.25) as decode:
+        with DecodeEngine(Engine(model(), cache), server.address, patience=1.5) as decode:
             decode.add(Request(prompt(2, 150), 2))
             answers = decode.generate(requests)
         assert (decode.lost, decode.handed_over) == (0, 2)
