@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if told.verb == "short":
         well = True
-        for engine, model in (("sglang", "llama"), ("vllm", "qwen3_next")):
+        for engine, model in (("sglang", "llama"), ("vllm", "gemma3")):
             if told.engine in (None, engine):
                 bench = bench_of(engine)
                 modes = ("off", "prefixloom", "spoiled prefixloom")
