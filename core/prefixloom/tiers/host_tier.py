@@ -127,6 +127,8 @@ class LowerTier:
         for lane in self.copies.lanes:
             i = lane.index
             pinned = 0
+            if (strays := lane.strays()):
+                raise InvariantError(f"{lane.pool.name}: the queue has or remembers a cell of {strays[0].node!r} no more")
             for node in nodes:
                 cell = node.cells[i]
                 if cell is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from functools import cache as memoised
 from functools import partial
 from typing import Any
@@ -271,10 +271,12 @@ class SequenceOperations(ComparedCache):
                     self.catch_up(batch)
                 if mode == 7:
                     raise PlannedStepError
+                self.check_fills(step, () if mode == 6 else batch)
                 step.run_ops()
                 if mode != 6:
                     for run in batch:
                         run.pending, run.sourced = set(), set()
+                    self.check_fills(step, ())
                 if mode == 8:
                     self.spoil(batch)
                     raise PlannedStepError
@@ -305,6 +307,14 @@ class SequenceOperations(ComparedCache):
         self.compare("step", may_lose=room)
         for run in batch if mode < 6 else ():
             self.check_released(run)
+
+    def check_fills(self, step: Any, batch: Iterable[ModelSequence]) -> None:
+        """Check that what a step says of its ops gives each running state of ``batch`` its content that has none."""
+        if has_plugin_ops(step):
+            return
+        due = {(name, run.sequence.pages(name)[0]) for run in batch for name in run.pending}
+        told = [(op.component, slot) for op in step.ops if op.kind != "track" for slot in op.dst]
+        require(sorted(told) == sorted(due), "the ops of a step fill %s, not %s", told, due)
 
     def has_lost_state(self, run: ModelSequence) -> bool:
         return run.spoiled and any(f.boundary for f in self.model.facts)
