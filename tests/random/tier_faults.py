@@ -196,7 +196,9 @@ class Drive:
             assert figures is not None
             assert (figures.restored_tokens, figures.restores) == (self.restored, self.loads)
             assert told.ready == sequence.ready >= ready
+            assert told.wanted <= plan.restorable, "opening may cost a state"
             assert told.ready in before
+            assert sequence.branch == (plan.branch if plan.branch and plan.branch > told.ready else None)
             if told.ready < told.wanted:
                 assert told.why
             if self.faults.hit > hit and told.ready < told.wanted and told.why.count("injected") and not self.lag:

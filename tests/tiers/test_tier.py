@@ -113,6 +113,7 @@ def test_of_a_path_the_leaves_go_first_below_as_well() -> None:
     serve(cache, [200] * 24, restore=False)
     cache.evict(400)
     assert max(restorable(cache, range(16))) == 16
+    assert max(restorable(cache, [200] * 24)) == 24, "all leaves go for it, one after the other"
     assert cache.stats().tier.evicted > 0  # type: ignore[union-attr]
 
 

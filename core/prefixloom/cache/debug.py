@@ -214,12 +214,14 @@ class Debug:
             self._check_pool(lane.live, live)
 
     def _check_unwritten(self, lane: Lane, owned: list[Owned]) -> None:
-        """Check that what work in flight has yet to write has no later owner: it is taken back if that work fails."""
-        for publication in self._core.unwritten.publications:
-            known = {*publication.nodes, *publication.readers}  # a load writes a sequence's own state, too
+        """Check that pages that work in flight has yet to write have no later owner: if it fails, they are taken back.
+
+        States have: a load writes a sequence's own as well, which goes its way.
+        """
+        for publication in self._core.unwritten.publications if lane.unit == "page" else ():
             for slots in [slots for other, slots in publication.slots if other is lane]:
                 for mine, who in owned:
-                    if who not in known and not slots.isdisjoint(mine):
+                    if who not in publication.nodes and not slots.isdisjoint(mine):
                         raise InvariantError(f"{lane.name}: {_named(who)} has a slot that older work has yet to write")
 
     def _check_pool(self, pool: Pool, owned: list[Owned]) -> None:
@@ -268,7 +270,7 @@ class Debug:
             raise InvariantError(f"{lane.name}: {leased} pages are covered, the books say {lane.leased}")
 
     def _check_queue(self, lane: Lane, nodes: list[Node]) -> None:
-        if (strays := lane.strays()):
+        if strays := lane.strays():
             raise InvariantError(f"{lane.name}: a queue has or remembers a cell that {strays[0].node!r} has not")
         if not lane.surplus.keys() <= self._core.live.keys():
             raise InvariantError(f"{lane.name}: a sequence that has ended is still asked for what it may spare")

@@ -263,7 +263,11 @@ class Lane(Generic[C, H]):
 
     def strays(self) -> list[Any]:
         """The cells that the queue has or remembers, and the tree has not any more: none. For debug mode."""
-        return [cell for cell in (*self.queue, *self.queue.remembered) if cell.node.cells[self.index] is not cell]
+        return [cell for cell in (*self.queue, *self.queue.remembered) if not self.has(cell)]
+
+    def has(self, cell: Any) -> bool:
+        """Whether the tree has ``cell``; not so of one whose node has gone."""
+        return cell.node is not None and cell.node.cells[self.index] is cell
 
     # ------------------------------------------------------------ eviction
     def evict(self, count: int, freed: list[Node]) -> int:

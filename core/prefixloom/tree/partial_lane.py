@@ -91,10 +91,10 @@ class PartialLane(PageLane[C, R]):
         return present(cell.data[first * ID_BYTES : last * ID_BYTES])
 
     def strays(self) -> list[Any]:
-        """``strays`` of the queue of slack as well: cells that stand there and should not, or not as they do."""
-        wrong = [slack.cell for slack in self.slack if slack.cell.slack is not slack or not self.slack_of(slack.cell)]
-        gone = [slack.cell for slack in self.slack if slack.cell.node.cells[self.index] is not slack.cell]
-        return [*super().strays(), *wrong, *gone]
+        """Those of the queue of slack as well, which no cell without slack stands in."""
+        slack = [(link, link.cell) for link in self.slack]
+        wrong = [cell for link, cell in slack if not self.has(cell) or cell.slack is not link or not self.slack_of(cell)]
+        return [*super().strays(), *wrong]
 
     def _find_slack(self, cell: PartialCell) -> None:
         node = cell.node
