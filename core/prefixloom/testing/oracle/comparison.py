@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from ...errors import CapacityError
 from ..inside import backdoor
 from ..inside.backdoor import anchor, state_slots
 from ..inside.contents import Contents, contents_of
@@ -216,6 +217,37 @@ class ComparedCache:
                     return False
         return True
 
+    def held_where_there_is_room(self, runs: Iterable[ModelSequence]) -> list[tuple[ModelSequence, Facts, set[int]]]:
+        """Return the pages that sequences hold of components of which an eighth is free: they need not let go of any."""
+        roomy = [f for f in self.model.facts if not f.boundary and len(self.cache.pool(f.name).free_ids()) * 8 >= f.capacity]
+        return [(run, f, self.held(run)[f.name]) for run in runs for f in roomy]
+
+    def check_kept(self, roomy: list[tuple[ModelSequence, Facts, set[int]]]) -> None:
+        """Check that what a commit found room for is held still: it serves boundaries inside of a long prompt."""
+        for run, f, before in roomy:
+            lost = before - self.held(run)[f.name]
+            require(not lost, "%s: pages %s were given back, and there is room", f.name, lost)
+
+    def check_refusal(self, error: CapacityError, wanted: dict[str, int]) -> None:
+        """Check what a refusal says of the components that lack room, and of the sequences that hold it."""
+        require(error.shortages, "a refusal for want of room that names no component: %s", error)
+        for short in error.shortages:
+            f, figures = self.facts[short.component], self.cache.stats().components[short.component]
+            told = (short.wanted, short.free, short.leased, short.running, short.capacity)
+            right = (wanted[f.name], figures.free, figures.leased, figures.running, figures.capacity)
+            require(told == right, "%s: a refusal says %s, not %s", f.name, told, right)
+            require(short.wanted > short.free, "%s: it is not what lacks room: %s", f.name, short)
+            owned = sorted((len(self.owned(f, run)) for run in self.running if not run.gone), reverse=True)
+            held = [count for _, count in short.holders]
+            require(held == [count for count in owned[:3] if count], "%s: %s hold it, not %s", f.name, owned, held)
+
+    def owned(self, f: Facts, run: ModelSequence) -> list[int]:
+        """Return the slots that a sequence owns of one component."""
+        if f.boundary:
+            return list(state_slots(run.sequence, f.name))
+        table = run.sequence.pages(f.name)
+        return [slot for slot in (table[run.published // f.page :] if f.shareable else table) if slot >= 0]
+
     def everything(self) -> Lost:
         """Return the value of ``may_lose`` for an operation that may evict anything."""
         return {f.name: f.capacity + 1 for f in self.model.facts}
@@ -360,14 +392,7 @@ class ComparedCache:
             owned = [*free, *cached, *view.detached[name], *(self.minted[name].ids if name in self.minted else ())]
             owned += self.outside.get(name, ())
             for run in self.running:
-                if not run.gone:
-                    if f.boundary:
-                        owned += state_slots(run.sequence, name)
-                        continue
-                    table = run.sequence.pages(name)
-                    owned += [
-                        slot for slot in (table[run.published // f.page :] if f.shareable else table) if slot >= 0
-                    ]
+                owned += [] if run.gone else self.owned(f, run)
             require(len(set(owned)) == len(owned), "%s: a slot has two owners: %s", name, sorted(owned))
             require(len(owned) == f.capacity, "%s: %s of %s slots have an owner", name, len(owned), f.capacity)
             waiting = 0 if backdoor.works_in_flight(self.cache) else self.cache.pool(name).retiring

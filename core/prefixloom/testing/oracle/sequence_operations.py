@@ -77,6 +77,7 @@ class SequenceOperations(ComparedCache):
             run.sequence.grow(count)
         except CapacityError as error:
             require(not (self.room_is_exact and self.room(wanted)), "refused, and there is room: %s", error)
+            self.check_refusal(error, wanted)
             self.compare("grow refused")
             return
         except InputError:
@@ -109,6 +110,7 @@ class SequenceOperations(ComparedCache):
             run.sequence.grow(count, arriving=True)
         except CapacityError as error:
             require(not (self.room_is_exact and self.room(wanted)), "refused, and there is room: %s", error)
+            self.check_refusal(error, wanted)
             self.compare("arrive refused")
             return
         except InputError:
@@ -280,6 +282,7 @@ class SequenceOperations(ComparedCache):
                 if mode == 8:
                     self.spoil(batch)
                     raise PlannedStepError
+                roomy = self.held_where_there_is_room(batch)
                 if mode < 6:
                     for run, count in zip(batch, named, strict=True):
                         self.forward(run, run.reserved, max(count, run.reserved + ahead))
@@ -304,6 +307,7 @@ class SequenceOperations(ComparedCache):
             for run, count in zip(batch, named, strict=True):
                 self.model.saw(run, run.committed, run.reserved, count, ahead)
                 self.committed(run, run.reserved, room)
+            self.check_kept(roomy)
         self.compare("step", may_lose=room)
         for run in batch if mode < 6 else ():
             self.check_released(run)
@@ -349,7 +353,9 @@ class SequenceOperations(ComparedCache):
             return
         upto = max(run.committed, run.reserved - short)
         self.forward(run, upto, max(run.alone, upto))
+        roomy = self.held_where_there_is_room([run])
         run.sequence.commit(upto)
+        self.check_kept(roomy)
         self.model.saw(run, run.committed, upto, run.alone)
         self.committed(run, upto, None)
         self.compare("commit")
