@@ -269,7 +269,7 @@ class SequenceOperations(ComparedCache):
                     self.name_more(batch[0], 2)
                 waiting = waiting or has_plugin_ops(step)
                 if mode == 6:
-                    step.table(self.model.facts[0].name)
+                    self.check_table(step, batch)
                     self.catch_up(batch)
                 if mode == 7:
                     raise PlannedStepError
@@ -279,6 +279,7 @@ class SequenceOperations(ComparedCache):
                     for run in batch:
                         run.pending, run.sourced = set(), set()
                     self.check_fills(step, ())
+                    self.check_table(step, batch)
                 if mode == 8:
                     self.spoil(batch)
                     raise PlannedStepError
@@ -319,6 +320,17 @@ class SequenceOperations(ComparedCache):
         due = {(name, run.sequence.pages(name)[0]) for run in batch for name in run.pending}
         told = [(op.component, slot) for op in step.ops if op.kind != "track" for slot in op.dst]
         require(sorted(told) == sorted(due), "the ops of a step fill %s, not %s", told, due)
+
+    def check_table(self, step: Any, batch: list[ModelSequence]) -> None:
+        """Check the page table of one component, of another one at each step."""
+        f = self.model.facts[self.operations % len(self.model.facts)]
+        rows = [run.sequence.pages(f.name) for run in batch]
+        width = max(map(len, rows))
+        right = [[*row, *[-1] * (width - len(row))] for row in rows]
+        require(step.table(f.name).tolist() == right, "%s: the page table is not %s", f.name, right)
+        if f.steps:
+            right = [run.sequence.rewind_slots(f.name) for run in batch]
+            require(step.rewind_table(f.name).tolist() == right, "%s: the slots to rewind to are not %s", f.name, right)
 
     def has_lost_state(self, run: ModelSequence) -> bool:
         return run.spoiled and any(f.boundary for f in self.model.facts)
