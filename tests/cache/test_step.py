@@ -36,6 +36,14 @@ class Flushing(Component):
             raise LookupError("no stream")
 
 
+class Claiming(Flushing):
+    """Claims an op before the layers and one after them for every sequence."""
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Claim:
+        return Claim(ops=(Op("flush", "mine", dst=(2,)), Op("flush", "mine", dst=(3,), after=True)))
+
+
 def flushing() -> tuple[Any, Flushing]:
     mine = part("mine", Point(), kind=Flushing)
     assert isinstance(mine, Flushing)
@@ -169,6 +177,26 @@ def test_an_op_that_fails_fails_the_step_and_the_derived_ones_are_not_run_again(
     settle(cache)
 
 
+def test_a_claimed_op_is_due_in_the_first_step_that_runs_it_and_in_no_other() -> None:
+    mine: Any = part("mine", Point(), kind=Claiming)
+    cache = cache_of(part("path", Path()), mine)
+    with cache.open(TOKENS) as sequence, cache.open([9] * 8) as other:
+        sequence.grow(8)
+        first, second = cache.step([sequence]), cache.step([sequence, other])
+        with first:
+            assert [(op.kind, op.dst) for op in first.ops][1:] == [("flush", (2,)), ("flush", (1,)), ("flush", (3,))]
+            first.run_ops()
+            assert [op.dst for op in first.ops] == [(1,), (3,)], "what the step itself asked for belongs to it alone"
+        assert [op.dst for op, _ in mine.ran] == [(2,), (1,), (3,)]
+        assert [op.dst for op in second.ops if op.kind == "flush"] == [(2,), (1,), (3,)], "those of the other"
+        other.abort()
+        assert [op.dst for op in second.ops] == [(1,)]
+        with second:
+            second.run_ops()
+        assert [op.dst for op, _ in mine.ran][3:] == [(1,)]
+    settle(cache)
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -188,27 +216,6 @@ def test_ops_that_cannot_be_run_are_refused_before_anything_runs(answer: Any) ->
         with cache.step([sequence]) as step:
             assert [op.kind for op in step.ops] == ["clear", "clear"]
             step.run_ops()
-    settle(cache)
-
-
-class Claiming(Flushing):
-    @hookimpl
-    def finalize_match_result(self, walk: Any) -> Claim:
-        return Claim(ops=(Op("load", "mine"),))
-
-
-def test_claimed_ops_run_in_the_first_step_and_never_again() -> None:
-    mine = part("mine", Path(), kind=Claiming)
-    assert isinstance(mine, Claiming)
-    mine.answer = None
-    cache = cache_of(mine)
-    with cache.open(TOKENS) as sequence:
-        for expected in (["load"], [], []):
-            sequence.grow(4)
-            with cache.step([sequence]) as step:
-                assert [op.kind for op in step.ops] == expected
-                step.run_ops()
-    assert [op.kind for op, _ in mine.ran] == ["load"]
     settle(cache)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from prefixloom import AdmissionPolicy, Component, Path, Point, TierManifest, compose, hookimpl
 from prefixloom.cache.cache import Cache
+from prefixloom.contract.values import WalkView
 from prefixloom_hicache import HostTier
 from tests.support.helpers import cache_of, finish, part, run, serve
 
@@ -124,6 +125,9 @@ def test_a_plan_of_copies_shows_them_both_ways() -> None:
     with cache.open([*TOKENS, 5], extra=EXTRA) as sequence:
         assert sequence.restore().ready == 24
     assert seeing.of("backup")[0] == seeing.of("load")[0] == EXTRA
+    asked = [view for hook, view in seeing.seen if hook == "validator"]
+    assert WalkView("", 24, 25, 24, start=0, extra=EXTRA) in asked, "what lies below is asked about as well"
+    assert {view.extra for view in asked} == {EXTRA}
 
 
 def test_admission_is_shown_those_before_the_state() -> None:

@@ -80,3 +80,4 @@ def test_a_match_is_the_search_over_sets(seed: int) -> None:
         plan = cache.match(TOKENS, leave=leave)
         wanted = searched(picky, states, (LENGTH - leave) // PAGE * PAGE)
         assert (plan.ready, plan.branch) == wanted, (states, picky.valid, picky.rejected, picky.branches, leave)
+        assert plan.limited_by == ("state" if plan.ready < (LENGTH - leave) // PAGE * PAGE else None)

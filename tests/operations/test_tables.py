@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 
 from prefixloom import Path, Point, ProtocolError, RaceError
+from prefixloom.device.streams import InlineStream
 from prefixloom.testing.schedules.simulated import Simulation
 from tests.support.helpers import cache_of, enqueue, part, settle
 
@@ -31,6 +33,33 @@ def test_a_table_that_is_made_on_one_stream_is_not_cleared_under_another() -> No
         for sequence, table in seen:
             assert table.tolist() == [sequence.pages("path")]
         cache.poll()
+
+
+def test_a_table_that_could_not_be_written_is_written_whole_at_the_next_call() -> None:
+    class Flaw(InlineStream):
+        broken = False
+
+        def run(self, work: Any) -> None:
+            if self.broken:
+                raise RuntimeError("no memory")
+            super().run(work)
+
+    cache, stream = cache_of(part("path", Path())), Flaw("flaw")
+    with cache.open(TOKENS) as sequence, cache.open([5] * 40) as other:
+        for each in (sequence, other):
+            each.grow(24)
+        with cache.step([sequence, other]) as step:
+            step.run_ops(stream)
+            step.table("path")
+        sequence.grow(8)
+        with cache.step([other, sequence]) as step:
+            step.run_ops(stream)
+            stream.broken = True
+            with pytest.raises(RuntimeError, match="no memory"):
+                step.table("path")
+            stream.broken = False
+            assert step.table("path").tolist() == [[*other.pages("path"), -1, -1], sequence.pages("path")]
+    settle(cache)
 
 
 def test_the_table_of_a_step_whose_sequences_all_ended_is_absent_throughout() -> None:

@@ -11,6 +11,7 @@ two cores; most of it is waiting for what never comes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import logging
 import random
@@ -18,10 +19,12 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
+from unittest import mock
 
 from prefixloom import TierManifest
 from prefixloom.cache.cache import Cache
@@ -92,7 +95,9 @@ class Drive:
         self.case, self.store = case, store
         self.requests = Requests(case)
         self.rng = random.Random(str(case))
-        self.told = 0
+        self.told = self.restored = 0
+        self.served: list[list[int]] = []
+        """Prompts of which the store should have all, since an earlier process wrote it."""
 
     def process(self) -> Cache:
         from tests.support.helpers import cache_of
@@ -101,17 +106,32 @@ class Drive:
         names = SETS[comps]
         parts = [part(n, every_reach()[n], **({"checkpoint_every": 8} if n == "point" else {})) for n in names]
         host = {name: 8 if name == "point" else 96 for name in names}
+        patience = DEADLINE if self.store.how else 20.0  # without a fault, nothing is late for want of a processor
         tier = HostTier(
             TierManifest(capacity=host, write="through"), identity={"model": "m", "weights": "1"},
             keep=keep, fetch=fetch,  # type: ignore[arg-type]
-            fetch_base=DEADLINE / 2, limits=GuardLimits(deadline=DEADLINE, breaker=BreakerLimits(pause=0.01)),
+            fetch_base=patience / 2, limits=GuardLimits(deadline=patience, breaker=BreakerLimits(pause=0.01)),
         )  # fmt: skip
         cache = cache_of(*parts, tier, page=page, tokens=96, slots=8)
         tier.attach(self.store)
         cache.poll()
         return cache
 
+    @contextlib.contextmanager
+    def in_small_parts(self) -> Iterator[None]:
+        """What is asked for, read and written at a time is little, so that what a prompt needs takes many calls."""
+        few = {"store_reads.LOOK": 3, "store_reads.SLICE": 900, "pieces.SLICE": 900, "pieces.READ": 4,
+               "store_writes.PER_POLL": 5, "store_writes.PER_CALL": 2}  # fmt: skip
+        with contextlib.ExitStack() as patched:
+            for name, count in few.items() if self.case[1] == 1 else ():
+                patched.enter_context(mock.patch(f"prefixloom.tiers.{name}", count))
+            yield
+
     def run(self) -> None:
+        with self.in_small_parts():
+            self.serve_and_serve_again()
+
+    def serve_and_serve_again(self) -> None:
         try:
             for _ in range(2):
                 cache = self.process()
@@ -121,11 +141,13 @@ class Drive:
                     if self.rng.random() < 0.4:
                         cache.evict(self.rng.randrange(8, 72))
                 self.finish(cache)
+                self.served, self.restored = [*self.requests.known[1:]], 0
         finally:
             self.store.let_go.set()
 
     def request(self, cache: Cache, tokens: list[int]) -> None:
         with cache.open(tokens, leave=1) as sequence:
+            ready = sequence.ready
             told = sequence.restore()
             end = time.monotonic() + 5
             while not told.over:
@@ -136,6 +158,12 @@ class Drive:
             assert told.ready in restorable(cache, tokens), told
             assert told.ready == told.wanted or told.why, told
             self.told += told.ready
+            self.restored += told.ready - ready
+            tier = cache.stats().tier
+            assert tier is not None and tier.restored_tokens == self.restored, (tier, self.restored)
+            if tokens in self.served and not self.store.how and self.has_all:
+                page = self.case[1]
+                assert told.ready == told.wanted == (len(tokens) - 1) // page * page, told
             with cache.step([sequence]) as step:
                 step.run_ops()
             assert wrong(cache, sequence, tokens) == []
@@ -143,6 +171,12 @@ class Drive:
                 compute(cache, sequence, tokens, min(len(tokens), sequence.reserved + 8))
                 sequence.publish()
         cache.poll()
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the store gets all of a prompt that is computed, and a later process waits for it."""
+        comps, _, fetch, keep = self.case
+        return keep == "through" and fetch == "wait" and comps in ("F", "S", "FS")
 
     def finish(self, cache: Cache) -> None:
         """What never came back by now is let go, and nothing is left."""
@@ -158,6 +192,12 @@ class Drive:
         assert not any(lane.leased for lane in tier_lanes(cache))
         settle(cache)
         assert store.writes.handed == store.writes.stored + store.writes.refused
+        tier = cache.stats().tier
+        assert tier is not None
+        assert (tier.stored, tier.refused) == (store.writes.stored, store.writes.refused)
+        if not self.store.how:
+            assert sum(tier.cached.values()) == tier.backed_up + tier.fetched - tier.evicted
+            assert not tier.refused and not tier.failed
         cache.flush()
         cache.poll()
         for lane in cache.core.shape.all_lanes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.random.store_faults import FETCHES, HOWS, KEEPS, SETS, Drive, Faulty, faults_of
+from tests.random.store_faults import FETCHES, HOWS, KEEPS, MATRIX, SETS, Drive, Faulty, faults_of
 from tests.support.sampling import sampled
 
 
@@ -14,6 +14,13 @@ def test_whatever_a_store_does_content_is_right_and_nothing_is_left(comps: str) 
     for number, page in enumerate((1, 4)):
         case = (comps, page, FETCHES[(at + number) % 3], KEEPS[(at + 2 * number) % 3])
         assert sum(faults_of(case, some=6).values()) > 0
+
+
+@pytest.mark.parametrize("comps", SETS)
+def test_without_a_fault_a_store_gets_and_brings_all_that_it_should(comps: str) -> None:
+    for case in MATRIX:
+        if case[0] == comps:
+            Drive(case, Faulty()).run()
 
 
 def test_the_traffic_meets_every_kind_of_call_and_brings_something() -> None:

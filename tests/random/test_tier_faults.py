@@ -18,7 +18,7 @@ from prefixloom import Path, Point, Window
 from prefixloom.cache.cache import Cache
 from prefixloom.testing.inside.backdoor import transfer_streams
 from prefixloom.tiers import host_lane, host_tier, restore, transfer_hooks
-from tests.random.tier_faults import LAYOUTS, SETS, WRITES, Case, Drive, Faults, faults_of
+from tests.random.tier_faults import LAYOUTS, MATRIX, SETS, WRITES, Case, Drive, Faults, faults_of
 from tests.support.helpers import part, settle
 from tests.support.sampling import sampled_rows, slow
 from tests.support.tiers import compute, restorable, serve, simulated, tiered, wrong
@@ -43,6 +43,13 @@ def test_after_any_fault_the_books_are_right_and_the_oracles_length_is_told(
     caplog.set_level(logging.CRITICAL)
     counts = faults_of(case, lag, some=SOME)
     assert sum(counts.values()) >= SOME - 2, counts
+
+
+@pytest.mark.parametrize("comps", SETS)
+def test_without_a_fault_what_comes_and_goes_adds_up(comps: str) -> None:
+    for case in MATRIX:
+        if case[1] == comps:
+            Drive(case, Faults(), lag=len(case[0]) % 2).run()
 
 
 @pytest.mark.parametrize("write", WRITES)

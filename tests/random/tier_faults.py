@@ -154,6 +154,7 @@ class Drive:
         self.lag = lag
         self.simulation = simulated(self.cache) if lag else None
         self.told = self.ended = 0
+        self.restored = self.loads = 0
 
     def run(self) -> None:
         with self.faults.put():
@@ -189,8 +190,15 @@ class Drive:
             ready = sequence.ready
             told = sequence.restore()
             self.told += told.ready > ready
+            self.restored += told.ready - ready
+            self.loads += told.ready > ready
+            figures = cache.stats().tier
+            assert figures is not None
+            assert (figures.restored_tokens, figures.restores) == (self.restored, self.loads)
             assert told.ready == sequence.ready >= ready
+            assert told.wanted <= plan.restorable, "opening may cost a state"
             assert told.ready in before
+            assert sequence.branch == (plan.branch if plan.branch and plan.branch > told.ready else None)
             if told.ready < told.wanted:
                 assert told.why
             if self.faults.hit > hit and told.ready < told.wanted and told.why.count("injected") and not self.lag:
@@ -232,6 +240,10 @@ class Drive:
             if self.simulation is not None:
                 self.drain()
             cache.poll()
+        tier = cache.stats().tier
+        assert tier is not None
+        if not self.faults.hit:
+            assert sum(tier.cached.values()) == tier.backed_up + tier.fetched - tier.evicted
         assert {name: s.leased for name, s in cache.stats().components.items() if s.leased} == {}
         settle(cache)
         self.emptied()

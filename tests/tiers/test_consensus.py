@@ -8,12 +8,14 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from prefixloom import CompositionError, ProtocolError, RankError
+from prefixloom import CompositionError, InputError, ProtocolError, RankError
 from prefixloom.tiers.consensus import (
     ROOM,
     Completions,
@@ -148,6 +150,84 @@ def test_threads_complete_while_one_polls() -> None:
 
 
 # ---------------------------------------------------------------- over a group
+
+
+class Threads:
+    """The gloo group of ``torch.distributed``, between threads of this process: each is a rank."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier = threading.Barrier(count, timeout=30)
+        self.here = threading.local()
+        self.board: list[Any] = [None] * count
+        self.exchanges = 0
+
+    def all_gather(self, every: list[Any], mine: Any, group: Any, async_op: bool) -> Any:
+        assert async_op and len(every) == len(self.board)
+        self.board[self.here.rank] = mine.clone()
+        self.exchanges += self.here.rank == 0
+        self.barrier.wait()
+        if len({tuple(each.shape) for each in self.board}) > 1:
+            raise RuntimeError("the tensors of the ranks differ in size\nmore of it")
+        for target, source in zip(every, self.board, strict=True):
+            target.copy_(source)
+        self.barrier.wait()
+        return SimpleNamespace(wait=lambda timeout: None)
+
+    def of_all(self, call: Callable[[GroupConsensus, int], Any], group: list[GroupConsensus]) -> list[Any]:
+        """What ``call`` gives on each rank, or the ``RankError``."""
+        answers: list[Any] = [None] * len(group)
+
+        def one(rank: int) -> None:
+            self.here.rank = rank
+            try:
+                answers[rank] = call(group[rank], rank)
+            except RankError as error:
+                answers[rank] = error
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(group))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return answers
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_group_agrees_as_sets_do_whatever_fits_into_an_exchange(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = random.Random(seed)
+    room, most = choice.choice((7, 8)), choice.choice((40, 41))
+    monkeypatch.setattr("prefixloom.tiers.consensus.ROOM", room)
+    monkeypatch.setattr("prefixloom.tiers.consensus.MOST", most)
+    threads = Threads(3)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda group: "gloo")
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 3)
+    monkeypatch.setattr("torch.distributed.all_gather", threads.all_gather)
+    group = [GroupConsensus(timeout=20) for _ in range(3)]
+    for _ in range(12):
+        there = range(choice.choice((3, 4, 5, 22, 60)))
+        told = [{t << 40: choice.randrange(1 << 61) for t in there if choice.random() < 0.8} for _ in range(3)]
+        before = threads.exchanges
+        wanted = done_everywhere([{t: done[t] for t in sorted(done)[: most // 2]} for done in told])
+        assert threads.of_all(lambda one, rank: one.agree(told[rank]), group) == [wanted] * 3  # noqa: B023
+        twice = max(2 * min(len(done), most // 2) for done in told) > room
+        assert threads.exchanges - before == 1 + twice
+        values = [{"a" * choice.randrange(9): 0, "kv": choice.randrange(-9, 9)} for _ in range(2)]
+        names = [values[0], values[0], choice.choice(values)]
+        answers = threads.of_all(lambda one, rank: one.agree_min(names[rank]), group)  # noqa: B023
+        if names[2].keys() != names[0].keys():
+            assert all(isinstance(answer, RankError) for answer in answers)
+            break
+        assert answers == [least(names)] * 3
+    long = {"a": "x" * (8 * (most - 1) - len('{"a": ""}'))}
+    fresh = [GroupConsensus() for _ in range(3)]
+    assert threads.of_all(lambda one, rank: one.agree_same(long), fresh) == [None] * 3
+    with pytest.raises(InputError, match="too much to agree on"):
+        fresh[0].agree_same({"a": long["a"] + "x"})
+    apart = threads.of_all(lambda one, rank: one.agree({}) if rank else one.agree_min({}), fresh)
+    assert all("come apart" in str(error) and "at call 2" in str(error) for error in apart)
+    assert "'agree_min'" in str(apart[1]) and "'agree'" in str(apart[0])
+    assert all("have come apart before" in str(each) for each in threads.of_all(lambda one, rank: one.agree({}), fresh))
 
 
 def test_ranks_of_a_group_agree(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ..errors import InvariantError, ProtocolError
 from ..operations.state import Core, Hold, Running
 from ..tree.keys import numbers_in
 from ..tree.lane import Lane
+from ..tree.partial_lane import PartialLane
 from ..tree.radix import Node
 
 Rows = Many[tuple[Running, int, int]]
@@ -208,8 +209,20 @@ class Debug:
                     owned.append((lane.own_slots(holding), hold))
                     live.append((lane.live_slots(holding), hold))
         self._check_pool(lane.pool, owned)
+        self._check_unwritten(lane, owned)
         if lane.live is not lane.pool:
             self._check_pool(lane.live, live)
+
+    def _check_unwritten(self, lane: Lane, owned: list[Owned]) -> None:
+        """Check that pages that work in flight has yet to write have no later owner: if it fails, they are taken back.
+
+        States have: a load writes a sequence's own as well, which goes its way.
+        """
+        for publication in self._core.unwritten.publications if lane.unit == "page" else ():
+            for slots in [slots for other, slots in publication.slots if other is lane]:
+                for mine, who in owned:
+                    if who not in publication.nodes and not slots.isdisjoint(mine):
+                        raise InvariantError(f"{lane.name}: {_named(who)} has a slot that older work has yet to write")
 
     def _check_pool(self, pool: Pool, owned: list[Owned]) -> None:
         everything = [*pool.free_ids()]
@@ -257,6 +270,10 @@ class Debug:
             raise InvariantError(f"{lane.name}: {leased} pages are covered, the books say {lane.leased}")
 
     def _check_queue(self, lane: Lane, nodes: list[Node]) -> None:
+        if strays := lane.strays():
+            raise InvariantError(f"{lane.name}: a queue has or remembers a cell that {strays[0].node!r} has not")
+        if not lane.surplus.keys() <= self._core.live.keys():
+            raise InvariantError(f"{lane.name}: a sequence that has ended is still asked for what it may spare")
         for node in nodes:
             cell = node.cells[lane.index]
             if cell is None or node.parent is None:
@@ -269,6 +286,8 @@ class Debug:
             spans = lane.unit == "page" and not lane.part.reach.closed_upward
             if spans and cell.pages != present(cell.data):
                 raise InvariantError(f"{lane.name}: {node!r} miscounts its pages")
+            if isinstance(lane, PartialLane) and (cell.slack is not None) != (lane.slack_of(cell) > 0):
+                raise InvariantError(f"{lane.name}: {node!r} has {lane.slack_of(cell)} pages of slack, unlike its queue")
 
     def _check_anchors(self, nodes: list[Node]) -> None:
         counts: dict[int, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -47,6 +47,13 @@ class KeyedQueue(Queue):
         self._heap: list[tuple[int, Any, int, Any]] = []
         self._entries: dict[Any, tuple[int, Any, int, Any]] = {}  # the newest of each cell that is in the heap
         self._tick = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return (cell for _, _, tick, cell in self._heap if cell.next is self and cell.prev == tick)
+
+    @property
+    def remembered(self) -> Iterable[Any]:
+        return {**self._use, **self._entries}
 
     def _enter(self, cell: Any, rank: int) -> None:
         self._tick += 1
@@ -135,6 +142,10 @@ class WatchedQueue(ListQueue):
         self._name = name
         self._queue: Queue | None = queue
         self._guests: dict[Any, Guest] = {}
+
+    @property
+    def remembered(self) -> Iterable[Any]:
+        return self._guests
 
     def add(self, cell: Any) -> None:
         super().add(cell)

@@ -7,7 +7,7 @@ knows nothing of trees or pools. The cost of a list queue does not depend on the
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -67,6 +67,16 @@ class Queue:
         """Note that a cell, which is in the queue, was used just now."""
         self.remove(cell)
         self.add(cell)
+
+    # Debug mode asks the rest, and asks our own queues only.
+    def __iter__(self) -> Iterator[Any]:
+        """What stands in the queue, in any order."""
+        raise NotImplementedError
+
+    @property
+    def remembered(self) -> Iterable[Any]:
+        """The cells whose history is known, whether they stand in the queue or not."""
+        return ()
 
 
 class ListQueue(Queue):
@@ -172,6 +182,13 @@ class SortedQueue(Queue):
         self._first = ListQueue()
         self.uses: dict[Any, int] = {}
         self._place: dict[Any, ListQueue] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._place)
+
+    @property
+    def remembered(self) -> Iterable[Any]:
+        return self.uses
 
     def _put(self, cell: Any, queue: ListQueue) -> None:
         self._place[cell] = queue

@@ -167,22 +167,18 @@ def evict(core: Core, lane: Lane, count: int) -> int:
     freed: list[Node] = []
     emptied: list[Node] = []
     below, index = core.below, core.index
-    demoted = below is not None and below.demotes(lane)
-    if demoted and below is not None:
+    if below is not None:
         below.losing(lane, lane.trimmed_first(count))
     before = lane.in_tree
     got = 0
     try:
-        if lane.retains:
-            got = lane.trim(count, emptied)
-        if got < count:
-            if demoted or lane.hooks.evict_component is not None:
-                got += _evict_asking(core, lane, count - got, freed)
-            else:
-                got += lane.evict(count - got, freed)
+        got = lane.trim(count, emptied)
+        if lane.hooks.evict_component is not None or (below is not None and below.demotes(lane)):
+            got += _evict_asking(core, lane, count - got, freed)
+        else:
+            got += lane.evict(count - got, freed)
     finally:  # an interrupt in a hook or in a copy: what has gone by then has gone
-        if emptied:
-            index.prune_all(emptied)
+        index.prune_all(emptied)
         lane.evicted += before - lane.in_tree
         try:
             gone = freed if below is None else below.gone(lane, freed)

@@ -398,8 +398,7 @@ class Running(Hold):
         if self.open_steps and self.planned > start:
             start = self.planned
         self.open_steps += 1
-        if end > start:
-            self.planned = end
+        self.planned = end
         return start, end
 
     def resume_at(self, boundary: int, fills: list[Fill]) -> None:

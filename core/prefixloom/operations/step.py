@@ -12,7 +12,7 @@ ops do with content is the lanes' and the pools' business. In debug mode the rac
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import suppress
 from types import TracebackType
@@ -116,9 +116,9 @@ class Step:
         """
         fills = batches(self._running) if self.role == "target" else ()
         before = [Op(kind, lane.name, dst=tuple(dst), src=tuple(src)) for (lane, kind), (src, dst) in fills]
-        own = [op for running, op in self._plugin_ops if running is None or op in running.claimed_ops]
         tracks = [Op(lane.kept, lane.name, (track.slot,), (source,)) for _, lane, _, track, source in self._tracks]
-        return (*before, *(op for op in own if not op.after), *tracks, *(op for op in own if op.after))
+        first, last = ((op for _, op in self._due(after)) for after in (False, True))
+        return (*before, *first, *tracks, *last)
 
     # ------------------------------------------------------------ before the layers
     def __enter__(self) -> Step:
@@ -227,14 +227,18 @@ class Step:
         if self._gates is not None:
             self._gates.open(layer)
 
-    def _run_plugin_ops(self, stream: Stream, after: bool) -> None:
-        """The plugins' own ops, those before the layers or those after them."""
+    def _due(self, after: bool) -> Iterator[tuple[Running | None, Op]]:
+        """The plugins' own ops that are still due, those before the layers or those after them."""
         for running, op in self._plugin_ops:
-            if op.after != after:
-                continue
+            if op.after == after:
+                if running is None:
+                    yield running, op
+                elif running.core is not None and op in running.claimed_ops:  # else another step has run it
+                    yield running, op
+
+    def _run_plugin_ops(self, stream: Stream, after: bool) -> None:
+        for running, op in self._due(after):
             if running is not None:
-                if running.core is None or op not in running.claimed_ops:  # another step may have run it
-                    continue
                 left = list(running.claimed_ops)
                 left.remove(op)
                 running.claimed_ops = left

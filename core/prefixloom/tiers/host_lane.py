@@ -248,18 +248,18 @@ class HostPages(HostLane):
     def retract(self, node: Node, slots: set[int]) -> None:
         """Take out slots of ``node`` whose content was never written."""
         cell: HostCell | None = node.cells[self.index]
-        gone = slots.intersection(self.slots_of(cell))
+        gone = [slot for slot in self.slots_of(cell) if slot in slots]
         if cell is None or not gone:
             return
         before = cell.data
-        cell.data = array("i", [ABSENT if slot in gone else slot for slot in array("i", before)]).tobytes()
+        cell.data = array("i", [ABSENT if slot in slots else slot for slot in array("i", before)]).tobytes()
         if self.journal is not None:
             self.journal.changed(self, node, before, cell.data)
         cell.pages -= len(gone)
         self.in_tree -= len(gone)
         if cell.locks:
             self.leased -= len(gone)
-        self.pool.give(array("i", sorted(gone)).tobytes())
+        self.pool.give_slots(gone)
         if not cell.pages and not cell.locks:
             self.drop_cell(cell)
 
@@ -319,8 +319,7 @@ class Moves:
             held = left.intersection(self.lane.slots_of(node.cells[self.lane.index]))
             self.lane.retract(node, held)
             left -= held
-        if left:
-            self.lane.pool.give(array("i", sorted(left)).tobytes())
+        self.lane.pool.give_slots([slot for slot in self.dst if slot in left])
 
 
 def layer_groups(lanes: Iterable[HostLane], count: int) -> tuple[tuple[int, ...], ...]:

@@ -57,24 +57,27 @@ class LowerTier:
         if due and self.store is not None:
             self.store.used(due)
 
+    def _taking(self, lane: Lane) -> HostLane | None:
+        """Where what the device frees of ``lane`` goes; None if it just goes."""
+        return None if self._write == "selective" else self.copies.by_component[lane.index]
+
     def demotes(self, lane: Lane) -> bool:
-        return self._write != "selective" and self.copies.by_component[lane.index] is not None
+        return self._taking(lane) is not None
 
     def losing(self, lane: Lane, cells: Iterable[Any]) -> None:
         """Copy cells to the host, as far as it has room, before the device evicts them."""
-        host = self.copies.by_component[lane.index]
-        if host is not None and self.demotes(lane):
+        host = self._taking(lane)
+        if host is not None:
             self.copies.backup([cell.node for cell in cells], (host,), defer=False)
 
     def gone(self, lane: Lane, nodes: list[Node]) -> list[Node]:
         host = self.copies.by_component[lane.index]
-        if host is None or not host.in_tree:
-            return nodes
-        gone = [node for node in nodes if node.cells[host.index] is None]
+        if host is not None:
+            nodes = [node for node in nodes if node.cells[host.index] is None]
         if lane.closed_upward or not lane.feeds:
-            return gone
+            return nodes
         page = self.core.shape.page
-        return [node for node in gone if usable(lane, host, node, node.end, page)[1] < node.end]
+        return [node for node in nodes if usable(lane, host, node, node.end, page)[1] < node.end]
 
     def divided(self, upper: Node, lower: Node) -> None:
         self.copies.divided(upper, lower)
@@ -127,6 +130,8 @@ class LowerTier:
         for lane in self.copies.lanes:
             i = lane.index
             pinned = 0
+            if strays := lane.strays():
+                raise InvariantError(f"{lane.pool.name}: the queue has or remembers what {strays[0].node!r} has not")
             for node in nodes:
                 cell = node.cells[i]
                 if cell is None:

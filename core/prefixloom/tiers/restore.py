@@ -168,7 +168,7 @@ def restore(copies: HostCopies, running: Running) -> Restored:
     core = copies.core
     match = find_again(core, running.match)
     wanted = limit = match.restorable
-    why = ""
+    ready, why = running.ready, ""
     while True:
         node, boundary = match.below, match.restorable
         if boundary > limit:
@@ -188,7 +188,7 @@ def restore(copies: HostCopies, running: Running) -> Restored:
             copies.forsake((part.host, node) for part in error.parts for node in reversed(part.run))
         else:
             copies.restores += 1
-            copies.restored_tokens += boundary - match.ready
+            copies.restored_tokens += boundary - ready
             return Restored(wanted, running.ready, why)
         copies.fallbacks += 1
         match = find_again(core, running.match)  # without what was evicted meanwhile, or could not be copied

@@ -57,7 +57,7 @@ class StoreBehind:
             roots = self.link.core.index.tree.roots.values()
             self.unseen = [(node, True) for root in roots for node in root.children]
         for lane in self._lanes:
-            lane.going = self.writes.rescue if store is not None and self._component.keep == "back" else None
+            lane.going = self.writes.rescue if self._component.keep == "back" else None
 
     def _offer_unseen(self) -> None:
         """Offer a few of the nodes from before the store was attached."""

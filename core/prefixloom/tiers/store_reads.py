@@ -112,8 +112,8 @@ class Fetch:
         self.waiting: list[Fetch] = []  # the fetches that go on when this one is over
         self._begun = reads.link.component.now()
         self._until: float | None = None
-        self._ticket = -1
-        self._ticket_done = False
+        self._ticket: int  # of the search, or of the slice that is read
+        self._ticket_done: bool
         self._links: list[bytes | None] = []
 
     def start(self) -> None:

@@ -261,6 +261,14 @@ class Lane(Generic[C, H]):
         """Whether nothing stands in the way of freeing ``cell``."""
         return not cell.locks
 
+    def strays(self) -> list[Any]:
+        """The cells that the queue has or remembers, and the tree has not any more: none. For debug mode."""
+        return [cell for cell in (*self.queue, *self.queue.remembered) if not self.has(cell)]
+
+    def has(self, cell: Any) -> bool:
+        """Whether the tree has ``cell``; not so of one whose node has gone."""
+        return cell.node is not None and cell.node.cells[self.index] is cell
+
     # ------------------------------------------------------------ eviction
     def evict(self, count: int, freed: list[Node]) -> int:
         """Free at least ``count`` pages if so many may go; the nodes that lost their cell are appended to ``freed``."""
@@ -284,7 +292,7 @@ class Lane(Generic[C, H]):
     def trim(self, count: int, emptied: list[Node]) -> int:
         """Free up to about ``count`` pages that no boundary at a node's end or below it can need.
 
-        Nodes that lose their cell by it are added to ``emptied``.
+        Nodes that may have lost their cell by it are added to ``emptied``.
         """
         return 0
 

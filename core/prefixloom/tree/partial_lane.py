@@ -85,15 +85,25 @@ class PartialLane(PageLane[C, R]):
         first, last = max(0, self.head - start), self.tail(cell.node.end) // self.page - start
         return (first, last) if first < last else (0, 0)
 
+    def slack_of(self, cell: PartialCell) -> int:
+        """How many pages of ``cell`` are slack."""
+        first, last = self._slack_pages(cell)
+        return present(cell.data[first * ID_BYTES : last * ID_BYTES])
+
+    def strays(self) -> list[Any]:
+        """Those of the queue of slack as well, which no cell without slack stands in."""
+        slack = [(link, link.cell) for link in self.slack]
+        wrong = [cell for link, cell in slack if not self.has(cell) or cell.slack is not link or not self.slack_of(cell)]
+        return [*super().strays(), *wrong]
+
     def _find_slack(self, cell: PartialCell) -> None:
         node = cell.node
         if self.tail(node.end) > node.parent.end:
             self._note_slack(cell)
 
     def _note_slack(self, cell: PartialCell) -> None:
-        """Enter ``cell`` into the queue of slack, if any of its slack pages is present."""
-        first, last = self._slack_pages(cell)
-        if last > first and present(cell.data[first * ID_BYTES : last * ID_BYTES]):
+        """Enter ``cell`` into the queue of slack, if it has any."""
+        if self.slack_of(cell):
             slack = cell.slack = SlackLink(cell)
             self.slack.add(slack)
 
@@ -109,13 +119,7 @@ class PartialLane(PageLane[C, R]):
     @property
     def evictable(self) -> int:
         """The pages that may be evicted, including slack of covered cells. It walks the queue of slack."""
-        count = 0
-        for slack in self.slack:
-            cell = slack.cell
-            if cell.locks:
-                first, last = self._slack_pages(cell)
-                count += present(cell.data[first * ID_BYTES : last * ID_BYTES])
-        return self.in_tree - self.leased + count
+        return self.in_tree - self.leased + sum(self.slack_of(slack.cell) for slack in self.slack if slack.cell.locks)
 
     def trim(self, count: int, emptied: list[Node]) -> int:
         got = 0
@@ -124,8 +128,7 @@ class PartialLane(PageLane[C, R]):
             if slack is None:
                 break
             got += self._cut_slack(slack.cell)
-            if not slack.cell.pages and not slack.cell.locks:
-                emptied.append(slack.cell.node)
+            emptied.append(slack.cell.node)
         return got
 
     def trimmed_first(self, count: int) -> list[PartialCell]:
@@ -134,8 +137,7 @@ class PartialLane(PageLane[C, R]):
         for slack in self.slack:
             if got >= count:
                 break
-            first, last = self._slack_pages(slack.cell)
-            got += present(slack.cell.data[first * ID_BYTES : last * ID_BYTES])
+            got += self.slack_of(slack.cell)
             cells.append(slack.cell)
         return cells
 

@@ -121,7 +121,7 @@ class StateLane(Lane[Cell, Any]):
         return (
             holding.complete
             and holding.as_of == boundary
-            and not any(track.complete and track.as_of == boundary for track in holding.tracks)
+            and not any(track.as_of == boundary for track in holding.tracks)
         )
 
     def hand_over(self, run: list[Node], holding: StateHolding, cover: Cell | None, ends: bool) -> Cell | None:
@@ -177,11 +177,10 @@ class StateLane(Lane[Cell, Any]):
     def _adopt_tracks(self, run: list[Node], holding: Any) -> None:
         for node in run:
             if node.cells[self.index] is None:
-                for track in holding.tracks:
-                    if track.complete and track.as_of == node.end:
-                        holding.tracks.remove(track)
-                        self.keep(node, track.slot)
-                        break
+                track = next((track for track in holding.tracks if track.as_of == node.end), None)
+                if track is not None:  # it is complete: a step that is open computes what lies behind
+                    holding.tracks.remove(track)
+                    self.keep(node, track.slot)
 
     def keep(self, node: Node, slot: int) -> None:
         """The tree takes over a state that stands beside a running one."""

@@ -345,8 +345,7 @@ class Engine:
                     job.failures += 1  # a copy that it read failed; otherwise it has read what another one published
                 if job.failures > RETRIES:
                     self._scheduler.end(job, "error", failed)
-                    continue
-            self._scheduler.restart(job)
+            self._scheduler.restart(job)  # it changes nothing of a job that has ended
 
     def _end_unusable(self, launched: LaunchedStep | None = None) -> None:
         """End the jobs whose logits were not finite. The model would return the same again, so they are not retried."""

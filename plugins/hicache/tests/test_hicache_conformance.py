@@ -263,6 +263,15 @@ def test_an_expected_failure_must_name_a_law() -> None:
         parametrize_with_checks([MEMORY], {"check_nothing": "for no reason"})
 
 
+def test_a_record_that_fills_the_memory_is_stored_and_one_byte_more_is_not() -> None:
+    store = MemoryBackend(HEADER_BYTES + 700)
+    assert store.put([laws.record_of(1, 700)]) == (Stored(laws.key_of(1)),)
+    (answer,) = store.put([laws.record_of(2, 701)])
+    assert isinstance(answer, Refused) and answer.reason == "size"
+    assert store.put([laws.record_of(2, 700)]) == (Stored(laws.key_of(2)),)
+    assert store.exists([laws.key_of(1), laws.key_of(2)]) == (False, True)
+
+
 def test_the_reasons_of_the_contract_are_distinct_words() -> None:
     assert len(set(REASONS)) == len(REASONS) == 14
     assert set(REASONS) > FAULTS

@@ -17,6 +17,8 @@ def test_no_input_breaks_a_reader_or_is_taken_for_what_it_is_not() -> None:
     assert sum(ended.values()) == 20_000
     for what in ("try_frame: read", "try_frame: corrupt", "try_frame: format", "try_segment: index of 5"):
         assert ended[what] > 20, f"hardly any input ended as {what!r}: {ended}"
+    reasons = {what.partition(": ")[2] for what in ended if what.startswith(("try_frame", "try_header"))}
+    assert reasons == {"read", "corrupt", "format"}
 
 
 def test_the_fuzz_sees_a_reader_that_trusts_payloads(monkeypatch: pytest.MonkeyPatch) -> None:

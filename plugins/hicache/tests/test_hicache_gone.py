@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,15 +146,35 @@ def test_two_processes_never_write_after_the_lock_was_removed(tmp_path: Path) ->
 
 
 class Unsynced(Disk):
-    """The next so many waits for the disk fail. The kernel tells of a failure once, so the ones after them succeed."""
+    """The next so many waits for the disk fail. The kernel tells of a failure once, so the ones after them succeed.
+
+    ``dirty`` are the inodes of the files that were written after they were last synced.
+    """
 
     failing = 0
+
+    def __init__(self) -> None:
+        self.dirty: set[int] = set()
+
+    def write(self, file: int, content: Any, offset: int) -> None:
+        self.dirty.add(os.fstat(file).st_ino)
+        super().write(file, content, offset)
 
     def sync(self, file: int) -> None:
         if self.failing:
             self.failing -= 1
             raise OSError(errno.EIO, "Input/output error")
         super().sync(file)
+        self.dirty.discard(os.fstat(file).st_ino)
+
+
+def test_after_a_flush_all_that_was_written_is_on_the_disk(tmp_path: Path) -> None:
+    disk = Unsynced()
+    store = FileBackend(tmp_path / "s", 100 * SEGMENT, segment_bytes=SEGMENT, disk=disk)
+    for seed in range(0, 120, 12):
+        stored(store, *(record_of(each, 3000) for each in range(seed, seed + 12)))
+        store.delete([key_of(seed // 2)])
+        assert len(disk.dirty) > 2 and store.flush() and not disk.dirty
 
 
 def test_a_flush_that_failed_is_not_made_good_by_the_next_one(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -195,8 +196,12 @@ def test_closing_drops_what_waits(store: Moody, clock: ManualClock) -> None:
     second = guarded.put([record_of(2)])
     guarded.close()
     assert second.answers == (Refused(key_of(2), "closed"),)
+    assert (guarded.status().stuck, guarded.status().late) == (1, 0)
     store.let_go.set()
     assert first.wait() is not None
+    end = time.monotonic() + 30
+    while (guarded.status().stuck, guarded.status().late) != (0, 1):
+        assert time.monotonic() < end, guarded.status()
 
 
 # ---------------------------------------------------------------- breaker
@@ -357,6 +362,10 @@ def test_the_systems_clock_goes_forward_and_gives_up_waiting() -> None:
     assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "deadline"),)
     guarded.backend.let_go.set()
     assert 0.05 <= clock.now() - before < 20
+    condition, before = threading.Condition(), clock.now()
+    with condition:
+        clock.wait(condition, 0.05)
+    assert 0.05 <= clock.now() - before, "it waits, and does not only look"
 
 
 def test_a_manual_clock_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from ...errors import CapacityError
 from ..inside import backdoor
 from ..inside.backdoor import anchor, state_slots
 from ..inside.contents import Contents, contents_of
@@ -95,6 +96,10 @@ class ComparedCache:
         self.journal = cache.journal()
         self.followed: dict[str, set[Piece]] = {f.name: set() for f in facts}
         """What the journal says is cached, by component."""
+        self.figures = dict.fromkeys(("opened", "asked_tokens", "hit_tokens", "recovered"), 0)
+        """What the cache must have counted."""
+        self.evicted = {f.name: 0 for f in facts}
+        """By component, what it says that it evicted."""
         self.running: list[ModelSequence] = []
         self.leases: list[ModelLease] = []
         self.plans: list[tuple[Any, str, list[int]]] = []
@@ -212,6 +217,37 @@ class ComparedCache:
                     return False
         return True
 
+    def held_where_there_is_room(self, runs: Iterable[ModelSequence]) -> list[tuple[ModelSequence, Facts, set[int]]]:
+        """Return the pages that sequences hold of components of which an eighth is free: they need not let go of any."""
+        roomy = [f for f in self.model.facts if not f.boundary and len(self.cache.pool(f.name).free_ids()) * 8 >= f.capacity]
+        return [(run, f, self.held(run)[f.name]) for run in runs for f in roomy]
+
+    def check_kept(self, roomy: list[tuple[ModelSequence, Facts, set[int]]]) -> None:
+        """Check that what a commit found room for is held still: it serves boundaries inside of a long prompt."""
+        for run, f, before in roomy:
+            lost = before - self.held(run)[f.name]
+            require(not lost, "%s: pages %s were given back, and there is room", f.name, lost)
+
+    def check_refusal(self, error: CapacityError, wanted: dict[str, int]) -> None:
+        """Check what a refusal says of the components that lack room, and of the sequences that hold it."""
+        require(error.shortages, "a refusal for want of room that names no component: %s", error)
+        for short in error.shortages:
+            f, figures = self.facts[short.component], self.cache.stats().components[short.component]
+            told = (short.wanted, short.free, short.leased, short.running, short.capacity)
+            right = (wanted[f.name], figures.free, figures.leased, figures.running, figures.capacity)
+            require(told == right, "%s: a refusal says %s, not %s", f.name, told, right)
+            require(short.wanted > short.free, "%s: it is not what lacks room: %s", f.name, short)
+            owned = sorted((len(self.owned(f, run)) for run in self.running if not run.gone), reverse=True)
+            held = [count for _, count in short.holders]
+            require(held == [count for count in owned[:3] if count], "%s: %s hold it, not %s", f.name, owned, held)
+
+    def owned(self, f: Facts, run: ModelSequence) -> list[int]:
+        """Return the slots that a sequence owns of one component."""
+        if f.boundary:
+            return list(state_slots(run.sequence, f.name))
+        table = run.sequence.pages(f.name)
+        return [slot for slot in (table[run.published // f.page :] if f.shareable else table) if slot >= 0]
+
     def everything(self) -> Lost:
         """Return the value of ``may_lose`` for an operation that may evict anything."""
         return {f.name: f.capacity + 1 for f in self.model.facts}
@@ -239,6 +275,7 @@ class ComparedCache:
         self.count(what)
         view = self.reader.read(self.anchors())
         fell: dict[str, set[Piece]] = {}
+        stats = self.cache.stats()
         for f in self.model.facts:
             name = f.name
             before = self.model.resident[name]
@@ -256,6 +293,9 @@ class ComparedCache:
                 fell[name] = lost
             if lost:
                 self.count("lost")
+            went, self.evicted[name] = stats.components[name].evicted - self.evicted[name], stats.components[name].evicted
+            counted = went == len(lost) or wipe is not None or name in self.allowances.drops or self.has_dropped
+            require(counted, "%s: %s lost %s and counts %s more evictions", what, name, len(lost), went)
             self.model.resident[name] = now
         if fell:
             self.check_fell(what, fell, may_lose)
@@ -263,6 +303,7 @@ class ComparedCache:
             self.count("split")
         self.view = view
         self.model.keys = view.keys
+        self.check_figures(stats)
         self.check_journal(what)
         self.check_owners(view)
         for run in self.running:
@@ -277,6 +318,24 @@ class ComparedCache:
             if f.path:
                 self.check_closed_upward(f, view)
         self.check_match()
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether anything is left of a namespace that was dropped, which goes without being evicted."""
+        return any(thing.detached and not thing.gone for thing in (*self.running, *self.leases))
+
+    def check_figures(self, stats: Any) -> None:
+        """Check what the cache counts."""
+        figures = {
+            **self.figures,
+            "sequences": sum(not run.gone for run in self.running),
+            "nodes": sum(cached.up is not None for cached in self.view.nodes.values()),
+        }
+        for name, figure in figures.items():
+            require(getattr(stats, name) == figure, "stats: %s is %s, not %s", name, getattr(stats, name), figure)
+        for plan, _, ids in self.plans:
+            right = plan.stale or self.model.usable(ids, plan.ready)
+            require(right, "a plan at %s is not stale and cannot be resumed", plan.ready)
 
     def check_journal(self, what: str) -> None:
         """Follow the journal, and check that it leads to what is cached. Now and then, compare the contents as well."""
@@ -333,14 +392,7 @@ class ComparedCache:
             owned = [*free, *cached, *view.detached[name], *(self.minted[name].ids if name in self.minted else ())]
             owned += self.outside.get(name, ())
             for run in self.running:
-                if not run.gone:
-                    if f.boundary:
-                        owned += state_slots(run.sequence, name)
-                        continue
-                    table = run.sequence.pages(name)
-                    owned += [
-                        slot for slot in (table[run.published // f.page :] if f.shareable else table) if slot >= 0
-                    ]
+                owned += [] if run.gone else self.owned(f, run)
             require(len(set(owned)) == len(owned), "%s: a slot has two owners: %s", name, sorted(owned))
             require(len(owned) == f.capacity, "%s: %s of %s slots have an owner", name, len(owned), f.capacity)
             waiting = 0 if backdoor.works_in_flight(self.cache) else self.cache.pool(name).retiring
@@ -350,6 +402,12 @@ class ComparedCache:
             require(
                 stats.cached == len(cached) + len(view.detached[name]), "%s: stats say %s cached", name, stats.cached
             )
+            locked = sum(len(node.pages[name]) for node in view.nodes.values() if node.locked.get(name))
+            require(stats.leased == locked, "%s: stats say %s leased, not %s", name, stats.leased, locked)
+            apart = len(self.outside.get(name, ()))
+            require(stats.outside == apart, "%s: stats say %s with the engine, not %s", name, stats.outside, apart)
+            mine = len(owned) - len(free) - stats.cached - apart
+            require(stats.running == mine, "%s: stats say %s are running, not %s", name, stats.running, mine)
             self.slots[name].poison(free)
 
     def check_running(self, run: ModelSequence, view: View) -> None:
@@ -414,6 +472,7 @@ class ComparedCache:
         if not self.allowances.narrows:
             branch = self.model.branch(ids, limit)
             require(plan.branch == branch, "match at %s: the branch is %s, not %s", plan.ready, plan.branch, branch)
+        self.check_plan(plan, ids, limit)
         if candidates:
             runs = plan.candidates()
             got = [b for lo, hi in runs for b in range(lo, hi + 1, self.model.page)]
@@ -421,6 +480,35 @@ class ComparedCache:
             agree = set(got) <= set(every) if self.allowances.narrows else got == every
             require(agree, "candidates %s, not %s", got, every)
         return plan
+
+    def check_plan(self, plan: Any, ids: list[int], limit: int) -> None:
+        """Check what a plan says beside its boundary: how far keys lead, who is in the way, and what opening takes."""
+        ready, walked = plan.ready, self.model.walked(ids)
+        require(plan.walked == walked, "match at %s: the keys lead to %s, not %s", ready, plan.walked, walked)
+        if ready < min(walked, limit):
+            f = self.facts.get(plan.limited_by)
+            lacks = f is not None and not self.model.has(f, ids, ready + self.model.page)
+            right = f is not None and (lacks or self.allowances.narrows)
+            require(right, "match at %s of %s: %s is in the way", ready, min(walked, limit), plan.limited_by)
+        else:
+            require(plan.limited_by is None, "match at %s, as deep as can be: %s is in the way", ready, plan.limited_by)
+        taken = {f.name: 1 + f.steps if f.boundary else f.replayed(ready) for f in self.model.facts}
+        taken = {name: count for name, count in taken.items() if count}
+        exact = not self.room_is_exact or plan.need == taken
+        require(exact, "opening at %s takes %s, and the plan says %s", ready, taken, plan.need)
+        for f in self.model.facts:
+            self.check_listed(f, plan.pages(f.name), ids, ready)
+
+    def check_listed(self, f: Facts, slots: Any, ids: list[int], boundary: int) -> None:
+        """Check that ``slots`` are those of the tree up to ``boundary``, and that what this needs is among them."""
+        count = (boundary > 0) if f.boundary else boundary // f.page
+        require(len(slots) == count, "%s: %s slots are listed up to %s", f.name, len(slots), boundary)
+        listed = {boundary if f.boundary else index: slot for index, slot in enumerate(slots) if slot >= 0}
+        needed = {boundary} - {0} if f.boundary else f.needed(boundary)
+        require(listed.keys() >= needed, "%s: %s lists %s, not all of %s", f.name, boundary, listed, needed)
+        for index, slot in listed.items():
+            got = self.view.slots[f.name].get(self.model.piece(f, ids, index))
+            require(slot == got, "%s: slot %s is listed for %s, the tree has %s", f.name, slot, index, got)
 
     def check_boundary(self, what: str, got: int, ids: list[int], limit: int) -> int:
         """Check that ``got`` is the deepest boundary the model allows; where hooks narrow, any that it allows."""

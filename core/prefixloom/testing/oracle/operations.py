@@ -89,16 +89,7 @@ class Operations(SequenceOperations):
     def check_lease_pages(self, leased: ModelLease) -> None:
         """Check that a lease lists what resuming at its boundary needs, where the tree has it."""
         for f in self.model.facts:
-            pages = leased.lease.pages(f.name)
-            if f.boundary:
-                listed = {leased.boundary: pages[0]} if pages else {}
-                needed = {leased.boundary} - {0}
-            else:
-                listed = dict(enumerate(pages))
-                needed = set(f.needed(leased.boundary))
-            for index in needed:
-                slot = self.view.slots[f.name][self.model.piece(f, leased.ids, index)]
-                require(listed.get(index) == slot, "%s: a lease lists %s, the tree has %s", f.name, listed, slot)
+            self.check_listed(f, leased.lease.pages(f.name), leased.ids, leased.boundary)
 
     # ------------------------------------------------------------ slots of an engine
     def do_insert(
@@ -229,6 +220,7 @@ class Operations(SequenceOperations):
         else:
             leased.lease = None
             self.cache.poll()
+            self.figures["recovered"] += not leased.gone
         self.compare("release")
 
     # ------------------------------------------------------------ opening
@@ -306,6 +298,8 @@ class Operations(SequenceOperations):
         run.cover = {name: [] for name in self.facts}
         self.extend(run, len(tokens) + self.model.lookahead)
         self.running.append(run)
+        for name, count in (("opened", 1), ("asked_tokens", len(tokens)), ("hit_tokens", boundary)):
+            self.figures[name] += count
         self.count("hit" if boundary else "miss")
         self.compare("open", may_lose=self.everything() if self.allowances.narrows else states)
         self.record_cover(run, anchor(sequence))
@@ -359,6 +353,7 @@ class Operations(SequenceOperations):
                 require(False, "a closed sequence grew")
         del sequence
         self.cache.poll()
+        self.figures["recovered"] += how == 4 and not run.gone
         self.compare("close" if how < 2 else "abort", may_lose, added, optional=optional)
         if how < 2 and not run.gone and not run.detached:
             self.check_complete(run, held, upto, tokens)

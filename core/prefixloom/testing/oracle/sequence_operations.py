@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from functools import cache as memoised
 from functools import partial
 from typing import Any
@@ -77,6 +77,7 @@ class SequenceOperations(ComparedCache):
             run.sequence.grow(count)
         except CapacityError as error:
             require(not (self.room_is_exact and self.room(wanted)), "refused, and there is room: %s", error)
+            self.check_refusal(error, wanted)
             self.compare("grow refused")
             return
         except InputError:
@@ -109,6 +110,7 @@ class SequenceOperations(ComparedCache):
             run.sequence.grow(count, arriving=True)
         except CapacityError as error:
             require(not (self.room_is_exact and self.room(wanted)), "refused, and there is room: %s", error)
+            self.check_refusal(error, wanted)
             self.compare("arrive refused")
             return
         except InputError:
@@ -267,17 +269,21 @@ class SequenceOperations(ComparedCache):
                     self.name_more(batch[0], 2)
                 waiting = waiting or has_plugin_ops(step)
                 if mode == 6:
-                    step.table(self.model.facts[0].name)
+                    self.check_table(step, batch)
                     self.catch_up(batch)
                 if mode == 7:
                     raise PlannedStepError
+                self.check_fills(step, () if mode == 6 else batch)
                 step.run_ops()
                 if mode != 6:
                     for run in batch:
                         run.pending, run.sourced = set(), set()
+                    self.check_fills(step, ())
+                    self.check_table(step, batch)
                 if mode == 8:
                     self.spoil(batch)
                     raise PlannedStepError
+                roomy = self.held_where_there_is_room(batch)
                 if mode < 6:
                     for run, count in zip(batch, named, strict=True):
                         self.forward(run, run.reserved, max(count, run.reserved + ahead))
@@ -302,9 +308,29 @@ class SequenceOperations(ComparedCache):
             for run, count in zip(batch, named, strict=True):
                 self.model.saw(run, run.committed, run.reserved, count, ahead)
                 self.committed(run, run.reserved, room)
+            self.check_kept(roomy)
         self.compare("step", may_lose=room)
         for run in batch if mode < 6 else ():
             self.check_released(run)
+
+    def check_fills(self, step: Any, batch: Iterable[ModelSequence]) -> None:
+        """Check that what a step says of its ops gives each running state of ``batch`` its content that has none."""
+        if has_plugin_ops(step):
+            return
+        due = {(name, run.sequence.pages(name)[0]) for run in batch for name in run.pending}
+        told = [(op.component, slot) for op in step.ops if op.kind != "track" for slot in op.dst]
+        require(sorted(told) == sorted(due), "the ops of a step fill %s, not %s", told, due)
+
+    def check_table(self, step: Any, batch: list[ModelSequence]) -> None:
+        """Check the page table of one component, of another one at each step."""
+        f = self.model.facts[self.operations % len(self.model.facts)]
+        rows = [run.sequence.pages(f.name) for run in batch]
+        width = max(map(len, rows))
+        right = [[*row, *[-1] * (width - len(row))] for row in rows]
+        require(step.table(f.name).tolist() == right, "%s: the page table is not %s", f.name, right)
+        if f.steps:
+            right = [run.sequence.rewind_slots(f.name) for run in batch]
+            require(step.rewind_table(f.name).tolist() == right, "%s: the slots to rewind to are not %s", f.name, right)
 
     def has_lost_state(self, run: ModelSequence) -> bool:
         return run.spoiled and any(f.boundary for f in self.model.facts)
@@ -339,7 +365,9 @@ class SequenceOperations(ComparedCache):
             return
         upto = max(run.committed, run.reserved - short)
         self.forward(run, upto, max(run.alone, upto))
+        roomy = self.held_where_there_is_room([run])
         run.sequence.commit(upto)
+        self.check_kept(roomy)
         self.model.saw(run, run.committed, upto, run.alone)
         self.committed(run, upto, None)
         self.compare("commit")

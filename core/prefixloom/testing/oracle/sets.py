@@ -170,8 +170,21 @@ class SetModel:
         return {self.piece(f, ids, index) for index in f.needed(boundary)}
 
     # ------------------------------------------------------------ matching
+    def has(self, f: Facts, ids: Sequence[int], boundary: int) -> bool:
+        """Whether one component has what resuming at ``boundary`` needs."""
+        return self.pieces(f, ids, boundary) <= self.resident[f.name]
+
     def usable(self, ids: Sequence[int], boundary: int) -> bool:
-        return all(self.pieces(f, ids, boundary) <= self.resident[f.name] for f in self.facts)
+        return all(self.has(f, ids, boundary) for f in self.facts)
+
+    def walked(self, ids: Sequence[int]) -> int:
+        """Return how far the keys lead that are in the tree."""
+        found = 0
+        for boundary in range(self.page, len(ids) - self.lookahead, self.page):
+            if ids[boundary + self.lookahead] not in self.keys:
+                break
+            found = boundary
+        return found
 
     def limit(self, tokens: int, leave: int) -> int:
         return max(0, tokens - max(leave, self.lookahead)) // self.page * self.page
