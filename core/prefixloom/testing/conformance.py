@@ -21,7 +21,7 @@ from .kit.probes import DENSE
 from .kit.thresholds import longest, most_calls
 from .kit.truth import Truth
 from .kit.watching import watch
-from .laws import arithmetic, costs, facts, hooks, machine, reach, schedules, service, tiers
+from .laws import arithmetic, costs, facts, hooks, machine, options, reach, schedules, service, tiers
 from .laws.hooks import quiet
 
 Law = Callable[[ComponentCase], None]
@@ -48,7 +48,7 @@ def law_somebody_says_what_the_layers_do(case: ComponentCase) -> None:
 
 FIRST = (facts.law_each_component_is_an_instance_of_its_own, facts.law_a_cache_can_be_composed_of_it)
 """Where one of these is broken, the component cannot be served, and no other law says more."""
-MODULES = (facts, reach, arithmetic, hooks, costs, service, tiers, machine, schedules)
+MODULES = (facts, reach, arithmetic, options, hooks, costs, service, tiers, machine, schedules)
 LATE = {hooks.law_hooks_are_called_when_the_contract_says, hooks.law_a_hook_that_raises_has_the_documented_consequence}
 """Laws that serve requests for components without hooks as well, where others say better what is wrong."""
 _ALL = [law for module in MODULES for law in _laws(module)]
@@ -163,6 +163,8 @@ def untested(case: ComponentCase) -> list[str]:
     out += [f"some orders of steps ({told})" for told in case.memo.get("orders", ())]
     if case.truth.layers is None:
         out.append("the arithmetic of the layers: give them in the Truth (layers=...), and the kit runs them")
+    if "config" in case.memo:
+        out.append(f"what it makes of a model's config: {case.memo['config']}")
     if "other processes" in case.memo:
         out.append(f"whether another process answers the same: {case.memo['other processes']}")
     if case.manifest.replay:
