@@ -19,8 +19,7 @@ from ...errors import CompositionError
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
 from ..kit.probes import FAR, Answers
 from ..toy.model import toy_config
-from .arithmetic import law_layers_go_on_from_what_is_stored
-from .facts import law_the_manifest_has_all_that_the_layers_write, law_the_manifest_says_what_content_depends_on
+from . import arithmetic, facts
 from .reach import uncovered
 
 OTHER = "another_name"
@@ -81,9 +80,9 @@ def _others(value: Any) -> Iterator[Any]:
 def _told(case: ComponentCase, numbers: tuple[Any, ...]) -> str | None:
     """Return how a component differs from what is said of its layers, near these numbers; None if it does not."""
     laws: list[Callable[[ComponentCase], None]] = [
-        law_the_manifest_has_all_that_the_layers_write,
-        law_the_manifest_says_what_content_depends_on,
-        law_layers_go_on_from_what_is_stored,
+        facts.law_the_manifest_has_all_that_the_layers_write,
+        facts.law_the_manifest_says_what_content_depends_on,
+        arithmetic.law_layers_go_on_from_what_is_stored,
     ]
     for law in laws:
         try:
