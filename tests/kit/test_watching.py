@@ -46,6 +46,36 @@ def attention(sees: Sees, names: tuple[str, str] = ("k", "v"), ahead: int = 0) -
     return layers
 
 
+def late(kept: dict[int, Tensor]) -> Any:
+    """A state, and beyond 60 tokens something that is kept elsewhere as well."""
+    plain = recurrence()
+
+    def layers(tokens: Tensor, start: int, end: int, buffers: dict[str, Tensor], pages: Tensor) -> Tensor:
+        out: Tensor = plain(tokens, start, end, buffers, pages)
+        if start < 60 < end:
+            kept[0] = out[60 - start]
+        if end > 60:
+            out[max(0, 61 - start) :] += kept[0]
+        return out
+
+    return layers
+
+
+def blocks(dtype: torch.dtype) -> Any:
+    """A state that is written at the end of each block of 8 and of each call only: its grid is 8, and not 1."""
+
+    def layers(tokens: Tensor, start: int, end: int, buffers: dict[str, Tensor], pages: Tensor) -> Tensor:
+        out = []
+        for at in range(start, end):
+            h = 0.5 * buffers["h"][0, pages[0]].float() + TABLE[tokens[at]]
+            out.append(h)
+            if at % 8 == 7 or at == end - 1:
+                buffers["h"][0, pages[0]] = h
+        return torch.stack(out).to(dtype)
+
+    return layers
+
+
 def recurrence(kept: dict[str, Tensor] | None = None) -> Any:
     """A state that decays, and grows by each token. ``kept``: where it is kept instead, wrongly."""
 
@@ -114,6 +144,9 @@ WRONG: dict[str, tuple[Any, Reach, Manifest, str, str]] = {
     "no lookahead": (attention(lambda q: list(range(q)), ahead=1), Path(), kv(), SAYS, "broken"),
     "too much lookahead": (attention(lambda q: list(range(q))), Path(), kv(lookahead=1), SAYS, "wasteful"),
     "a buffer that nobody writes": (attention(window(8), names=("k", "k")), Window(8), kv(), WRITES, "wasteful"),
+    "states that depend on how steps were cut": (blocks(torch.float32), Point(), state(), GOES_ON, "broken"),
+    "such states, and outputs of 16 bits": (blocks(torch.bfloat16), Point(), state("bfloat16"), GOES_ON, "broken"),
+    "a state of more bits than are written": (recurrence(), Point(), state("float64"), GOES_ON, "wasteful"),
     "a state of 16 bits": (recurrence(), Point(), state("bfloat16"), GOES_ON, "broken"),
 }
 
@@ -134,10 +167,15 @@ def test_what_is_kept_outside_of_the_buffers_is_found() -> None:
     assert found(recurrence({}), Point(), state()) == {GOES_ON: "broken"}
 
 
+def test_what_is_kept_elsewhere_late_is_found() -> None:
+    assert found(late({}), Point(), state()) == {GOES_ON: "broken"}
+
+
 def test_a_buffer_that_the_manifest_lacks_is_named() -> None:
     case = case_of(attention(window(8), names=("k", "values")), Window(8), kv())
     told = verdict(LAWS[0], case)
-    assert told.status == "broken" and "the layers ask for the buffer 'values', and the manifest has k, v" in told.told
+    assert (told.law, told.status) == (GOES_ON, "broken")
+    assert "the layers ask for the buffer 'values', and the manifest has k, v" in told.told
 
 
 def test_what_layers_raise_or_return_is_told() -> None:

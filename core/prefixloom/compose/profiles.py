@@ -63,13 +63,13 @@ def profile_from_facts(facts: ModelFacts, registry: Registry) -> Profile:
     specs: list[ComponentSpec] = []
     warnings: list[str] = []
     for kind, mine in layers.items():
-        specs += _specs(registry, kind, facts, tuple(mine))
+        specs += specs_of(registry, kind, facts, tuple(mine))
         warnings += _caveats(registry, kind, facts, tuple(mine))
     return Profile(specs, name=facts.model_type or "model", warnings=tuple(dict.fromkeys(warnings)))
 
 
-def _specs(registry: Registry, kind: str, facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> list[ComponentSpec]:
-    """The component for these layers, or several of one kind if the component type asks for them."""
+def specs_of(registry: Registry, kind: str, facts: ModelFacts, layers: tuple[LayerFacts, ...]) -> list[ComponentSpec]:
+    """Return the component for these layers, or several of one kind if the component type asks for them."""
     from_layers = registry.component(kind).from_layers
     assert from_layers is not None, "ComponentType refuses layer_kinds without from_layers"
     what = _owner(registry, kind)

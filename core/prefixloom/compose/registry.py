@@ -150,7 +150,10 @@ class Registry:
         try:
             return manager.hook.prefixloom_truth(options=dict(options))
         except Exception as error:
-            raise CompositionError(f"{entry}: prefixloom_truth raised {_shown(error)}. Report it there") from error
+            raise CompositionError(
+                f"{entry}: prefixloom_truth raised {_shown(error)}; it was given the options {dict(options)!r}. Report "
+                f"it there"
+            ) from error
 
     def policy(self, name: str) -> EvictionPolicy:
         """The eviction policy that a distribution offers as ``name``."""

@@ -21,7 +21,7 @@ from .kit.probes import DENSE
 from .kit.thresholds import longest, most_calls
 from .kit.truth import Truth
 from .kit.watching import watch
-from .laws import arithmetic, costs, facts, hooks, machine, reach, schedules, service, tiers
+from .laws import arithmetic, costs, facts, hooks, machine, options, reach, schedules, service, tiers
 from .laws.hooks import quiet
 
 Law = Callable[[ComponentCase], None]
@@ -48,7 +48,9 @@ def law_somebody_says_what_the_layers_do(case: ComponentCase) -> None:
 
 FIRST = (facts.law_each_component_is_an_instance_of_its_own, facts.law_a_cache_can_be_composed_of_it)
 """Where one of these is broken, the component cannot be served, and no other law says more."""
-MODULES = (facts, reach, arithmetic, hooks, costs, service, tiers, machine, schedules)
+MODULES = (facts, reach, arithmetic, options, hooks, costs, service, tiers, machine, schedules)
+WATCHED = arithmetic.law_layers_go_on_from_what_is_stored
+"""The law that is broken where layers cannot be run."""
 LATE = {hooks.law_hooks_are_called_when_the_contract_says, hooks.law_a_hook_that_raises_has_the_documented_consequence}
 """Laws that serve requests for components without hooks as well, where others say better what is wrong."""
 _ALL = [law for module in MODULES for law in _laws(module)]
@@ -81,7 +83,11 @@ def check_law(law: Law, case: ComponentCase) -> None:
     try:
         with quiet():
             if isinstance(case, ComponentCase):  # policies and stores have cases of their own, without layers
-                watch(case)
+                try:
+                    watch(case)
+                except LawBroken as error:  # layers that cannot be run can be watched by no law
+                    name, law = name_of(WATCHED), WATCHED
+                    raise error
             law(case)
         return
     except (NotApplicable, Wasteful):
@@ -136,7 +142,8 @@ def verdict(law: Law, case: ComponentCase) -> Verdict:
     except Wasteful as cost:
         return Verdict(name, cited, "wasteful", said, str(cost))
     except LawBroken as error:
-        return Verdict(name, cited, "broken", said, error.sentence, error.script)
+        broken = next((each for each in LAWS if name_of(each) == error.law), law)
+        return Verdict(error.law, error.clauses, "broken", statement(broken), error.sentence, error.script)
     return Verdict(name, cited, "holds", said)
 
 
@@ -149,7 +156,7 @@ def report_on(case: ComponentCase, laws: Iterable[Law] | None = None) -> Report:
     verdicts: list[Verdict] = []
     for law in LAWS if laws is None else laws:
         verdicts.append(verdict(law, case))
-        if law in FIRST and verdicts[-1].status == "broken":
+        if verdicts[-1].status == "broken" and (law in FIRST or verdicts[-1].law != name_of(law)):
             break
     return Report(str(case), tuple(verdicts), tuple(untested(case)), case.believed)
 
@@ -163,6 +170,11 @@ def untested(case: ComponentCase) -> list[str]:
     out += [f"some orders of steps ({told})" for told in case.memo.get("orders", ())]
     if case.truth.layers is None:
         out.append("the arithmetic of the layers: give them in the Truth (layers=...), and the kit runs them")
+    if case.manifest.requires:
+        names = ", ".join(map(repr, sorted(case.manifest.requires)))
+        out.append(f"it beside the real {names}: stand-ins of this name are composed with it, which need nothing")
+    if "config" in case.memo:
+        out.append(f"what it makes of a model's config: {case.memo['config']}")
     if "other processes" in case.memo:
         out.append(f"whether another process answers the same: {case.memo['other processes']}")
     if case.manifest.replay:

@@ -128,11 +128,15 @@ class HostMemory:
         self.manifest = TierManifest(capacity=tokens, write=write)
 
 
+LONGEST_TEXT = 10 * 4096
+"""How many tokens a text has: several of the largest pages."""
+
+
 @memoised
 def text_of(number: int) -> tuple[int, ...]:
     """Return a text that prompts begin with. Text 2k + 1 begins like text 2k and differs from it later."""
     chance = random.Random(f"text {number}")
-    text = tuple(chance.randrange(2) for _ in range(4000))
+    text = (*(chance.randrange(2) for _ in range(4000)), *chance.choices((0, 1), k=LONGEST_TEXT - 4000))
     if number % 2:
         shared = 5 + 7 * number
         text = text_of(number - 1)[:shared] + text[shared:]

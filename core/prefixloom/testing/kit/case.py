@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -52,6 +53,8 @@ class ComponentCase:
     believe: bool = False
     source: tuple[str, dict[str, Any]] | None = attrs.field(default=None, init=False)
     """The name and the options of an installed component."""
+    options: dict[str, Any] = attrs.field(factory=dict, init=False)
+    """All options of an installed component, with their defaults."""
     memo: dict[str, Any] = attrs.field(factory=dict, init=False, repr=False)
 
     @classmethod
@@ -65,6 +68,15 @@ class ComponentCase:
         label = f"{name}({said})" if said else name
         case = cls(make, offered_truth(name, with_defaults) if truth is None else truth, label=label)
         case.source = (name, options)
+        case.options = {option: value for option, value in with_defaults.items() if option != "name"}
+        return case
+
+    def otherwise(self, **options: Any) -> ComponentCase:
+        """Return a case of the same installed component, made with these options in place of its own."""
+        assert self.source is not None
+        name, given = self.source
+        case = ComponentCase.installed(name, **given | options)
+        case.seed, case.page_size = self.seed, self.page_size
         return case
 
     def component(self) -> Any:
@@ -173,7 +185,10 @@ def _with_defaults(make: Callable[..., Any], options: dict[str, Any]) -> dict[st
     except (TypeError, ValueError):  # it has no signature in Python
         return options
     bound.apply_defaults()
-    return bound.arguments
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():  # what ``**options`` takes are options like the others
+        found |= value if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return found
 
 
 def _completed(make: Any, component_type: Any, options: dict[str, Any], error: CompositionError) -> dict[str, Any]:
@@ -196,11 +211,11 @@ def _flat(error: object) -> str:
 def small_options(component_type: Any) -> Iterator[dict[str, Any]]:
     """Yield the options that a component type takes from the config of a toy model, for each kind of its layers."""
     from ...compose.model_config import read_facts
-    from ..toy.model import NUMBERS, toy_config
+    from ..toy.model import toy_config
 
     for kind in sorted(component_type.layer_kinds):
-        if kind in NUMBERS or kind == "full_attention":
-            facts = read_facts(toy_config([kind, kind]))
-            layers = tuple(layer for layer in facts.layers if layer.kind in component_type.layer_kinds)
+        facts = read_facts(toy_config([kind, kind]))
+        layers = tuple(layer for layer in facts.layers if layer.kind in component_type.layer_kinds)
+        with suppress(Exception):  # it needs more than this config has, and the error of ``make`` says what
             found = component_type.from_layers(facts, layers)
             yield dict(found) if hasattr(found, "keys") else dict(found[0][1])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -64,7 +65,9 @@ def first_outside(wanted: Iterable[Interval], have: tuple[Interval, ...], upto: 
 
 
 def contains(spans: tuple[Interval, ...], p: int) -> bool:
-    return any(low <= p < high for low, high in spans)
+    """Whether one of these intervals, which are sorted and apart, has position p."""
+    at = bisect_right(spans, (p, FAR << 9)) - 1
+    return at >= 0 and p < spans[at][1]
 
 
 def ends_of(spans: tuple[Interval, ...]) -> list[int]:
@@ -137,18 +140,14 @@ def _inside(value: Any) -> Iterator[Any]:
 # ---------------------------------------------------------------- answers
 
 
-class Probes:
-    """The answers of a case's reach and of its layers, each asked once, and the boundaries at which they are asked."""
+class Answers:
+    """The answers of a case's reach and of its layers, each asked once."""
 
     def __init__(self, case: ComponentCase) -> None:
         self._layers = watch(case)
         self._reach, self._reads, self._replay = case.reach, case.truth.reads, case.manifest.replay
         self._needs: dict[int, tuple[Interval, ...]] = {}
         self._read: dict[int, tuple[Interval, ...]] = {}
-        self._chance = random.Random(f"{case.seed} probes")
-        named = numbers_in(case.component(), self._reach, self._reads, case.truth.layers)
-        self.numbers = sorted(named | self._distances())
-        self.boundaries, self.bound = self._chosen()
 
     def needs(self, n: int) -> tuple[Interval, ...]:
         if n not in self._needs:
@@ -186,6 +185,24 @@ class Probes:
         assert self._layers is not None
         return self._layers.heard(q, [(p, p + 1)])
 
+    @staticmethod
+    def _answer(function: Any, name: str, n: int) -> Any:
+        try:
+            return function(n)
+        except Exception as error:
+            raise LawBroken(f"{name}({n}) raises {type(error).__name__}: {error}") from error
+
+
+class Probes(Answers):
+    """The answers of a case's reach and of its layers, and the boundaries at which they are asked."""
+
+    def __init__(self, case: ComponentCase) -> None:
+        super().__init__(case)
+        self._chance = random.Random(f"{case.seed} probes")
+        named = numbers_in(case.component(), self._reach, self._reads, case.truth.layers)
+        self.numbers = sorted(named | self._distances())
+        self.boundaries, self.bound = self._chosen()
+
     def served(self, dense: int, far: int) -> list[int]:
         """The boundaries at which what is read is asked: all, or some of the small and of the far ones."""
         if not self.watched:
@@ -194,13 +211,6 @@ class Probes:
         near = [n for n in large if any(abs(n - number) < 3 for number in self.numbers)]
         kept = sorted({*near[: far // 2], *self._chance.sample(large, min(far // 2, len(large)))})
         return [*small[:40], *small[40 :: DENSE // dense], *kept]
-
-    @staticmethod
-    def _answer(function: Any, name: str, n: int) -> Any:
-        try:
-            return function(n)
-        except Exception as error:
-            raise LawBroken(f"{name}({n}) raises {type(error).__name__}: {error}") from error
 
     def later(self, n: int) -> list[int]:
         """Some tokens from n on: those that come next, and those that a number away from n reads or needs."""

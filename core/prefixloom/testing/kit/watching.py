@@ -26,6 +26,9 @@ TRIALS = 2
 LOUD = 300.0
 """The size of changed entries, so that one of many is heard through a softmax."""
 
+NARROWER = {"torch.float64": ("float32",), "torch.float32": ("float16", "bfloat16")}
+"""Dtypes of fewer bits."""
+
 Memory = Mapping[str, Tensor]
 
 
@@ -136,22 +139,23 @@ class Layers:
     # ------------------------------------------------------------ going on
     def gone_on(self, cut: int, needs: Iterable[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """The outputs behind ``cut`` of one pass, and of one that goes on from what resuming there needs alone."""
-        tokens = self.tokens(LENGTH + 9)
-        whole = self.compute(tokens, 0, LENGTH, self.memory(LENGTH + 9, filled=not self.has_states))
-        before = self.memory(LENGTH + 9, filled=not self.has_states)
+        length = LENGTH if cut < LENGTH else cut + LENGTH // 2
+        tokens = self.tokens(length + 9)
+        whole = self.compute(tokens, 0, length, self.memory(length + 9, filled=not self.has_states))
+        before = self.memory(length + 9, filled=not self.has_states)
         self.compute(tokens, 0, cut, before)
-        self.compute(tokens[1:], 0, cut + 1, self.memory(LENGTH + 9))  # another sequence comes between
+        self.compute(tokens[1:], 0, cut + 1, self.memory(length + 9))  # another sequence comes between
         if self.has_states:
-            return whole[cut:], self.compute(tokens, cut, LENGTH, before)
+            return whole[cut:], self.compute(tokens, cut, length, before)
         if self.manifest.replay:  # nothing is there, and what is read is computed again
             start = max(0, cut - self.manifest.replay)
             again = self.changed(before, [(0, cut)] if cut else [])
             absent = range(start // self._page)
-            return whole[cut:], self.compute(tokens, start, LENGTH, again, absent=absent)[cut - start :]
+            return whole[cut:], self.compute(tokens, start, length, again, absent=absent)[cut - start :]
         kept = {p // self._page for low, high in needs for p in range(low, high)}
         gone = [page for page in range(cut // self._page) if page not in kept]
         left_out = self.changed(before, gaps_of(tuple(needs), cut))
-        return whole[cut:], self.compute(tokens, cut, LENGTH, left_out, absent=gone)
+        return whole[cut:], self.compute(tokens, cut, length, left_out, absent=gone)
 
     # ------------------------------------------------------------ what they write
     def truth(self, said: Truth) -> Truth:
@@ -179,6 +183,16 @@ class Layers:
                 shared = {reader: owner for reader, owner in buffer.shared.items() if owner in owners}
                 found.append(attrs.evolve(buffer, layers=owners, shared=shared))
         return tuple(found)
+
+    def narrower(self) -> dict[str, str]:
+        """The buffers of which every value that is written fits a dtype of fewer bits, each with this dtype."""
+        memory = self._after(self.tokens(LENGTH + 9), self.memory(LENGTH + 9, filled=False))
+        return {
+            name: few
+            for name, tensor in memory.items()
+            for few in NARROWER.get(str(tensor.dtype), ())
+            if tensor.any() and torch.equal(tensor, tensor.to(getattr(torch, few)).to(tensor.dtype))
+        }
 
     def _entries(self, memory: Memory) -> list[Tensor]:
         """(entries, values) of each buffer, in the order of positions."""

@@ -1,6 +1,7 @@
 """The laws: plain functions of a case, whose names say what must hold.
 
     facts       a component's identity, manifest, reach and pool
+    options     its name, its options, and what it makes of a model's config
     hooks       what hooks may look at, touch and answer
     service     a component's memory while requests are served
     machine     every answer equals the oracle's, also under faults

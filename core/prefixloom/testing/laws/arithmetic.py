@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from ..kit.case import ComponentCase, LawBroken, NotApplicable
+from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
+from ..kit.probes import numbers_in
 from ..kit.watching import LENGTH, Layers, watch
 
 ROUNDINGS = 256
 """By how many units of the last place outputs may differ that were computed in passes of other lengths."""
+LATE = 600
+"""The largest number in the layers' code beyond which they are run."""
+APART = 0.1
+"""By which part of the largest output they may differ at most, where a unit of 16 bits or less is large."""
 
 
 def law_layers_go_on_from_what_is_stored(case: ComponentCase) -> None:
@@ -21,15 +26,28 @@ def law_layers_go_on_from_what_is_stored(case: ComponentCase) -> None:
         raise NotApplicable("nobody gave its layers (Truth.layers), so what they compute is not known")
     step = max(case.manifest.grid, layers.group)
     cuts = range(step, LENGTH, step)
-    for cut in cuts if len(cuts) < 12 else sorted({*cuts[:4], *cuts[4::4]}):
+    for cut in [*(cuts if len(cuts) < 12 else sorted({*cuts[:4], *cuts[4::4]})), *_late(case, step)]:
         whole, gone_on = layers.gone_on(cut, case.reach.needs(cut))
         scale = float(whole.abs().max()) or 1.0
         apart = float((whole.double() - gone_on.double()).abs().max()) / scale
-        if not apart <= ROUNDINGS * _unit(layers, whole.dtype):
+        unit = _unit(layers, whole.dtype)
+        if not apart <= min(ROUNDINGS * unit, max(APART, 2 * unit)):
             raise LawBroken(
                 f"layers that go on at {cut}, from what resuming there needs, differ by {apart:.2g} of their largest "
                 f"output from one pass: something that they read is not stored, or is stored in too few bits"
             )
+    for name, few in layers.narrower().items():
+        raise Wasteful(
+            f"every value that the layers write to {name!r} is exact in {few}, and the manifest says "
+            f"{next(buffer.dtype for buffer in case.manifest.buffers if buffer.name == name)}: an entry is larger than "
+            f"it must be"
+        )
+
+
+def _late(case: ComponentCase, step: int) -> list[int]:
+    """Boundaries beyond numbers that stand in the layers' code, since what they keep may change there."""
+    numbers = [number for number in sorted(numbers_in(case.truth.layers)) if LENGTH // 2 < number <= LATE]
+    return sorted({-(-(number + 1) // step) * step for number in numbers[-2:]})
 
 
 def _unit(layers: Layers, outputs: torch.dtype) -> float:

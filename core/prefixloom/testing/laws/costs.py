@@ -10,7 +10,7 @@ from ..kit.bench import Bench, text_of
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
 from .service import needed_slots
 
-LENGTHS = (8, 24, 80, 320)
+LENGTHS = (8, 13, 24, 80, 320)
 """The lengths of prompts, in pages of the tree: what hits at none of them hits never."""
 ROUNDS = 24
 """How often a prompt comes again among others."""
@@ -28,7 +28,7 @@ def law_what_was_served_is_found_again(case: ComponentCase) -> None:
     if length is None:
         _never_hits(case, hooks)
     elif hooks:
-        _long_prompts_hit(case, hooks)
+        _prompts_hit_as_far(case, hooks)
         _hot_prompts_hit(case, length, hooks)
 
 
@@ -37,15 +37,20 @@ def _beside(case: ComponentCase) -> tuple[str, ...]:
     return () if case.is_cached else ("path",)
 
 
-def _hits(case: ComponentCase, length: int, without: Collection[str] = ()) -> int:
-    """How many tokens of a prompt of so many pages hit, once it was served in two steps with nothing else there."""
+def _hits(case: ComponentCase, length: int, without: Collection[str] = (), branched: bool = False) -> int:
+    """How many tokens of a prompt of so many pages hit, once it was served in two steps with nothing else there.
+
+    ``branched``: a prompt that begins like it, and then differs, was served after it.
+    """
     bench = Bench(case, _beside(case), units=2 * length + 8, without=without)
-    ahead = bench.cache.composition.lookahead
-    prompt = text_of(0)[: length * bench.unit + ahead]
-    run = bench.open(prompt)
-    for count in (length * bench.unit // 2, length * bench.unit - length * bench.unit // 2):
-        bench.run(run, count)
-    run.sequence.close()
+    unit, ahead = bench.unit, bench.cache.composition.lookahead
+    half, end = length // 2 * unit, length * unit + ahead
+    prompt = list(range(1000, 1000 + end))
+    for tokens in (prompt, [*prompt[:half], *range(100_000 + half, 100_000 + end)])[: 1 + branched]:
+        run = bench.open(tokens)
+        for count in (half - run.sequence.reserved, length * unit - half):
+            bench.run(run, max(0, count))
+        run.sequence.close()
     return bench.cache.peek((*prompt, 0))
 
 
@@ -62,15 +67,28 @@ def _never_hits(case: ComponentCase, hooks: Sequence[str]) -> None:
     raise LawBroken(f"{served} were served, and none of their tokens hits again{suspect}")
 
 
-def _long_prompts_hit(case: ComponentCase, hooks: Sequence[str]) -> None:
-    """Compare how much of a long prompt hits with what would hit without its hooks."""
-    mine, plain = (_hits(case, LENGTHS[-1], without) for without in ((), hooks))
-    if 4 * mine >= 3 * plain:
-        return
-    alone = {hook: _hits(case, LENGTHS[-1], {hook}) for hook in hooks}
+def _prompts_hit_as_far(case: ComponentCase, hooks: Sequence[str]) -> None:
+    """Compare how much of prompts hits with what would hit without the component's hooks."""
+    lost = []
+    for length in LENGTHS:
+        for branched in (False, True)[: 1 + (length < LENGTHS[-1])]:
+            mine, plain = (_hits(case, length, without, branched) for without in ((), hooks))
+            lost.append(plain - mine)
+            if 4 * mine < 3 * plain:
+                _loses(case, hooks, length, branched)
+    if min(lost) > 0:
+        _loses(case, hooks, LENGTHS[0], False, f". Each prompt that was tried loses {min(lost)} tokens or more")
+
+
+def _loses(case: ComponentCase, hooks: Sequence[str], length: int, branched: bool, more: str = "") -> None:
+    mine, plain = (_hits(case, length, without, branched) for without in ((), hooks))
+    alone = {hook: _hits(case, length, {hook}, branched) for hook in hooks}
     guilty = max(alone, key=lambda hook: alone[hook])
     told = f"without {guilty} {alone[guilty]}" if alone[guilty] > mine else f"without its hooks {plain}"
-    raise Wasteful(f"of a prompt of {LENGTHS[-1] * Bench(case).unit} tokens {mine} hit when it comes again, and {told}")
+    after = ", after another that differs from its half on" if branched else ""
+    raise Wasteful(
+        f"of a prompt of {length * Bench(case).unit} tokens {mine} hit when it comes again{after}, and {told}{more}"
+    )
 
 
 def _hot(case: ComponentCase, length: int, without: Collection[str] = ()) -> int:

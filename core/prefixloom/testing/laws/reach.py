@@ -7,11 +7,12 @@ long prompts (``kit.probes``).
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
 from math import inf, isnan
 
 from ...contract.reach import Reach
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful, made
-from ..kit.probes import DENSE, FAR, POWERS, TIMES, Probes, contains, ends_of, first_outside, probes_of
+from ..kit.probes import DENSE, FAR, POWERS, TIMES, Answers, Probes, contains, ends_of, first_outside, probes_of
 
 
 def _last_boundaries(probes: Probes) -> dict[int, int]:
@@ -73,13 +74,23 @@ def law_the_reach_covers_what_the_layers_read(case: ComponentCase) -> None:
     probes = _told(case)
     if not probes.watched:
         _covered_where_all_is_small(case, probes)
-    for n in probes.served(40, 40):
+    told = uncovered(case, probes, probes.served(40, 40), probes.later)
+    if told is not None:
+        raise LawBroken(told)
+
+
+def uncovered(
+    case: ComponentCase, answers: Answers, boundaries: Iterable[int], later: Callable[[int], Iterable[int]]
+) -> str | None:
+    """Say what a token of ``later(n)`` reads that is not there where n was resumed at; None if there is nothing."""
+    for n in boundaries:
         if n % case.manifest.tokens_per_slot:
             continue  # no boundary lies inside of an entry
-        for q in probes.later(n):
-            missed = probes.read_outside(q, n)
+        for q in later(n):
+            missed = answers.read_outside(q, n)
             if missed is not None:
-                raise LawBroken(_missed(case, q, missed, n))
+                return _missed(case, q, missed, n)
+    return None
 
 
 def _covered_where_all_is_small(case: ComponentCase, probes: Probes) -> None:
@@ -160,11 +171,12 @@ def law_nothing_is_kept_for_ever(case: ComponentCase) -> None:
         if reach.closed_upward:
             return
         raise NotApplicable("its reach has no until: nothing is released early while a sequence runs")
-    last = _last_boundaries(probes)
-    far = probes.boundaries[DENSE:]
-    for p in range(DENSE // 4):
-        seen = last.get(p, p)
-        if seen < DENSE // 2 and reach.until(p) > DENSE and not any(contains(probes.needs(n), p) for n in far):
+    last, far = _last_boundaries(probes), probes.boundaries[DENSE:]
+    for p in (*range(DENSE // 4), *(n for n in far[:: max(1, len(far) // 40)] if n < probes.bound // 4)):
+        if reach.until(p) <= probes.bound:
+            continue  # another law asks whether it is needed there
+        seen = max((n for n in far if contains(probes.needs(n), p)), default=last.get(p, p))
+        if seen < probes.bound // 2:
             raise LawBroken(
                 f"until({p}) is {reach.until(p)}, and no boundary after {seen} needs position {p} (asked up to "
                 f"{probes.bound}): a running sequence would keep it for ever"
