@@ -252,7 +252,7 @@ class PrefixloomCache(BasePrefixCache):
             self._figures = dict(self.books.stats().components)
         figures = self._figures[component]
         unit = figures.page_tokens or 1
-        return (figures.cached - figures.leased) * unit, figures.leased * unit
+        return figures.evictable * unit, (figures.cached - figures.evictable) * unit
 
     def evictable_size(self) -> int:
         return self._sizes(FULL)[0]

@@ -85,7 +85,8 @@ class PairedSlots(TokenSlots):
         pairs = torch.stack((first, self._allocator.full_to_swa_index_mapping[first])) // self.page_size
         full, windows = pairs.tolist()
         if self._is_useless(windows):
-            self._allocator.free_swa(row)
+            held = [page for page, window in zip(full, windows, strict=True) if window]
+            self._allocator.free_swa(self.locations(held))  # SGLang would free slot 0 where there is none
             windows = [0] * len(windows)
         self._window_of[full] = windows
         self._full_of[windows] = full
