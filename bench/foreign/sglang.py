@@ -117,6 +117,8 @@ class SGLangCache(ForeignCache):
     """Slots of windows for each slot of full attention."""
     longest: ClassVar[int] = 512
     """Tokens of the longest request."""
+    requests_at_once: ClassVar[int] = 8
+    """Rows of the request table, where no states bound their number."""
 
     def __init__(self, device: Any, components: str, page: int, tokens: int, states: int, window: int) -> None:
         self.device, self.page, self.letters = device, page, components
@@ -199,7 +201,7 @@ class SGLangCache(ForeignCache):
 
     def _request_pool(self, states: int, extra: bool) -> Any:
         # A request has a running slot and two that are written in turn, and SGLang sizes the pool for three or five.
-        size = states // (5 if extra else 3) if "M" in self.letters else 8
+        size = states // (5 if extra else 3) if "M" in self.letters else self.requests_at_once
         common = {"size": size, "max_context_len": self.longest, "device": "cpu", "enable_memory_saver": False}
         if "M" not in self.letters:
             return ReqToTokenPool(**common)

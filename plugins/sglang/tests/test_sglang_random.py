@@ -54,6 +54,8 @@ class Scene:
     arrivals: float
     slides: int
     """After so many tokens of an answer SGLang gives back what has left the window."""
+    moves_on: bool
+    """A long answer gives the window of its prompt free."""
 
 
 def scene(seed: int) -> Scene:
@@ -77,6 +79,7 @@ def scene(seed: int) -> Scene:
         longest_answer=rng.choice((3, 12, 30, tokens // 3)),
         arrivals=rng.choice((0.2, 0.6, 0.9)),
         slides=rng.choice((1, 1, 5)),
+        moves_on=rng.random() < 0.5,
     )
 
 
@@ -188,7 +191,8 @@ class Checked(Scheduling):
     def kept(self, request: Any) -> int | None:
         if "M" in self.letters or self.rng.random() > 0.2:
             return None
-        return self.rng.randint(1, len(request.output_ids))
+        answered = len(request.output_ids)
+        return self.rng.randint(max(1, answered - 1) if self.scene.moves_on else 1, answered)
 
     def check(self) -> None:
         for pool, (found, whole) in self.sums().items():
@@ -211,10 +215,11 @@ def make(seed: int, own: bool = False) -> Checked:
 def drive(seed: int, requests: int = 40, own: bool = False) -> Checked:
     """Run random traffic to its end."""
     rng = random.Random(f"traffic {seed}")
+    envs.SGLANG_OPT_RELEASE_PREFILL_SWA.set(scene(seed).moves_on)
+    envs.SGLANG_SWA_EVICTION_INTERVAL.set(scene(seed).slides)
     made = make(seed, own)
     stories = [[rng.randrange(1000) for _ in range(rng.randint(1, 20))] for _ in range(3)]
     sent, still = 0, 0
-    envs.SGLANG_SWA_EVICTION_INTERVAL.set(made.scene.slides)
     while sent < requests or made.busy:
         while sent < requests and (rng.random() < made.scene.arrivals or not made.busy):
             story = rng.choice(stories)
