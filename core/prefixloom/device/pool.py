@@ -94,16 +94,16 @@ def present(data: bytes) -> int:
     return len(data) // ID_BYTES - data.count(ABSENT_BYTES)
 
 
-def _as_tensor(memory: bytearray | array[int], dtype: str) -> Tensor:
+def _as_tensor(numbers: array[int]) -> Tensor:
     """A tensor over the same memory."""
     import torch
 
-    return torch.frombuffer(memory, dtype=getattr(torch, dtype))
+    return torch.frombuffer(numbers, dtype=torch.int32)
 
 
 def _indices(slots: array[int]) -> Tensor:
     """Slots as indices into a tensor; there must be some."""
-    return _as_tensor(slots, "int32").long()
+    return _as_tensor(slots).long()
 
 
 MANY = 64
@@ -114,7 +114,7 @@ def bounds(slots: array[int]) -> tuple[int, int]:
     """The smallest and the largest of some slots."""
     if len(slots) < MANY:
         return min(slots), max(slots)
-    least, most = _as_tensor(slots, "int32").aminmax()
+    least, most = _as_tensor(slots).aminmax()
     return int(least), int(most)
 
 
@@ -159,8 +159,8 @@ class Pool:
         self.at_hand = 0 if lent else capacity
         self.outside = capacity - self.at_hand
         """The number of slots that the engine has which lends them."""
-        self._inside = bytearray(capacity) if lent else None  # whether each slot is in the pool; None: all are for good
-        self._flags = _as_tensor(self._inside, "uint8") if self._inside else None  # the same memory, for many slots at once
+        self._inside = array("i", bytes(ID_BYTES * capacity)) if lent else None  # 1: in the pool; None: all are for good
+        self._flags = _as_tensor(self._inside) if self._inside else None  # the same memory, for many slots at once
         self._ordered = 0  # how many were free when they were last sorted
         self.orderly = False  # whether neighbouring pages are handed out together
         self.fence = Fence()
@@ -309,14 +309,12 @@ class Pool:
             return True
         if self._flags is None:
             return False
-        at = _indices(slots)
-        flags = self._flags
-        if int(flags[at].max()):
-            return False
-        flags.index_add_(0, at, flags.new_ones(len(slots)))
-        twice = int(flags[at].max()) > 1
-        flags[at] = 0
-        return not twice
+        at, flags = _indices(slots), self._flags
+        one = flags.new_ones(1).expand(len(slots))
+        flags.index_add_(0, at, one)
+        fit = int(flags[at].max()) == 1  # else a slot is here already, or named twice
+        flags.index_add_(0, at, one, alpha=-1)
+        return fit
 
     def receive(self, slots: array[int]) -> None:
         """The engine hands in slots that are outside; the caller has checked that they are, and becomes their owner."""

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from ..device.flight import Work
-from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, bounds, present
+from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, bounds
 from ..device.streams import Stream
 from ..errors import InputError, ProtocolError
 from ..tree.lane import Lane, PageLane
@@ -48,6 +48,8 @@ class _Handed:
     first: int
     slots: array[int]
     own: array[int]
+    whole: bool
+    """Whether none of the slots is absent."""
 
 
 def insert(
@@ -105,6 +107,8 @@ def lend(core: Core, slots: Mapping[str, Any]) -> None:
     """An engine lends slots without content: sequences, loads from below and checkpoints may use them."""
     lent = [(lane, _numbers(lane, slots[lane.name])) for lane in _lanes(core, slots)]
     for lane, numbers in lent:
+        if ABSENT in numbers:
+            raise InputError(f"-1 stands for no slot of {lane.name!r}, and cannot be lent")
         _refuse_what_is_here(lane, numbers)
     for lane, numbers in lent:
         lane.pool.lend(numbers)
@@ -172,8 +176,6 @@ def _strange(lane: Lane, slot: object) -> InputError:
 
 
 def _refuse_what_is_here(lane: Lane, own: array[int]) -> None:
-    if present(own.tobytes()) != len(own):
-        raise InputError(f"-1 stands for no slot of {lane.name!r}, and cannot be lent")
     if lane.pool.may_come(own):
         return
     seen: set[int] = set()
@@ -212,25 +214,30 @@ def _pages(lane: PageLane, match: Match, numbers: array[int], start: int) -> _Ha
             f"{len(numbers)} pages of {lane.name!r} from {start} on are more than {match.count} tokens have"
         )
     before = max(0, resumed - first)
-    duplicates = _without_absent(numbers[:before])
-    own = array("i", [slot for slot, here in zip(duplicates, lane.pool.are_here(duplicates), strict=True) if not here])
-    own.extend(_without_absent(numbers[before:]))
+    present = _present(numbers[before:]) if before else _present(numbers)
+    whole = len(present) == len(numbers) - before
+    own = present
+    if before:
+        duplicates = _present(numbers[:before])
+        here = lane.pool.are_here(duplicates)
+        own = array("i", [slot for slot, is_here in zip(duplicates, here, strict=True) if not is_here]) + present
     _refuse_what_is_here(lane, own)
-    return _Handed(lane, first, numbers, own)
+    return _Handed(lane, first, numbers, own, whole)
 
 
-def _without_absent(numbers: array[int]) -> array[int]:
-    if ABSENT_BYTES not in numbers.tobytes():
+def _present(numbers: array[int]) -> array[int]:
+    """Those that are not absent."""
+    if not numbers or bounds(numbers)[0] != ABSENT:
         return numbers
     return array("i", [slot for slot in numbers if slot != ABSENT])
 
 
 def _state(lane: Lane, numbers: array[int]) -> _Handed:
-    own = _without_absent(numbers)
+    own = _present(numbers)
     if len(own) > 1:
         raise InputError(f"{lane.name!r} takes one slot, of the state at the deepest boundary; got {numbers.tolist()}")
     _refuse_what_is_here(lane, own)
-    return _Handed(lane, 0, numbers, own)
+    return _Handed(lane, 0, numbers, own, whole=True)
 
 
 # ---------------------------------------------------------------- what is held
@@ -262,12 +269,12 @@ def _hold(running: Running, handed: _Handed, boundary: int) -> None:
         return
     resumed = holding.base + len(holding.table)
     before = max(0, resumed - handed.first)
-    fresh = array("i", [ABSENT]) * max(0, handed.first - resumed) + handed.slots[before:]
+    lacking = max(0, handed.first - resumed)
+    fresh = array("i", [ABSENT]) * lacking + handed.slots[before:]
     useless = handed.slots[:before]
-    hole = fresh.tobytes().find(ABSENT_BYTES)
-    if hole >= 0:
+    if lacking or not handed.whole:
         if lane.closed_upward:
-            whole = hole // ID_BYTES
+            whole = fresh.tobytes().index(ABSENT_BYTES) // ID_BYTES
             useless += fresh[whole:]
             del fresh[whole:]
         else:

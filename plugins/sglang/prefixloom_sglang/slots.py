@@ -60,7 +60,7 @@ class TokenSlots:
 
         None: the request still runs, and has given back so much that nobody could resume where this part ends.
         """
-        return {FULL: (row[:: self.page_size] // self.page_size).to("cpu", torch.int32).numpy()}
+        return {FULL: self._pages(row).to("cpu", torch.int32).numpy()}
 
     def give_back(self, back: Back) -> None:
         """Pages that nobody uses any more go to SGLang's free lists."""
@@ -69,6 +69,12 @@ class TokenSlots:
 
     def rejoin(self, handed: Handed, back: Back, tree: Callable[[], Sequence[int]]) -> None:
         """After an insert, join what the books took to what they had. There is nothing to join here."""
+
+    def _pages(self, row: torch.Tensor) -> torch.Tensor:
+        return self._divided(row[:: self.page_size])
+
+    def _divided(self, slots: torch.Tensor) -> torch.Tensor:
+        return slots if self.page_size == 1 else slots // self.page_size
 
     def _numbers(self, pages: Sequence[int] | Pages) -> torch.Tensor:
         return self._to_device(torch.from_numpy(pages_of(pages).astype(np.int64)), self.device)
@@ -92,8 +98,8 @@ class PairedSlots(TokenSlots):
 
     def hand_in(self, row: torch.Tensor, finished: bool) -> Handed | None:
         first = row[:: self.page_size].to(torch.int64)
-        pairs = torch.stack((first, self._allocator.full_to_swa_index_mapping[first])) // self.page_size
-        full, windows = pairs.to("cpu", torch.int32).numpy()
+        pairs = torch.stack((first, self._allocator.full_to_swa_index_mapping[first]))
+        full, windows = self._divided(pairs).to("cpu", torch.int32).numpy()
         if self._is_useless(windows):
             if not finished:
                 return None
