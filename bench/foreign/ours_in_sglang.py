@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from bench.foreign.sglang import NAMES, SGLangCache
 from prefixloom_sglang.audit import AuditedCache
+from prefixloom_sglang.cache import PrefixloomCache
 from prefixloom_sglang.composition import FULL, STATE, SWA, books_for, pools_of
 
 COMPONENTS = {"F": FULL, "S": SWA, "M": STATE}
@@ -23,8 +24,10 @@ class OurCacheInSGLang(SGLangCache):
     """prefixloom in SGLang's scheduler."""
 
     core: ClassVar[str] = "prefixloom"
+    cache_class: ClassVar[type[PrefixloomCache]] = AuditedCache
+    """With debug mode, or without."""
 
-    def _prefix_cache(self, params: Any) -> AuditedCache:
+    def _prefix_cache(self, params: Any) -> PrefixloomCache:
         pools = pools_of(params, "S" in self.letters, "M" in self.letters)
         kinds = {"F": "full_attention", "S": "sliding_attention", "M": "linear_attention"}
         config = {
@@ -35,7 +38,8 @@ class OurCacheInSGLang(SGLangCache):
             **HEADS,
             **STATES,
         }
-        return AuditedCache(params, books_for(config, pools, bigrams=params.is_eagle, policy=params.eviction_policy))
+        books = books_for(config, pools, bigrams=params.is_eagle, policy=params.eviction_policy)
+        return self.cache_class(params, books)
 
     def _cached_units(self) -> dict[str, list[int]]:
         found = {}

@@ -113,6 +113,12 @@ class SGLangCache(ForeignCache):
     core: ClassVar[str] = "python"
     parameters: ClassVar[dict[str, Any]] = {}
     """Further parameters of the prefix cache."""
+    window_share: ClassVar[float] = 1.0
+    """Slots of windows for each slot of full attention."""
+    longest: ClassVar[int] = 512
+    """Tokens of the longest request."""
+    requests_at_once: ClassVar[int] = 8
+    """Rows of the request table, where no states bound their number."""
 
     def __init__(self, device: Any, components: str, page: int, tokens: int, states: int, window: int) -> None:
         self.device, self.page, self.letters = device, page, components
@@ -121,6 +127,7 @@ class SGLangCache(ForeignCache):
         self.ahead = 1 if self.overlap else 0
         self._arguments(extra)
         tokens = tokens // page * page
+        self.window_tokens = int(tokens * self.window_share) // page * page
         self.kv = self._kv_pool(tokens)
         self.allocator = self._allocator(tokens)
         self.rows = self._request_pool(states, extra)
@@ -143,7 +150,7 @@ class SGLangCache(ForeignCache):
         self.components = [
             AdaptedComponent(NAMES[each], reaches[each], NAMES[each], 1 if each == "M" else page) for each in components
         ]
-        pages, window_pages = tokens // page, tokens // page
+        pages, window_pages = tokens // page, self.window_tokens // page
         counts = {"F": pages, "S": window_pages, "M": states}
         self.pools = {NAMES[each]: range(1, counts[each] + 1) for each in components}  # 0 is a slot for padding
         self.model = types.SimpleNamespace(
@@ -177,21 +184,25 @@ class SGLangCache(ForeignCache):
         sizes = {"page_size": self.page, "dtype": torch.float32, "head_num": 1, "head_dim": 1, "device": "cpu"}
         if "S" in self.letters:
             return SWAKVPool(
-                size=tokens, size_swa=tokens, swa_attention_layer_ids=[1], full_attention_layer_ids=[0], **sizes
+                size=tokens,
+                size_swa=self.window_tokens,
+                swa_attention_layer_ids=[1],
+                full_attention_layer_ids=[0],
+                **sizes,
             )
         return MHATokenToKVPool(size=tokens, layer_num=1, enable_memory_saver=False, **sizes)
 
     def _allocator(self, tokens: int) -> Any:
         if "S" in self.letters:
-            return SWATokenToKVPoolAllocator(tokens, tokens, self.page, torch.float32, "cpu", self.kv, False)
+            return SWATokenToKVPoolAllocator(tokens, self.window_tokens, self.page, torch.float32, "cpu", self.kv, False)
         if self.page == 1:
             return TokenToKVPoolAllocator(tokens, torch.float32, "cpu", self.kv, False)
         return PagedTokenToKVPoolAllocator(tokens, self.page, torch.float32, "cpu", self.kv, False)
 
     def _request_pool(self, states: int, extra: bool) -> Any:
         # A request has a running slot and two that are written in turn, and SGLang sizes the pool for three or five.
-        size = states // (5 if extra else 3) if "M" in self.letters else 8
-        common = {"size": size, "max_context_len": 512, "device": "cpu", "enable_memory_saver": False}
+        size = states // (5 if extra else 3) if "M" in self.letters else self.requests_at_once
+        common = {"size": size, "max_context_len": self.longest, "device": "cpu", "enable_memory_saver": False}
         if "M" not in self.letters:
             return ReqToTokenPool(**common)
         shape = Mamba2StateShape(

@@ -48,6 +48,10 @@ def lent(**options: Any) -> Cache:
     )
 
 
+def taken_back(cache: Cache) -> dict[str, list[int]]:
+    return {name: slots.tolist() for name, slots in cache.take_back().items()}
+
+
 def test_what_is_handed_in_hits_and_comes_back_when_it_is_evicted() -> None:
     cache = lent()
     first = cache.insert(range(8), {"full": [5, 6, 7, 8], "swa": [-1, 3, 2, 1], "mamba": [4]})
@@ -55,12 +59,12 @@ def test_what_is_handed_in_hits_and_comes_back_when_it_is_evicted() -> None:
     assert cache.take_back() == {}
     again = cache.insert(range(8), {"full": [15, 16, 17, 18], "swa": [14, 13, 12, 11], "mamba": [5]})
     assert (again.ready, again.length, again.returned) == (8, 8, {"full": 4, "swa": 4, "mamba": 1})
-    assert cache.take_back() == {"full": [15, 16, 17, 18], "swa": [14, 13, 12, 11], "mamba": [5]}
+    assert taken_back(cache) == {"full": [15, 16, 17, 18], "swa": [14, 13, 12, 11], "mamba": [5]}
     with cache.lease(cache.match(range(12)), exact=True) as lease:
-        assert [lease.pages(name) for name in ("full", "swa", "mamba")] == [[5, 6, 7, 8], [-1, 3, 2, 1], [4]]
+        assert [lease.pages(name).tolist() for name in ("full", "swa", "mamba")] == [[5, 6, 7, 8], [-1, 3, 2, 1], [4]]
         longer = {"full": [20, 21, 22], "swa": [20, 21, 22], "mamba": [6]}
         assert cache.insert(range(13), longer, start=8).length == 12, "the last page is not whole"
-        assert cache.take_back() == {"full": [22], "swa": [22]}
+        assert taken_back(cache) == {"full": [22], "swa": [22]}
         assert cache.evict({"full": 64, "swa": 64, "mamba": 8}) == {"full": 2, "swa": 2, "mamba": 1}
         assert cache.peek(range(13)) == 8
     assert cache.evict({"full": 64}) == {"full": 4}
@@ -74,14 +78,14 @@ def test_a_path_is_taken_up_to_its_first_hole_and_the_rest_with_it() -> None:
     cache = lent()
     inserted = cache.insert(range(12), {"full": [0, 1, -1, 3, 4, 5], "swa": range(6), "mamba": [0]})
     assert (inserted.length, inserted.taken) == (4, {"full": 2, "swa": 2, "mamba": 0})
-    assert cache.take_back() == {"full": [3, 4, 5], "swa": [2, 3, 4, 5], "mamba": [0]}
+    assert taken_back(cache) == {"full": [3, 4, 5], "swa": [2, 3, 4, 5], "mamba": [0]}
 
 
 def test_after_a_flush_all_slots_can_be_taken_back() -> None:
     cache = lent()
     cache.insert(range(8), {"full": range(4), "swa": range(4), "mamba": [0]})
     cache.flush()
-    assert cache.take_back() == {"full": [0, 1, 2, 3], "swa": [0, 1, 2, 3], "mamba": [0]}
+    assert taken_back(cache) == {"full": [0, 1, 2, 3], "swa": [0, 1, 2, 3], "mamba": [0]}
 
 
 class Keeping(Component):
@@ -143,7 +147,7 @@ def test_sequences_run_in_what_was_lent() -> None:
         with cache.step([sequence]) as step:
             step.run_ops()
     assert cache.peek(range(9)) == 8
-    assert cache.take_back() == {"swa": [0]}, "no boundary from 8 on needs it"
+    assert taken_back(cache) == {"swa": [0]}, "no boundary from 8 on needs it"
 
 
 def test_an_exact_lease_is_as_long_as_its_plan_or_none() -> None:
@@ -154,7 +158,7 @@ def test_an_exact_lease_is_as_long_as_its_plan_or_none() -> None:
     with pytest.raises(ProtocolError, match=r"can be resumed at 0 only"):
         cache.lease(plan, exact=True)
     with cache.lease(plan) as lease:
-        assert lease.boundary == 0 and lease.pages("full") == []
+        assert lease.boundary == 0 and not lease.pages("full")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,21 @@ def gemma3() -> Any:
     )
 
 
+def cohere2() -> Any:
+    """Windows in three layers of four. Its config says to SGLang that its windows have a pool of their own.
+
+    Of the models with windows that SGLang serves on a CPU, this is the one for which it has such a pool.
+    """
+    from transformers import Cohere2Config, Cohere2ForCausalLM
+
+    kinds = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2
+    sizes = {**COMMON, **ATTENTION, "tie_word_embeddings": True}
+    config = Cohere2Config(**sizes, num_hidden_layers=8, sliding_window=WINDOW, layer_types=kinds, logit_scale=1.0)
+    config.is_hybrid_swa = True
+    config.hybrid_layer_pattern = [int(each == "sliding_attention") for each in kinds]
+    return Cohere2ForCausalLM, config
+
+
 def gpt_oss() -> Any:
     """Windows and full attention in turns, with sinks and experts."""
     from transformers import GptOssConfig, GptOssForCausalLM
@@ -111,9 +126,19 @@ def jamba() -> Any:
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    "llama": llama, "gemma3": gemma3, "gpt_oss": gpt_oss, "qwen3_next": qwen3_next, "qwen3_5": qwen3_5,
+    "llama": llama, "gemma3": gemma3, "cohere2": cohere2, "gpt_oss": gpt_oss, "qwen3_next": qwen3_next, "qwen3_5": qwen3_5,
     "mamba2": mamba2, "bamba": bamba, "falcon_h1": falcon_h1, "jamba": jamba,
 }  # fmt: skip
+
+
+def embedding_size(model: Any) -> float:
+    """The size of an embedding's entries: so small that the layers' outputs are not small beside the last token's own.
+
+    Otherwise a model repeats one token, whatever its memory says.
+    """
+    if model.config.tie_word_embeddings:
+        return 0.25
+    return 1 / float(getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0))
 
 
 def strengthen(model: Any, seed: int) -> None:
@@ -127,7 +152,7 @@ def strengthen(model: Any, seed: int) -> None:
                 continue
             gain = 1.0
             if "embed" in name:
-                fan_in = 1
+                fan_in, gain = 1, embedding_size(model)
             else:
                 fan_in = weight.shape[-1]
                 if "lm_head" in name:

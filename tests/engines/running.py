@@ -114,7 +114,7 @@ class Bench:
         return files / "entry"
 
 
-GROUPS = {"llama": 1, "gemma3": 3, "gpt_oss": 2, "qwen3_next": 4, "qwen3_5": 4, "mamba2": 1, "bamba": 4,
+GROUPS = {"llama": 1, "gemma3": 3, "cohere2": 4, "gpt_oss": 2, "qwen3_next": 4, "qwen3_5": 4, "mamba2": 1, "bamba": 4,
           "falcon_h1": 2, "jamba": 4}  # fmt: skip
 """How many groups vLLM makes of a model's layers: a block holds content of one group."""
 BFLOAT16 = ("qwen3_next", "qwen3_5")

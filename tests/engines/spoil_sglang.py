@@ -18,9 +18,12 @@ def register() -> None:
         indices = indices_of(batch, req)
         if not req.kv.holds_kv and len(indices):
             pool = batch.tree_cache.token_to_kv_pool_allocator.get_kvcache()
-            pool = getattr(pool, "full_kv_pool", pool)
+            slots = indices
+            if hasattr(pool, "swa_kv_pool"):  # windows alone
+                slots = pool.translate_loc_from_full_to_swa(indices)
+                pool, slots = pool.swa_kv_pool, slots[slots > 0]
             for layer in range(pool.layer_num):
-                pool.get_value_buffer(pool.start_layer + layer)[indices] = 0
+                pool.get_value_buffer(pool.start_layer + layer)[slots] = 0
         return indices
 
     allocation._prefix_kv_indices = spoiled

@@ -319,7 +319,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "emptied.append(slack.cell.node)", "",
            ("composition", "window of 1", "1000")),
     Mutant("evict counts what it did not free", "tree/partial_lane.py", "PartialLane.trim",
-           "self._cut_slack(slack.cell)", "self._cut_slack(slack.cell) + 1",
+           "self._cut_slack(slack)", "self._cut_slack(slack) + 1",
            ("composition", "window", "4000")),
     Mutant("room is refused that slack could give", "operations/room.py", "make_room",
            "missing > lane.in_tree - lane.leased and missing > lane.pool.retiring + lane.evictable", "missing > lane.in_tree - lane.leased",

@@ -5,6 +5,7 @@ It checks arguments and calls operations on its ``Core``, which holds the state.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager
@@ -216,7 +217,7 @@ class Cache:
         lend(core, slots)
         core.leave("lend")
 
-    def take_back(self) -> dict[str, list[int]]:
+    def take_back(self) -> dict[str, array[int]]:
         """With ``compose(slots="lent")``: all slots, by component, that nobody uses any more. They are the engine's."""
         core = self._core
         core.enter()

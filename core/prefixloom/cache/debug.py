@@ -286,8 +286,12 @@ class Debug:
             spans = lane.unit == "page" and not lane.part.reach.closed_upward
             if spans and cell.pages != present(cell.data):
                 raise InvariantError(f"{lane.name}: {node!r} miscounts its pages")
-            if isinstance(lane, PartialLane) and (cell.slack is not None) != (lane.slack_of(cell) > 0):
+            if isinstance(lane, PartialLane) and (cell.slack.pages if cell.slack else 0) != lane.slack_of(cell):
                 raise InvariantError(f"{lane.name}: {node!r} has {lane.slack_of(cell)} pages of slack, unlike its queue")
+        if isinstance(lane, PartialLane):
+            covered = sum(slack.pages for slack in lane.slack if slack.cell.locks)
+            if covered != lane.covered_slack:
+                raise InvariantError(f"{lane.name}: {covered} pages are slack and covered, not {lane.covered_slack}")
 
     def _check_anchors(self, nodes: list[Node]) -> None:
         counts: dict[int, int] = {}

@@ -17,7 +17,8 @@ class ComponentStats:
 
     ``capacity``     all pages of its pools
     ``free``         pages without an owner
-    ``cached``       pages in the tree, ``leased`` of which are covered by leases
+    ``cached``       pages in the tree, ``leased`` of which lie where a lease covers something
+    ``evictable``    pages in the tree that eviction may free now. Some of them are ``leased``: what nothing below needs
     ``running``      pages that running sequences own
     ``evicted``      pages that were evicted so far
     ``page_tokens``  tokens of a page, 0 for state slots
@@ -36,6 +37,7 @@ class ComponentStats:
     rest_bytes: int = 0
     """Bytes of a cached state, if the tree keeps states in another form (``stored_as``); else 0."""
     outside: int = 0
+    evictable: int = 0
 
     def __str__(self) -> str:
         unit = f"pages of {self.page_tokens} tokens" if self.page_tokens else "state slots"
@@ -116,4 +118,5 @@ def _component(lane: Lane) -> ComponentStats:
         page_bytes=lane.live.slot_bytes,
         rest_bytes=lane.pool.slot_bytes if lane.live is not lane.pool else 0,
         outside=lane.pool.outside,
+        evictable=lane.evictable,
     )

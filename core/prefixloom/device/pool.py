@@ -94,6 +94,30 @@ def present(data: bytes) -> int:
     return len(data) // ID_BYTES - data.count(ABSENT_BYTES)
 
 
+def _as_tensor(numbers: array[int]) -> Tensor:
+    """A tensor over the same memory."""
+    import torch
+
+    return torch.frombuffer(numbers, dtype=torch.int32)
+
+
+def _indices(slots: array[int]) -> Tensor:
+    """Slots as indices into a tensor; there must be some."""
+    return _as_tensor(slots).long()
+
+
+MANY = 64
+"""From so many slots on, work on all of them at once is quicker than a loop."""
+
+
+def bounds(slots: array[int]) -> tuple[int, int]:
+    """The smallest and the largest of some slots."""
+    if len(slots) < MANY:
+        return min(slots), max(slots)
+    least, most = _as_tensor(slots).aminmax()
+    return int(least), int(most)
+
+
 # ---------------------------------------------------------------- pools
 
 WINDOW = 1024
@@ -111,7 +135,7 @@ class Pool:
     """
 
     __slots__ = (
-        "_free", "_inside", "_ordered", "_view", "at_hand", "blocks", "buffers", "capacity", "device", "dropped",
+        "_flags", "_free", "_inside", "_ordered", "_view", "at_hand", "blocks", "buffers", "capacity", "device", "dropped",
         "entries", "fence", "layout", "manifest", "minted", "name", "orderly", "outside", "resets", "retired",
         "retiring", "unit",
     )  # fmt: skip
@@ -135,7 +159,8 @@ class Pool:
         self.at_hand = 0 if lent else capacity
         self.outside = capacity - self.at_hand
         """The number of slots that the engine has which lends them."""
-        self._inside = bytearray(capacity) if lent else None  # whether each slot is in the pool; None: all are for good
+        self._inside = array("i", bytes(ID_BYTES * capacity)) if lent else None  # 1: in the pool; None: all are for good
+        self._flags = _as_tensor(self._inside) if self._inside else None  # the same memory, for many slots at once
         self._ordered = 0  # how many were free when they were last sorted
         self.orderly = False  # whether neighbouring pages are handed out together
         self.fence = Fence()
@@ -269,20 +294,44 @@ class Pool:
         """Whether a slot is in the pool, and not with the engine that lends it."""
         return self._inside is None or bool(self._inside[slot])
 
-    def receive(self, slots: Iterable[int]) -> None:
-        """The engine hands in slots that are outside; the caller has checked that they are, and becomes their owner."""
-        inside = self._inside
-        assert inside is not None
-        for slot in slots:
-            inside[slot] = 1
-            self.outside -= 1
+    def are_here(self, slots: array[int]) -> list[bool]:
+        """Of each slot, none of them absent, whether it is in the pool."""
+        if not slots:
+            return []
+        if self._flags is None:
+            return [True] * len(slots)
+        found: list[bool] = self._flags[_indices(slots)].bool().tolist()
+        return found
 
-    def lend(self, slots: Sequence[int]) -> None:
+    def may_come(self, slots: array[int]) -> bool:
+        """Whether all ``slots`` are outside, and none of them is named twice."""
+        if not slots:
+            return True
+        if self._flags is None:
+            return False
+        at, flags = _indices(slots), self._flags
+        one = flags.new_ones(1).expand(len(slots))
+        flags.index_add_(0, at, one)
+        fit = int(flags[at].max()) == 1  # else a slot is here already, or named twice
+        flags.index_add_(0, at, one, alpha=-1)
+        return fit
+
+    def receive(self, slots: array[int]) -> None:
+        """The engine hands in slots that are outside; the caller has checked that they are, and becomes their owner."""
+        if slots:
+            self._mark(slots, 1)
+            self.outside -= len(slots)
+
+    def _mark(self, slots: array[int], here: int) -> None:
+        assert self._flags is not None
+        self._flags[_indices(slots)] = here
+
+    def lend(self, slots: array[int]) -> None:
         """The engine hands in slots without content. They are free at once, since no step of ours has seen them."""
         self.receive(slots)
         last = self.at_hand + len(slots)
         if slots:  # an array with an exported view refuses the assignment of an empty slice
-            self._free[self.at_hand : last] = array("i", slots)
+            self._free[self.at_hand : last] = slots
         self.at_hand = last
 
     def given_since(self, at_hand: int) -> set[int]:
@@ -291,11 +340,9 @@ class Pool:
 
     def hand_back(self) -> array[int]:
         """Give the engine the slots that nobody owns and no step may touch any more."""
-        inside = self._inside
-        assert inside is not None
         slots = self._free[: self.at_hand]
-        for slot in slots:
-            inside[slot] = 0
+        if slots:
+            self._mark(slots, 0)
         self.at_hand = 0
         self.outside += len(slots)
         return slots
@@ -405,15 +452,14 @@ class DebugPool(Pool):
     def take_one(self) -> int:
         return self.take(1)[0]
 
-    def receive(self, slots: Iterable[int]) -> None:
-        slots = list(slots)
+    def receive(self, slots: array[int]) -> None:
         for slot in slots:
             if self.has(slot):
                 raise InvariantError(f"pool {self.name!r}: slot {slot} was handed in, and is here already")
             self.stage[slot] = Stage.RESERVED
         super().receive(slots)
 
-    def lend(self, slots: Sequence[int]) -> None:
+    def lend(self, slots: array[int]) -> None:
         super().lend(slots)
         for slot in slots:
             self.stage[slot] = Stage.FREE

@@ -6,6 +6,7 @@ and ends, in one operation. What the tree has already, or cannot use, waits in t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import attrs
 
 from ..device.flight import Work
-from ..device.pool import ABSENT
+from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, bounds
 from ..device.streams import Stream
 from ..errors import InputError, ProtocolError
 from ..tree.lane import Lane, PageLane
@@ -45,8 +46,10 @@ class _Handed:
 
     lane: Lane
     first: int
-    slots: list[int]
-    own: list[int]
+    slots: array[int]
+    own: array[int]
+    whole: bool
+    """Whether none of the slots is absent."""
 
 
 def insert(
@@ -69,7 +72,7 @@ def insert(
         followers = (running,)
     except BaseException:
         for each in handed:
-            each.lane.pool.give_slots(each.own)
+            each.lane.pool.give_slots([*each.own])
         raise
     finally:
         if work is not None and stream is not None:
@@ -89,29 +92,34 @@ def insert(
         raise
     length = running.publishable
     close(core, running)
-    returned = {
-        each.lane.name: len(each.lane.pool.given_since(before).intersection(each.own))
-        for each, before in zip(handed, at_hand, strict=True)
-    }
+    returned = {each.lane.name: _given(each, before) for each, before in zip(handed, at_hand, strict=True)}
     taken = {each.lane.name: len(each.own) - returned[each.lane.name] for each in handed}
     return Inserted(match.ready, length, taken, returned)
+
+
+def _given(handed: _Handed, at_hand: int) -> int:
+    """How many of the slots that were handed in were given back since so many were at hand."""
+    given = handed.lane.pool.given_since(at_hand)
+    return len(given.intersection(handed.own)) if given else 0
 
 
 def lend(core: Core, slots: Mapping[str, Any]) -> None:
     """An engine lends slots without content: sequences, loads from below and checkpoints may use them."""
     lent = [(lane, _numbers(lane, slots[lane.name])) for lane in _lanes(core, slots)]
     for lane, numbers in lent:
+        if ABSENT in numbers:
+            raise InputError(f"-1 stands for no slot of {lane.name!r}, and cannot be lent")
         _refuse_what_is_here(lane, numbers)
     for lane, numbers in lent:
         lane.pool.lend(numbers)
 
 
-def take_back(core: Core) -> dict[str, list[int]]:
+def take_back(core: Core) -> dict[str, array[int]]:
     """Give the engine all slots that nobody uses, by component, and that no step or copy in flight may touch."""
     _check_lent(core)
     if core.flight.works:
         core.flight.poll()
-    return {lane.name: lane.pool.hand_back().tolist() for lane in core.shape.lanes if lane.pool.at_hand}
+    return {lane.name: lane.pool.hand_back() for lane in core.shape.lanes if lane.pool.at_hand}
 
 
 # ---------------------------------------------------------------- what is refused
@@ -130,25 +138,48 @@ def _lanes(core: Core, slots: object) -> list[Lane]:
     return [core.shape.lane(name) for name in slots]
 
 
-def _numbers(lane: Lane, given: Any) -> list[int]:
+def _numbers(lane: Lane, given: Any) -> array[int]:
+    """The slots that are given, as a list, tensor or array of whole numbers."""
     try:
-        numbers: list[int] = list(given.tolist() if hasattr(given, "tolist") else given)
+        view = memoryview(given)
+    except TypeError:
+        pass
+    else:
+        if view.format == "i" and view.contiguous:
+            numbers = array("i")
+            numbers.frombytes(view.cast("B"))
+            return _in_range(lane, numbers)
+    try:
+        found = list(given.tolist() if hasattr(given, "tolist") else given)
     except TypeError:
         raise InputError(f"the slots of {lane.name!r} are a list of numbers, got {given!r}") from None
-    for slot in numbers:
-        if slot.__class__ is not int or not ABSENT <= slot < lane.pool.capacity:
-            raise InputError(
-                f"a slot of {lane.name!r} is a whole number from 0 to {lane.pool.capacity - 1}, or -1 for none; got "
-                f"{slot!r}"
-            )
+    if not {*map(type, found)} <= {int}:
+        raise _strange(lane, next(each for each in found if each.__class__ is not int))
+    try:
+        return _in_range(lane, array("i", found))
+    except OverflowError:
+        raise _strange(lane, max(found, key=abs)) from None
+
+
+def _in_range(lane: Lane, numbers: array[int]) -> array[int]:
+    if numbers:
+        for slot in bounds(numbers):
+            if not ABSENT <= slot < lane.pool.capacity:
+                raise _strange(lane, slot)
     return numbers
 
 
-def _refuse_what_is_here(lane: Lane, own: Many[int]) -> None:
+def _strange(lane: Lane, slot: object) -> InputError:
+    return InputError(
+        f"a slot of {lane.name!r} is a whole number from 0 to {lane.pool.capacity - 1}, or -1 for none; got {slot!r}"
+    )
+
+
+def _refuse_what_is_here(lane: Lane, own: array[int]) -> None:
+    if lane.pool.may_come(own):
+        return
     seen: set[int] = set()
     for slot in own:
-        if slot == ABSENT:
-            raise InputError(f"-1 stands for no slot of {lane.name!r}, and cannot be lent")
         if slot in seen:
             raise ProtocolError(f"slot {slot} of {lane.name!r} is given twice")
         if lane.pool.has(slot):
@@ -174,7 +205,7 @@ def _checked(core: Core, match: Match, slots: Mapping[str, Any], start: int) -> 
     return found
 
 
-def _pages(lane: PageLane, match: Match, numbers: list[int], start: int) -> _Handed:
+def _pages(lane: PageLane, match: Match, numbers: array[int], start: int) -> _Handed:
     """Pages that the cache lent itself stand below where the insert goes on: the engine only reads them."""
     first, resumed = start // lane.page, match.ready // lane.page
     most = -(-match.count // lane.page) - first
@@ -182,21 +213,31 @@ def _pages(lane: PageLane, match: Match, numbers: list[int], start: int) -> _Han
         raise InputError(
             f"{len(numbers)} pages of {lane.name!r} from {start} on are more than {match.count} tokens have"
         )
-    own = [
-        slot
-        for page, slot in enumerate(numbers, first)
-        if slot != ABSENT and (page >= resumed or not lane.pool.has(slot))
-    ]
+    before = max(0, resumed - first)
+    present = _present(numbers[before:]) if before else _present(numbers)
+    whole = len(present) == len(numbers) - before
+    own = present
+    if before:
+        duplicates = _present(numbers[:before])
+        here = lane.pool.are_here(duplicates)
+        own = array("i", [slot for slot, is_here in zip(duplicates, here, strict=True) if not is_here]) + present
     _refuse_what_is_here(lane, own)
-    return _Handed(lane, first, numbers, own)
+    return _Handed(lane, first, numbers, own, whole)
 
 
-def _state(lane: Lane, numbers: list[int]) -> _Handed:
-    own = [slot for slot in numbers if slot != ABSENT]
+def _present(numbers: array[int]) -> array[int]:
+    """Those that are not absent."""
+    if not numbers or bounds(numbers)[0] != ABSENT:
+        return numbers
+    return array("i", [slot for slot in numbers if slot != ABSENT])
+
+
+def _state(lane: Lane, numbers: array[int]) -> _Handed:
+    own = _present(numbers)
     if len(own) > 1:
-        raise InputError(f"{lane.name!r} takes one slot, of the state at the deepest boundary; got {numbers!r}")
+        raise InputError(f"{lane.name!r} takes one slot, of the state at the deepest boundary; got {numbers.tolist()}")
     _refuse_what_is_here(lane, own)
-    return _Handed(lane, 0, numbers, own)
+    return _Handed(lane, 0, numbers, own, whole=True)
 
 
 # ---------------------------------------------------------------- what is held
@@ -228,17 +269,19 @@ def _hold(running: Running, handed: _Handed, boundary: int) -> None:
         return
     resumed = holding.base + len(holding.table)
     before = max(0, resumed - handed.first)
-    fresh = [ABSENT] * max(0, handed.first - resumed) + handed.slots[before:]
+    lacking = max(0, handed.first - resumed)
+    fresh = array("i", [ABSENT]) * lacking + handed.slots[before:]
     useless = handed.slots[:before]
-    if ABSENT in fresh:
+    if lacking or not handed.whole:
         if lane.closed_upward:
-            whole = fresh.index(ABSENT)
+            whole = fresh.tobytes().index(ABSENT_BYTES) // ID_BYTES
             useless += fresh[whole:]
             del fresh[whole:]
         else:
             holding.whole = False
-    own = {*handed.own}
-    pool.give_slots([slot for slot in useless if slot in own])
+    if useless:
+        own = {*handed.own}
+        pool.give_slots([slot for slot in useless if slot in own])
     holding.table.extend(fresh)
 
 

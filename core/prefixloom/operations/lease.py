@@ -27,13 +27,13 @@ class Lease(Hold):
 
     __slots__ = ()
 
-    def pages(self, component: str) -> list[int]:
+    def pages(self, component: str) -> array[int]:
         """Page numbers by position, -1 where absent; of a boundary component, the slot of its state."""
         core = self._usable()
         if not self.active:
             raise ProtocolError(f"{self!r} was made before the cache was flushed")
         lane = core.shape.lane(component)
-        return array("i", lane.row(self.node, self.node.end) if self.node.end else b"").tolist()
+        return array("i", lane.row(self.node, self.node.end) if self.node.end else b"")
 
     def release(self) -> None:
         """Uncover everything. A second release is refused."""

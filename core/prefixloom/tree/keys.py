@@ -143,12 +143,31 @@ def _from_buffer(view: memoryview) -> bytes:
     if view.itemsize == TOKEN_BYTES:
         return _in_range(view.tobytes(), view)
     if view.itemsize == 2 * TOKEN_BYTES:
+        if len(view) >= MANY and view.contiguous and not view.readonly and view.format.endswith(("l", "q")):
+            return _halved(view)
         words = memoryview(view.tobytes()).cast("i")
         low, high = words[0::2].tobytes(), words[1::2].tobytes()
         if high.count(0) != len(high):
             raise _bad_token(view.tolist())
         return _in_range(low, view)
     return _pack(view.tolist())
+
+
+MANY = 256
+"""From so many tokens on, work on all of them at once is quicker."""
+
+
+def _halved(view: memoryview) -> bytes:
+    """Tokens of eight bytes each, in four bytes each."""
+    import torch
+
+    words = torch.frombuffer(view, dtype=torch.int64)
+    least, most = words.aminmax()
+    if int(least) < 0 or int(most) >= TOKEN_LIMIT:
+        raise _bad_token(view.tolist())
+    packed = bytearray(TOKEN_BYTES * len(view))
+    torch.frombuffer(packed, dtype=torch.int32).copy_(words)
+    return bytes(packed)
 
 
 UNKNOWN = -1

@@ -42,19 +42,20 @@ class PartialCell(Cell):
 
 
 class SlackLink(Link):
-    """The place of a cell in the queue of slack."""
+    """The place of a cell in the queue of slack, and how many of its pages are slack."""
 
-    __slots__ = ("cell",)
+    __slots__ = ("cell", "pages")
 
-    def __init__(self, cell: PartialCell) -> None:
+    def __init__(self, cell: PartialCell, pages: int) -> None:
         self.cell = cell
+        self.pages = pages
         self.next = None
 
 
 class PartialLane(PageLane[C, R]):
     """Base of the lanes with partial cells: which pages are slack, and the queue of cells that have some."""
 
-    __slots__ = ("_gapped", "head", "slack", "tail", "tree_page")
+    __slots__ = ("_gapped", "covered_slack", "head", "slack", "tail", "tree_page")
     retains = True
     tail: Callable[[int], int]
     _gapped: bool
@@ -66,6 +67,8 @@ class PartialLane(PageLane[C, R]):
         self.head = 0
         """So many pages at the start of a path are never slack."""
         self.slack = ListQueue()
+        self.covered_slack = 0
+        """The pages that are slack in covered cells: ``leased`` counts them, and they may go."""
         shape = part.reach.shape
         self.tail = shape.tail if shape is not None else lambda n: 0
         self.tree_page = tree_page
@@ -73,6 +76,7 @@ class PartialLane(PageLane[C, R]):
     def reset(self) -> None:
         super().reset()
         self._gapped = False
+        self.covered_slack = 0
         while (slack := self.slack.pop()) is not None:
             slack.cell.slack = None  # cut the cycle
 
@@ -93,7 +97,7 @@ class PartialLane(PageLane[C, R]):
     def strays(self) -> list[Any]:
         """Those of the queue of slack as well, which no cell without slack stands in."""
         slack = [(link, link.cell) for link in self.slack]
-        wrong = [cell for link, cell in slack if not self.has(cell) or cell.slack is not link or not self.slack_of(cell)]
+        wrong = [cell for link, cell in slack if not self.has(cell) or cell.slack is not link]
         return [*super().strays(), *wrong]
 
     def _find_slack(self, cell: PartialCell) -> None:
@@ -103,14 +107,25 @@ class PartialLane(PageLane[C, R]):
 
     def _note_slack(self, cell: PartialCell) -> None:
         """Enter ``cell`` into the queue of slack, if it has any."""
-        if self.slack_of(cell):
-            slack = cell.slack = SlackLink(cell)
-            self.slack.add(slack)
+        if pages := self.slack_of(cell):
+            self._enter_slack(cell, pages)
+
+    def _enter_slack(self, cell: PartialCell, pages: int) -> None:
+        slack = cell.slack = SlackLink(cell, pages)
+        self.slack.add(slack)
+        if cell.locks:
+            self.covered_slack += pages
 
     def _drop_slack(self, cell: PartialCell) -> None:
-        if cell.slack is not None:
-            self.slack.drop(cell.slack)
-            cell.slack = None
+        slack = cell.slack
+        if slack is not None:
+            self.slack.drop(slack)
+            self._forget_slack(cell, slack)
+
+    def _forget_slack(self, cell: PartialCell, slack: SlackLink) -> None:
+        cell.slack = None
+        if cell.locks:
+            self.covered_slack -= slack.pages
 
     def read_covered(self, holding: R, cover: C | None, boundary: int) -> None:
         """Stop reading pages that ``boundary`` does not need, or that the lease there does not cover."""
@@ -118,8 +133,8 @@ class PartialLane(PageLane[C, R]):
 
     @property
     def evictable(self) -> int:
-        """The pages that may be evicted, including slack of covered cells. It walks the queue of slack."""
-        return self.in_tree - self.leased + sum(self.slack_of(slack.cell) for slack in self.slack if slack.cell.locks)
+        """The pages that may be evicted, including slack of covered cells."""
+        return self.in_tree - self.leased + self.covered_slack
 
     def trim(self, count: int, emptied: list[Node]) -> int:
         got = 0
@@ -127,7 +142,7 @@ class PartialLane(PageLane[C, R]):
             slack = self.slack.pop()
             if slack is None:
                 break
-            got += self._cut_slack(slack.cell)
+            got += self._cut_slack(slack)
             emptied.append(slack.cell.node)
         return got
 
@@ -137,12 +152,13 @@ class PartialLane(PageLane[C, R]):
         for slack in self.slack:
             if got >= count:
                 break
-            got += self.slack_of(slack.cell)
+            got += slack.pages
             cells.append(slack.cell)
         return cells
 
-    def _cut_slack(self, cell: PartialCell) -> int:
-        cell.slack = None
+    def _cut_slack(self, slack: SlackLink) -> int:
+        cell = slack.cell
+        self._forget_slack(cell, slack)
         first, last = self._slack_pages(cell)
         a, b = first * ID_BYTES, last * ID_BYTES
         before = cell.data
@@ -213,11 +229,17 @@ class PartialLane(PageLane[C, R]):
         return joined if got == size else joined[got - size :]
 
     # ------------------------------------------------------------ covering
+    def _now_covered(self, cell: PartialCell) -> None:
+        """The first lease covers ``cell``: it may not be evicted, but for its slack."""
+        self.leased += cell.pages
+        if cell.slack is not None:
+            self.covered_slack += cell.slack.pages
+        if cell.next is not None:
+            self.queue.remove(cell)
+
     def pin(self, cell: PartialCell) -> None:
         if not cell.locks:
-            self.leased += cell.pages
-            if cell.next is not None:
-                self.queue.remove(cell)
+            self._now_covered(cell)
         cell.locks += 1
 
     def unpin(self, cell: PartialCell) -> None:
@@ -228,6 +250,8 @@ class PartialLane(PageLane[C, R]):
     def _settle(self, cell: PartialCell, recent: bool) -> None:
         """Enter ``cell``, which nothing covers any more, into the queue, or drop it if it is empty."""
         self.leased -= cell.pages
+        if cell.slack is not None:
+            self.covered_slack -= cell.slack.pages
         if not cell.pages:
             cell.node.cells[self.index] = None
             self.queue.forget(cell)
@@ -319,9 +343,7 @@ class PartialLane(PageLane[C, R]):
             self.journal.changed(self, node, None, mine)
         if low // self.page > first:
             if whole and first >= self.head:  # the pages before the tail are slack, and present
-                slack = SlackLink(cell)
-                cell.slack = slack
-                self.slack.add(slack)
+                self._enter_slack(cell, low // self.page - first)
             else:
                 self._note_slack(cell)
         return cell

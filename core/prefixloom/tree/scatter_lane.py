@@ -138,9 +138,7 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
                 locks = cell.locks
                 cell.locks = locks + 1
                 if not locks:
-                    self.leased += cell.pages
-                    if cell.next is not None:
-                        self.queue.remove(cell)
+                    self._now_covered(cell)
                 covered.append((each.parent.end, each.end))
         return (node, tuple(covered)) if covered else None
 

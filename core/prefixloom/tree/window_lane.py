@@ -90,9 +90,7 @@ class WindowLane(PartialLane[WindowCover, RetainedHolding]):
                 break
             locks = cell.locks
             if not locks:
-                if cell.next is not None:
-                    self.queue.remove(cell)
-                self.leased += cell.pages
+                self._now_covered(cell)
             cell.locks = locks + 1
             above = above.parent
         covered = end - above.end
@@ -111,9 +109,7 @@ class WindowLane(PartialLane[WindowCover, RetainedHolding]):
             locks = cell.locks
             cell.locks = locks + 1
             if not locks:
-                self.leased += cell.pages
-                if cell.next is not None:
-                    self.queue.remove(cell)
+                self._now_covered(cell)
             above = above.parent
         last = end // self.page
         first = last

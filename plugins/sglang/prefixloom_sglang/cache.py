@@ -24,15 +24,17 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchPrefixParams,
     MatchResult,
 )
-from sglang.srt.runtime_context import mamba_checkpoint_grid
-from sglang.srt.utils.common import async_h2d
+from sglang.srt.environ import envs
+from sglang.srt.runtime_context import get_serving, get_spec, mamba_checkpoint_grid
+from sglang.srt.utils.common import is_pin_memory_available
 
 from prefixloom import Cache, ComponentStats, InvariantError, Tokens, encode
 
 from .composition import FULL, STATE, SWA, kept_back
 from .events import Events
+from .metrics import LostHits
 from .prefix import Prefix, depth_first
-from .slots import PairedSlots, TokenSlots
+from .slots import Back, PairedSlots, TokenSlots
 from .states import StateSlots
 
 log = logging.getLogger("sglang.prefixloom")
@@ -54,20 +56,29 @@ class PrefixloomCache(BasePrefixCache):
         self.slots: TokenSlots
         if self._has_windows:
             window = kept_back(params)
-            self.slots = PairedSlots(self.token_to_kv_pool_allocator, self.page_size, async_h2d, window)
+            self.slots = PairedSlots(self.token_to_kv_pool_allocator, self.page_size, to_device, window)
         else:
-            self.slots = TokenSlots(self.token_to_kv_pool_allocator, self.page_size, async_h2d)
+            self.slots = TokenSlots(self.token_to_kv_pool_allocator, self.page_size, to_device)
         self.states: StateSlots | None = None
         if self._has_states:
             self.states = StateSlots(
-                self.req_to_token_pool, async_h2d, self._make_room_for_states, params.enable_mamba_extra_buffer
+                self.req_to_token_pool, to_device, self._make_room_for_states, params.enable_mamba_extra_buffer
             )
         self.device = self.slots.device
         self._lookahead = books.composition.lookahead
         self._root = Prefix(books)
         self._figures: dict[str, ComponentStats] | None = None
+        self._may_move_on = (
+            self._has_windows
+            and not self._has_states
+            and bool(envs.SGLANG_OPT_RELEASE_PREFILL_SWA.get())
+            and get_spec().speculative_algorithm is None
+            and not get_serving().strip_thinking_cache  # it takes back what was decoded
+        )
+        self._lost: LostHits | None = None
         if params.enable_metrics:
             self.init_metrics_collector()
+            self._lost = LostHits(self.metrics_collector.labels)
         if params.enable_kv_cache_events:
             self.kv_events = Events(books, params)
 
@@ -147,6 +158,8 @@ class PrefixloomCache(BasePrefixCache):
         A request that runs on reads from now on what the cache has, and protects it. A finished one frees the rest
         itself (``release_kv_cache``).
         """
+        if self._lost is not None and req.last_node is not None:
+            self._lost.count(req.last_node)
         finished = req.finished()
         first = req.kv.cache_protected_len
         end = (up_to - self._lookahead) // self.page_size * self.page_size
@@ -163,14 +176,15 @@ class PrefixloomCache(BasePrefixCache):
 
     def _publish(self, req: Any, first: int, end: int, up_to: int, finished: bool) -> None:
         """Hand over what the request has of the tokens [first, end)."""
-        handed: dict[str, list[int]] = {}
+        row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+        handed = self.slots.hand_in(row[first:end], finished)
+        if handed is None:
+            return
         if self.states is not None:
             state = self.states.hand_in(req, up_to, finished)
             if state is None:
                 return
             handed |= state
-        row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
-        handed |= self.slots.hand_in(row[first:end])
         namespace = namespace_of(req.extra_key, req.cache_salt)
         tokens = encode(req.full_untruncated_fill_ids[: end + self._lookahead])
         self.books.insert(tokens, handed, start=first, namespace=namespace, priority=req.priority or 0)
@@ -186,7 +200,7 @@ class PrefixloomCache(BasePrefixCache):
         req.kv.cache_inserted_len = max(req.kv.cache_inserted_len, end)
         self._changed()
         if not finished:
-            if back.get(FULL):
+            if len(back.get(FULL, ())):
                 row[first:end] = self.slots.locations(tree()).to(row.dtype)
             self._lock_instead(req, self._found(tokens, namespace, end))
 
@@ -204,12 +218,33 @@ class PrefixloomCache(BasePrefixCache):
         req.lock = lock
         req.last_node = prefix
 
+    def release_swa_prefix_lock(self, req: Any) -> None:
+        """A request has decoded so far that it reads nothing more of its prefix's window: publish what it has decoded.
+
+        Then it protects a window that ends there, and not the one of its prefix. SGLang calls this in each decode step,
+        if ``SGLANG_OPT_RELEASE_PREFILL_SWA`` is set.
+        """
+        if not self._may_move_on or req.skip_radix_cache_insert or req.finished():
+            return
+        end = self._decoded(req)
+        if end - req.kv.cache_protected_len >= max(self.swa_retain_window or 0, self.page_size):
+            req.refresh_fill_ids()
+            self.checkpoint(req, up_to=end)
+
+    @staticmethod
+    def _decoded(req: Any) -> int:
+        """How many tokens of a request are named and surely computed, even if the last pass still runs."""
+        named: int = len(req.origin_input_ids) + len(req.output_ids)
+        return named - 1
+
     def on_release(self, req: Any, *, checkpointed: bool) -> None:
         if self.states is not None and not checkpointed:
             self.states.release(req)
 
     def swa_retain_floor(self, req: Any) -> int | None:
-        """A state that waits to be handed over needs the window before it."""
+        """A state that waits to be handed over needs the window before it, and so does what is published next."""
+        if self._may_move_on:
+            return self._decoded(req) // self.page_size * self.page_size - (self.swa_retain_window or 0)
         if self.states is None or not self._has_windows or req.kv.mamba_last_track_seqlen is None:
             return None
         floor: int = req.kv.mamba_last_track_seqlen - max(self.sliding_window_size or 0, self.draft_swa_window)
@@ -237,7 +272,7 @@ class PrefixloomCache(BasePrefixCache):
     def _make_room_for_states(self, count: int) -> None:
         self.evict_for_alloc(EvictParams(mamba_num=count))
 
-    def _give_back(self, back: dict[str, list[int]]) -> None:
+    def _give_back(self, back: Back) -> None:
         self.slots.give_back(back)
         if self.states is not None:
             self.states.give_back(back)
@@ -252,7 +287,7 @@ class PrefixloomCache(BasePrefixCache):
             self._figures = dict(self.books.stats().components)
         figures = self._figures[component]
         unit = figures.page_tokens or 1
-        return (figures.cached - figures.leased) * unit, figures.leased * unit
+        return figures.evictable * unit, (figures.cached - figures.evictable) * unit
 
     def evictable_size(self) -> int:
         return self._sizes(FULL)[0]
@@ -316,6 +351,15 @@ class PrefixloomCache(BasePrefixCache):
 
     def pretty_print(self) -> None:
         print(self.books.stats())
+
+
+def to_device(tensor: torch.Tensor, device: Any) -> torch.Tensor:
+    """Copy a tensor of the host to ``device``, on the current stream and without waiting, as SGLang does it."""
+    if torch.device(device).type == "cpu":
+        return tensor
+    if not is_pin_memory_available(device):
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def namespace_of(extra_key: str | None, cache_salt: str | None) -> str:

@@ -23,6 +23,7 @@ class Pools:
     """The sizes of SGLang's pools. ``pages`` and ``window_pages`` count from page 1 on; page 0 is for padding.
 
     ``window``: how many tokens behind a boundary the windows' kernels read. None: SGLang has no such pool.
+    ``states_per_path``: the most states that stay cached on one path. None: any number.
     """
 
     page_size: int
@@ -30,10 +31,14 @@ class Pools:
     window_pages: int | None = None
     window: int | None = None
     states: int | None = None
+    states_per_path: int | None = None
 
 
-def pools_of(params: Any, windows: bool, states: bool) -> Pools:
-    """The sizes of the pools in SGLang's ``CacheInitParams``. ``windows``, ``states``: whether it has such pools."""
+def pools_of(params: Any, windows: bool, states: bool, states_per_path: int = -1) -> Pools:
+    """The sizes of the pools in SGLang's ``CacheInitParams``. ``windows``, ``states``: whether it has such pools.
+
+    ``states_per_path``: as ``--mamba-max-states-per-path``, where -1 is any number.
+    """
     allocator, page_size = params.token_to_kv_pool_allocator, params.page_size
     return Pools(
         page_size,
@@ -41,6 +46,7 @@ def pools_of(params: Any, windows: bool, states: bool) -> Pools:
         allocator.size_swa // page_size if windows else None,
         kept_back(params) if windows else None,
         params.req_to_token_pool.mamba_allocator.size if states else None,
+        states_per_path if states and states_per_path > 0 else None,
     )
 
 
@@ -55,6 +61,7 @@ def books_for(config: Any, pools: Pools, *, bigrams: bool = False, policy: str =
 
     ``bigrams``: a draft model (EAGLE) shares the slots, so what lies in one depends on the next token too.
     """
+    _refuse_sizes(pools)
     kinds = _kinds(config)
     manifests = {
         kind: Manifest(buffers, lookahead=1 if bigrams else 0) for kind, (buffers, _) in kinds.items() if buffers
@@ -78,7 +85,8 @@ def books_for(config: Any, pools: Pools, *, bigrams: bool = False, policy: str =
             else "the model's config has states, and SGLang keeps none for it"
         )
     if pools.states is not None:
-        components.append(Component(STATE, manifests[STATE], Point()))
+        manifest = attrs.evolve(manifests[STATE], states_per_path=pools.states_per_path)
+        components.append(Component(STATE, manifest, Point()))
         capacity[STATE] = pools.states + 1
     return compose(
         None,
@@ -89,6 +97,24 @@ def books_for(config: Any, pools: Pools, *, bigrams: bool = False, policy: str =
         device="meta",
         policy=policy,
     )
+
+
+def _refuse_sizes(pools: Pools) -> None:
+    """CompositionError: SGLang has a pool of no size."""
+    for size, what, flag in (
+        (pools.page_size, "tokens for a page", "--page-size"),
+        (pools.pages, "pages for tokens", "--mem-fraction-static or --max-total-tokens"),
+        (pools.window_pages, "pages for windows", "--swa-full-tokens-ratio or --mem-fraction-static"),
+        (pools.states, "slots for states", "--max-mamba-cache-size or --mamba-full-memory-ratio"),
+    ):
+        if size is not None and size < 1:
+            raise SizeError(f"SGLang has {size} {what}, so nothing can be cached: give it more by {flag}")
+    if pools.window is not None and pools.window < 1:
+        raise SizeError(f"SGLang keeps {pools.window} tokens of a window, so there is nothing to cache")
+
+
+class SizeError(CompositionError):
+    """A pool of SGLang has no size."""
 
 
 Kinds = dict[str, tuple[list[Buffer], list[int]]]

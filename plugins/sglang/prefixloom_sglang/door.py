@@ -61,20 +61,24 @@ def make(context: Any) -> Any:
     if context.disable_radix_cache:
         log.warning("prefixloom: the prefix cache is switched off, so SGLang's own class keeps the tables of requests")
         return default_radix_cache_factory(context)
-    refuse_flags(_flags(), context.params)
+    flags = _flags()
+    refuse_flags(flags, context.params)
     refuse_allocator(context.params.token_to_kv_pool_allocator)
     from .audit import AuditedCache
     from .cache import PrefixloomCache
-    from .composition import books_for, pools_of
+    from .composition import SizeError, books_for, pools_of
 
     params = context.params
+    per_path = getattr(flags["mamba"], "mamba_max_states_per_path", -1)
     try:
         books = books_for(
             context.model_config.hf_config,
-            pools_of(params, context.is_hybrid_swa, context.is_hybrid_ssm),
+            pools_of(params, context.is_hybrid_swa, context.is_hybrid_ssm, per_path),
             bigrams=params.is_eagle,
             policy=params.eviction_policy.lower(),
         )
+    except SizeError:
+        raise  # SGLang's own cache could not work either
     except CompositionError as error:
         return _unknown_model(context, error)
     log.info("prefixloom: %s", books)

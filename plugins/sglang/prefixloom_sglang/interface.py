@@ -61,7 +61,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     f"{CACHE}.events:KVCacheEventRecorder.record_remove": ("self", "node"),
     f"{CACHE}.utils:compute_node_hash_values": ("node", "page_size"),
     "sglang.srt.runtime_context:mamba_checkpoint_grid": ("tree_page",),
-    "sglang.srt.utils.common:async_h2d": ("args", "dtype", "device"),
+    "sglang.srt.utils.common:is_pin_memory_available": ("device",),
 }  # fmt: skip
 """The functions that we call or override, with the parameters that we rely on, in this order. More may follow them."""
 

@@ -16,13 +16,15 @@ TOKEN_BYTES = 4
 class Prefix:
     """A cached prefix of ``length`` tokens. A prefix of no tokens has no plan, and locking it does nothing."""
 
-    __slots__ = ("_cache", "_leases", "_tokens", "length", "plan")
+    __slots__ = ("_cache", "_leases", "_tokens", "counted", "length", "plan")
 
     def __init__(self, cache: Cache, plan: MatchPlan | None = None, tokens: Tokens | None = None) -> None:
         self._cache = cache
         self._leases: list[Lease] = []
         self._tokens = tokens
         self.plan = plan
+        self.counted = plan is None
+        """Whether the metrics have counted why it is not longer."""
         self.length = 0 if plan is None else plan.ready
 
     @property

@@ -16,19 +16,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from .composition import FULL, SWA
 
+Pages = npt.NDArray[np.int32]
+"""Page numbers, in the host's memory."""
+Handed = dict[str, Pages]
+"""What is handed in, by component."""
 Back = Mapping[str, Sequence[int]]
 """What came back from the books, by component."""
+
+
+def pages_of(numbers: Sequence[int] | Pages) -> Pages:
+    """Page numbers as an array; those of the books are not copied."""
+    return np.asarray(numbers, np.int32)
 
 
 class TokenSlots:
     """The slots of full attention, and SGLang's allocator of them."""
 
     def __init__(self, allocator: Any, page_size: int, to_device: Callable[..., torch.Tensor]) -> None:
-        """``to_device`` makes a tensor on the device from a list, as SGLang does it."""
+        """``to_device`` moves a tensor of the host to a device, without waiting where that is possible."""
         self.page_size = page_size
         self.device = allocator.device
         self._full = allocator
@@ -36,7 +46,7 @@ class TokenSlots:
         self._offsets = torch.arange(page_size, dtype=torch.int64, device=self.device)
         self.nothing = torch.empty(0, dtype=torch.int64, device=self.device)
 
-    def locations(self, pages: Sequence[int]) -> torch.Tensor:
+    def locations(self, pages: Sequence[int] | Pages) -> torch.Tensor:
         """The token slots of pages, on the device."""
         if not len(pages):
             return self.nothing
@@ -45,23 +55,29 @@ class TokenSlots:
             return numbers
         return (numbers[:, None] * self.page_size + self._offsets).reshape(-1)
 
-    def hand_in(self, row: torch.Tensor) -> dict[str, list[int]]:
-        """The pages of a part of a request's row that begins and ends at page ends, for the books to take."""
-        return {FULL: self._pages(row).tolist()}
+    def hand_in(self, row: torch.Tensor, finished: bool) -> Handed | None:
+        """The pages of a part of a request's row that begins and ends at page ends, for the books to take.
+
+        None: the request still runs, and has given back so much that nobody could resume where this part ends.
+        """
+        return {FULL: self._pages(row).to("cpu", torch.int32).numpy()}
 
     def give_back(self, back: Back) -> None:
         """Pages that nobody uses any more go to SGLang's free lists."""
-        if back.get(FULL):
+        if len(back.get(FULL, ())):
             self._full.free_page_ids(self._numbers(back[FULL]))
 
-    def rejoin(self, handed: Back, back: Back, tree: Callable[[], Sequence[int]]) -> None:
+    def rejoin(self, handed: Handed, back: Back, tree: Callable[[], Sequence[int]]) -> None:
         """After an insert, join what the books took to what they had. There is nothing to join here."""
 
     def _pages(self, row: torch.Tensor) -> torch.Tensor:
-        return row if self.page_size == 1 else row[:: self.page_size] // self.page_size
+        return self._divided(row[:: self.page_size])
 
-    def _numbers(self, pages: Sequence[int]) -> torch.Tensor:
-        return self._to_device(pages, dtype=torch.int64, device=self.device)
+    def _divided(self, slots: torch.Tensor) -> torch.Tensor:
+        return slots if self.page_size == 1 else slots // self.page_size
+
+    def _numbers(self, pages: Sequence[int] | Pages) -> torch.Tensor:
+        return self._to_device(torch.from_numpy(pages_of(pages).astype(np.int64)), self.device)
 
 
 class PairedSlots(TokenSlots):
@@ -77,56 +93,54 @@ class PairedSlots(TokenSlots):
         self._full = allocator.full_attn_allocator
         self._windows = allocator.swa_attn_allocator
         self._reads_back = window
-        self._window_of = np.zeros(allocator.size_full // page_size + 1, dtype=np.int64)
-        self._full_of = np.zeros(allocator.size_swa // page_size + 1, dtype=np.int64)
+        self._window_of = np.zeros(allocator.size_full // page_size + 1, dtype=np.int32)
+        self._full_of = np.zeros(allocator.size_swa // page_size + 1, dtype=np.int32)
 
-    def hand_in(self, row: torch.Tensor) -> dict[str, list[int]]:
+    def hand_in(self, row: torch.Tensor, finished: bool) -> Handed | None:
         first = row[:: self.page_size].to(torch.int64)
-        pairs = torch.stack((first, self._allocator.full_to_swa_index_mapping[first])) // self.page_size
-        full, windows = pairs.tolist()
+        pairs = torch.stack((first, self._allocator.full_to_swa_index_mapping[first]))
+        full, windows = self._divided(pairs).to("cpu", torch.int32).numpy()
         if self._is_useless(windows):
-            self._allocator.free_swa(row)
-            windows = [0] * len(windows)
+            if not finished:
+                return None
+            self._allocator.free_swa(self.locations(full[windows > 0]))  # SGLang would free slot 0 where there is none
+            windows = np.zeros_like(windows)
         self._window_of[full] = windows
         self._full_of[windows] = full
-        return {FULL: full, SWA: [page or -1 for page in windows]}
+        return {FULL: full, SWA: np.where(windows > 0, windows, -1).astype(np.int32)}
 
-    def _is_useless(self, windows: list[int]) -> bool:
+    def _is_useless(self, windows: Pages) -> bool:
         """Whether the request has given back so much of its window that nobody could resume where this part ends."""
-        kept = next((n for n, page in enumerate(reversed(windows)) if not page), len(windows))
-        return kept < len(windows) and kept * self.page_size < self._reads_back
+        (gone,) = np.nonzero(windows == 0)
+        return bool(len(gone)) and (len(windows) - 1 - int(gone[-1])) * self.page_size < self._reads_back
 
     def give_back(self, back: Back) -> None:
-        full, windows = np.asarray(back.get(FULL, ()), np.int64), np.asarray(back.get(SWA, ()), np.int64)
+        full, windows = pages_of(back.get(FULL, ())), pages_of(back.get(SWA, ()))
         widowed = self._full_of[windows]
         self._full_of[windows] = 0
         parted = np.concatenate((full[self._window_of[full] > 0], widowed[self._window_of[widowed] == windows]))
         if len(parted):
             parted = np.unique(parted)
             self._window_of[parted] = 0
-            self._allocator.clear_full_to_swa_mapping(self.locations(parted.tolist()))
+            self._allocator.clear_full_to_swa_mapping(self.locations(parted))
         if len(windows):
-            self._windows.free_page_ids(self._numbers(back[SWA]))
+            self._windows.free_page_ids(self._numbers(windows))
         if len(full):
-            self._full.free_page_ids(self._numbers(back[FULL]))
+            self._full.free_page_ids(self._numbers(full))
 
-    def rejoin(self, handed: Back, back: Back, tree: Callable[[], Sequence[int]]) -> None:
+    def rejoin(self, handed: Handed, back: Back, tree: Callable[[], Sequence[int]]) -> None:
         """Where the books took a window's page and had a page of full attention already, these two are a pair now.
 
         ``tree`` says which pages of full attention the books have where ``handed`` was.
         """
-        returned, gone = {*back.get(FULL, ())}, {*back.get(SWA, ())}
-        if not returned:
+        returned = pages_of(back.get(FULL, ()))
+        if not len(returned):
             return
-        taken = [
-            (i, window)
-            for i, (full, window) in enumerate(zip(handed[FULL], handed[SWA], strict=True))
-            if full in returned and window > 0 and window not in gone
-        ]
-        if not taken:
+        full, windows = handed[FULL], handed[SWA]
+        taken = np.isin(full, returned) & (windows > 0) & ~np.isin(windows, pages_of(back.get(SWA, ())))
+        if not taken.any():
             return
-        pages = tree()
-        full, windows = [pages[i] for i, _ in taken], [window for _, window in taken]
+        full, windows = pages_of(tree())[taken], windows[taken]
         self._window_of[full] = windows
         self._full_of[windows] = full
         self._allocator.set_full_to_swa_mapping(self.locations(full), self.locations(windows))

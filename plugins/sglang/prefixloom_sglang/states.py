@@ -9,13 +9,14 @@ this on the forward stream, right before the layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from .composition import STATE
 from .prefix import Prefix
+from .slots import Back, Handed, pages_of
 
 
 class StateSlots:
@@ -54,7 +55,7 @@ class StateSlots:
         """For how many tokens there is a state that can be handed over; 0: there is none."""
         return self._newest(req, up_to, finished)[0]
 
-    def hand_in(self, req: Any, up_to: int, finished: bool) -> dict[str, list[int]] | None:
+    def hand_in(self, req: Any, up_to: int, finished: bool) -> Handed | None:
         """The slot of that state, for the books to take. None: the request would have no slot to go on with."""
         if finished:
             return self._hand_in_last(req, up_to)
@@ -67,9 +68,9 @@ class StateSlots:
             translate = self._pool.translate_mamba_indices
             self._pool.mamba_pool.copy_from(translate(req.kv.mamba_pool_idx.unsqueeze(0)), translate(fresh))
         self.forget(req)
-        return {STATE: fresh.tolist()}
+        return {STATE: pages_of(fresh.tolist())}
 
-    def _hand_in_last(self, req: Any, up_to: int) -> dict[str, list[int]]:
+    def _hand_in_last(self, req: Any, up_to: int) -> Handed:
         """A finished request goes on with nothing: what it does not hand over is free."""
         _, index = self._newest(req, up_to, True)
         if self._buffered:
@@ -78,7 +79,7 @@ class StateSlots:
         else:
             slot = req.kv.mamba_pool_idx.item()
             req.kv.mamba_pool_idx = None
-        return {STATE: [slot]}
+        return {STATE: pages_of([slot])}
 
     def _newest(self, req: Any, up_to: int, finished: bool) -> tuple[int, int]:
         """The length and the place in the buffer of the newest state that stands for at most ``up_to`` tokens."""
@@ -107,8 +108,8 @@ class StateSlots:
             self._pool.free_mamba_cache(req)
 
     # ------------------------------------------------------------ free lists
-    def give_back(self, back: Mapping[str, Sequence[int]]) -> None:
-        if back.get(STATE):
+    def give_back(self, back: Back) -> None:
+        if len(back.get(STATE, ())):
             self._allocator.free(self._numbers(back[STATE]))
 
     def _take(self) -> torch.Tensor | None:
@@ -120,4 +121,4 @@ class StateSlots:
         return slot
 
     def _numbers(self, slots: Sequence[int]) -> torch.Tensor:
-        return self._to_device(slots, dtype=torch.int64, device=self._pool.device)
+        return self._to_device(torch.tensor(slots, dtype=torch.int64), self._pool.device)

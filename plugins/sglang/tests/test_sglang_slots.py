@@ -14,8 +14,12 @@ from prefixloom_sglang.slots import PairedSlots, TokenSlots
 WINDOW = 4
 
 
-def to_device(numbers: Sequence[int], *, dtype: torch.dtype, device: str) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=dtype, device=device)
+def to_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    return tensor.to(device)
+
+
+def lists(handed: Any) -> dict[str, list[int]]:
+    return {name: pages.tolist() for name, pages in handed.items()}
 
 
 class FreeList:
@@ -45,7 +49,9 @@ class Allocator(FreeList):
 
     def free_swa(self, slots: torch.Tensor) -> None:
         slots = slots.long()
-        pages = {slot // self.page_size for slot in self.full_to_swa_index_mapping[slots].tolist() if slot}
+        windows = self.full_to_swa_index_mapping[slots].tolist()
+        assert all(windows), "SGLang frees slot 0 where a slot has no window"
+        pages = {slot // self.page_size for slot in windows}
         self.swa_attn_allocator.free += sorted(pages)
         self.clear_full_to_swa_mapping(slots)
 
@@ -80,14 +86,15 @@ def test_a_row_is_handed_in_by_pages(page_size: int) -> None:
     slots, _, row = make(page_size)
     assert slots.locations([3]).tolist() == list(range(3 * page_size, 4 * page_size))
     whole = row([5, 2, 7, 8, 9, 10], [0, 0, 4, 1, 2, 3])
-    assert slots.hand_in(whole) == {FULL: [5, 2, 7, 8, 9, 10], SWA: [-1, -1, 4, 1, 2, 3]}
-    assert TokenSlots(Allocator(64, page_size), page_size, to_device).hand_in(whole) == {FULL: [5, 2, 7, 8, 9, 10]}
+    assert lists(slots.hand_in(whole, finished=True)) == {FULL: [5, 2, 7, 8, 9, 10], SWA: [-1, -1, 4, 1, 2, 3]}
+    full = TokenSlots(Allocator(64, page_size), page_size, to_device).hand_in(whole, finished=True)
+    assert lists(full) == {FULL: [5, 2, 7, 8, 9, 10]}
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_window_that_goes_alone_leaves_its_page_without_a_partner(page_size: int) -> None:
     slots, allocator, row = make(page_size)
-    slots.hand_in(row([5, 6], [1, 2]))
+    slots.hand_in(row([5, 6], [1, 2]), finished=True)
     slots.give_back({SWA: [1]})
     assert pairs(slots, allocator, [5, 6]) == [0, 2]
     assert (allocator.swa_attn_allocator.free, allocator.full_attn_allocator.free) == ([1], [])
@@ -99,9 +106,9 @@ def test_a_window_that_goes_alone_leaves_its_page_without_a_partner(page_size: i
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_window_that_fills_a_gap_of_the_tree_is_joined_to_the_trees_page(page_size: int) -> None:
     slots, allocator, row = make(page_size)
-    slots.hand_in(row([5, 6], [1, 2]))
+    slots.hand_in(row([5, 6], [1, 2]), finished=True)
     slots.give_back({SWA: [1]})  # the tree has page 5 without a window
-    handed = slots.hand_in(row([7, 8], [3, 4]))
+    handed = slots.hand_in(row([7, 8], [3, 4]), finished=True)
     back = {FULL: [7, 8], SWA: [4]}  # the tree had both pages, and took the window that it lacked
     slots.give_back(back)
     slots.rejoin(handed, back, lambda: [5, 6])
@@ -116,9 +123,9 @@ def test_where_all_was_taken_or_all_came_back_nothing_is_joined() -> None:
     def never() -> list[int]:
         raise AssertionError("nobody has to look at the tree")
 
-    handed = slots.hand_in(row([5, 6], [1, 2]))
+    handed = slots.hand_in(row([5, 6], [1, 2]), finished=True)
     slots.rejoin(handed, {}, never)
-    again = slots.hand_in(row([7, 8], [3, 4]))
+    again = slots.hand_in(row([7, 8], [3, 4]), finished=True)
     back = {FULL: [7, 8], SWA: [3, 4]}
     slots.give_back(back)
     slots.rejoin(again, back, never)
@@ -127,9 +134,9 @@ def test_where_all_was_taken_or_all_came_back_nothing_is_joined() -> None:
 
 def test_windows_too_short_to_resume_at_their_end_are_freed_at_once() -> None:
     slots, allocator, row = make(1)
-    handed = slots.hand_in(row([5, 6, 7, 8, 9, 10], [0, 0, 0, 1, 2, 3]))  # three tokens, and a window reads four
-    assert handed[SWA] == [-1] * 6
+    handed = slots.hand_in(row([5, 6, 7, 8, 9, 10], [0, 0, 0, 1, 2, 3]), finished=True)  # of a window of four
+    assert lists(handed)[SWA] == [-1] * 6
     assert allocator.swa_attn_allocator.free == [1, 2, 3]
     assert pairs(slots, allocator, [8, 9, 10]) == [0, 0, 0]
-    short = slots.hand_in(row([11, 12], [4, 5]))  # this is all that there is, so nothing lacks
-    assert short[SWA] == [4, 5]
+    short = slots.hand_in(row([11, 12], [4, 5]), finished=True)  # this is all that there is, so nothing lacks
+    assert lists(short)[SWA] == [4, 5]

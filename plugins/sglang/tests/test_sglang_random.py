@@ -1,0 +1,263 @@
+"""Random traffic through SGLang's scheduler calls and pools, with our cache in debug mode.
+
+A model beside the cache knows what every slot must hold. It checks each pass: what the request reads is what its own
+tokens say, in full attention, in its window and in its state. After each round SGLang's own sums must come out, and
+debug mode compares both sides' books after each call. Requests wait, hit, are computed in chunks, run short of memory
+and are retracted, are aborted, and end in the midst of an answer.
+
+Where SGLang is not installed there is nothing to test.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import warnings
+from typing import Any
+
+import attrs
+import pytest
+
+if importlib.util.find_spec("sglang") is None:
+    pytest.skip("SGLang is not installed here", allow_module_level=True)
+
+import torch
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from bench.foreign.ours_in_sglang import OurCacheInSGLang
+    from bench.foreign.sglang import SGLangCache
+    from bench.foreign.sglang_scheduler import Scheduling
+    from sglang.srt.environ import envs
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang's own
+
+WRONG = -3.0
+
+
+@attrs.frozen
+class Scene:
+    """What a random run is made of. All of it follows from the seed."""
+
+    letters: str
+    page: int
+    tokens: int
+    window_share: float
+    states: int
+    window: int
+    chunk: int
+    ratio: float
+    eagle: bool
+    policy: str
+    longest_prompt: int
+    longest_answer: int
+    arrivals: float
+    slides: int
+    """After so many tokens of an answer SGLang gives back what has left the window."""
+    moves_on: bool
+    """A long answer gives the window of its prompt free."""
+
+
+def scene(seed: int) -> Scene:
+    rng = random.Random(f"scene {seed}")
+    letters = rng.choice(("F", "FS", "FM", "FSM"))
+    page = rng.choice((1, 1, 4))
+    buffered = "M" in letters and page > 1
+    tokens = rng.choice((96, 160, 320))
+    return Scene(
+        letters=letters,
+        page=page,
+        tokens=tokens,
+        window_share=rng.choice((1.0, 0.5, 0.7)),
+        states=rng.choice((12, 20, 40)) if buffered else rng.choice((6, 12, 30)),
+        window=rng.choice((3, 6, 13)),
+        chunk=rng.choice((8, 16, 32, 1 << 20)),
+        ratio=rng.choice((0.05, 0.3, 1.0)),
+        eagle="M" not in letters and rng.random() < 0.3,
+        policy=rng.choice(("lru", "lru", "lfu", "slru", "priority")),
+        longest_prompt=tokens // 3,
+        longest_answer=rng.choice((3, 12, 30, tokens // 3)),
+        arrivals=rng.choice((0.2, 0.6, 0.9)),
+        slides=rng.choice((1, 1, 5)),
+        moves_on=rng.random() < 0.5,
+    )
+
+
+class Checked(Scheduling):
+    """A scheduler whose passes write what their tokens stand for, and check all that they read."""
+
+    scene: Scene
+    rng: random.Random
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[int, Any], int] = {}
+        self.texts: dict[Any, list[float]] = {}
+        self.passes = 0
+        made = self.scene
+        super().__init__(made.letters, made.page, made.tokens, made.states, made.window)
+
+    # ------------------------------------------------------------ what a slot must hold
+    def text(self, request: Any) -> list[float]:
+        """By position the number of the prefix that ends there; with a draft model, of the token behind it as well."""
+        if request not in self.texts:
+            tokens = [*request.origin_input_ids, *self.answers[request], -1, -1]
+            number, chain = self._number(0, (request.extra_key, request.cache_salt)), []
+            for token in tokens:
+                number = self._number(number, token)
+                chain.append(float(number))
+            self.texts[request] = chain
+        return self.texts[request]
+
+    def _number(self, before: int, token: Any) -> int:
+        return self.numbers.setdefault((before, token), len(self.numbers) + 1)
+
+    def entries(self, request: Any) -> torch.Tensor:
+        chain = self.text(request)
+        return torch.tensor(chain[1:] if self.scene.eagle else chain)
+
+    # ------------------------------------------------------------ a pass
+    def forward(self, batch: Any) -> None:
+        self.passes += 1
+        self._copy_states(batch)
+        extends = batch.forward_mode.is_extend()
+        ends = [each.extend_end for each in batch.reqs] if extends else batch.seq_lens_cpu.tolist()
+        starts = [each.prefix_len for each in batch.reqs] if extends else [end - 1 for end in ends]
+        spans = list(zip(batch.reqs, starts, ends, strict=True))
+        if "M" in self.letters:
+            self._check_states(spans)
+        for request, start, end in spans:  # all write before any reads
+            wanted = self.entries(request)[start:end]
+            row = self.rows.req_to_token[request.kv.req_pool_idx, start:end].long()
+            for pool, slots in self._views(row):
+                self._store(pool, slots, wanted)
+        for request, start, end in spans:
+            self._check_tokens(request, start, end)
+        if "M" in self.letters:
+            self._write_states(batch, spans, extends)
+
+    def _views(self, row: torch.Tensor) -> list[tuple[Any, torch.Tensor]]:
+        if "S" not in self.letters:
+            return [(self.kv, row)]
+        return [
+            (self.kv.full_kv_pool, row),
+            (self.kv.swa_kv_pool, self.allocator.full_to_swa_index_mapping[row]),
+        ]
+
+    @staticmethod
+    def _store(pool: Any, slots: torch.Tensor, wanted: torch.Tensor) -> None:
+        assert bool((slots > 0).all()), "a pass has no slot to write to"
+        for buffer in (pool.k_buffer[0], pool.v_buffer[0]):
+            buffer[slots] = wanted.reshape(-1, 1, 1)
+
+    def _check_tokens(self, request: Any, start: int, end: int) -> None:
+        wanted = self.entries(request)[:end]
+        row = self.rows.req_to_token[request.kv.req_pool_idx, :end].long()
+        for number, (pool, slots) in enumerate(self._views(row)):
+            low = 0 if number == 0 else max(0, start - (self.scene.window - 1))
+            assert bool((slots[low:] > 0).all()), f"{request.rid} reads where it has no slot, before {end}"
+            for buffer in (pool.k_buffer[0], pool.v_buffer[0]):
+                found = buffer[slots[low:]].reshape(-1)
+                bad = (found != wanted[low:]).nonzero().reshape(-1).tolist()
+                kind = ("full attention", "the window")[number]
+                assert not bad, f"request {request.rid} reads wrong {kind} at {low + bad[0]}, in a pass [{start}, {end})"
+
+    def _check_states(self, spans: Any) -> None:
+        for request, start, _ in spans:
+            if request.finished():
+                continue
+            slot = int(request.kv.mamba_pool_idx)
+            wanted = self.text(request)[start - 1] if start else 0.0
+            for tensor in self._state_tensors():
+                found = float(tensor[slot].reshape(-1)[0])
+                assert found == wanted, f"request {request.rid} goes on at {start} from a wrong state"
+
+    def _state_tensors(self) -> list[Any]:
+        state = self.rows.mamba_pool.mamba_cache
+        return [state.conv[0][0], state.temporal[0]]
+
+    def _write_states(self, batch: Any, spans: Any, extends: bool) -> None:
+        for i, (request, _, end) in enumerate(spans):
+            if request.kv.mamba_pool_idx is None:
+                continue  # it ended with the pass before, and this one's result counts no more
+            writes = [(int(request.kv.mamba_pool_idx), end)]
+            if batch.mamba_track_mask is not None and bool(batch.mamba_track_mask[i]):
+                target = int(batch.mamba_track_indices[i])
+                writes.append((target, request.kv.mamba_last_track_seqlen if extends else end))
+            for slot, boundary in writes:
+                for tensor in self._state_tensors():
+                    tensor[slot] = self.text(request)[boundary - 1]
+
+    # ------------------------------------------------------------ after a round
+    def kept(self, request: Any) -> int | None:
+        if "M" in self.letters or self.rng.random() > 0.2:
+            return None
+        answered = len(request.output_ids)
+        return self.rng.randint(max(1, answered - 1) if self.scene.moves_on else 1, answered)
+
+    def check(self) -> None:
+        for pool, (found, whole) in self.sums().items():
+            assert found == whole, f"{pool}: {found} slots add up, and there are {whole}"
+        if not self._live:
+            self.cache.sanity_check()
+
+
+def make(seed: int, own: bool = False) -> Checked:
+    made = scene(seed)
+    parameters = {"is_eagle": made.eagle, "eviction_policy": made.policy}
+    members = {
+        "scene": made, "rng": random.Random(f"kept {seed}"), "parameters": parameters, "chunk": made.chunk,
+        "ratio": made.ratio, "window_share": made.window_share,
+    }  # fmt: skip
+    base = SGLangCache if own else OurCacheInSGLang
+    return type("Made", (Checked, base), members)()
+
+
+def drive(seed: int, requests: int = 40, own: bool = False) -> Checked:
+    """Run random traffic to its end."""
+    rng = random.Random(f"traffic {seed}")
+    envs.SGLANG_OPT_RELEASE_PREFILL_SWA.set(scene(seed).moves_on)
+    envs.SGLANG_SWA_EVICTION_INTERVAL.set(scene(seed).slides)
+    made = make(seed, own)
+    stories = [[rng.randrange(1000) for _ in range(rng.randint(1, 20))] for _ in range(3)]
+    sent, still = 0, 0
+    while sent < requests or made.busy:
+        while sent < requests and (rng.random() < made.scene.arrivals or not made.busy):
+            story = rng.choice(stories)
+            prompt = story[: rng.randint(1, len(story))] if rng.random() < 0.3 else list(story)
+            prompt += [rng.randrange(1000) for _ in range(rng.randint(1, 24))]
+            prompt = prompt[-made.scene.longest_prompt :]
+            answer = [rng.randrange(1000, 2000) for _ in range(rng.randint(1, made.scene.longest_answer))]
+            made.submit(
+                prompt,
+                answer,
+                extra_key=rng.choice((None, None, None, "adapter")),
+                cache_salt=rng.choice((None, None, None, "salt")),
+                priority=rng.choice((None, 0, 5)),
+            )
+            sent += 1
+            if rng.random() < 0.6:
+                stories[rng.randrange(3)] = [*prompt, *answer]
+        moved = made.iterate()
+        made.check()
+        happening = rng.random()
+        if happening < 0.04 and made._live:
+            made.abort_request(rng.choice(made._live))
+        elif happening < 0.06 and made.waiting:
+            made.abort_request(rng.choice(made.waiting))
+        elif happening < 0.1:
+            made.evict(rng.choice((1, 7, 50)))
+            made.check()
+        still = 0 if moved else still + 1
+        assert still < 5 or not made.busy, "the scheduler stands still"
+    made.check()
+    return made
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_traffic(seed: int) -> None:
+    made = drive(seed)
+    assert made.passes > 40
+    made.cache.reset()
+    made.allocator.clear()
+    made.rows.clear()
+    made.check()
