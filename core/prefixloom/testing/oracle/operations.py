@@ -186,9 +186,10 @@ class Operations(SequenceOperations):
         count = reaches = len(ids) - 1
         boundary = self.model.limit(count, 0)
         for f in self.model.facts:
-            new = slots[f.name][got.ready // f.page :] if f.path else []
-            if -1 in new:
-                reaches = min(reaches, got.ready + new.index(-1) * f.page)
+            for page in range(got.ready // f.page, len(slots[f.name]) if f.path else 0):
+                if slots[f.name][page] < 0 and self.model.piece(f, ids, page) not in self.model.resident[f.name]:
+                    reaches = min(reaches, page * f.page)
+                    break
         limit = min(count - self.model.lookahead, reaches)
         upto: int = max(got.ready, limit // self.model.page * self.model.page)
         require(got.length == upto, "inserted up to %s, not %s", got.length, upto)
