@@ -63,6 +63,7 @@ CHUNK = spec("ChunkedLocalAttentionSpec", attention_chunk_size=8)
 SETUPS = {
     "full": Setup((FULL,), blocks=44),
     "full, a step ahead": Setup((FULL,), ahead=2, blocks=44),
+    "full, two steps ahead": Setup((FULL,), ahead=3, blocks=44),
     "full, guessed tokens a step ahead": Setup((FULL,), ahead=2, guesses=3, blocks=44),
     "window alone": Setup((WINDOW,), blocks=34),
     "full, window, two ranks": Setup((FULL, WINDOW), ahead=2, ranks=2, blocks=70),
@@ -152,12 +153,16 @@ class Part:
     """Whether the workers are told of all its blocks, those that the device's cache had included."""
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Step:
+    """One step. ``sampled``: what came of it, once the workers have run it; ``over``: the loads that have ended."""
+
     parts: list[Part]
     plan: Plan
     new_blocks: list[int]
     freed: list[int] = attrs.field(factory=list)
+    sampled: list[list[int]] | None = None
+    over: list[tuple[set[str], set[str]]] = attrs.field(factory=list)
 
 
 class HeldCopier:
@@ -172,7 +177,7 @@ class HeldCopier:
         self.queue.append((number, work, tell))
 
     def one(self, fails: bool = False) -> None:
-        number, work, tell = self.queue.popleft()
+        _, work, tell = self.queue.popleft()
         if not fails:
             work()
         tell(not fails)
@@ -341,7 +346,7 @@ class Traffic:
             base = old.all_token_ids[: rng.randrange(len(old.all_token_ids) // 2, len(old.all_token_ids) + 1)]
         tokens = [*base, *(rng.randrange(9) for _ in range(rng.randrange(1, 30)))]
         fields: dict[str, Any] = {}
-        if old is not None:
+        if old is not None and rng.random() < 0.8:
             fields = {"cache_salt": old.cache_salt, "mm_features": old.mm_features, "lora_request": old.lora_request}
         elif rng.random() < 0.2:
             fields["cache_salt"] = rng.choice(["x", "y"])
@@ -526,7 +531,7 @@ class Traffic:
                 table.extend([0] * (last - len(table)))
         blocks = self.take(len(wanted))
         if blocks is None:
-            for index, at in reversed(wanted):
+            for index, _ in reversed(wanted):
                 if self.groups[index].is_state:
                     continue
                 request.tables[index].pop()
@@ -555,30 +560,32 @@ class Traffic:
         request.life = Life()
 
     # ------------------------------------------------------------ a step of the workers
-    def work(self) -> None:
-        """Run the oldest step, and take in what came of it."""
-        step = self.steps[0]
+    def execute(self, step: Step) -> None:
+        """The workers run a step."""
         for worker in self.workers:
             worker.before(step.plan)
         for block in step.new_blocks:
             for layers in self.memory:
                 for layer in layers.values():
                     layer[block] = 0xEE
-        sampled = [self.forward(part) for part in step.parts]
-        over: list[set[str]] = []
-        failed: set[str] = set()
+        step.sampled = [self.forward(part) for part in step.parts]
         for worker in self.workers:
             worker.load(step.plan)
             worker.store(step.plan)
-            ended, wrong = worker.loaded()
-            over.append(ended)
-            failed |= wrong
+            step.over.append(worker.loaded())
+
+    def work(self) -> None:
+        """Take in what came of the oldest step."""
+        step = self.steps[0]
+        if step.sampled is None:
+            self.execute(step)
+        assert step.sampled is not None
         self.steps.popleft()
         self.unshare(step.freed)
-        self.update(step, sampled)
-        for ended in over:
+        self.update(step, step.sampled)
+        for ended, failed in step.over:
             self.ended.update(ended)
-        self.wrong |= failed
+            self.wrong |= failed
         for name in [name for name, count in self.ended.items() if count == self.setup.ranks]:
             del self.ended[name]
             self.loaded(name, name in self.wrong)
@@ -717,7 +724,7 @@ class Traffic:
         self.end(request)
 
     def reset(self) -> None:
-        """The weights are others now. Some running requests go on with what they have, and nothing of it may be kept."""
+        """The weights are others now. Some running requests go on with what they have: nothing of it may be kept."""
         while self.steps:
             self.work()
         for request in [*self.running]:
@@ -756,6 +763,9 @@ class Traffic:
             self.preempt(self.rng.choice(self.running))
         else:
             self.schedule()
+            if self.rng.random() < 0.5 and self.steps[0].sampled is None:  # its copies may end before it is taken in
+                self.execute(self.steps[0])
+                self.copies()
             while len(self.steps) >= self.setup.ahead:
                 self.work()
         if self.setup.store:

@@ -180,7 +180,7 @@ class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = KVConnectorTransferResults()
         if self.worker_side is not None:
-            # Whole requests, and never single blocks: of a window or a state, nothing lies before what was to be loaded.
+            # Whole requests, never single blocks: of windows and states, nothing lies before what was to be loaded.
             results.finished_recving, results.failed_recving = self.worker_side.loaded()
         return results
 

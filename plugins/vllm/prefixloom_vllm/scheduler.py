@@ -220,7 +220,7 @@ class SchedulerSide:
             chosen = [(table[p], slots[0] if group.is_state else slots[p]) for p in pages if not table[p].is_null]
             if any(slot < 0 for _, slot in chosen) or (group.is_state and not chosen):
                 raise InvariantError(
-                    f"{group.name}: the blocks that vLLM gave to {request.request_id} are not those that its reach needs"
+                    f"{group.name}: the blocks that vLLM gave {request.request_id} are not those that its reach needs"
                 )
             pairs[group.index] = [block.block_id for block, _ in chosen], [slot for _, slot in chosen]
             self._new_blocks.update(pairs[group.index][0])
@@ -444,9 +444,7 @@ class SchedulerSide:
                 )
 
 
-def _offered(
-    group: Group, found: int, end: int, offered: Iterable[tuple[int, int, int]]
-) -> list[tuple[int, int]]:
+def _offered(group: Group, found: int, end: int, offered: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """The (position, block) of the states that vLLM offers and the host does not have, up to ``end``.
 
     vLLM offers a state when it knows the tokens up to there, which may be a step after the pages were sent.
