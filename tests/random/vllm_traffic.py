@@ -30,7 +30,7 @@ import attrs
 import torch
 
 from prefixloom import Identity
-from prefixloom_vllm.books import Books, sizes
+from prefixloom_vllm.books import Books
 from prefixloom_vllm.figures import Figures
 from prefixloom_vllm.groups import Group, groups_of
 from prefixloom_vllm.options import Options
@@ -53,7 +53,6 @@ class Setup:
     guesses: int = 0
     ranks: int = 1
     slots: int = 72
-    states: int = 9
     blocks: int = 100
     store: bool = False
 
@@ -72,7 +71,7 @@ SETUPS = {
     "state alone": Setup((STATE,), blocks=34),
     "window, full in larger blocks, chunk, state": Setup((WINDOW, WIDE, CHUNK, STATE), ahead=2, blocks=90),
     "full, window, guessed tokens": Setup((FULL, WINDOW), guesses=2, blocks=70),
-    "full, window, with a store": Setup((FULL, WINDOW), ahead=2, slots=40, blocks=70, store=True),
+    "full, window, with a store": Setup((FULL, WINDOW), ahead=2, slots=60, blocks=70, store=True),
 }
 RING = 64
 """Places in the region's table, so few that their numbers come round."""
@@ -209,12 +208,11 @@ class Traffic:
         self.setup = setup
         self.rng = random.Random(f"{seed}")
         self.groups: list[Group] = groups_of(config(*setup.specs))
-        capacity = {g.name: setup.states if g.is_state else setup.slots * g.tokens for g in self.groups}
-        more = {}
+        more: dict[str, Any] = {}
         if setup.store:
             more = {"store": str(folder / "store"), "store_capacity": "1MiB", "staging": "4KiB"}
             more["fetch"] = self.rng.choice(["wait", "best_effort", "timeout"])
-        self.options = Options.of({"capacity": capacity, **more})
+        self.options = Options.of({"blocks": setup.slots, **more})
         self.count: Counter[str] = Counter()
         self.weights = 0
         self.folder = folder
@@ -223,13 +221,12 @@ class Traffic:
     def start(self) -> None:
         """Make the engine, with nothing on the device and in the host's memory."""
         setup, folder = self.setup, self.folder
-        slots = sizes(self.groups, self.options, setup.ranks)
         MADE.clear()
         self.workers = []
         for rank in range(setup.ranks):
-            region = Region(str(folder), "engine", self.groups, slots, setup.ranks, rank)
+            region = Region(str(folder), "engine", self.groups, setup.slots, setup.ranks, rank)
             self.workers.append(WorkerSide(self.groups, region, Figures(), True))
-        self.region = Region(str(folder), "engine", self.groups, slots, setup.ranks, None)
+        self.region = Region(str(folder), "engine", self.groups, setup.slots, setup.ranks, None)
         identity = Identity(model="m", weights=f"w{self.weights}")
         self.books = Books(self.groups, self.options, setup.ranks, self.region, identity, True)
         self.side = SchedulerSide(self.groups, self.books, self.region, Figures(), setup.guesses > 0)
@@ -788,11 +785,8 @@ class Traffic:
         self.side.check()
         assert not self.side.tracked and not self.references, (self.side.tracked, self.references)
         assert len(self.free) == self.setup.blocks - 1
-        self.books.cache.evict(self.books.capacity)
-        self.books.take({})
         self.books.forget()
-        free = {name: len(slots) for name, slots in self.books.free.items()}
-        assert free == self.books.capacity, "slots are lost"
+        assert len(self.books.free) == self.books.slots, "slots are lost"
 
     def close(self) -> None:
         for worker in self.workers:

@@ -24,9 +24,9 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from prefixloom import CompositionError, Identity
 
-from .books import Books, sizes
+from .books import Books, size
 from .figures import NAMES, Figures
-from .groups import groups_of
+from .groups import groups_of, slot_bytes
 from .options import Options
 from .region import Region
 from .scheduler import Plan, SchedulerSide
@@ -73,7 +73,7 @@ class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
         ranks = vllm_config.parallel_config.tensor_parallel_size
         is_worker = role == KVConnectorRole.WORKER
         rank = vllm_config.parallel_config.rank if is_worker else None
-        self.region = Region(options.shm, config.engine_id, groups, sizes(groups, options, ranks), ranks, rank)
+        self.region = Region(options.shm, config.engine_id, groups, size(groups, options, ranks), ranks, rank)
         if is_worker:
             at_once = writes_before_asking(vllm_config, kv_cache_config)
             self.worker_side = WorkerSide(groups, self.region, self.figures, self.debug, at_once)
@@ -87,8 +87,8 @@ class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
                     "a load that fails ends its request with an error: say kv_load_failure_policy 'recompute' in "
                     "kv-transfer-config if it is to be computed again"
                 )
-            for sentence in books.cache.stats().sizing:
-                log.info("host memory: %s", sentence)
+            names = ", ".join(f"{group.name} of {group.tokens} tokens" for group in groups)
+            log.info("host memory: %d slots of %d bytes, for blocks of %s", books.slots, slot_bytes(groups), names)
 
     @property
     def requires_kv_delivery(self) -> bool:

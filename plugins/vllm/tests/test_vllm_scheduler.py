@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from prefixloom import CompositionError, Identity, ProtocolError, StorageError
-from prefixloom_vllm.books import Books, check_identity, sizes
+from prefixloom_vllm.books import Books, check_identity, size
 from prefixloom_vllm.figures import Figures
 from prefixloom_vllm.groups import Group, groups_of
 from prefixloom_vllm.options import Options
@@ -28,8 +28,8 @@ class Engine:
 
     def __init__(self, folder: Path, *specs: Any, **options: Any) -> None:
         self.groups: list[Group] = groups_of(config(*specs))
-        self.options = Options.of({"capacity": {g.name: 8 if g.is_state else 64 for g in self.groups}, **options})
-        count = sizes(self.groups, self.options, 1)
+        self.options = Options.of({"blocks": 16 * len(self.groups), **options})
+        count = size(self.groups, self.options, 1)
         self.worker = Region(str(folder), "engine", self.groups, count, 1, 0)
         self.region = Region(str(folder), "engine", self.groups, count, 1, None)
         identity = Identity(model="m", weights="w")
@@ -205,7 +205,7 @@ def test_a_failed_store_is_not_found_and_its_slots_come_back(make: Any) -> None:
     engine.step(mine, engine.new_blocks(12), 8, ok=False)
     engine.side.finished(mine)
     assert engine.hit(request("b", list(range(9)))) == 0
-    assert len(engine.books.free["full_0"]) == 16
+    assert len(engine.books.free) == 16
 
 
 def test_a_state_that_is_offered_a_step_after_its_pages_is_kept(make: Any) -> None:
@@ -284,10 +284,10 @@ def test_what_a_load_reads_is_not_given_away_by_a_reset(make: Any) -> None:
     engine.load(again, 24, finish=False)
     engine.side.reset()
     engine.side.check()
-    assert len(engine.books.free["full_0"]) == 16 - 6
+    assert len(engine.books.free) == 16 - 6
     engine.worker.finish(engine.seen[-1].number, True)
     engine.side.settle()
-    assert len(engine.books.free["full_0"]) == 16
+    assert len(engine.books.free) == 16
     assert engine.hit(request("c", list(range(26)))) == 0
 
 
