@@ -81,6 +81,25 @@ def test_a_path_is_taken_up_to_its_first_hole_and_the_rest_with_it() -> None:
     assert taken_back(cache) == {"full": [3, 4, 5], "swa": [2, 3, 4, 5], "mamba": [0]}
 
 
+def test_what_was_computed_may_be_handed_in_piece_by_piece_and_a_state_last() -> None:
+    cache = lent()
+    assert cache.insert(range(4), {"full": [0, 1], "swa": [0, 1]}).length == 4
+    behind = cache.insert(range(8), {"full": [2, 3], "swa": [2, 3]}, start=4)
+    assert (behind.ready, behind.length, behind.taken) == (0, 8, {"full": 2, "swa": 2})
+    assert cache.peek(range(8)) == 0, "there is no state yet"
+    assert cache.insert(range(8), {"full": [], "mamba": [0]}, start=8).taken == {"full": 0, "mamba": 1}
+    with cache.lease(cache.match(range(8)), exact=True) as lease:
+        assert [lease.pages(name) for name in ("full", "swa", "mamba")] == [[0, 1, 2, 3], [-1, 1, 2, 3], [0]]
+
+
+def test_what_no_boundary_needs_goes_alone_if_that_is_asked_for() -> None:
+    cache = lent()
+    cache.insert(range(16), {"full": range(8), "swa": range(8), "mamba": [0]})
+    assert cache.evict({"full": 8, "swa": 8, "mamba": 8}, unneeded=True) == {"full": 0, "swa": 5, "mamba": 0}
+    assert cache.peek(range(16)) == 16
+    assert cache.take_back() == {"swa": [0, 1, 2, 3, 4]}
+
+
 def test_after_a_flush_all_slots_can_be_taken_back() -> None:
     cache = lent()
     cache.insert(range(8), {"full": range(4), "swa": range(4), "mamba": [0]})

@@ -226,19 +226,20 @@ class Cache:
         return returned
 
     # ------------------------------------------------------------ room
-    def evict(self, need: int | Mapping[str, int]) -> dict[str, int]:
+    def evict(self, need: int | Mapping[str, int], *, unneeded: bool = False) -> dict[str, int]:
         """Free at least so many tokens of every page component (an int), or pages and slots by name.
 
         Boundary components keep their states, but for those that serve no boundary any more. Returns the pages (slots)
-        freed of what was asked for; what leases cover stays, so it may be less.
+        freed of what was asked for; what leases cover stays, so it may be less. ``unneeded``, with names: only pages
+        that no published boundary needs, such as those of a window far behind it.
         """
         core = self._core
         if core.guarded:
             core.enter()
-        if need.__class__ is int and need >= 0:
+        if need.__class__ is int and need >= 0 and not unneeded:
             freed = evict_tokens(core, need)
         else:
-            freed = evict_named(core, need)
+            freed = evict_named(core, need, unneeded)
         if core.watcher is not None:
             core.leave("evict")
         return freed

@@ -287,7 +287,9 @@ class Debug:
             if spans and cell.pages != present(cell.data):
                 raise InvariantError(f"{lane.name}: {node!r} miscounts its pages")
             if isinstance(lane, PartialLane) and (cell.slack.pages if cell.slack else 0) != lane.slack_of(cell):
-                raise InvariantError(f"{lane.name}: {node!r} has {lane.slack_of(cell)} pages of slack, unlike its queue")
+                raise InvariantError(
+                    f"{lane.name}: {node!r} has {lane.slack_of(cell)} pages of slack, unlike its queue"
+                )
         if isinstance(lane, PartialLane):
             covered = sum(slack.pages for slack in lane.slack if slack.cell.locks)
             if covered != lane.covered_slack:

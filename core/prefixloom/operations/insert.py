@@ -18,7 +18,7 @@ from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, bounds
 from ..device.streams import Stream
 from ..errors import InputError, ProtocolError
 from ..tree.lane import Lane, PageLane
-from .match import search
+from .match import search, walked_boundary
 from .open import open_at
 from .publish import close
 from .state import Core, Match, Running
@@ -62,6 +62,7 @@ def insert(
     search(core, match, match.most)
     boundary = max(0, match.most) // core.shape.page * core.shape.page
     handed = _checked(core, match, slots, start)
+    in_tree = {lane.index: _pages_in_tree(core, match, lane) for lane in core.shape.path_lanes}
     at_hand = [each.lane.pool.at_hand for each in handed]
     for each in handed:
         each.lane.pool.receive(each.own)
@@ -79,7 +80,7 @@ def insert(
             core.flight.end(work, stream, followers, "the pass before an insert")
     try:
         for each in handed:
-            _hold(running, each, boundary)
+            _hold(running, each, boundary, in_tree)
         _fill_up(core, running)
         running.reserved = match.count
         running.committed = _whole_length(core, running)
@@ -255,10 +256,19 @@ def _being_written(core: Core, stream: Stream, handed: Many[_Handed]) -> Work[An
     return work
 
 
-def _hold(running: Running, handed: _Handed, boundary: int) -> None:
+def _pages_in_tree(core: Core, match: Match, lane: Lane) -> int:
+    """The pages at the beginning of the prompt that the tree has of a component that keeps whole paths.
+
+    They may reach beyond where the prompt can resume, since another component may lack something there.
+    """
+    assert isinstance(lane, PageLane)
+    return lane.deepest(match.walked_to, walked_boundary(core, match))[1] // lane.page
+
+
+def _hold(running: Running, handed: _Handed, boundary: int, in_tree: Mapping[int, int]) -> None:
     """The sequence holds what was handed in from where it resumes; what stands before that is a duplicate.
 
-    Of a component that keeps whole paths, it holds nothing behind the first page that is absent.
+    Of a component that keeps whole paths, it holds nothing behind the first page that neither it nor the tree has.
     """
     lane, pool = handed.lane, handed.lane.pool
     holding: Any = running.held[lane.index]
@@ -274,9 +284,12 @@ def _hold(running: Running, handed: _Handed, boundary: int) -> None:
     useless = handed.slots[:before]
     if lacking or not handed.whole:
         if lane.closed_upward:
-            whole = fresh.tobytes().index(ABSENT_BYTES) // ID_BYTES
-            useless += fresh[whole:]
-            del fresh[whole:]
+            beyond = max(0, in_tree[lane.index] - resumed)
+            at = fresh[beyond:].tobytes().find(ABSENT_BYTES)
+            if at >= 0:
+                whole = beyond + at // ID_BYTES
+                useless += fresh[whole:]
+                del fresh[whole:]
         else:
             holding.whole = False
     if useless:

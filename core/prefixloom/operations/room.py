@@ -140,30 +140,33 @@ def evict_tokens(core: Core, count: int) -> dict[str, int]:
     return _evict_each(core, [(lane, -(-count // lane.page)) for lane in core.shape.page_lanes])
 
 
-def evict_named(core: Core, need: object) -> dict[str, int]:
-    """Free so many pages (slots) by component; those that were freed."""
+def evict_named(core: Core, need: object, unneeded: bool) -> dict[str, int]:
+    """Free so many pages (slots) by component; those that were freed. ``unneeded``: only what no boundary needs."""
     if not isinstance(need, Mapping):
         raise InputError(f"evict takes a number of tokens from 0 up, or a mapping by component; got {need!r}")
     for name, count in need.items():
         core.shape.lane(name)
         if count.__class__ is not int or count < 0:
             raise InputError(f"evict takes numbers from 0 up, got {count!r} for {name!r}")
-    return _evict_each(core, [(lane, need[lane.name]) for lane in core.shape.lanes if need.get(lane.name)])
+    return _evict_each(core, [(lane, need[lane.name]) for lane in core.shape.lanes if need.get(lane.name)], unneeded)
 
 
-def _evict_each(core: Core, wanted: Many[tuple[Lane, int]]) -> dict[str, int]:
+def _evict_each(core: Core, wanted: Many[tuple[Lane, int]], unneeded: bool = False) -> dict[str, int]:
     freed = {lane.name: -lane.evicted for lane, _ in wanted}
     for lane, count in wanted:
         missing = count - lane.evicted - freed[lane.name]  # some went with another's
         if missing > 0:
-            evict(core, lane, missing)
+            evict(core, lane, missing, unneeded)
     for lane, _ in wanted:
         freed[lane.name] += lane.evicted
     return freed
 
 
-def evict(core: Core, lane: Lane, count: int) -> int:
-    """Free at least ``count`` pages of one component, if so much may go; the number that was freed."""
+def evict(core: Core, lane: Lane, count: int, unneeded: bool = False) -> int:
+    """Free at least ``count`` pages of one component, if so much may go; the number that was freed.
+
+    ``unneeded``: only pages that no boundary at a node's end needs.
+    """
     freed: list[Node] = []
     emptied: list[Node] = []
     below, index = core.below, core.index
@@ -173,10 +176,9 @@ def evict(core: Core, lane: Lane, count: int) -> int:
     got = 0
     try:
         got = lane.trim(count, emptied)
-        if lane.hooks.evict_component is not None or (below is not None and below.demotes(lane)):
-            got += _evict_asking(core, lane, count - got, freed)
-        else:
-            got += lane.evict(count - got, freed)
+        if not unneeded:
+            asks = lane.hooks.evict_component is not None or (below is not None and below.demotes(lane))
+            got += _evict_asking(core, lane, count - got, freed) if asks else lane.evict(count - got, freed)
     finally:  # an interrupt in a hook or in a copy: what has gone by then has gone
         index.prune_all(emptied)
         lane.evicted += before - lane.in_tree

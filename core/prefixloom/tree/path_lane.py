@@ -12,8 +12,8 @@ from typing import Any
 
 from ..contract.queues import ListQueue
 from ..contract.reach import Interval
-from ..device.pool import ID_BYTES
-from .holdings import PageHolding
+from ..device.pool import ABSENT_BYTES, ID_BYTES
+from .holdings import PageHolding, without_absent
 from .lane import Cell, Lane, PageLane
 from .radix import Node
 
@@ -167,7 +167,7 @@ class PathLane(PageLane[PathCell, PageHolding]):
                 if self.journal is not None:
                     self.journal.changed(self, node, None, cell.data)
             else:
-                self.pool.give(table[first:last].tobytes())
+                self._give_duplicates(table[first:last].tobytes())
                 if not ends:
                     table[first:last] = array("i", cell.data)
                     holding.change(first)
@@ -211,12 +211,16 @@ class PathLane(PageLane[PathCell, PageHolding]):
                 if self.journal is not None:
                     self.journal.changed(self, node, None, cell.data)
             else:  # ours are duplicates: they are freed, and the tree's are read
-                self.pool.give(table[first:last].tobytes())
+                self._give_duplicates(table[first:last].tobytes())
                 table[first:last] = array("i", cell.data)
                 holding.change(first)
             up = cell
             first = last
         holding.owned = first
+
+    def _give_duplicates(self, mine: bytes) -> None:
+        """The tree has these pages already. An engine that hands in what lies behind them has none of its own."""
+        self.pool.give(mine if ABSENT_BYTES not in mine else without_absent(mine))
 
     def follow(self, run: list[Node], holding: PageHolding, cover: PathCell | None) -> PathCell:
         """What is covered below ``cover`` keeps it covered. Above the end of ``run`` no cell may go."""

@@ -32,12 +32,11 @@ from prefixloom import (
     Restored,
     Sequence,
     StorageError,
-    Traffic,
     compose,
     open_store,
 )
 
-from .groups import Group, tree_page
+from .groups import Group, slot_bytes, tree_page
 from .options import Options
 from .region import Region
 
@@ -46,30 +45,17 @@ log = logging.getLogger("prefixloom.vllm")
 Slots = Mapping[str, Many[int]]
 
 
-def sizes(groups: Many[Group], options: Options, ranks: int) -> dict[str, int]:
-    """The host's slots of each component. Scheduler and workers compute the same from the same options."""
-    return {part.name: part.capacity for part in _composed(groups, options, ranks).composition.parts}
-
-
-def _composed(groups: Many[Group], options: Options, ranks: int, **more: Any) -> Cache:
-    components = [group.component(ranks) for group in groups]
-    page = tree_page(groups)
-    common: dict[str, Any] = {"plugins": components, "slots": "lent", "policy": options.policy, "page_size": page}
-    common = {"device": "meta", **common, **more}
-    model = common.pop("model", None)
-    if options.capacity is not None:
-        return compose(model, capacity=dict(options.capacity), **common)
-    try:
-        return compose(model, memory=options.memory, traffic=Traffic(**{"running": 1, **options.traffic}), **common)
-    except CompositionError:
-        if options.traffic:
-            raise
-        return compose(model, memory=options.memory, **common)
-
-
-def _unit(group: Group) -> int:
-    """What a capacity counts of a group: the tokens of a block, or states."""
-    return 1 if group.is_state else group.tokens
+def size(groups: Many[Group], options: Options, ranks: int) -> int:
+    """The host's slots. Scheduler and workers compute the same from the same options."""
+    if options.blocks is not None:
+        return options.blocks
+    assert options.memory is not None
+    each = slot_bytes(groups) * ranks
+    if options.memory < each * len(groups):
+        raise CompositionError(
+            f"memory is {options.memory} bytes, and a block of each of the {len(groups)} groups takes {each * len(groups)}"
+        )
+    return options.memory // each
 
 
 @attrs.define(eq=False)
@@ -106,22 +92,31 @@ class Books:
         self.epoch = 0
         """How often everything was forgotten. Content from before belongs to no tokens any more."""
         self._store: Any = None
-        capacity = sizes(groups, options, ranks)
-        fixed = attrs.evolve(options, memory=None, capacity={g.name: capacity[g.name] * _unit(g) for g in groups})
-        if options.store is None:
-            self.cache = _composed(groups, fixed, ranks)
-        else:
-            staging = options.staging or max(1, (options.memory or 0) // 4)
+        self.slots = size(groups, options, ranks)
+        model: Profile | None = None
+        more: dict[str, Any] = {"device": "meta"}
+        if options.store is not None:
+            staging = options.staging or max(1, self.slots * slot_bytes(groups) * ranks // 4)
             tier = {"memory": staging, "identity": identity, "keep": options.keep}
-            profile = Profile([ComponentSpec("hicache", "host", {**tier, "fetch": options.fetch})], name="vLLM")
-            self.cache = _composed(groups, fixed, ranks, model=profile, device="cpu", tensors=region.tensors())
+            model = Profile([ComponentSpec("hicache", "host", {**tier, "fetch": options.fetch})], name="vLLM")
+            more = {"device": "cpu", "tensors": region.tensors()}
+        self.cache = compose(
+            model,
+            plugins=[group.component(ranks) for group in groups],
+            page_size=tree_page(groups),
+            capacity={group.name: self.slots * (1 if group.is_state else group.tokens) for group in groups},
+            slots="lent",
+            policy=options.policy,
+            **more,
+        )
         self.cache.identity = identity
-        self.capacity = {part.name: part.capacity for part in self.cache.composition.parts}
-        self.free: dict[str, list[int]] = {name: list(range(count))[::-1] for name, count in self.capacity.items()}
-        self._out: dict[str, set[int]] = {name: set() for name in self.capacity}  # taken, and not handed in yet
-        self._read: dict[str, Counter[int]] = {name: Counter() for name in self.capacity}  # by loads under way
+        self._paths = [group.name for group in groups if group.reach.closed_upward]
+        self._pages = [group.name for group in groups if not group.is_state]
+        self.free: list[int] = list(range(self.slots))[::-1]
+        self._out: set[int] = set()  # taken, and not handed in yet
+        self._read: Counter[int] = Counter()  # by loads under way
         self._fetches = 0  # whose slots are lent, and free until the store has answered
-        self._parked: dict[str, set[int]] = {name: set() for name in self.capacity}  # free once no load reads them
+        self._parked: set[int] = set()  # free once no load reads them
         if options.store is not None:
             self._attach()
 
@@ -138,9 +133,9 @@ class Books:
     def claim(self, plan: MatchPlan) -> Claimed:
         """Protect what resuming at ``plan.ready`` needs, until ``release``."""
         lease = self.cache.lease(plan, exact=True)
-        slots = {name: lease.pages(name) for name in self.capacity}
-        for name, mine in slots.items():
-            self._read[name].update(slot for slot in mine if slot >= 0)
+        slots = {group.name: lease.pages(group.name) for group in self.groups}
+        for mine in slots.values():
+            self._read.update(slot for slot in mine if slot >= 0)
         return Claimed(lease, plan.ready, slots)
 
     def release(self, claimed: Claimed) -> None:
@@ -149,43 +144,65 @@ class Books:
         if lease is None:
             return
         lease.release()
-        for name, mine in claimed.slots.items():
-            reads, parked = self._read[name], self._parked[name]
-            reads.subtract(slot for slot in mine if slot >= 0)
+        for mine in claimed.slots.values():
+            self._read.subtract(slot for slot in mine if slot >= 0)
             for slot in mine:
-                if slot >= 0 and not reads[slot]:
-                    del reads[slot]
-                    if slot in parked:
-                        parked.discard(slot)
-                        self.free[name].append(slot)
+                if slot >= 0 and not self._read[slot]:
+                    del self._read[slot]
+                    if slot in self._parked:
+                        self._parked.discard(slot)
+                        self.free.append(slot)
         self._collect()
 
     # ------------------------------------------------------------ keeping
     def take(self, wanted: Mapping[str, int]) -> dict[str, list[int]]:
-        """Free slots to write to, evicting what is needed least. It may be fewer than wanted."""
-        short = {name: count - len(self.free[name]) for name, count in wanted.items() if count > len(self.free[name])}
-        if short:
-            self.cache.evict(short)
-            self._collect(lent=True)
-        taken = {}
-        for name, count in wanted.items():
-            free = self.free[name]
-            first = max(0, len(free) - count)
-            taken[name] = free[first:][::-1]
-            del free[first:]
-            self._out[name].update(taken[name])
+        """Free slots to write to, evicting what is needed least. It may be fewer than wanted, of each by its share."""
+        count = sum(wanted.values())
+        if count > len(self.free):
+            self._make_room(count)
+        taken = self._share(wanted)
+        for mine in taken.values():
+            self._out.update(mine)
         return taken
+
+    def _share(self, wanted: Mapping[str, int]) -> dict[str, list[int]]:
+        """What is free, or the part of it that each should have if it is too little."""
+        count, have = sum(wanted.values()), len(self.free)
+        shares = {}
+        for name, asked in wanted.items():
+            first = len(self.free) - (asked if count <= have else asked * have // count)
+            shares[name] = self.free[first:][::-1]
+            del self.free[first:]
+        return shares
+
+    def _make_room(self, count: int) -> None:
+        """Evict until so many slots are free, if so much may go.
+
+        First what no boundary needs. Then the ends of the paths that were used least recently: what belongs to them of
+        windows and states goes with them. Then, or where nothing keeps whole paths, anything.
+        """
+        for names, unneeded in (
+            (self._pages, True),
+            (self._paths, False),
+            ([group.name for group in self.groups], False),
+        ):
+            evicted = True
+            while evicted and count > len(self.free):
+                short = -(-(count - len(self.free)) // max(1, len(names)))
+                gone = self.cache.evict(dict.fromkeys(names, short), unneeded=unneeded)
+                evicted = any(gone.values())
+                self._collect(lent=True)
 
     def give(self, slots: Slots) -> None:
         """Give back slots that were taken and not handed in."""
-        for name, mine in slots.items():
-            self._out[name].difference_update(mine)
-            self.free[name].extend(mine)
+        for mine in slots.values():
+            self._out.difference_update(mine)
+            self.free.extend(mine)
 
     def insert(self, tokens: Any, slots: Slots, start: int, namespace: str, extra: Any) -> Inserted:
         """The slots have the content of these tokens now: from ``start`` on, and the state at their end."""
-        for name, mine in slots.items():
-            self._out[name].difference_update(mine)
+        for mine in slots.values():
+            self._out.difference_update(mine)
         try:
             return self.cache.insert(tokens, slots, start=start, namespace=namespace, extra=extra)
         finally:
@@ -195,13 +212,12 @@ class Books:
         """Take back what the cache has evicted or did not want. ``lent``: even what a fetch may still need."""
         if self._fetches and not lent:
             return
-        for name, slots in self.cache.take_back().items():
-            reads = self._read[name]
+        for slots in self.cache.take_back().values():
             for slot in slots:
-                if slot in reads:
-                    self._parked[name].add(slot)
+                if slot in self._read:
+                    self._parked.add(slot)
                 else:
-                    self.free[name].append(slot)
+                    self.free.append(slot)
 
     def forget(self) -> None:
         """Nothing that was computed so far is valid any more, nor what a store has of it."""
@@ -245,12 +261,9 @@ class Books:
         """Look in the store, and in the memory before it, for more of a prompt. None: there is no store."""
         if self._store is None:
             return None
-        lent = {}
-        for group in self.groups:  # what is free; the cache itself evicts for more, once it knows what it can bring
-            free = self.free[group.name]
-            count = 2 if group.is_state else (plan.key_tokens - plan.ready) // group.tokens
-            lent[group.name] = free[max(0, len(free) - count) :]
-            del free[len(free) - len(lent[group.name]) :]
+        lacking = plan.key_tokens - plan.ready
+        wanted = {group.name: 2 if group.is_state else lacking // group.tokens for group in self.groups}
+        lent = self._share(wanted)  # what is free; the cache itself evicts for more, once it knows what it can bring
         self.cache.lend(lent)
         try:
             sequence = self.cache.open(plan)
@@ -286,18 +299,15 @@ class Books:
     # ------------------------------------------------------------ debug mode
     def check(self) -> None:
         """Check that each slot is in one place: here, with a copy, waiting for a load to end, or with the cache."""
-        figures = self.cache.stats().components
-        for name, count in self.capacity.items():
-            free, out, parked = self.free[name], self._out[name], self._parked[name]
-            here = {*free} | out | parked
-            if len(here) != len(free) + len(out) + len(parked):
-                raise InvariantError(f"{name}: a slot is in two places: free {free}, taken {out}, parked {parked}")
-            if len(here) != figures[name].outside:
-                raise InvariantError(
-                    f"{name}: {len(here)} of {count} slots are here, and the cache says {figures[name].outside}"
-                )
-            if reading := {slot for slot in free if slot in self._read[name]}:
-                raise InvariantError(f"{name}: slots {sorted(reading)} are free, and a load reads them")
+        cached = sum(each.capacity - each.outside for each in self.cache.stats().components.values())
+        free, out, parked = self.free, self._out, self._parked
+        here = {*free} | out | parked
+        if len(here) != len(free) + len(out) + len(parked):
+            raise InvariantError(f"a slot is in two places: free {free}, taken {out}, parked {parked}")
+        if len(here) + cached != self.slots:
+            raise InvariantError(f"{len(here)} of {self.slots} slots are here, and the cache has {cached}")
+        if reading := [slot for slot in free if slot in self._read]:
+            raise InvariantError(f"slots {reading} are free, and a load reads them")
 
 
 def check_identity(folder: Path, identity: Identity) -> None:

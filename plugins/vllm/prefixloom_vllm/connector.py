@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from prefixloom import CompositionError, Identity
 
-from .books import Books, sizes
+from .books import Books, size
 from .figures import NAMES, Figures
-from .groups import groups_of
+from .groups import groups_of, slot_bytes
 from .options import Options
 from .region import Region
 from .scheduler import Plan, SchedulerSide
@@ -44,6 +46,8 @@ class StepPlan(KVConnectorMetadata):
 class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
     """A host tier below vLLM's device cache, kept by prefixloom. See docs/vllm.md."""
 
+    _cache_hit_source = CacheHitSource.HOST
+
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         check_interface(vllm.__version__)
         super().__init__(vllm_config, role, kv_cache_config)
@@ -54,6 +58,10 @@ class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
         self.region: Region | None = None
         config = vllm_config.kv_transfer_config
         options = Options.of(config.kv_connector_extra_config)
+        if config.kv_role != "kv_both":
+            raise CompositionError(
+                f"this connector loads and stores, and vLLM is told so by kv_role 'kv_both'; got {config.kv_role!r}"
+            )
         try:
             check_parallel(vllm_config.parallel_config)
             groups = groups_of(kv_cache_config)
@@ -65,20 +73,22 @@ class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
         ranks = vllm_config.parallel_config.tensor_parallel_size
         is_worker = role == KVConnectorRole.WORKER
         rank = vllm_config.parallel_config.rank if is_worker else None
-        self.region = Region(options.shm, config.engine_id, groups, sizes(groups, options, ranks), ranks, rank)
+        self.region = Region(options.shm, config.engine_id, groups, size(groups, options, ranks), ranks, rank)
         if is_worker:
-            self.worker_side = WorkerSide(groups, self.region, self.figures, self.debug)
+            at_once = writes_before_asking(vllm_config, kv_cache_config)
+            self.worker_side = WorkerSide(groups, self.region, self.figures, self.debug, at_once)
         else:
             identity = identity_of(vllm_config, kv_cache_config, options, ranks)
             books = Books(groups, options, ranks, self.region, identity, self.debug)
-            self.scheduler_side = SchedulerSide(groups, books, self.region, self.figures)
+            speculates = vllm_config.speculative_config is not None
+            self.scheduler_side = SchedulerSide(groups, books, self.region, self.figures, speculates)
             if config.kv_load_failure_policy != "recompute":
                 log.info(
                     "a load that fails ends its request with an error: say kv_load_failure_policy 'recompute' in "
                     "kv-transfer-config if it is to be computed again"
                 )
-            for sentence in books.cache.stats().sizing:
-                log.info("host memory: %s", sentence)
+            names = ", ".join(f"{group.name} of {group.tokens} tokens" for group in groups)
+            log.info("host memory: %d slots of %d bytes, for blocks of %s", books.slots, slot_bytes(groups), names)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -104,7 +114,6 @@ class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
             scheduler_output.num_scheduled_tokens,
             scheduler_output.kv_connector_block_state,
             new_blocks_of(scheduler_output),
-            scheduler_output.scheduled_spec_decode_tokens,
         )
         self._check()
         return StepPlan(plan)
@@ -127,7 +136,10 @@ class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
         if self.scheduler_side is None:
             return False
         self.scheduler_side.settle()
-        return self.scheduler_side.busy
+        if not self.scheduler_side.busy:
+            return False
+        time.sleep(0.001)  # vLLM asks only when it has nothing else to do, and would ask again at once
+        return True
 
     def reset_cache(self) -> bool:
         if self.scheduler_side is not None:
@@ -168,16 +180,9 @@ class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         results = KVConnectorTransferResults()
         if self.worker_side is not None:
-            results.finished_recving, failed = self.worker_side.loaded()
-            if len(self._kv_cache_config.kv_cache_groups) > 1:
-                results.failed_recving = failed  # vLLM knows blocks of one group only
+            # Whole requests, never single blocks: of windows and states, nothing lies before what was to be loaded.
+            results.finished_recving, results.failed_recving = self.worker_side.loaded()
         return results
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        if self.worker_side is None:
-            return set()
-        failed, self.worker_side.failed_blocks = self.worker_side.failed_blocks, set()
-        return failed if len(self._kv_cache_config.kv_cache_groups) == 1 else set()
 
     # ------------------------------------------------------------ both
     def shutdown(self) -> None:
@@ -258,6 +263,15 @@ def check_parallel(parallel: Any) -> None:
             raise CompositionError(
                 f"this connector runs on one machine, with tensor parallelism: {name} is {getattr(parallel, name)}"
             )
+
+
+def writes_before_asking(vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Whether a worker writes to the new blocks of a step before it asks this connector to finish copies of them.
+
+    vLLM's second model runner clears and copies blocks, where there are states or mixed types, before it calls
+    ``handle_preemptions``. Then a step must end with its stores.
+    """
+    return bool(vllm_config.use_v2_model_runner) and bool(kv_cache_config.needs_kv_cache_zeroing)
 
 
 def weights_of(vllm_config: Any, options: Options) -> str:

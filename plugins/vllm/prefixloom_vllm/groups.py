@@ -42,6 +42,11 @@ class Group:
     exact_blocks: bool = False
 
     @property
+    def bytes(self) -> int:
+        """The bytes of a block, in all layers of one rank."""
+        return sum(self.layer_bytes)
+
+    @property
     def is_state(self) -> bool:
         return self.reach.unit == "boundary"
 
@@ -126,6 +131,11 @@ def block_bytes(spec: Any) -> int:
     """The bytes of a block in one layer, without padding."""
     unpadded = getattr(spec, "unpadded_page_size_bytes", None)
     return int(spec.state_content_size_bytes if unpadded is None else unpadded)
+
+
+def slot_bytes(groups: Sequence[Group]) -> int:
+    """The bytes of a slot, which holds a block of any group, of one rank. vLLM gives all blocks about as many."""
+    return max(group.bytes for group in groups)
 
 
 def tree_page(groups: Sequence[Group]) -> int:

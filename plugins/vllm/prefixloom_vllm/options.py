@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from prefixloom import CompositionError, Traffic
+from prefixloom import CompositionError
 
 SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
 
@@ -59,8 +59,7 @@ class Options:
     """The options of the connector.
 
     ``memory``          bytes of the host's memory, of all ranks together
-    ``capacity``        in its place: tokens by component, of states the number of slots
-    ``traffic``         the requests for which ``memory`` is shared out among the components: fields of Traffic
+    ``blocks``          in its place: how many of vLLM's blocks, of whatever groups
     ``policy``          the order of eviction
     ``load_at_least``   tokens that a load must bring; for less it is quicker to compute
     ``shm``             the folder of the shared memory file
@@ -74,8 +73,7 @@ class Options:
     """
 
     memory: int | None = attrs.field(default=None, converter=_memory)
-    capacity: Mapping[str, int] | None = None
-    traffic: Mapping[str, Any] = attrs.field(factory=dict)
+    blocks: int | None = attrs.field(default=None, validator=attrs.validators.optional(_whole))
     policy: str = "lru"
     load_at_least: int = attrs.field(default=1, validator=_whole)
     shm: str = attrs.field(default="/dev/shm", validator=_text)
@@ -88,22 +86,16 @@ class Options:
     weights: str | None = attrs.field(default=None, validator=_text)
 
     def __attrs_post_init__(self) -> None:
-        if (self.memory is None) == (self.capacity is None):
+        if (self.memory is None) == (self.blocks is None):
             raise CompositionError(
-                'say how much of the host to use, by memory or by capacity: {"memory": "4GiB"} in '
+                'say how much of the host to use, by memory or by blocks: {"memory": "4GiB"} in '
                 "kv_connector_extra_config"
             )
-        if self.capacity is not None and not isinstance(self.capacity, Mapping):
-            raise CompositionError(f"capacity has tokens (of states: slots) by component, got {self.capacity!r}")
         for name in ("store_capacity", "staging"):
             if self.store is None and getattr(self, name) is not None:
                 raise CompositionError(f"{name} is for a store, and no store was given")
         if self.store is not None and self.store_capacity is None:
             raise CompositionError("a store needs store_capacity, the bytes that it may have")
-        try:
-            Traffic(**{"running": 1, **self.traffic})
-        except TypeError as error:
-            raise CompositionError(f"traffic has the fields of prefixloom.Traffic, got {self.traffic!r}") from error
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:

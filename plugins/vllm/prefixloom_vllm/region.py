@@ -1,7 +1,8 @@
 """Region: the shared memory that the scheduler and the workers of one engine map.
 
 It begins with a table of what is finished: a worker writes the number of each copy when it is over, and the scheduler
-reads it whenever it likes, without a message. Behind that lie the slots of all components, rank by rank.
+reads it whenever it likes, without a message. Behind that lie the slots, rank by rank. A slot takes a block of any group:
+the layers of the group lie in it one behind the other.
 
 The file's name is gone as soon as everybody has mapped it, so the memory goes with the last process, however it ends.
 What a process leaves that dies before that is removed by the next one that starts.
@@ -14,14 +15,14 @@ import fcntl
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from prefixloom import CompositionError, StorageError
 
-from .groups import Group
+from .groups import Group, slot_bytes
 
 PREFIX = "prefixloom-vllm-"
 ALIGNMENT = 4096
@@ -37,19 +38,18 @@ class Region:
     """One mapping of the shared memory. ``rank`` is None in the scheduler's process."""
 
     def __init__(
-        self, folder: str, engine: str, groups: Sequence[Group], slots: Mapping[str, int], ranks: int, rank: int | None
+        self, folder: str, engine: str, groups: Sequence[Group], slots: int, ranks: int, rank: int | None
     ) -> None:
         self.rank = rank
         self.ranks = ranks
-        self._places: dict[tuple[int, int], tuple[int, int]] = {}  # (group, rank): its offset, and its slots
+        self._slots = slots
+        self._slot_bytes = slot_bytes(groups)
         self._groups = {group.index: group for group in groups}
         rows = ranks + 1  # the last is the scheduler's
-        end = _aligned(rows * (COPIES + RING) * 8)
-        for group in groups:
-            for each in range(ranks):
-                self._places[group.index, each] = (end, slots[group.name])
-                end = _aligned(end + slots[group.name] * sum(group.layer_bytes))
-        self.size = end
+        self._begins = [_aligned(rows * (COPIES + RING) * 8)]  # of each rank's slots, and of what lies behind them
+        for _ in range(ranks):
+            self._begins.append(_aligned(self._begins[-1] + slots * self._slot_bytes))
+        self.size = self._begins[-1]
         self.path = Path(folder, f"{PREFIX}{os.getuid()}-{re.sub('[^A-Za-z0-9_.-]', '_', engine)}")
         self._file = _opened(self.path, self.size)
         try:
@@ -77,10 +77,10 @@ class Region:
     def layers(self, group: int, rank: int) -> Iterator[torch.Tensor]:
         """Of each layer of a group, the (slots, bytes) of one rank."""
         assert self._bytes is not None
-        start, slots = self._places[group, rank]
+        start = self._begins[rank]
         for size in self._groups[group].layer_bytes:
-            yield self._bytes[start : start + slots * size].view(slots, size)
-            start += slots * size
+            yield self._bytes.as_strided((self._slots, size), (self._slot_bytes, 1), start)
+            start += size
 
     def tensors(self) -> dict[str, dict[str, list[torch.Tensor]]]:
         """The slots of all ranks, as ``compose(tensors=...)`` takes them."""

@@ -50,12 +50,18 @@ class Plan:
 
 @attrs.define(eq=False)
 class Tracked:
-    """What this side knows of one request. ``stored``: the boundary up to which its content was sent to the host."""
+    """What this side knows of one request.
+
+    ``found``: the boundary up to which the host had it when vLLM asked last. ``stored``: the boundary up to which its
+    pages were sent to the host. ``epoch``: when its content was computed; what is older than a reset is not stored.
+    """
 
     request: Any
     namespace: str
     spans: tuple[tuple[int, int, str], ...]
+    found: int = 0
     stored: int = 0
+    epoch: int = -1
     known: bool = False
     claimed: Claimed | None = None
     promised: int = 0
@@ -103,13 +109,18 @@ class Store:
 class SchedulerSide:
     """The connector in the scheduler's process."""
 
-    def __init__(self, groups: Sequence[Group], books: Books, region: Region, figures: Figures) -> None:
+    def __init__(
+        self, groups: Sequence[Group], books: Books, region: Region, figures: Figures, speculates: bool = False
+    ) -> None:
+        """``speculates``: steps may compute guessed tokens, of which those that are refused are computed again."""
+        self.speculates = speculates
         self.groups = groups
         self.books = books
         self.region = region
         self.figures = figures
         self.tracked: dict[str, Tracked] = {}
         self._number = 0
+        self._places: set[int] = set()  # of the region's table, that copies under way have
         self._loads: list[Copy] = []  # to be sent with the next step
         self._loading: dict[int, tuple[Tracked, Claimed]] = {}
         self._storing: dict[int, Store] = {}
@@ -124,7 +135,7 @@ class SchedulerSide:
         if request.lora_request is not None and self.books.options.store is not None:
             return None  # a store would find it by the adapter's name and path, which say nothing of its content
         tracked = self.tracked.get(request.request_id)
-        if tracked is None:
+        if tracked is None or tracked.request is not request:  # an id may come again while copies go on
             tracked = Tracked(request, namespace_of(request), spans_of(request))
             self.tracked[request.request_id] = tracked
         return tracked
@@ -145,7 +156,8 @@ class SchedulerSide:
         if not tracked.known:
             tracked.known = True
             self.figures.add(asked_tokens=plan.key_tokens, hit_tokens=plan.ready)
-        tracked.stored = plan.ready
+        tracked.found = tracked.stored = plan.ready
+        tracked.epoch = self.books.epoch
         more = plan.ready - computed
         if plan.why != tracked.told:
             tracked.told = plan.why
@@ -153,7 +165,7 @@ class SchedulerSide:
         if tracked.failed or more < self.books.options.load_at_least or request.skip_reading_prefix_cache:
             return 0
         tracked.claimed = self.books.claim(plan)
-        tracked.promised = plan.ready
+        tracked.promised = more
         return more
 
     def _match(self, tracked: Tracked) -> MatchPlan:
@@ -195,16 +207,20 @@ class SchedulerSide:
             raise ProtocolError(
                 f"vLLM loads {external} tokens for {request.request_id}, and nothing was promised to it"
             )
-        computed = tracked.promised - external
+        computed = claimed.ready - external
+        if external != tracked.promised:
+            raise ProtocolError(
+                f"vLLM loads {external} tokens for {request.request_id}, and {tracked.promised} were promised to it"
+            )
         pairs: Pairs = {}
         for group in self.groups:
             table, slots = blocks[group.index], claimed.slots[group.name]
             last = claimed.ready // group.tokens
             pages = range(last - 1, last) if group.is_state else range(computed // group.tokens, last)
             chosen = [(table[p], slots[0] if group.is_state else slots[p]) for p in pages if not table[p].is_null]
-            if any(slot < 0 for _, slot in chosen):
+            if any(slot < 0 for _, slot in chosen) or (group.is_state and not chosen):
                 raise InvariantError(
-                    f"{group.name}: vLLM needs a block of {request.request_id} that its reach leaves out"
+                    f"{group.name}: the blocks that vLLM gave {request.request_id} are not those that its reach needs"
                 )
             pairs[group.index] = [block.block_id for block, _ in chosen], [slot for _, slot in chosen]
             self._new_blocks.update(pairs[group.index][0])
@@ -236,11 +252,11 @@ class SchedulerSide:
             self.books.release(claimed)
 
     # ------------------------------------------------------------ steps
-    def plan(self, scheduled: Mapping[str, int], block_state: Any, new_blocks: Iterable[int], speculating: Any) -> Plan:
+    def plan(self, scheduled: Mapping[str, int], block_state: Any, new_blocks: Iterable[int]) -> Plan:
         """What the workers copy along with a step.
 
         ``scheduled``: tokens by request. ``block_state`` tells the blocks of a request, and the states on offer.
-        ``new_blocks``: what this step was given to write to. ``speculating``: requests with guessed tokens.
+        ``new_blocks``: what this step was given to write to.
         """
         self.settle()
         self.books.poll()
@@ -254,7 +270,7 @@ class SchedulerSide:
                 continue
             request = tracked.request
             computed = request.num_computed_tokens + count
-            if name in speculating:  # what was guessed may be refused, and is computed again then
+            if self.speculates:  # tokens that were guessed, by this step or one before it, may be computed again
                 computed = min(computed, request.num_tokens)
             copy = self._store(tracked, computed, block_state.resolve_block_ids(name), offered.get(name, ()))
             if copy is not None:
@@ -276,16 +292,23 @@ class SchedulerSide:
     def _store(self, tracked: Tracked, computed: int, tables: Sequence[Sequence[int]], offered: Any) -> Copy | None:
         """A copy of what a step completes of a request, as far as there is room for it."""
         page = self.books.page
-        start, end = tracked.stored, computed // page * page
-        if end <= start:
+        start, end = tracked.stored, max(tracked.stored, computed // page * page)
+        if tracked.epoch != self.books.epoch or (end == start and not offered):
             return None
-        wanted = {group.name: _positions(group, tables[group.index], start, end, offered) for group in self.groups}
+        wanted = {}
+        for group in self.groups:
+            if group.exact_blocks:
+                found = _offered(group, tracked.found, end, offered)
+            else:
+                found = _positions(group, tables[group.index], start, end)
+            if group.is_state:  # between two boundaries nobody resumes
+                found = [(at, block) for at, block in found if not (at + 1) * group.tokens % page]
+            wanted[group.name] = found
+        if not any(wanted.values()):
+            return None
         taken = self.books.take({name: len(found) for name, found in wanted.items()})
-        end = self._room(start, end, wanted, taken)
-        if end <= start:
-            self.books.give(taken)
-            self.figures.add(refused_tokens=computed // page * page - start)
-            return None
+        end, all_of_it = self._room(start, end, wanted, taken), end
+        self.figures.add(refused_tokens=all_of_it - end)
         pairs: Pairs = {}
         slots: dict[str, dict[int, int]] = {}
         for group in self.groups:
@@ -295,10 +318,14 @@ class SchedulerSide:
             slots[group.name] = {at: slot for (at, _), slot in zip(found, mine, strict=False)}
             self.books.give({group.name: mine[len(found) :]})
             pairs[group.index] = [block for _, block in found], mine[: len(found)]
+        if not any(slots.values()):
+            return None
         boundaries = {(at + 1) * g.tokens for g in self.groups if g.is_state for at in slots[g.name]}
+        if end > start:
+            boundaries.add(end)
         copy = Copy(self._next(), tracked.request.request_id, pairs)
         self._storing[copy.number] = Store(
-            copy, tracked, start, slots, sorted({b for b in boundaries if not b % page} | {end}), self.books.epoch,
+            copy, tracked, start, slots, sorted(boundaries), tracked.epoch,
             min(end, tracked.request.num_tokens), tracked.request.num_preemptions,
         )  # fmt: skip
         for blocks, _ in pairs.values():
@@ -316,7 +343,11 @@ class SchedulerSide:
         return end // self.books.page * self.books.page
 
     def _next(self) -> int:
+        """The number of a new copy, whose place in the region's table no copy under way has."""
         self._number += 1
+        while self._number % RING in self._places:
+            self._number += 1
+        self._places.add(self._number % RING)
         return self._number
 
     # ------------------------------------------------------------ copies that are over
@@ -324,6 +355,7 @@ class SchedulerSide:
         """Enter what the workers have finished."""
         for number in [number for number in self._loading if self.region.finished(number) is not None]:
             tracked, claimed = self._loading.pop(number)
+            self._places.discard(number % RING)
             if not self.region.finished(number):
                 tracked.failed = True
                 self.figures.add(failed_loads=1)
@@ -335,6 +367,7 @@ class SchedulerSide:
             if ok is None or self._storing[number].unnamed:
                 break  # they end in order, and are entered in order
             store = self._storing.pop(number)
+            self._places.discard(number % RING)
             for blocks, _ in store.copy.pairs.values():
                 for block in blocks:
                     others = self._copied_blocks[block]
@@ -367,13 +400,13 @@ class SchedulerSide:
                         pages = range(start // group.tokens, boundary // group.tokens)
                         slots[group.name] = [mine.pop(at, -1) for at in pages]
                 done = self.books.insert(
-                    tracked.tokens(boundary), slots, start, tracked.namespace, tracked.extra(boundary)
+                    tracked.tokens(boundary), slots, min(start, boundary), tracked.namespace, tracked.extra(boundary)
                 )
-                self.figures.add(stores=1, stored_tokens=done.length - min(start, done.length))
+                self.figures.add(stores=1, stored_tokens=max(0, done.length - start))
                 if done.length < boundary:
-                    tracked.stored = min(tracked.stored, done.ready)  # its beginning was evicted: it goes again
+                    tracked.stored = min(tracked.stored, done.length)  # its beginning was evicted: it goes again
                     break
-                start = boundary
+                start = max(start, boundary)
         elif not ok:
             tracked.stored = min(tracked.stored, store.start)
         self.books.give({name: [*mine.values()] for name, mine in left.items()})
@@ -391,7 +424,6 @@ class SchedulerSide:
             if tracked.fetching is not None:
                 fetching, tracked.fetching = tracked.fetching, None
                 self.books.fetched(fetching)
-            tracked.stored = 0
         self.settle()
         self.books.forget()
 
@@ -412,17 +444,19 @@ class SchedulerSide:
                 )
 
 
-def _positions(
-    group: Group, table: Sequence[int], start: int, end: int, offered: Iterable[tuple[int, int, int]]
-) -> list[tuple[int, int]]:
+def _offered(group: Group, found: int, end: int, offered: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """The (position, block) of the states that vLLM offers and the host does not have, up to ``end``.
+
+    vLLM offers a state when it knows the tokens up to there, which may be a step after the pages were sent.
+    """
+    at_boundaries = {
+        at // group.tokens - 1: block for index, block, at in offered if index == group.index and not at % group.tokens
+    }
+    return [(at, block) for at, block in sorted(at_boundaries.items()) if found < (at + 1) * group.tokens <= end]
+
+
+def _positions(group: Group, table: Sequence[int], start: int, end: int) -> list[tuple[int, int]]:
     """The (position, block) of a group's blocks that hold tokens or boundaries from ``start`` to ``end``."""
-    if group.exact_blocks:
-        found = {
-            at // group.tokens - 1: block
-            for index, block, at in offered
-            if index == group.index and not at % group.tokens
-        }
-        return [(at, block) for at, block in sorted(found.items()) if start < (at + 1) * group.tokens <= end and block]
     pages = range(start // group.tokens, min(end // group.tokens, len(table)))
     return [(at, table[at]) for at in pages if table[at]]
 

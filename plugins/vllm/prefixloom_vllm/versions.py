@@ -22,7 +22,6 @@ INTERFACE: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "wait_for_save": (),
         "get_finished": ("finished_req_ids",),
         "get_transfer_results": ("finished_req_ids",),
-        "get_block_ids_with_load_errors": (),
         "get_num_new_matched_tokens": ("request", "num_computed_tokens"),
         "update_state_after_alloc": ("request", "blocks", "num_external_tokens"),
         "build_connector_meta": ("scheduler_output",),
@@ -39,14 +38,18 @@ INTERFACE: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     (BASE, "KVConnectorTransferResults"): {"__init__": ("finished_sending", "finished_recving", "failed_recving")},
     ("vllm.v1.core.sched.output", "SchedulerOutput"): {
         "__init__": (
-            "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "scheduled_spec_decode_tokens",
+            "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens",
             "kv_cache_block_copies", "kv_connector_block_state",
         ),
     },
     ("vllm.v1.core.sched.output", "KVConnectorBlockState"): {
         "__init__": ("resolve_block_ids", "boundary_state_offloads"),
     },
-    ("vllm.v1.kv_cache_interface", "KVCacheConfig"): {"__init__": ("num_blocks", "kv_cache_groups", "kv_cache_layout")},
+    ("vllm.v1.kv_cache_interface", "KVCacheConfig"): {
+        "__init__": ("num_blocks", "kv_cache_groups", "kv_cache_layout"), "needs_kv_cache_zeroing": (),
+    },
+    ("vllm.config", "VllmConfig"): {"use_v2_model_runner": ()},
+    ("vllm.v1.metrics.cache_hit_source", "CacheHitSource"): {"HOST": ()},
     ("vllm.v1.kv_cache_interface", "KVCacheGroupSpec"): {
         "__init__": ("layer_names", "kv_cache_spec", "is_eagle_group", "host_resident", "enable_kv_transfer"),
     },
@@ -80,6 +83,6 @@ def changed() -> list[str]:
             there = getattr(kind, method, None)
             if there is None:
                 found.append(f"{name} has no {method}")
-            elif lacking := [each for each in wanted if each not in inspect.signature(there).parameters]:
+            elif wanted and (lacking := [each for each in wanted if each not in inspect.signature(there).parameters]):
                 found.append(f"{name}.{method} takes no {', '.join(lacking)}")
     return found

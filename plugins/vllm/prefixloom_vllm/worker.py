@@ -29,7 +29,11 @@ log = logging.getLogger("prefixloom.vllm")
 class WorkerSide:
     """The connector in a worker's process."""
 
-    def __init__(self, groups: Sequence[Group], region: Region, figures: Figures, debug: bool) -> None:
+    def __init__(
+        self, groups: Sequence[Group], region: Region, figures: Figures, debug: bool, at_once: bool = False
+    ) -> None:
+        """``at_once``: a step ends with its stores, since the next one may write to their blocks before ``before``."""
+        self.at_once = at_once
         self.groups = {group.index: group for group in groups}
         self.region = region
         self.figures = figures
@@ -39,7 +43,6 @@ class WorkerSide:
         self._loader: Copier | None = None
         self._storer: Copier | None = None
         self._loads: dict[int, Copy] = {}
-        self.failed_blocks: set[int] = set()
 
     # ------------------------------------------------------------ memory
     def register(self, kv_caches: Mapping[str, torch.Tensor], blocks: int) -> None:
@@ -73,6 +76,8 @@ class WorkerSide:
         """The layers are enqueued: begin what the step stores."""
         for copy in plan.stores:
             self._run(self._storer, copy, to_host=True)
+        if self.at_once and self._storer is not None:
+            self._storer.wait([copy.number for copy in plan.stores])
 
     def loaded(self) -> tuple[set[str], set[str]]:
         """The requests whose loads are over, and of these the ones whose loads failed."""
@@ -83,8 +88,6 @@ class WorkerSide:
             over.add(copy.request)
             if not self.region.mine(number):
                 failed.add(copy.request)
-                for blocks, _ in copy.pairs.values():
-                    self.failed_blocks.update(blocks)
         return over, failed
 
     def _run(self, copier: Copier | None, copy: Copy, to_host: bool) -> None:

@@ -13,33 +13,14 @@ from typing import Any
 
 import pytest
 
-from prefixloom import CompositionError, Identity, StorageError
-from prefixloom_vllm.books import Books, check_identity, sizes
+from prefixloom import CompositionError, Identity, ProtocolError, StorageError
+from prefixloom_vllm.books import Books, check_identity, size
 from prefixloom_vllm.figures import Figures
 from prefixloom_vllm.groups import Group, groups_of
 from prefixloom_vllm.options import Options
 from prefixloom_vllm.region import Region
-from prefixloom_vllm.scheduler import Plan, SchedulerSide
-
-
-def spec(kind: str, **fields: Any) -> Any:
-    fields = {"block_size": 4, "unpadded_page_size_bytes": 8, "prefix_cacheable": True, **fields}
-    return type(kind, (), fields)()
-
-
-FULL = spec("FullAttentionSpec")
-WINDOW = spec("SlidingWindowSpec", sliding_window=6, extra_retained_tokens=0)
-STATE = spec("MambaSpec", mamba_cache_mode="align", unpadded_page_size_bytes=16)
-
-
-def config(*specs: Any, **fields: Any) -> Any:
-    plain = {"is_eagle_group": False, "host_resident": False, "enable_kv_transfer": True, **fields}
-    return SimpleNamespace(
-        kv_cache_groups=[
-            SimpleNamespace(layer_names=[f"{i}.0", f"{i}.1"], kv_cache_spec=each, **plain)
-            for i, each in enumerate(specs)
-        ]
-    )
+from prefixloom_vllm.scheduler import Copy, Plan, SchedulerSide
+from tests.support.vllm_specs import FULL, STATE, WINDOW, config, spec
 
 
 class Engine:
@@ -47,8 +28,8 @@ class Engine:
 
     def __init__(self, folder: Path, *specs: Any, **options: Any) -> None:
         self.groups: list[Group] = groups_of(config(*specs))
-        self.options = Options.of({"capacity": {g.name: 8 if g.is_state else 64 for g in self.groups}, **options})
-        count = sizes(self.groups, self.options, 1)
+        self.options = Options.of({"blocks": 16 * len(self.groups), **options})
+        count = size(self.groups, self.options, 1)
         self.worker = Region(str(folder), "engine", self.groups, count, 1, 0)
         self.region = Region(str(folder), "engine", self.groups, count, 1, None)
         identity = Identity(model="m", weights="w")
@@ -56,6 +37,7 @@ class Engine:
         self.side = SchedulerSide(self.groups, self.books, self.region, Figures())
         self.blocks: dict[tuple[int, int], Any] = {}
         self.slots: dict[tuple[int, int], Any] = {}
+        self.seen: list[Copy] = []
         self._block = 0
 
     def new_blocks(self, count: int) -> list[list[int]]:
@@ -67,6 +49,7 @@ class Engine:
         return tables
 
     def work(self, plan: Plan, ok: bool = True, finish: bool = True) -> None:
+        self.seen += [*plan.loads, *plan.stores]
         for copies, to_host in ((plan.loads, False), (plan.stores, True)):
             for copy in copies:
                 for group, (blocks, slots) in copy.pairs.items():
@@ -86,10 +69,11 @@ class Engine:
             for at in range(begin // 4, -(-end // 4)):
                 self.blocks[group.index, table[at]] = (at, tuple(request.all_token_ids[: (at + 1) * 4]))
         offered = [(g.index, tables[g.index][end // 4 - 1], end) for g in self.groups if g.is_state and not end % 4]
+        offered = how.pop("offers", offered)
         state = SimpleNamespace(
             boundary_state_offloads={request.request_id: offered}, resolve_block_ids=lambda name: tables
         )
-        plan = self.side.plan({request.request_id: count}, state, how.pop("new", ()), ())
+        plan = self.side.plan({request.request_id: count}, state, how.pop("new", ()))
         self.work(plan, **how)
         request.num_computed_tokens = end
         self.side.settle()
@@ -113,7 +97,7 @@ class Engine:
             needed |= {(computed + count) // 4 - 1} if group.is_state else set()
             given.append([SimpleNamespace(block_id=b, is_null=at not in needed) for at, b in enumerate(table)])
         self.side.allocated(request, given, count)
-        self.work(self.side.plan({}, None, (), ()), **how)
+        self.work(self.side.plan({}, None, ()), **how)
         self.side.settle()
         self.side.check()
         return tables
@@ -197,11 +181,11 @@ def test_a_block_that_is_copied_is_finished_before_it_is_written_again(make: Any
     tables = engine.new_blocks(12)
     (copy,) = engine.step(mine, tables, 8, finish=False).stores
     engine.side.finished(mine)
-    plan = engine.side.plan({}, None, [tables[0][1]], ())
+    plan = engine.side.plan({}, None, [tables[0][1]])
     assert plan.wait_for == (copy.number,)
     engine.worker.finish(copy.number, True)
     engine.side.settle()
-    assert engine.side.plan({}, None, [tables[0][1]], ()).wait_for == ()
+    assert engine.side.plan({}, None, [tables[0][1]]).wait_for == ()
 
 
 def test_a_failed_load_is_not_tried_again(make: Any) -> None:
@@ -221,7 +205,75 @@ def test_a_failed_store_is_not_found_and_its_slots_come_back(make: Any) -> None:
     engine.step(mine, engine.new_blocks(12), 8, ok=False)
     engine.side.finished(mine)
     assert engine.hit(request("b", list(range(9)))) == 0
-    assert len(engine.books.free["full_0"]) == 16
+    assert len(engine.books.free) == 16
+
+
+def test_a_state_that_is_offered_a_step_after_its_pages_is_kept(make: Any) -> None:
+    engine = make(FULL, STATE)
+    mine = request("a", list(range(9)))
+    assert engine.hit(mine) == 0
+    tables = engine.new_blocks(12)
+    engine.step(mine, tables, 8, offers=())  # as where vLLM does not know yet which token stands there
+    engine.step(mine, tables, 1, offers=[(1, tables[1][1], 8)])
+    engine.side.finished(mine)
+    again = request("b", list(range(9)))
+    assert engine.hit(again) == 8
+    engine.load(again, 8)
+
+
+def test_pages_without_a_state_are_sent_once(make: Any) -> None:
+    engine = make(FULL, STATE)
+    mine = request("a", list(range(26)))
+    engine.hit(mine)
+    tables = engine.new_blocks(28)
+    sent = []
+    for _ in range(6):
+        for copy in engine.step(mine, tables, 4, offers=()).stores:
+            sent += copy.pairs[0][0]
+    assert sent == tables[0][:6]
+
+
+def test_an_id_that_comes_again_is_another_request(make: Any) -> None:
+    engine = make(FULL)
+    first = request("a", list(range(9)))
+    engine.hit(first)
+    (copy,) = engine.step(first, engine.new_blocks(12), 8, finish=False).stores
+    engine.side.finished(first)
+    second = request("a", list(range(50, 59)))
+    engine.hit(second)
+    tables = engine.new_blocks(12)
+    engine.step(second, tables, 8, finish=False)
+    engine.worker.finish(copy.number, True)
+    engine.worker.finish(engine.seen[-1].number, True)
+    engine.side.settle()
+    assert engine.hit(request("b", list(range(50, 59)))) == 8
+    assert engine.hit(request("c", list(range(9)))) == 8
+
+
+def test_a_load_that_lasts_keeps_its_place_in_the_table_of_copies(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("region", "scheduler"):
+        monkeypatch.setattr(f"prefixloom_vllm.{module}.RING", 8)
+    engine = make(FULL)
+    serve(engine, "a", list(range(26)))
+    slow = request("slow", list(range(26)))
+    assert engine.hit(slow) == 24
+    engine.load(slow, 24, finish=False)
+    number = engine.seen[-1].number
+    for user in range(10):
+        serve(engine, f"{user}", [user] * 9)
+    assert engine.side.busy
+    engine.worker.finish(number, True)
+    engine.side.settle()
+    assert not engine.side.busy
+
+
+def test_a_load_of_another_length_than_was_promised_is_refused(make: Any) -> None:
+    engine = make(FULL)
+    serve(engine, "a", list(range(26)))
+    again = request("b", list(range(26)))
+    assert engine.hit(again) == 24
+    with pytest.raises(ProtocolError, match="vLLM loads 20 tokens for b, and 24 were promised"):
+        engine.load(again, 20)
 
 
 def test_what_a_load_reads_is_not_given_away_by_a_reset(make: Any) -> None:
@@ -232,10 +284,10 @@ def test_what_a_load_reads_is_not_given_away_by_a_reset(make: Any) -> None:
     engine.load(again, 24, finish=False)
     engine.side.reset()
     engine.side.check()
-    assert len(engine.books.free["full_0"]) == 16 - 6
-    engine.worker.finish(engine.side._number, True)
+    assert len(engine.books.free) == 16 - 6
+    engine.worker.finish(engine.seen[-1].number, True)
     engine.side.settle()
-    assert len(engine.books.free["full_0"]) == 16
+    assert len(engine.books.free) == 16
     assert engine.hit(request("c", list(range(26)))) == 0
 
 
