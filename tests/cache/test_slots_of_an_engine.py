@@ -89,7 +89,7 @@ def test_what_was_computed_may_be_handed_in_piece_by_piece_and_a_state_last() ->
     assert cache.peek(range(8)) == 0, "there is no state yet"
     assert cache.insert(range(8), {"full": [], "mamba": [0]}, start=8).taken == {"full": 0, "mamba": 1}
     with cache.lease(cache.match(range(8)), exact=True) as lease:
-        assert [lease.pages(name) for name in ("full", "swa", "mamba")] == [[0, 1, 2, 3], [-1, 1, 2, 3], [0]]
+        assert [[*lease.pages(name)] for name in ("full", "swa", "mamba")] == [[0, 1, 2, 3], [-1, 1, 2, 3], [0]]
 
 
 def test_what_no_boundary_needs_goes_alone_if_that_is_asked_for() -> None:
