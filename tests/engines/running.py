@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,8 @@ class Bench:
             old.unlink(missing_ok=True)
         (files / "told.json").write_text(json.dumps({**told, "result": str(result), "progress": str(progress)}))
         own = dict(settings or {})
-        if told["spoil"] and self.engine == "sglang":
-            own["PYTHONPATH"] = str(self._spoiler(files))
+        if self.engine == "sglang":
+            own["PYTHONPATH"] = str(self._entries(files, ("repair", "spoil") if told["spoil"] else ("repair",)))
         with log.open("w") as output:
             child = subprocess.Popen(
                 [str(self.python), "-m", f"tests.engines.serve_{self.engine}", str(files / "told.json")],
@@ -104,13 +104,13 @@ class Bench:
         return {**found, **more, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     @staticmethod
-    def _spoiler(files: Path) -> Path:
-        """A folder with the entry point of the control, for SGLang's processes."""
-        info = files / "entry" / "engine_spoiler-0.dist-info"
+    def _entries(files: Path, names: Sequence[str]) -> Path:
+        """A folder with entry points for SGLang's processes: the repair for a CPU, and the control."""
+        info = files / "entry" / "engine_entries-0.dist-info"
         info.mkdir(parents=True, exist_ok=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-spoiler\nVersion: 0\n")
-        point = "[sglang.srt.plugins]\nengine_spoiler = tests.engines.spoil_sglang:register\n"
-        (info / "entry_points.txt").write_text(point)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-entries\nVersion: 0\n")
+        points = [f"engine_{name} = tests.engines.{name}_sglang:register\n" for name in names]
+        (info / "entry_points.txt").write_text("[sglang.srt.plugins]\n" + "".join(points))
         return files / "entry"
 
 

@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchResult,
 )
 from sglang.srt.environ import envs
-from sglang.srt.runtime_context import get_serving, get_spec, mamba_checkpoint_grid
+from sglang.srt.runtime_context import get_serving, get_spec, mamba_checkpoint_grid, mamba_track_grid
 from sglang.srt.utils.common import is_pin_memory_available
 
 from prefixloom import Cache, ComponentStats, InvariantError, Tokens, encode
@@ -62,8 +62,9 @@ class PrefixloomCache(BasePrefixCache):
         self.states: StateSlots | None = None
         if self._has_states:
             self.states = StateSlots(
-                self.req_to_token_pool, to_device, self._make_room_for_states, params.enable_mamba_extra_buffer
-            )
+                self.req_to_token_pool, to_device, self._make_room_for_states, params.enable_mamba_extra_buffer,
+                params.enable_mamba_extra_buffer_lazy, mamba_track_grid(self.page_size),
+            )  # fmt: skip
         self.device = self.slots.device
         self._lookahead = books.composition.lookahead
         self._root = Prefix(books)

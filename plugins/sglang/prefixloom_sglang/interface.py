@@ -61,6 +61,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     f"{CACHE}.events:KVCacheEventRecorder.record_remove": ("self", "node"),
     f"{CACHE}.utils:compute_node_hash_values": ("node", "page_size"),
     "sglang.srt.runtime_context:mamba_checkpoint_grid": ("tree_page",),
+    "sglang.srt.runtime_context:mamba_track_grid": ("tree_page",),
     "sglang.srt.utils.common:is_pin_memory_available": ("device",),
 }  # fmt: skip
 """The functions that we call or override, with the parameters that we rely on, in this order. More may follow them."""
@@ -76,6 +77,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     f"{CACHE}.cache_init_params:CacheInitParams": (
         "disable", "req_to_token_pool", "token_to_kv_pool_allocator", "page_size", "is_eagle", "eviction_policy",
         "eviction_policy_config", "enable_metrics", "enable_kv_cache_events", "enable_mamba_extra_buffer",
+        "enable_mamba_extra_buffer_lazy",
         "sliding_window_size",
     ),
     f"{CACHE}.registry:TreeCacheBuildContext": (
@@ -83,7 +85,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "sglang.srt.managers.schedule_batch:ReqKvInfo": (
         "req_pool_idx", "cache_protected_len", "cache_inserted_len", "kv_allocated_len", "mamba_pool_idx",
-        "mamba_ping_pong_track_buffer", "mamba_last_track_seqlen", "mamba_prev_track_seqlen", "mamba_cow_src_index",
+        "mamba_ping_pong_track_buffer", "mamba_next_track_idx", "kv_committed_len", "mamba_last_track_seqlen", "mamba_prev_track_seqlen", "mamba_cow_src_index",
         "mamba_needs_clear",
     ),
 }  # fmt: skip

@@ -117,10 +117,11 @@ class PairedSlots(TokenSlots):
     def give_back(self, back: Back) -> None:
         full, windows = pages_of(back.get(FULL, ())), pages_of(back.get(SWA, ()))
         widowed = self._full_of[windows]
+        widowed = widowed[self._window_of[widowed] == windows]
         self._full_of[windows] = 0
-        parted = np.concatenate((full[self._window_of[full] > 0], widowed[self._window_of[widowed] == windows]))
+        self._window_of[widowed] = 0
+        parted = np.concatenate((widowed, full[self._window_of[full] > 0]))
         if len(parted):
-            parted = np.unique(parted)
             self._window_of[parted] = 0
             self._allocator.clear_full_to_swa_mapping(self.locations(parted))
         if len(windows):

@@ -23,14 +23,19 @@ class StateSlots:
     """SGLang's pool of states. ``make_room`` asks the cache to evict so many."""
 
     def __init__(
-        self, pool: Any, to_device: Callable[..., torch.Tensor], make_room: Callable[[int], None], buffered: bool
-    ) -> None:
-        """``buffered``: SGLang has its extra buffer, so it knows the states of running requests at boundaries."""
+        self, pool: Any, to_device: Callable[..., torch.Tensor], make_room: Callable[[int], None], buffered: bool,
+        lazy: bool, grid: int,
+    ) -> None:  # fmt: skip
+        """``buffered``: SGLang has its extra buffer, so it knows the states of running requests at boundaries, which
+        are multiples of ``grid``. ``lazy``: it has the second place of that buffer only while it needs it.
+        """
         self._pool = pool
         self._allocator = pool.mamba_allocator
         self._to_device = to_device
         self._make_room = make_room
         self._buffered = buffered
+        self._lazy = lazy
+        self._grid = grid
 
     # ------------------------------------------------------------ a request begins
     def begin(self, req: Any, prefix: Prefix) -> bool:
@@ -89,12 +94,26 @@ class StateSlots:
         if not finished:  # SGLang has no older one while a request runs: it is donated from this place
             return length if length <= up_to else 0, -1
         index = self._pool.get_mamba_ping_pong_keep_idx(req)
+        if self._may_be_overwritten(req, index, length):
+            return 0, -1
         if length <= up_to:
             return length, index
         older = req.kv.mamba_prev_track_seqlen  # the kernels ran past the tokens that are kept
         if self._pool.mamba_ping_pong_track_buffer_size != 2 or older is None or older > up_to:
             return 0, -1
         return older, self._pool.get_mamba_ping_pong_other_idx(index)
+
+    def _may_be_overwritten(self, req: Any, index: int, length: int) -> bool:
+        """Whether a pass that still runs may write the next boundary's state into the place of the newest one.
+
+        With overlap, a pass may run beyond a request's end. Where it ends at a boundary, it should write to the place
+        that does not hold the newest state, and SGLang has turned from there to the other place by now. But where the
+        first pass after a prompt reached a boundary, SGLang did not turn, and both boundaries have one place.
+        """
+        if self._lazy or self._pool.mamba_ping_pong_track_buffer_size != 2 or req.kv.mamba_next_track_idx == index:
+            return False
+        begun = req.kv.kv_committed_len
+        return bool(begun > length and begun % self._grid == 0)
 
     @staticmethod
     def forget(req: Any) -> None:

@@ -31,6 +31,7 @@ class Operations(SequenceOperations):
 
     def apply(self, op: Op) -> None:
         getattr(self, f"do_{op[0]}")(*op[1:])
+        self.check_evictable()
 
     # ------------------------------------------------------------ matching
     def do_match(self, namespace: str, tokens: tuple[int, ...], leave: int, extra: tuple[Any, ...] = ()) -> None:
