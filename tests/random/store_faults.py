@@ -89,10 +89,13 @@ class Faulty(MemoryBackend):
 
 
 class Drive:
-    """The traffic of one run over ``store``: caches of two processes, one after the other."""
+    """The traffic of one run over ``store``: caches of two processes, one after the other.
 
-    def __init__(self, case: Case, store: Faulty) -> None:
-        self.case, self.store = case, store
+    The host has room for ``host`` tokens, of windows for half as many.
+    """
+
+    def __init__(self, case: Case, store: Faulty, host: int = 96) -> None:
+        self.case, self.store, self.host = case, store, host
         self.requests = Requests(case)
         self.rng = random.Random(str(case))
         self.told = self.restored = 0
@@ -105,7 +108,7 @@ class Drive:
         comps, page, fetch, keep = self.case
         names = SETS[comps]
         parts = [part(n, every_reach()[n], **({"checkpoint_every": 8} if n == "point" else {})) for n in names]
-        host = {name: 8 if name == "point" else 96 for name in names}
+        host = {name: 8 if name == "point" else self.host // (1 + (name != "path")) for name in names}
         patience = DEADLINE if self.store.how else 20.0  # without a fault, nothing is late for want of a processor
         tier = HostTier(
             TierManifest(capacity=host, write="through"), identity={"model": "m", "weights": "1"},
@@ -157,6 +160,7 @@ class Drive:
             assert told.ready == sequence.ready
             assert told.ready in restorable(cache, tokens), told
             assert told.ready == told.wanted or told.why, told
+            assert self.store.how or "Error" not in told.why, told
             self.told += told.ready
             self.restored += told.ready - ready
             tier = cache.stats().tier
@@ -176,7 +180,7 @@ class Drive:
     def has_all(self) -> bool:
         """Whether the store gets all of a prompt that is computed, and a later process waits for it."""
         comps, _, fetch, keep = self.case
-        return keep == "through" and fetch == "wait" and comps in ("F", "S", "FS")
+        return keep == "through" and fetch == "wait" and comps in ("F", "S", "FS") and self.host >= 192
 
     def finish(self, cache: Cache) -> None:
         """What never came back by now is let go, and nothing is left."""
