@@ -55,6 +55,7 @@ class Faulty(MemoryBackend):
         self.number, self.how = number, how
         self.calls = self.hit = 0
         self.kinds: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
         self.let_go = threading.Event()
 
     def _asked(self, kind: str, what: Any, answer: Any) -> Any:
@@ -79,9 +80,11 @@ class Faulty(MemoryBackend):
         return answer(what)
 
     def get(self, keys: Any, into: Any = None) -> Any:
+        self.bytes["get"] += sum(map(len, into or ()))
         return self._asked("get", keys, super().get)
 
     def put(self, records: Any) -> Any:
+        self.bytes["put"] += sum(len(record.payload) for record in records)
         return self._asked("put", records, super().put)
 
     def exists(self, keys: Any) -> Any:
@@ -91,14 +94,16 @@ class Faulty(MemoryBackend):
 class Drive:
     """The traffic of one run over ``store``: caches of two processes, one after the other.
 
-    The host has room for ``host`` tokens, of windows for half as many.
+    The host has room for ``host`` tokens: for the longest prompt and hardly more, or for less.
     """
 
-    def __init__(self, case: Case, store: Faulty, host: int = 96) -> None:
+    def __init__(self, case: Case, store: Faulty, host: int = 84) -> None:
         self.case, self.store, self.host = case, store, host
         self.requests = Requests(case)
         self.rng = random.Random(str(case))
         self.told = self.restored = 0
+        self.asked: Counter[str] = Counter()
+        """Bytes for which the store's limits were asked."""
         self.served: list[list[int]] = []
         """Prompts of which the store should have all, since an earlier process wrote it."""
 
@@ -108,7 +113,7 @@ class Drive:
         comps, page, fetch, keep = self.case
         names = SETS[comps]
         parts = [part(n, every_reach()[n], **({"checkpoint_every": 8} if n == "point" else {})) for n in names]
-        host = {name: 8 if name == "point" else self.host // (1 + (name != "path")) for name in names}
+        host = {name: 8 if name == "point" else self.host for name in names}
         patience = DEADLINE if self.store.how else 20.0  # without a fault, nothing is late for want of a processor
         tier = HostTier(
             TierManifest(capacity=host, write="through"), identity={"model": "m", "weights": "1"},
@@ -117,6 +122,14 @@ class Drive:
         )  # fmt: skip
         cache = cache_of(*parts, tier, page=page, tokens=96, slots=8)
         tier.attach(self.store)
+        assert tier.store is not None
+        honest = tier.store.ask
+
+        def ask(run: Any, instead: Any, *, writes: bool = False, size: int = 0, **others: Any) -> Any:
+            self.asked["put" if writes else "get"] += size
+            return honest(run, instead, writes=writes, size=size, **others)
+
+        tier.store.ask = ask  # type: ignore[method-assign]
         cache.poll()
         return cache
 
@@ -180,7 +193,7 @@ class Drive:
     def has_all(self) -> bool:
         """Whether the store gets all of a prompt that is computed, and a later process waits for it."""
         comps, _, fetch, keep = self.case
-        return keep == "through" and fetch == "wait" and comps in ("F", "S", "FS") and self.host >= 192
+        return keep == "through" and fetch == "wait" and comps in ("F", "S", "FS") and self.host >= 84
 
     def finish(self, cache: Cache) -> None:
         """What never came back by now is let go, and nothing is left."""
@@ -202,6 +215,7 @@ class Drive:
         if not self.store.how:
             assert sum(tier.cached.values()) == tier.backed_up + tier.fetched - tier.evicted
             assert not tier.refused and not tier.failed
+            assert self.asked == self.store.bytes
         cache.flush()
         cache.poll()
         for lane in cache.core.shape.all_lanes:
