@@ -287,7 +287,9 @@ class Debug:
             if spans and cell.pages != present(cell.data):
                 raise InvariantError(f"{lane.name}: {node!r} miscounts its pages")
             if isinstance(lane, PartialLane) and (cell.slack is not None) != (lane.slack_of(cell) > 0):
-                raise InvariantError(f"{lane.name}: {node!r} has {lane.slack_of(cell)} pages of slack, unlike its queue")
+                raise InvariantError(
+                    f"{lane.name}: {node!r} has {lane.slack_of(cell)} pages of slack, unlike its queue"
+                )
 
     def _check_anchors(self, nodes: list[Node]) -> None:
         counts: dict[int, int] = {}

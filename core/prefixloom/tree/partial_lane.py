@@ -93,7 +93,9 @@ class PartialLane(PageLane[C, R]):
     def strays(self) -> list[Any]:
         """Those of the queue of slack as well, which no cell without slack stands in."""
         slack = [(link, link.cell) for link in self.slack]
-        wrong = [cell for link, cell in slack if not self.has(cell) or cell.slack is not link or not self.slack_of(cell)]
+        wrong = [
+            cell for link, cell in slack if not self.has(cell) or cell.slack is not link or not self.slack_of(cell)
+        ]
         return [*super().strays(), *wrong]
 
     def _find_slack(self, cell: PartialCell) -> None:

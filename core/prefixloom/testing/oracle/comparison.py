@@ -225,7 +225,9 @@ class ComparedCache:
 
     def held_where_there_is_room(self, runs: Iterable[ModelSequence]) -> list[tuple[ModelSequence, Facts, set[int]]]:
         """Return the pages that sequences hold of components of which an eighth is free: they need not let go of any."""
-        roomy = [f for f in self.model.facts if not f.boundary and len(self.cache.pool(f.name).free_ids()) * 8 >= f.capacity]
+        roomy = [
+            f for f in self.model.facts if not f.boundary and len(self.cache.pool(f.name).free_ids()) * 8 >= f.capacity
+        ]
         return [(run, f, self.held(run)[f.name]) for run in runs for f in roomy]
 
     def check_kept(self, roomy: list[tuple[ModelSequence, Facts, set[int]]]) -> None:
@@ -302,7 +304,10 @@ class ComparedCache:
                 fell[name] = lost
             if lost:
                 self.count("lost")
-            went, self.evicted[name] = stats.components[name].evicted - self.evicted[name], stats.components[name].evicted
+            went, self.evicted[name] = (
+                stats.components[name].evicted - self.evicted[name],
+                stats.components[name].evicted,
+            )
             counted = went == len(lost) or wipe is not None or name in self.allowances.drops or self.has_dropped
             require(counted, "%s: %s lost %s and counts %s more evictions", what, name, len(lost), went)
             self.model.resident[name] = now
