@@ -224,10 +224,9 @@ class ComparedCache:
         return True
 
     def held_where_there_is_room(self, runs: Iterable[ModelSequence]) -> list[tuple[ModelSequence, Facts, set[int]]]:
-        """Return the pages that sequences hold of components of which an eighth is free: they need not let go of any."""
-        roomy = [
-            f for f in self.model.facts if not f.boundary and len(self.cache.pool(f.name).free_ids()) * 8 >= f.capacity
-        ]
+        """Return what sequences hold of components of which an eighth is free: they need not let go of it."""
+        free = {f.name: self.cache.pool(f.name).free for f in self.model.facts}
+        roomy = [f for f in self.model.facts if not f.boundary and free[f.name] * 8 >= f.capacity]
         return [(run, f, self.held(run)[f.name]) for run in runs for f in roomy]
 
     def check_kept(self, roomy: list[tuple[ModelSequence, Facts, set[int]]]) -> None:
@@ -336,7 +335,8 @@ class ComparedCache:
     @property
     def has_dropped(self) -> bool:
         """Whether anything is left of a namespace that was dropped, which goes without being evicted."""
-        return any(thing.detached and not thing.gone for thing in (*self.running, *self.leases))
+        runs = any(run.detached and not run.gone for run in self.running)
+        return runs or any(leased.detached and not leased.gone for leased in self.leases)
 
     def check_figures(self, stats: Any) -> None:
         """Check what the cache counts."""
@@ -435,9 +435,9 @@ class ComparedCache:
         wanted = (run.reserved, run.committed, run.published, run.named)
         require(lengths == wanted, "reserved, committed, published, named are %s, not %s", lengths, wanted)
         replay = max(f.replay for f in self.model.facts)
-        said = (s.ready, s.resume, s.publishable, s.namespace)
-        right = (run.ready, max(0, run.ready - replay), self.model.publishable(run), run.namespace)
-        require(said == right, "ready, resume, publishable and namespace are %s, not %s", said, right)
+        told = (s.ready, s.resume, s.publishable, s.namespace)
+        meant = (run.ready, max(0, run.ready - replay), self.model.publishable(run), run.namespace)
+        require(told == meant, "ready, resume, publishable and namespace are %s, not %s", told, meant)
         for f in self.model.facts:
             if f.boundary:
                 owned, most = len(state_slots(s, f.name)), 1 + f.steps + len(run.tracks[f.name])
