@@ -114,7 +114,9 @@ def _is_text(node: ast.AST) -> bool:
 
 def _is_logged(node: ast.AST) -> bool:
     """Whether it only tells people something."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func)[:4] == "log."
+    return (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func)[:4] == "log."
+    )
 
 
 def found_in(file: str, tree: ast.AST) -> Iterator[Found]:
