@@ -134,8 +134,13 @@ def test_a_component_may_be_left_out_and_a_hook_may_keep_less(named: dict[str, l
     assert cache.stats().components["swa"].cached <= len(named.get("swa", ()))
 
 
-@pytest.mark.parametrize("hook", ["commit_insert", "acquire_component_lock"])
-def test_after_an_error_that_is_no_refusal_the_slots_are_the_caches(hook: str) -> None:
+@pytest.mark.parametrize("hook", ["commit_insert", "acquire_component_lock", "an interrupt"])
+def test_after_an_error_that_is_no_refusal_the_slots_are_the_caches(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if hook == "an interrupt":
+        monkeypatch.setattr("prefixloom.operations.insert._fill_up", interrupted)
     keeping = Keeping("swa", KV, Window(6))
     kinds = [Component("full", KV, Path()), keeping]
     cache = compose(None, plugins=kinds, page_size=2, capacity=64, slots="lent", device="meta", debug=True)
@@ -143,7 +148,7 @@ def test_after_an_error_that_is_no_refusal_the_slots_are_the_caches(hook: str) -
     slots = {"full": list(range(4)), "swa": list(range(4))}
     try:
         taken = cache.insert(range(8), slots).taken
-    except PluginError:
+    except (PluginError, KeyboardInterrupt):
         taken = {"full": 0, "swa": 0}
     returned = {name: len(found) for name, found in cache.take_back().items()}
     assert {name: taken[name] + returned.get(name, 0) for name in slots} == {"full": 4, "swa": 4}

@@ -33,6 +33,8 @@ NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 IN_ANY_ORDER = {"sorted", "reversed"}
 UNTOUCHED = {"__repr__", "__str__", "__format__"}
 """Functions that only make text for people."""
+STRICT = "strict"
+"""An argument of ``zip`` that asserts, and does nothing else."""
 NO_WHOLE_NUMBERS = (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple, ast.Dict, ast.Set)
 
 
@@ -106,8 +108,15 @@ def digest(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return hashlib.sha256(ast.dump(bare).encode()).hexdigest()[:12]
 
 
-def _is_text(node: ast.stmt) -> bool:
+def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _is_logged(node: ast.AST) -> bool:
+    """Whether it only tells people something."""
+    return (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func)[:4] == "log."
+    )
 
 
 def found_in(file: str, tree: ast.AST) -> Iterator[Found]:
@@ -141,7 +150,7 @@ def _edits(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Edit]:
 
 def _walk(node: ast.AST, place: Place, bound: set[str], last: bool) -> Iterator[Edit]:
     """The edits of a node and of all below it. ``last`` is the statement after which its function ends anyway."""
-    if isinstance(node, ast.stmt) and _is_text(node):
+    if _is_text(node) or _is_logged(node) or (isinstance(node, ast.keyword) and node.arg == STRICT):
         return
     yield from ((name, there, change, at) for name, there, change, at in _at(node, place, bound, last))
     if isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
@@ -229,7 +238,7 @@ def _of_call(node: ast.Call, place: Place) -> Iterator[Edit]:
             swapped = [*node.args[:index], other, one, *node.args[index + 2 :]]
             yield "arguments_swapped", place, _changed(node, args=swapped), node
     for index, keyword in enumerate(node.keywords):
-        if keyword.arg is not None:
+        if keyword.arg not in (None, STRICT):
             left = node.keywords[:index] + node.keywords[index + 1 :]
             yield "keyword_dropped", place, _changed(node, keywords=left), node
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop") and len(node.args) == 2:

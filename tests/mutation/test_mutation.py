@@ -69,6 +69,19 @@ def test_what_stands_outside_of_functions_has_no_site() -> None:
     assert "off_by_one" not in operators and operators.count("arithmetic") == 1  # of ``size += item``, not of a default
 
 
+def test_what_only_asserts_or_tells_people_something_has_no_site() -> None:
+    silent = """
+def f(a, b):
+    assert len(a) < 3
+    log.warning("%s and %s", a, b)
+    return [*zip(a, b, strict=True)]
+"""
+    plain = silent.replace(", strict=True", "")
+    told = [name.rpartition(" ")[0] for name in names(silent, "f")]
+    assert told == [name.rpartition(" ")[0] for name in names(plain, "f")] != []
+    assert not [name for name in told if "call_dropped" in name]
+
+
 def test_every_operator_that_fits_makes_its_change() -> None:
     made = {}
     for number, _ in enumerate(names(SOURCE, "Box.fits")):

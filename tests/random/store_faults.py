@@ -26,6 +26,7 @@ from multiprocessing import get_context
 from typing import Any
 from unittest import mock
 
+import prefixloom.tiers.host_copies
 from prefixloom import TierManifest
 from prefixloom.cache.cache import Cache
 from prefixloom.storage import Miss, Refused
@@ -55,6 +56,7 @@ class Faulty(MemoryBackend):
         self.number, self.how = number, how
         self.calls = self.hit = 0
         self.kinds: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
         self.let_go = threading.Event()
 
     def _asked(self, kind: str, what: Any, answer: Any) -> Any:
@@ -79,23 +81,38 @@ class Faulty(MemoryBackend):
         return answer(what)
 
     def get(self, keys: Any, into: Any = None) -> Any:
+        self.bytes["get"] += sum(map(len, into or ()))
         return self._asked("get", keys, super().get)
 
     def put(self, records: Any) -> Any:
+        self.bytes["put"] += sum(len(record.payload) for record in records)
         return self._asked("put", records, super().put)
 
     def exists(self, keys: Any) -> Any:
         return self._asked("exists", keys, super().exists)
 
 
-class Drive:
-    """The traffic of one run over ``store``: caches of two processes, one after the other."""
+whole = prefixloom.tiers.host_copies.copy_between
 
-    def __init__(self, case: Case, store: Faulty) -> None:
-        self.case, self.store = case, store
+
+def slowly(*given: Any) -> None:
+    time.sleep(0.0005)
+    whole(*given)
+
+
+class Drive:
+    """The traffic of one run over ``store``: caches of two processes, one after the other.
+
+    The host has room for ``host`` tokens: for the longest prompt and hardly more, or for less.
+    """
+
+    def __init__(self, case: Case, store: Faulty, host: int = 84) -> None:
+        self.case, self.store, self.host = case, store, host
         self.requests = Requests(case)
         self.rng = random.Random(str(case))
         self.told = self.restored = 0
+        self.asked: Counter[str] = Counter()
+        """Bytes for which the store's limits were asked."""
         self.served: list[list[int]] = []
         """Prompts of which the store should have all, since an earlier process wrote it."""
 
@@ -105,26 +122,38 @@ class Drive:
         comps, page, fetch, keep = self.case
         names = SETS[comps]
         parts = [part(n, every_reach()[n], **({"checkpoint_every": 8} if n == "point" else {})) for n in names]
-        host = {name: 8 if name == "point" else 96 for name in names}
+        host = {name: 8 if name == "point" else self.host for name in names}
         patience = DEADLINE if self.store.how else 20.0  # without a fault, nothing is late for want of a processor
         tier = HostTier(
-            TierManifest(capacity=host, write="through"), identity={"model": "m", "weights": "1"},
+            TierManifest(capacity=host, write="through", overlap=page > 1), identity={"model": "m", "weights": "1"},
             keep=keep, fetch=fetch,  # type: ignore[arg-type]
             fetch_base=patience / 2, limits=GuardLimits(deadline=patience, breaker=BreakerLimits(pause=0.01)),
         )  # fmt: skip
         cache = cache_of(*parts, tier, page=page, tokens=96, slots=8)
         tier.attach(self.store)
+        assert tier.store is not None
+        honest = tier.store.ask
+
+        def ask(run: Any, instead: Any, *, writes: bool = False, size: int = 0, **others: Any) -> Any:
+            self.asked["put" if writes else "get"] += size
+            return honest(run, instead, writes=writes, size=size, **others)
+
+        tier.store.ask = ask  # type: ignore[method-assign]
         cache.poll()
         return cache
 
     @contextlib.contextmanager
     def in_small_parts(self) -> Iterator[None]:
-        """What is asked for, read and written at a time is little, so that what a prompt needs takes many calls."""
+        """What is asked for, read and written at a time is little, so that what a prompt needs takes many calls. Or
+        copies run beside the scheduler, and take their time.
+        """
         few = {"store_reads.LOOK": 3, "store_reads.SLICE": 900, "pieces.SLICE": 900, "pieces.READ": 4,
                "store_writes.PER_POLL": 5, "store_writes.PER_CALL": 2}  # fmt: skip
         with contextlib.ExitStack() as patched:
             for name, count in few.items() if self.case[1] == 1 else ():
                 patched.enter_context(mock.patch(f"prefixloom.tiers.{name}", count))
+            if self.case[1] > 1:
+                patched.enter_context(mock.patch("prefixloom.tiers.host_copies.copy_between", slowly))
             yield
 
     def run(self) -> None:
@@ -157,6 +186,7 @@ class Drive:
             assert told.ready == sequence.ready
             assert told.ready in restorable(cache, tokens), told
             assert told.ready == told.wanted or told.why, told
+            assert self.store.how or "Error" not in told.why, told
             self.told += told.ready
             self.restored += told.ready - ready
             tier = cache.stats().tier
@@ -176,7 +206,7 @@ class Drive:
     def has_all(self) -> bool:
         """Whether the store gets all of a prompt that is computed, and a later process waits for it."""
         comps, _, fetch, keep = self.case
-        return keep == "through" and fetch == "wait" and comps in ("F", "S", "FS")
+        return keep == "through" and fetch == "wait" and comps in ("F", "S", "FS") and self.host >= 84
 
     def finish(self, cache: Cache) -> None:
         """What never came back by now is let go, and nothing is left."""
@@ -197,7 +227,9 @@ class Drive:
         assert (tier.stored, tier.refused) == (store.writes.stored, store.writes.refused)
         if not self.store.how:
             assert sum(tier.cached.values()) == tier.backed_up + tier.fetched - tier.evicted
-            assert not tier.refused and not tier.failed
+            assert not tier.failed
+            assert not tier.refused or (self.case[1] > 1 and self.case[3] == "back"), "what is copied down cannot go on"
+            assert self.asked == self.store.bytes
         cache.flush()
         cache.poll()
         for lane in cache.core.shape.all_lanes:

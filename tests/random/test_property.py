@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prefixloom.testing.oracle.machine import fails, replay, shrink, written
-from prefixloom.testing.oracle.writer import ARRIVALS
+from prefixloom.testing.oracle.writer import ARRIVALS, CHECKPOINTS
 from tests.random.property import run, setups
 
 OPERATIONS = 400
@@ -24,6 +24,15 @@ def test_random_arrivals_agree_with_the_sets(name: str) -> None:
     counts = run(name, "arrivals", OPERATIONS // 2, of=ARRIVALS)
     assert counts["open"] > 5, counts
     assert counts.get("arrive", 0) + counts.get("arrive refused", 0) + counts.get("grow too long", 0) > 3, counts
+
+
+TRACKING = [name for name, setup in setups().items() if any("checkpoint_every" in facts for *_, facts in setup.parts)]
+
+
+@pytest.mark.parametrize("name", TRACKING)
+def test_random_checkpoints_agree_with_the_sets(name: str) -> None:
+    counts = run(name, "tracked", OPERATIONS, of=CHECKPOINTS)
+    assert counts["checkpoint"] > 10, counts
 
 
 @pytest.mark.parametrize("name", list(setups())[::4])

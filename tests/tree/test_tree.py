@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from prefixloom import CapacityError, InvariantError, Path, Point, Window
+from prefixloom import CapacityError, Chunk, InvariantError, Path, Point, Sinks, Window
 from prefixloom.cache.debug import Debug
 from prefixloom.contract.policy import BUILT_IN
 from prefixloom.tree.radix import Node, Tree
@@ -347,3 +347,15 @@ def test_an_interrupt_in_the_midst_of_pruning_leaves_the_count_right() -> None:
     assert tree.nodes == 1
     assert tree.prune_all([first, second]) == 1
     assert tree.nodes == 0
+
+
+def test_a_union_that_needs_nothing_at_the_start_of_a_chunk_is_resumed_there_amid_what_was_lost() -> None:
+    cache = cache_of(part("path", Path()), part("union", Sinks(2) | Chunk(12)))
+    tokens = list(range(25))
+    with cache.open(tokens) as sequence:
+        for count in (8, 12, 4):
+            run(sequence, count)
+            sequence.publish()
+    cache.lease(cache.match(tokens[:8])).release()  # what the sinks are in goes last
+    cache.evict({"union": 3})
+    assert [cache.match(tokens[:length]).ready for length in (12, 16, 20, 24)] == [12, 12, 12, 24]

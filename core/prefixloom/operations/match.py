@@ -125,10 +125,9 @@ def search(core: Core, match: Match, most: int) -> None:
                 if lower != paged:
                     limited_by = partial.name
                     paged = lower
-            if paged != before and len(shape.partial_lanes) > 1:  # the first may accept less than the last left
-                boundary = paged
-                continue
             boundary = paged
+            if paged != before:  # the first may accept less than the last left
+                continue
             for state in shape.state_lanes:
                 node, lower = state.deepest(node, boundary)
                 if lower != boundary:

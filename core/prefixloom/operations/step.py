@@ -230,11 +230,8 @@ class Step:
     def _due(self, after: bool) -> Iterator[tuple[Running | None, Op]]:
         """The plugins' own ops that are still due, those before the layers or those after them."""
         for running, op in self._plugin_ops:
-            if op.after == after:
-                if running is None:
-                    yield running, op
-                elif running.core is not None and op in running.claimed_ops:  # else another step has run it
-                    yield running, op
+            if op.after == after and (running is None or (running.core is not None and op in running.claimed_ops)):
+                yield running, op
 
     def _run_plugin_ops(self, stream: Stream, after: bool) -> None:
         for running, op in self._due(after):

@@ -106,6 +106,7 @@ class StoreWrites:
         if store is None or self.handed_of(cell) >= cell.places:
             return
         pieces = self.pieces(lane, cell.node, cell, cell.places)
+        self.handed += len(pieces)
         if self.link.copies_to(lane, cell.node):
             self.refused += len(pieces)
             return
@@ -116,7 +117,6 @@ class StoreWrites:
             fingerprint = self.link.fingerprints[lane.index]
             write = partial(put, spares=spares, fingerprint=fingerprint, lane=lane, pieces=batch, payloads=payloads)
             call = store.ask(write, nothing(len(batch)), writes=True, size=len(batch) * pool.record_bytes)
-            self.handed += len(batch)
             self.calls.append((call, len(batch)))
             if call.over:  # the store did not take it, and would not take the others either
                 self.refused += len(pieces) - first - len(batch)

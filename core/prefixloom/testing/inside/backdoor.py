@@ -187,6 +187,12 @@ def checked_leases(cache: Cache) -> list[Hold]:
     return list(watcher.leases) if isinstance(watcher, Debug) else []
 
 
+def checks(cache: Cache) -> int | None:
+    """How often debug mode has looked at everything; None without debug mode."""
+    watcher = cache.core.watcher
+    return watcher.checks if isinstance(watcher, Debug) else None
+
+
 def watch_accesses(cache: Cache, told: Callable[..., None]) -> None:
     """Have ``told`` called after the race detector is told of slots, with the same arguments; this changes the cache.
 

@@ -17,6 +17,11 @@ from ..inside.contents import Contents, contents_of
 from .sets import Facts, ModelLease, ModelSequence, Piece, SetModel, with_extra
 from .view import Cached, Reader, View, contents, free_slots, require
 
+CHECKED = frozenset({
+    "open", "grow", "arrive", "append", "fill", "commit", "step", "publish", "rewind", "close", "abort", "evict",
+    "drop_namespace", "flush", "poll", "insert", "lend",
+})  # fmt: skip
+"""After these operations debug mode looks at everything."""
 Lost = dict[str, int]
 """The components that an operation may evict from, and how many free pages it wanted of each."""
 
@@ -105,6 +110,7 @@ class ComparedCache:
         self.plans: list[tuple[Any, str, list[int]]] = []
         self.asked: list[tuple[str, tuple[int, ...], tuple[Any, ...], int]] = []
         self.operations = 0
+        self.checks = 0
         self.counts: dict[str, int] = {}
         for f in facts:
             self.slots[f.name].poison(free_slots(cache, f))
@@ -218,10 +224,9 @@ class ComparedCache:
         return True
 
     def held_where_there_is_room(self, runs: Iterable[ModelSequence]) -> list[tuple[ModelSequence, Facts, set[int]]]:
-        """Return the pages that sequences hold of components of which an eighth is free: they need not let go of any."""
-        roomy = [
-            f for f in self.model.facts if not f.boundary and len(self.cache.pool(f.name).free_ids()) * 8 >= f.capacity
-        ]
+        """Return what sequences hold of components of which an eighth is free: they need not let go of it."""
+        free = {f.name: self.cache.pool(f.name).free for f in self.model.facts}
+        roomy = [f for f in self.model.facts if not f.boundary and free[f.name] * 8 >= f.capacity]
         return [(run, f, self.held(run)[f.name]) for run in runs for f in roomy]
 
     def check_kept(self, roomy: list[tuple[ModelSequence, Facts, set[int]]]) -> None:
@@ -275,6 +280,9 @@ class ComparedCache:
         """
         self.operations += 1
         self.count(what)
+        checks = backdoor.checks(self.cache)
+        require(checks is None or checks > self.checks or what not in CHECKED, "debug mode did not look after %s", what)
+        self.checks = checks or 0
         view = self.reader.read(self.anchors())
         fell: dict[str, set[Piece]] = {}
         stats = self.cache.stats()
@@ -340,7 +348,8 @@ class ComparedCache:
     @property
     def has_dropped(self) -> bool:
         """Whether anything is left of a namespace that was dropped, which goes without being evicted."""
-        return any(thing.detached and not thing.gone for thing in (*self.running, *self.leases))
+        runs = any(run.detached and not run.gone for run in self.running)
+        return runs or any(leased.detached and not leased.gone for leased in self.leases)
 
     def check_figures(self, stats: Any) -> None:
         """Check what the cache counts."""
@@ -410,7 +419,11 @@ class ComparedCache:
             owned = [*free, *cached, *view.detached[name], *(self.minted[name].ids if name in self.minted else ())]
             owned += self.outside.get(name, ())
             for run in self.running:
-                owned += [] if run.gone else self.owned(f, run)
+                if not run.gone:
+                    mine = self.owned(f, run)
+                    told = run.sequence.owned(name)
+                    require(told == len(mine), "%s: a sequence owns %s, and says %s", name, mine, told)
+                    owned += mine
             require(len(set(owned)) == len(owned), "%s: a slot has two owners: %s", name, sorted(owned))
             require(len(owned) == f.capacity, "%s: %s of %s slots have an owner", name, len(owned), f.capacity)
             waiting = 0 if backdoor.works_in_flight(self.cache) else self.cache.pool(name).retiring
@@ -434,6 +447,10 @@ class ComparedCache:
         lengths = (s.reserved, s.committed, s.published, s.named)
         wanted = (run.reserved, run.committed, run.published, run.named)
         require(lengths == wanted, "reserved, committed, published, named are %s, not %s", lengths, wanted)
+        replay = max(f.replay for f in self.model.facts)
+        told = (s.ready, s.resume, s.publishable, s.namespace)
+        meant = (run.ready, max(0, run.ready - replay), self.model.publishable(run), run.namespace)
+        require(told == meant, "ready, resume, publishable and namespace are %s, not %s", told, meant)
         for f in self.model.facts:
             if f.boundary:
                 owned, most = len(state_slots(s, f.name)), 1 + f.steps + len(run.tracks[f.name])

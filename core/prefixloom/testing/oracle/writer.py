@@ -18,6 +18,8 @@ WEIGHTS = {
 }  # fmt: skip
 ARRIVALS = {"beside": 10, "turn": 4, "decode": 3, "evict": 2, "close": 3, "rewind": 2, "match": 1}
 """The weights of scripts in which much of what is computed elsewhere arrives."""
+CHECKPOINTS = {"tracked": 10, "turn": 3, "decode": 2, "evict": 2, "close": 3, "rewind": 2, "step": 2, "match": 1}
+"""The weights of scripts in which requests keep several checkpoints before they publish."""
 
 
 class Writer:
@@ -116,6 +118,18 @@ class Writer:
         if self.below(2):
             self.say("close", -2, 0)
         self.say("publish", -1, -1)
+        self.say("close", -1, self.below(3))
+
+    def tracked(self) -> None:
+        """Write one request that is computed in whole pages, some steps of which fail, and published late."""
+        self.open()
+        for _ in range(2 + self.below(4)):
+            self.say("append", -1, self.below(2 * self.unit + 1))
+            self.say("grow", -1, (1 + self.below(3)) * self.unit)
+            self.say("step", self.chance.choice((31, 31, 1)), self.chance.choice((0, 0, 0, 0, 6, 7)))
+            if self.below(5) == 0:
+                self.say("rewind", -1, 1 + self.below(2 * self.unit), self.below(16))
+        self.say("publish", -1, self.chance.choice((-1, self.below(8))))
         self.say("close", -1, self.below(3))
 
     def decode(self) -> None:

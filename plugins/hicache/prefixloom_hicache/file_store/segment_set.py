@@ -89,12 +89,12 @@ class SegmentSet:
         """
         new: list[Segment] = []
         directory = self.files.directory
-        for name in sorted(self.disk.names(directory.number)):
+        for name in self.disk.names(directory.number):
             if NAME.fullmatch(name) and name not in self.by_name:
                 segment = self._open(name, refuse)
                 if segment is not None:
                     new.append(segment)
-        new.sort(key=lambda segment: segment.head.order if segment.head else 0)
+        new.sort(key=lambda segment: (segment.head.order if segment.head else 0, segment.name))
         for segment in new:
             self.by_name[segment.name] = segment
             self.touch(segment)
