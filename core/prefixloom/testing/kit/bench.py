@@ -237,6 +237,7 @@ class Bench:
         }
         self.spy.memory = self.memories[subject.name]
         self.stream = stream
+        self.spy.has_stream = stream is not None
         self.late_failures: list[Failure] = []
         self.poison()
 
@@ -313,12 +314,21 @@ class Bench:
 
     def run(self, run: BenchSequence, count: int, stream: Any = None) -> None:
         """Reserve and compute ``count`` tokens in one step."""
-        s, stream = run.sequence, stream or self.stream
-        s.grow(count)
-        self.extend(run, s.reserved)
-        with self.cache.step([s]) as step:
+        self.run_all([(run, count)], stream)
+
+    def run_all(self, runs: Sequence[tuple[BenchSequence, int]], stream: Any = None) -> None:
+        """Reserve and compute tokens of several sequences, so many of each, in one step."""
+        stream = stream or self.stream
+        for run, count in runs:
+            run.sequence.grow(count)
+            self.extend(run, run.sequence.reserved)
+        with self.cache.step([run.sequence for run, _ in runs]) as step:
             step.run_ops(stream)
-            work = [self._forward(run, part, s.committed, s.reserved) for part in self.parts]
+            work = [
+                self._forward(run, part, run.sequence.committed, run.sequence.reserved)
+                for run, _ in runs
+                for part in self.parts
+            ]
             if stream is None:
                 for one in work:
                     one()

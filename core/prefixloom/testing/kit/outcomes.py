@@ -9,7 +9,8 @@ import attrs
 
 from .bench import Bench, text_of
 from .case import ComponentCase, LawBroken
-from .scripts import ARRIVING, Op, Setting, as_code, failure, shrunk, written
+from .scripts import MORE as MORE_KINDS
+from .scripts import Op, Setting, as_code, failure, shrunk, written
 from .thresholds import longest, most_calls
 
 LENGTH = 110
@@ -72,25 +73,27 @@ def random_scripts(case: ComponentCase) -> list[FailedScript]:
 
 
 def beside(case: ComponentCase) -> list[FailedScript]:
-    """Play random scripts beside others; in some of them part of a prompt is computed elsewhere."""
+    """Play random scripts beside others; in some, prompts arrive, have extra keys, or are computed in one step."""
     found: list[FailedScript] = played(
         case, "beside", PAIRS + TRIPLES, lambda unit, seed: written(seed, _length(unit), unit)
     )
     more: list[FailedScript] = played(
-        case, "more", MORE, lambda unit, seed: written(seed, _length(unit), unit, ARRIVING)
+        case, "more", MORE, lambda unit, seed: written(seed, _length(unit), unit, MORE_KINDS)
     )
     return [*found, *more]
 
 
 def below(case: ComponentCase) -> list[FailedScript]:
-    """Play prompts that the device loses and a tier below it has, among random operations."""
+    """Play prompts that the device loses and a tier below it has, among random operations and copies that fail."""
 
     def make(unit: int, seed: str) -> list[Op]:
-        ops: list[Op] = []
+        gone: Op = ("evict", 99 * unit)
+        turn = [("open", text_of(2)[: 5 * unit + 1]), ("run", -1, 99 * unit), ("close", -1), gone]
+        ops: list[Op] = [("uncopied", turn), *turn, ("uncopied", turn), *turn]
         for number in range(5):
             prompt = text_of(number % 2)[: (3 + number) * unit + number]
             served: list[Op] = [("open", prompt), ("run", -1, 99 * unit), ("close", -1)]
-            ops += [*served, ("evict", 99 * unit), *written(f"{seed} {number}", 6, unit), ("evict", 99 * unit), *served]
+            ops += [*served, gone, *written(f"{seed} {number}", 6, unit), gone, *served]
         return ops
 
     found: list[FailedScript] = played(case, "below", TIERS, make)
@@ -124,9 +127,15 @@ def late(case: ComponentCase) -> list[FailedScript]:
 
 def in_threads(case: ComponentCase) -> list[FailedScript]:
     found: list[FailedScript] = played(
-        case, "threads", THREADS, lambda unit, seed: written(seed, _length(unit) // 3, unit)
+        case, "threads", THREADS, lambda unit, seed: written(seed, _length(unit) // 3, unit, MORE_KINDS)
     )
     return found
+
+
+def everything(case: ComponentCase) -> list[FailedScript]:
+    """Play all scripts: what a hook does wrong may show in any of them."""
+    kinds = (random_scripts, branches, off_the_grid, in_threads, below, late)
+    return [outcome for kind in kinds for outcome in kind(case)]
 
 
 def branches(case: ComponentCase) -> list[FailedScript]:
