@@ -30,8 +30,8 @@ WEIGHTS = {
     "turn": 16, "open": 7, "run": 20, "publish": 5, "align": 7, "rewind": 7, "close": 8, "abort": 2, "evict": 3,
     "lease": 4, "release": 4, "reclaim": 3, "peek": 3, "fail": 2, "draft": 2,
 }  # fmt: skip
-MORE = WEIGHTS | {"arrive": 10, "together": 8, "marked": 4, "bare": 2}
-"""With parts that arrive, several sequences in a step, extra keys, and prompts of no tokens."""
+MORE = WEIGHTS | {"arrive": 10, "together": 8, "marked": 4}
+"""With parts that arrive, several sequences in a step, and extra keys."""
 GONE_ON = "; going on without"
 """With these words the cache tells of a hook that failed, or whose answer it cannot use."""
 OPEN = 4
@@ -40,7 +40,10 @@ OPEN = 4
 
 @attrs.frozen
 class Setting:
-    """The setting of a script: companions, pool sizes, page size, threads, layout, and a tier below the device."""
+    """The setting of a script: companions, pool sizes, page size, threads, layout, and a tier below the device.
+
+    ``blank``: no content is written or compared.
+    """
 
     beside: tuple[str, ...] = ()
     units: int = 14
@@ -48,6 +51,7 @@ class Setting:
     threads: bool = False
     layout: Layout = "layer_first"
     below: Below = ""
+    blank: bool = False
 
     def __str__(self) -> str:
         plain = Setting()
@@ -103,8 +107,6 @@ def _some(kind: str, chance: random.Random, unit: int) -> list[Op]:
         end = min(len(tokens), start + 1 + chance.randrange(2 * unit))
         extra = ((start, end, chance.choice(("a picture", "another"))),)
         return [("open", tokens, "", number, extra), ("align", -1), ("run", -1, 20 * unit), ("close", -1)]
-    if kind == "bare":
-        return [("open", (), "", number), ("run", -1, 2)]
     if kind == "evict":
         return [("evict", chance.choice((1, 1, unit, unit, 2 * unit, 6 * unit)))]
     return [(kind,)] if kind == "reclaim" else [(kind, number)]
@@ -418,6 +420,7 @@ def _played(case: ComponentCase, script: Sequence[Op], setting: Setting, said: S
             stream=stream,
             layout=setting.layout,
             below=setting.below,
+            blank=setting.blank,
         )
         player = Player(bench, said)
         try:
