@@ -91,6 +91,15 @@ class Late(Window):
         return p + self.w - 1 + self.late
 
 
+class Kept(Window):
+    """A window that is never given back."""
+
+    convex = False
+
+    def until(self, p: int) -> float:
+        return math.inf
+
+
 class Holes(Reach):
     """A window of which every boundary leaves out one position in the middle, and says that it is convex."""
 
@@ -145,6 +154,7 @@ WRONG: dict[str, tuple[Reach, Any, str, str]] = {
     "a path for a window of 4096": (Path(), window(4096), COSTS, "wasteful"),
     "a landmark too many": (Landmarks(16, 1000, 41), landmarks(16, 1000, 40), COSTS, "wasteful"),
     "until one too late": (Late(4096), window(4096), UNTIL, "broken"),
+    "kept for ever": (Kept(512), window(512), "law_nothing_is_kept_for_ever", "broken"),
     "landmarks kept too long": (Landmarks(128, 64, 23, late=64), landmarks(128, 64, 23), UNTIL, "broken"),
     "landmarks given back early": (Landmarks(128, 64, 23, late=-64), landmarks(128, 64, 23), UNTIL, "broken"),
     "convex, with a hole far back": (Holes(4096, 3000), window(4096), CONVEX, "broken"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
 
-from prefixloom import AdmissionPolicy, Claim, Component, Reach, Receipt, Touch, Transfer, hookimpl
+from prefixloom import AdmissionPolicy, Claim, Component, Op, Reach, Receipt, SplitRule, Touch, Transfer, hookimpl
 from prefixloom.contract.reach import Interval
 from tests.support.broken_parts import W
 
@@ -96,6 +98,95 @@ class ByAHelpersClock(Component):
     @hookimpl
     def commit_insert(self, walk: Any) -> Claim | None:
         return Claim(keep=()) if seconds() < 0 else None
+
+
+class TakesExtraKeysForPairs(Component):
+    """Wants to stop before the first picture."""
+
+    @hookimpl
+    def create_match_validator(self) -> Callable[[Any], int]:
+        return lambda walk: min([int(walk.boundary), *(start for start, _ in walk.extra)])
+
+
+class SharesOfNothing(Component):
+    """Divides by the length of a prompt, which may be 0."""
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Claim:
+        return Claim(reject=walk.boundary / walk.key_tokens < 0.1)
+
+
+class TrustsCopies(Component):
+    @hookimpl
+    def commit_hicache_transfer(self, outcome: Any) -> None:
+        assert outcome.ok
+
+
+class ReadsTheNewestNote(Component):
+    """Its op looks at what the newest step has noted, in place of what its own step has."""
+
+    pool: Any = None
+    batch = 0
+
+    @hookimpl
+    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
+        self.batch = len(batch)
+        return (Op("look", self.name, data=len(batch)),)
+
+    @hookimpl
+    def run_forward_op(self, op: Any) -> None:
+        if self.batch != op.data:
+            self.pool.clear([0])
+
+
+class RaisesFarOut(Component):
+    """Packs a position into two bytes."""
+
+    @hookimpl
+    def evict_component(self, node: Any) -> None:
+        struct.pack("H", node[0].end)
+
+
+class ByTheMachine(Component):
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim | None:
+        return Claim(keep=()) if len(socket.gethostname()) % 2 else None
+
+
+class ByTheRank(Component):
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim | None:
+        return Claim(keep=()) if walk.start < int(os.environ.get("RANK", "0")) else None
+
+
+class DropsAtEachSplit(Component):
+    """Loses the state of a long prompt where another one branches off it."""
+
+    @hookimpl
+    def redistribute_on_node_split(self, parent: Any, child: Any) -> SplitRule:
+        return SplitRule(keep="drop")
+
+
+class KeepsLongPromptsOnly(Component):
+    @hookimpl
+    def commit_insert(self, walk: Any) -> Claim | None:
+        return Claim(keep=()) if walk.boundary < 200 else None
+
+
+class LosesAPage(Component):
+    """Leaves the last page out a second time, as its lookahead does."""
+
+    @hookimpl
+    def finalize_match_result(self, walk: Any) -> Claim:
+        return Claim(reject=walk.boundary + 4 > walk.walked)
+
+
+class LocksTheOtherWayRound(Component):
+    """Covers all but the start, where it means the start."""
+
+    @hookimpl
+    def acquire_component_lock(self, anchor: Any) -> Receipt:
+        return Receipt(positions=((4, anchor.boundary),))
 
 
 class AcceptsNothing(Component):

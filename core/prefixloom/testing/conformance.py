@@ -17,7 +17,7 @@ from ..errors import PrefixloomError
 from .kit.answers import has_code
 from .kit.bench import Failure
 from .kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
-from .kit.probes import DENSE
+from .kit.probes import DENSE, FAR
 from .kit.thresholds import longest, most_calls
 from .kit.truth import Truth
 from .kit.watching import watch
@@ -184,7 +184,8 @@ def untested(case: ComponentCase) -> list[str]:
     if not case.is_cached:
         out.append("copies to a tier below the device: nothing of it is ever in the tree (T1, D1)")
     if has_code(case):
-        out.append(f"hooks at boundaries past {longest(case)}, or after more than {4 * most_calls(case)} calls")
+        out.append(f"hooks at boundaries past {FAR}, or after more than {4 * most_calls(case)} calls")
+        out.append(f"what hooks do to the content of prompts past {longest(case)} tokens")
     return out
 
 

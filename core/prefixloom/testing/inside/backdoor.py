@@ -12,6 +12,7 @@ a running state its content.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ...cache import debug
@@ -27,6 +28,7 @@ from ...operations.lease import Lease
 from ...operations.match import limit_of
 from ...operations.state import Core, Hold, Match, Running
 from ...operations.step import Step
+from ...tiers import host_copies
 from ...tiers.host_copies import HostCopies
 from ...tiers.host_tier import LowerTier
 from ...tiers.store import StoreBehind
@@ -253,6 +255,21 @@ def put_transfer_stream(cache: Cache, way: str, stream: Any) -> Stream:
     """
     found = tier(cache).copies.streams[way] = cache.core.stream(stream)
     return found
+
+
+@contextmanager
+def failing_copies() -> Iterator[None]:
+    """Inside this context, each copy between the device and a tier raises when it is made."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("the kit lets this copy fail")
+
+    before = host_copies.copy_between
+    host_copies.copy_between = fails
+    try:
+        yield
+    finally:
+        host_copies.copy_between = before
 
 
 def copies_in_flight(cache: Cache) -> list[Any]:

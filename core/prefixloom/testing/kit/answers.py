@@ -26,6 +26,8 @@ BOUNDARIES = (*range(40), 63, 64, 65, 255, 256, 257, 1000, 4095, 4096, 4097, 100
 """The numbers at which the reach is asked."""
 TIMEOUT = 120.0
 """After so many seconds another process counts as one that does not answer."""
+RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK")
+"""Variables of the environment that tell the processes of one model apart: another process has others."""
 PURE = ("the validator", "finalize_match_result")
 """Hooks that the spy asks twice."""
 ASKS = "from prefixloom.testing.kit.answers import answer; answer()"
@@ -131,7 +133,8 @@ def elsewhere(request: Asking, hash_seed: int) -> list[str | None]:
 
     CannotBeMade: there is no answer.
     """
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
+    ranks = {name: str(hash_seed % 7 + 2) for name in RANKS}
+    environment = {**os.environ, **ranks, "PYTHONHASHSEED": str(hash_seed)}
     given = pickle.dumps((request.path, attrs.asdict(request, recurse=False)))
     try:
         done = subprocess.run(

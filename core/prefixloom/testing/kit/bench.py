@@ -171,7 +171,7 @@ class Bench:
 
     ``exact``: codec, pages and grid are the component's own; else they are ``simplified``. ``whole``: so are layers and
     shapes; else they are ``slim`` where the component cannot touch content. ``lent``: an engine has the slots, and
-    whoever uses the bench lends them.
+    whoever uses the bench lends them. ``blank``: no content is written, read or watched, so prompts may be very long.
     """
 
     def __init__(
@@ -192,8 +192,10 @@ class Bench:
         layout: Layout = "layer_first",
         below: Below = "",
         without: Collection[str] = (),
+        blank: bool = False,
     ) -> None:
         component = made(case)
+        self.blank = blank
         self.spy = Spy(component, raising, listening, without)
         truth = case.truth
         if not exact:
@@ -235,8 +237,9 @@ class Bench:
             )
             for part in self.parts
         }
-        self.spy.memory = self.memories[subject.name]
+        self.spy.memory = None if blank else self.memories[subject.name]
         self.stream = stream
+        self.spy.has_stream = stream is not None
         self.late_failures: list[Failure] = []
         self.poison()
 
@@ -313,12 +316,21 @@ class Bench:
 
     def run(self, run: BenchSequence, count: int, stream: Any = None) -> None:
         """Reserve and compute ``count`` tokens in one step."""
-        s, stream = run.sequence, stream or self.stream
-        s.grow(count)
-        self.extend(run, s.reserved)
-        with self.cache.step([s]) as step:
+        self.run_all([(run, count)], stream)
+
+    def run_all(self, runs: Sequence[tuple[BenchSequence, int]], stream: Any = None) -> None:
+        """Reserve and compute tokens of several sequences, so many of each, in one step."""
+        stream = stream or self.stream
+        for run, count in runs:
+            run.sequence.grow(count)
+            self.extend(run, run.sequence.reserved)
+        with self.cache.step([run.sequence for run, _ in runs]) as step:
             step.run_ops(stream)
-            work = [self._forward(run, part, s.committed, s.reserved) for part in self.parts]
+            work = [
+                self._forward(run, part, run.sequence.committed, run.sequence.reserved)
+                for run, _ in runs
+                for part in (() if self.blank else self.parts)
+            ]
             if stream is None:
                 for one in work:
                     one()
@@ -470,13 +482,13 @@ class Bench:
 
     # ------------------------------------------------------------ checks
     def poison(self) -> None:
-        if self.stream is None:
+        if self.stream is None and not self.blank:
             for name, memory in self.memories.items():
                 memory.poison(self.cache.pool(name).free_ids())
 
     def verify(self, run: BenchSequence) -> None:
         """Check that every page that a sequence lists has the expected content."""
-        if not run.sequence.open:
+        if not run.sequence.open or self.blank:
             return
         for part in self.parts:
             if not part.page_tokens:

@@ -1,4 +1,4 @@
-"""Calls whose results differ between two processes: clocks, random numbers, process ids.
+"""Calls whose results differ between two processes: clocks, random numbers, process ids, what a machine is like.
 
 The interpreter tells of every call while a profile function is set. So it does not matter by which name, and from which
 module, a hook calls such a function.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import datetime
 import os
+import platform
 import random
 import secrets
+import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,6 +24,11 @@ from typing import Any
 
 import torch
 
+try:
+    import resource
+except ImportError:  # there is none on Windows
+    resource = None  # type: ignore[assignment]
+
 DIFFERENT: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (time, ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
             "process_time_ns", "thread_time", "thread_time_ns", "clock_gettime", "clock_gettime_ns")),
@@ -28,7 +36,9 @@ DIFFERENT: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (datetime.date, ("today",)),
     (random, ("random", "randrange", "randint", "choice", "choices", "shuffle", "sample", "uniform", "getrandbits",
               "gauss", "randbytes")),
-    (os, ("urandom", "times", "getpid", "getppid")),
+    (os, ("urandom", "times", "getpid", "getppid", "uname", "getloadavg")),
+    (platform, ("node", "uname")), (socket, ("gethostname", "getfqdn")),
+    (resource, ("getrusage",)), (threading, ("active_count", "enumerate", "get_native_id")),
     (uuid, ("uuid1", "uuid4")),
     (secrets, ("token_bytes", "token_hex", "randbelow", "randbits", "choice")),
     (torch, ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "bernoulli", "multinomial")),

@@ -7,9 +7,11 @@ from typing import Any
 
 import attrs
 
-from .bench import Bench, text_of
+from .bench import Below, Bench, text_of
 from .case import ComponentCase, LawBroken
-from .scripts import ARRIVING, Op, Setting, as_code, failure, shrunk, written
+from .probes import FAR
+from .scripts import MORE as MORE_KINDS
+from .scripts import Op, Setting, as_code, failure, shrunk, written
 from .thresholds import longest, most_calls
 
 LENGTH = 110
@@ -21,7 +23,8 @@ PAIRS = (Setting(("path",)), Setting(("window",), layout="page_first"), Setting(
 TRIPLES = (Setting(("path", "window")), Setting(("path", "state"), layout="page_first"), Setting(("window", "state")))
 MORE = (Setting(), Setting(("ahead",)), Setting(("checkpoints",)), Setting(("window", "checkpoints")))
 TIERS = (Setting(below="through"), Setting(below="back"), Setting(("path",), below="back"))
-ONCE = ("far", "often", "below")
+BELOW: tuple[Below, ...] = ("", "back")
+ONCE = ("far", "farthest", "often", "below")
 """Scripts that are played once."""
 SERVING = ("content", "absent", "books", "lock", "race")
 """The topics of failures in serving that do not concern hooks."""
@@ -72,25 +75,27 @@ def random_scripts(case: ComponentCase) -> list[FailedScript]:
 
 
 def beside(case: ComponentCase) -> list[FailedScript]:
-    """Play random scripts beside others; in some of them part of a prompt is computed elsewhere."""
+    """Play random scripts beside others; in some, prompts arrive, have extra keys, or are computed in one step."""
     found: list[FailedScript] = played(
         case, "beside", PAIRS + TRIPLES, lambda unit, seed: written(seed, _length(unit), unit)
     )
     more: list[FailedScript] = played(
-        case, "more", MORE, lambda unit, seed: written(seed, _length(unit), unit, ARRIVING)
+        case, "more", MORE, lambda unit, seed: written(seed, _length(unit), unit, MORE_KINDS)
     )
     return [*found, *more]
 
 
 def below(case: ComponentCase) -> list[FailedScript]:
-    """Play prompts that the device loses and a tier below it has, among random operations."""
+    """Play prompts that the device loses and a tier below it has, among random operations and copies that fail."""
 
     def make(unit: int, seed: str) -> list[Op]:
-        ops: list[Op] = []
+        gone: Op = ("evict", 99 * unit)
+        turn = [("open", text_of(2)[: 5 * unit + 1]), ("run", -1, 99 * unit), ("close", -1), gone]
+        ops: list[Op] = [("uncopied", turn), *turn, ("uncopied", turn), *turn]
         for number in range(5):
             prompt = text_of(number % 2)[: (3 + number) * unit + number]
             served: list[Op] = [("open", prompt), ("run", -1, 99 * unit), ("close", -1)]
-            ops += [*served, ("evict", 99 * unit), *written(f"{seed} {number}", 6, unit), ("evict", 99 * unit), *served]
+            ops += [*served, gone, *written(f"{seed} {number}", 6, unit), gone, *served]
         return ops
 
     found: list[FailedScript] = played(case, "below", TIERS, make)
@@ -118,15 +123,50 @@ def late(case: ComponentCase) -> list[FailedScript]:
             turn += [("open", tokens), ("run", -1, 99 * unit), ("close", -1), ("lease", tokens), ("release", 0)]
         return [("repeat", calls, [*turn, ("evict", 2 * unit)])]
 
-    found = played(case, "far", (Setting(units=2 * length // unit, page=page),), far)
-    return [*found, *played(case, "often", (Setting(),), often)]
+    found = [*played(case, "far", (Setting(units=2 * length // unit, page=page),), far)]
+    return [*found, *farthest(case), *played(case, "often", (Setting(),), often)]
+
+
+def farthest(case: ComponentCase) -> list[FailedScript]:
+    """Play prompts as long as those of real models, without content: what hooks say of them."""
+    page = None if case.manifest.page_size else 4096 // case.manifest.tokens_per_slot * case.manifest.tokens_per_slot
+    bench = Bench(case, page=page, units=1, blank=True)
+    if not bench.spy.overridden:
+        return []
+    unit = bench.unit
+    length = -(-FAR // unit) * unit + 2 * unit
+
+    def make(_unit: int, _seed: str) -> list[Op]:
+        ops: list[Op] = []
+        for tail in ((), (range(1 << 20, (1 << 20) + 2 * unit),), ()):
+            ops += [("open", (range(length), *tail)), ("run", -1, length // 2 // unit * unit), ("publish", -1)]
+            ops += [
+                ("run", -1, 2 * length),
+                ("close", -1),
+                ("lease", (range(length),)),
+                ("evict", unit),
+                ("release", 0),
+            ]
+        branch = [("open", (range(length - unit), 7, range(unit))), ("run", -1, 2 * length), ("close", -1)]
+        return [*ops, *branch, ("evict", length), *branch]
+
+    units = length // unit * 3 // 2 + 8
+    settings = [Setting(units=units, page=page, below=below, blank=True) for below in BELOW]
+    found: list[FailedScript] = played(case, "farthest", settings, make)
+    return found
 
 
 def in_threads(case: ComponentCase) -> list[FailedScript]:
     found: list[FailedScript] = played(
-        case, "threads", THREADS, lambda unit, seed: written(seed, _length(unit) // 3, unit)
+        case, "threads", THREADS, lambda unit, seed: written(seed, _length(unit) // 3, unit, MORE_KINDS)
     )
     return found
+
+
+def everything(case: ComponentCase) -> list[FailedScript]:
+    """Play all scripts: what a hook does wrong may show in any of them."""
+    kinds = (random_scripts, branches, off_the_grid, in_threads, below, late)
+    return [outcome for kind in kinds for outcome in kind(case)]
 
 
 def branches(case: ComponentCase) -> list[FailedScript]:
@@ -146,10 +186,16 @@ def branches(case: ComponentCase) -> list[FailedScript]:
 
 
 def off_the_grid(case: ComponentCase) -> list[FailedScript]:
-    """Play prompts in steps of odd lengths, published after each step and found again by later prompts."""
+    """Play prompts in steps of odd lengths, published after each step and found again by later prompts.
+
+    The first prompts have no token, or one.
+    """
 
     def make(unit: int, seed: str) -> list[Op]:
         ops: list[Op] = []
+        for prompt in ((), (1,), (), (1,)):
+            ops += [("peek", prompt), ("lease", prompt), ("open", prompt), ("run", 0, 2), ("publish", 0)]
+            ops += [("run", 0, 2), ("close", 0), ("release", 0)]
         for length in (1, 3, unit - 1, unit, unit + 1):
             prompt = text_of(1)[: 5 * unit + 1]
             steps = min(STEPS, 5 * unit // max(1, length))
@@ -165,7 +211,7 @@ def off_the_grid(case: ComponentCase) -> list[FailedScript]:
             ops += [("evict", 3 * unit)]
         return ops
 
-    found: list[FailedScript] = played(case, "off the grid", (Setting(units=40),), make)
+    found: list[FailedScript] = played(case, "off the grid", (Setting(units=40), Setting(page=1, units=99)), make)
     return found
 
 

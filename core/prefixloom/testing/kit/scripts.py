@@ -19,7 +19,9 @@ import attrs
 from ...contract.manifest import Layout
 from ...device.streams import ThreadStream
 from ...errors import CapacityError, CompositionError, InputError, InvariantError, PluginError, ProtocolError, RaceError
+from ..inside import backdoor
 from ..inside.memory import POISON
+from ..inside.names import Extra
 from .bench import Below, Bench, BenchSequence, Failure, PlannedStepError, require, text_of
 from .case import ComponentCase
 
@@ -28,7 +30,8 @@ WEIGHTS = {
     "turn": 16, "open": 7, "run": 20, "publish": 5, "align": 7, "rewind": 7, "close": 8, "abort": 2, "evict": 3,
     "lease": 4, "release": 4, "reclaim": 3, "peek": 3, "fail": 2, "draft": 2,
 }  # fmt: skip
-ARRIVING = WEIGHTS | {"arrive": 10}
+MORE = WEIGHTS | {"arrive": 10, "together": 8, "marked": 4}
+"""With parts that arrive, several sequences in a step, and extra keys."""
 GONE_ON = "; going on without"
 """With these words the cache tells of a hook that failed, or whose answer it cannot use."""
 OPEN = 4
@@ -37,7 +40,10 @@ OPEN = 4
 
 @attrs.frozen
 class Setting:
-    """The setting of a script: companions, pool sizes, page size, threads, layout, and a tier below the device."""
+    """The setting of a script: companions, pool sizes, page size, threads, layout, and a tier below the device.
+
+    ``blank``: no content is written or compared.
+    """
 
     beside: tuple[str, ...] = ()
     units: int = 14
@@ -45,6 +51,7 @@ class Setting:
     threads: bool = False
     layout: Layout = "layer_first"
     below: Below = ""
+    blank: bool = False
 
     def __str__(self) -> str:
         plain = Setting()
@@ -92,6 +99,14 @@ def _some(kind: str, chance: random.Random, unit: int) -> list[Op]:
         return [("run", number, count), ("rewind", number, 1 + chance.randrange(count - 1)), ("run", number, 2)]
     if kind == "arrive":  # part of a prompt is computed elsewhere
         return [*_some("open", chance, unit), ("arrive", -1, chance.choice((1, unit, unit + 1, 3 * unit)))]
+    if kind == "together":
+        return [("together", chance.choice((1, 2, unit, 3 * unit)))]
+    if kind == "marked":  # some tokens of a prompt stand for something else, such as a picture
+        tokens = _prompt(chance, unit)
+        start = chance.randrange(len(tokens))
+        end = min(len(tokens), start + 1 + chance.randrange(2 * unit))
+        extra = ((start, end, chance.choice(("a picture", "another"))),)
+        return [("open", tokens, "", number, extra), ("align", -1), ("run", -1, 20 * unit), ("close", -1)]
     if kind == "evict":
         return [("evict", chance.choice((1, 1, unit, unit, 2 * unit, 6 * unit)))]
     return [(kind,)] if kind == "reclaim" else [(kind, number)]
@@ -194,9 +209,9 @@ class Player:
         return self.running[number % len(self.running)] if self.running else None
 
     # ------------------------------------------------------------ operations
-    def do_open(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0) -> None:
+    def do_open(self, tokens: tuple[int, ...], namespace: str = "", salt: int = 0, extra: Sequence[Extra] = ()) -> None:
         if len(self.running) < OPEN:
-            run = self.bench.open(flat(tokens), leave=salt % 2, namespace=namespace, salt=salt)
+            run = self.bench.open(flat(tokens), leave=salt % 2, namespace=namespace, extra=extra, salt=salt)
             self.count("hit" if run.restored else "miss")
             self.counts["hit tokens"] = self.counts.get("hit tokens", 0) + run.restored
             self.counts["from below"] = self.counts.get("from below", 0) + run.from_below
@@ -216,6 +231,17 @@ class Player:
             self.bench.extend(run, s.named)
         self.bench.run(run, min(count, s.named - s.reserved))
         self.count("step")
+
+    def do_together(self, count: int) -> None:
+        """Compute at most ``count`` named tokens of each sequence in one step."""
+        runs = [(run, min(count, run.sequence.named - run.sequence.reserved)) for run in self.running]
+        self.bench.run_all([(run, some) for run, some in runs if some > 0])
+
+    def do_uncopied(self, ops: Sequence[Op]) -> None:
+        """Do these operations while each copy to or from a tier fails."""
+        with backdoor.failing_copies():
+            for op in ops:
+                self.apply(op)
 
     def do_arrive(self, number: int, count: int) -> None:
         """Take over at most ``count`` named tokens that were computed elsewhere."""
@@ -394,6 +420,7 @@ def _played(case: ComponentCase, script: Sequence[Op], setting: Setting, said: S
             stream=stream,
             layout=setting.layout,
             below=setting.below,
+            blank=setting.blank,
         )
         player = Player(bench, said)
         try:

@@ -6,6 +6,7 @@ A test can have it raise in one hook, or listen in all hooks.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -46,6 +47,9 @@ class Spy:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.memory: Any = None
         self._pool: Any = None
+        self._thread = threading.get_ident()
+        self.has_stream = False
+        """Whether steps run on a thread beside the one that drives the cache, and write content meanwhile."""
         for name in HOT_HOOKS:
             forced = name == raising or name == HELPERS.get(raising)
             if name in without or (getattr(self._hooks, name) is None and not (forced or listening)):
@@ -189,16 +193,17 @@ class Spy:
 
     def _compare(self, hook: str, before: Any, but: Any) -> None:
         """Report what a hook changed of its pool."""
-        if before is None:
-            return
         free, content = before
-        if free != tuple(self._pool.free_ids()):
+        if free is not None and free != tuple(self._pool.free_ids()):
             self._report("mutate", f"{hook} changed the free list of its pool: it takes or gives back slots itself")
-        elif slots := self.memory.changed(content, but):
+        elif content is not None and (slots := self.memory.changed(content, but)):
             told = f"{hook} changed the content of {len(slots)} slots of its pool, the first is {slots[0]}"
             self._report("mutate", told + ("; its op does not name it in dst" if hook == "run_forward_op" else ""))
 
-    def _state(self) -> Any:
+    def _state(self) -> tuple[tuple[int, ...] | None, Any]:
+        """Return the free list and the content of the pool, as far as only the hook that is called may change them."""
         if self._pool is None or self.memory is None:
-            return None
-        return tuple(self._pool.free_ids()), self.memory.snapshot()
+            return None, None
+        driving = threading.get_ident() == self._thread
+        free = tuple(self._pool.free_ids()) if driving else None
+        return free, None if driving and self.has_stream else self.memory.snapshot()

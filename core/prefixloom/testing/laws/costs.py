@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from ...errors import CapacityError, PluginError
-from ..kit.bench import Bench, text_of
+from ..kit.bench import Bench
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
 from .service import needed_slots
 
@@ -14,8 +15,8 @@ LENGTHS = (8, 13, 24, 80, 320)
 """The lengths of prompts, in pages of the tree: what hits at none of them hits never."""
 ROUNDS = 24
 """How often a prompt comes again among others."""
-LONG = 64
-"""The length of a prompt that is leased, in pages of the tree."""
+LONG = (64, 256, 1024)
+"""The lengths of prompts that may be leased, in pages of the tree: the first of which little is needed is taken."""
 
 
 def law_what_was_served_is_found_again(case: ComponentCase) -> None:
@@ -122,6 +123,10 @@ def _hot_prompts_hit(case: ComponentCase, length: int, hooks: Sequence[str]) -> 
     )
 
 
+def _slots(part: Any, tokens: int) -> int:
+    return tokens // part.page_tokens if part.page_tokens else 1
+
+
 def law_a_lease_keeps_little_more_than_resuming_needs(case: ComponentCase) -> None:
     """A lock that a component widens covers less than twice of what resuming at a long prompt's end needs.
 
@@ -129,11 +134,14 @@ def law_a_lease_keeps_little_more_than_resuming_needs(case: ComponentCase) -> No
     """
     if not case.is_cached or "acquire_component_lock" not in Bench(case).spy.overridden:
         raise NotApplicable("it widens no lock")
-    bench = Bench(case, units=LONG + 8)
-    part, unit = bench.parts[0], bench.unit
-    tokens = text_of(0)[: LONG * unit + bench.cache.composition.lookahead]
+    part, unit = Bench(case, blank=True).parts[0], Bench(case, blank=True).unit
+    length = next(
+        (size for size in LONG if 3 * needed_slots(part, size * unit, unit) < _slots(part, size * unit)), LONG[0]
+    )
+    bench = Bench(case, units=length + 8, blank=True)
+    tokens = list(range(length * unit + bench.cache.composition.lookahead))
     run = bench.open(tokens)
-    while run.sequence.reserved < LONG * unit:
+    while run.sequence.reserved < length * unit:
         bench.run(run, unit)
         run.sequence.publish()
     run.sequence.close()

@@ -13,7 +13,7 @@ from ...errors import PluginError
 from ..kit.answers import Call, CannotBeMade, elsewhere, facts_of, has_code, request_of
 from ..kit.bench import Bench, require, text_of
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, made
-from ..kit.outcomes import below, branches, in_threads, judge, late, off_the_grid, random_scripts
+from ..kit.outcomes import everything, judge
 from ..kit.scripts import Player, written
 from ..kit.spy import Spy
 
@@ -134,7 +134,7 @@ def law_no_hook_raises(case: ComponentCase) -> None:
     Clauses: H8, H9, H10, H11, V1, V2.
     """
     _overridden(case)
-    judge(case, [*random_scripts(case), *branches(case), *in_threads(case), *below(case), *late(case)], "raise")
+    judge(case, everything(case), "raise")
 
 
 def law_a_validator_answers_no_more_than_it_is_asked(case: ComponentCase) -> None:
@@ -143,7 +143,7 @@ def law_a_validator_answers_no_more_than_it_is_asked(case: ComponentCase) -> Non
     Clauses: V2, V3.
     """
     _overridden(case)
-    judge(case, [*random_scripts(case), *late(case)], "validator")
+    judge(case, everything(case), "validator")
 
 
 def law_hooks_change_nothing_that_they_are_shown(case: ComponentCase) -> None:
@@ -152,7 +152,7 @@ def law_hooks_change_nothing_that_they_are_shown(case: ComponentCase) -> None:
     Clauses: H5, H6, X3, F1.
     """
     _overridden(case)
-    judge(case, [*random_scripts(case), *branches(case), *below(case), *late(case)], "mutate")
+    judge(case, everything(case), "mutate")
 
 
 def law_hooks_read_no_clock_and_take_no_random_number(case: ComponentCase) -> None:
@@ -161,7 +161,7 @@ def law_hooks_read_no_clock_and_take_no_random_number(case: ComponentCase) -> No
     Clauses: H6, C4.
     """
     _overridden(case)
-    judge(case, [*random_scripts(case), *off_the_grid(case), *below(case), *late(case)], "clock")
+    judge(case, everything(case), "clock")
 
 
 def law_what_is_asked_of_a_match_is_pure(case: ComponentCase) -> None:
@@ -170,7 +170,7 @@ def law_what_is_asked_of_a_match_is_pure(case: ComponentCase) -> None:
     Clauses: V2, F1.
     """
     _overridden(case)
-    judge(case, [*random_scripts(case), *branches(case), *late(case)], "impure")
+    judge(case, everything(case), "impure")
 
 
 def law_the_same_calls_get_the_same_answers(case: ComponentCase) -> None:
