@@ -20,7 +20,6 @@ from typing import Any
 import attrs
 
 from prefixloom import (
-    Cache,
     ComponentSpec,
     CompositionError,
     Identity,
@@ -53,7 +52,8 @@ def size(groups: Many[Group], options: Options, ranks: int) -> int:
     each = slot_bytes(groups) * ranks
     if options.memory < each * len(groups):
         raise CompositionError(
-            f"memory is {options.memory} bytes, and a block of each of the {len(groups)} groups takes {each * len(groups)}"
+            f"memory is {options.memory} bytes, and a block of each of the {len(groups)} groups takes "
+            f"{each * len(groups)}"
         )
     return options.memory // each
 

@@ -1,8 +1,8 @@
 """Region: the shared memory that the scheduler and the workers of one engine map.
 
 It begins with a table of what is finished: a worker writes the number of each copy when it is over, and the scheduler
-reads it whenever it likes, without a message. Behind that lie the slots, rank by rank. A slot takes a block of any group:
-the layers of the group lie in it one behind the other.
+reads it whenever it likes, without a message. Behind that lie the slots, rank by rank. A slot takes a block of any
+group: the layers of the group lie in it one behind the other.
 
 The file's name is gone as soon as everybody has mapped it, so the memory goes with the last process, however it ends.
 What a process leaves that dies before that is removed by the next one that starts.
