@@ -1,10 +1,10 @@
 """Kernels: copy, clear and select the content of many slots of many buffers at once.
 
 Tensors have the shape (layers, capacity, ...) and are contiguous, as a pool's buffers are; all are on one device. On a
-CPU, something else may lie between two slots. A slot is an index into the second dimension. No temporary grows with the
-data: at most ``CHUNK`` bytes are gathered at a time, beside the slots' numbers. On CUDA with Triton, one launch does all
-buffers of a shape (``kernels_triton``), and nothing is ever read back, so the scheduling thread may call these functions
-with a CUDA stream current. On a CPU the work runs in the thread that calls them.
+CPU, something else may lie between two slots. A slot is an index into the second dimension. No temporary grows with
+the data: at most ``CHUNK`` bytes are gathered at a time, beside the slots' numbers. On CUDA with Triton, one launch
+does all buffers of a shape (``kernels_triton``), and nothing is ever read back, so the scheduling thread may call these
+functions with a CUDA stream current. On a CPU the work runs in the thread that calls them.
 
 These functions know no pool, no component and no owner of a slot. Tensors on the meta device have no content: for them
 nothing is done.
