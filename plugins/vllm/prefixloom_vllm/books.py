@@ -110,6 +110,8 @@ class Books:
             **more,
         )
         self.cache.identity = identity
+        self.page = self.cache.composition.page
+        """Tokens from one boundary to the next."""
         self._paths = [group.name for group in groups if group.reach.closed_upward]
         self._pages = [group.name for group in groups if not group.is_state]
         self.free: list[int] = list(range(self.slots))[::-1]
@@ -119,11 +121,6 @@ class Books:
         self._parked: set[int] = set()  # free once no load reads them
         if options.store is not None:
             self._attach()
-
-    @property
-    def page(self) -> int:
-        """Tokens from one boundary to the next."""
-        return self.cache.composition.page
 
     # ------------------------------------------------------------ finding
     def match(self, tokens: Any, namespace: str, extra: Any) -> MatchPlan:
