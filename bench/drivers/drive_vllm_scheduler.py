@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import gzip
+import itertools
 import json
 import os
 import statistics
@@ -116,10 +117,12 @@ def connector_of(side: str, scene: Scene) -> KVTransferConfig | None:
     if side == "none":
         return None
     if side == "prefixloom":
-        more: dict[str, Any] = {"memory": scene.host, "shm": scene.shm}
-        return KVTransferConfig(kv_connector="PrefixloomConnector", kv_role="kv_both", kv_load_failure_policy="recompute",
-                                kv_connector_module_path="prefixloom_vllm.connector", kv_connector_extra_config=more)  # fmt: skip
-    more = {"cpu_bytes_to_use": scene.host, "eviction_policy": "lru"}
+        return KVTransferConfig(
+            kv_connector="PrefixloomConnector", kv_connector_module_path="prefixloom_vllm.connector",
+            kv_role="kv_both", kv_load_failure_policy="recompute",
+            kv_connector_extra_config={"memory": scene.host, "shm": scene.shm},
+        )  # fmt: skip
+    more: dict[str, Any] = {"cpu_bytes_to_use": scene.host, "eviction_policy": "lru"}
     if side == "reach":
         more |= {"eviction_policy": "ReachPolicy", "cache_policy_module_path": "prefixloom_vllm.reach_policy"}
     elif side == "arc":
@@ -236,7 +239,7 @@ def run(side: str, scene: Scene, asked: list[Entry]) -> dict[str, Any]:
                     open_requests -= 1
                     times.append(spent)
         assert steps < 100 * len(asked) + 10_000, "the traffic does not end"
-    each_time = [after - before for before, after in zip(times, times[1:], strict=False)]
+    each_time = [after - before for before, after in itertools.pairwise(times)]
     found |= {"local": local, "external": external, "steps": steps, "seconds": spent}
     found |= {"ms": spent / len(asked) * 1e3, "median": statistics.median(each_time) * 1e3}
     if scheduler.connector is not None:

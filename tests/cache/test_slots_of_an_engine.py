@@ -293,7 +293,7 @@ def test_content_in_an_engines_tensors_goes_down_and_comes_back_as_in_the_caches
         (lambda t: t["full"].update(k=torch.zeros(3, 31, 2, 2)), r"layers of float32 \(32, 2, 2\), or more slots"),
         (lambda t: t["swa"].update(v=torch.zeros(2, 32, 2, 3)), "of float64 .* and one of torch.float32"),
         (lambda t: t["swa"].update(k=torch.zeros(3, 2, 32, 2).transpose(1, 2)), "must be contiguous"),
-        (lambda t: t["mamba"].update(state=[torch.zeros(8, 8)[:, ::2]]), "all of a layer of states"),
+        (lambda t: t["mamba"].update(state=[torch.zeros(8, 8)[:, ::2]]), "must be contiguous"),
         (lambda t: t["mamba"].update(state=[torch.zeros(8, 4, device="meta")]), "lies on meta, and the cache on cpu"),
         (lambda t: t["full"].update(k=5), "takes a tensor .* or a list with one for each layer, got a int"),
         (lambda t: t["full"].update(k=[[1.0]] * 3), "or a list with one for each layer, got a list"),

@@ -236,9 +236,23 @@ def test_a_slot_that_does_not_exist_is_refused_before_anything_changes(path: str
     assert same(tensors, before)
 
 
-def test_a_tensor_that_is_not_contiguous_is_refused(path: str) -> None:
+def test_slots_that_are_not_contiguous_are_refused(path: str) -> None:
     with pytest.raises(InputError, match="a buffer must be contiguous"):
-        copy_slots([noise((4, 2, 3), torch.float32, 1).transpose(0, 1)], [0], [1])
+        copy_slots([noise((4, 2, 6), torch.float32, 1)[:, :, ::2]], [0], [1])
+
+
+def test_on_a_cpu_something_else_may_lie_between_two_slots(path: str) -> None:
+    whole = noise((2, 20, 6), torch.float32, 1)
+    before = whole.clone()
+    slots = whole[:, :, 2:5]
+    many = list(range(16))
+    copy_slots([slots], [0, *many], [17, *many])
+    clear_slots([slots], [18])
+    select_slots([slots], [[1, 2]], torch.tensor([1]), [19])
+    for slot, wanted in ((17, before[:, 0, 2:5]), (18, torch.zeros(2, 3)), (19, before[:, 2, 2:5])):
+        assert torch.equal(whole[:, slot, 2:5], wanted)
+        whole[:, slot, 2:5] = before[:, slot, 2:5]
+    assert torch.equal(whole, before)
 
 
 def test_tensors_without_content_and_no_tensors_are_nothing_to_do() -> None:

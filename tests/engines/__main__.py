@@ -19,7 +19,9 @@ from tests.engines.verdict import cached, compare, judge
 PAGES = {"sglang": {}, "vllm": {"qwen3_next": 64, "qwen3_5": 64}}
 """Tokens of a page or block. vLLM rounds them up where a state is larger than a block, so they are given as it says."""
 USUAL_PAGE = {"sglang": 1, "vllm": 32}
-MODES = ("off", "off again", "own", "prefixloom", "spoiled own", "spoiled prefixloom")
+MODES = ("off", "off again", "off once more", "own", "prefixloom", "spoiled own", "spoiled prefixloom")
+CHUNKS = {"off again": 2, "off once more": 4}
+"""How many times smaller chunks are: sums then run in another order, as a hit makes them do."""
 HOST = {"memory": "64MiB"}
 """The host tier of runs in vLLM, unless told otherwise."""
 
@@ -28,8 +30,7 @@ def options_of(mode: str, shared: Mapping[str, Any]) -> dict[str, Any]:
     """A mode of a run, as its child is told."""
     told = {**shared, "mode": mode.split()[-1] if mode.startswith("spoiled") else mode.split()[0]}
     told["spoil"] = mode.startswith("spoiled")
-    if mode == "off again":
-        told["chunk"] = shared["chunk"] // 2  # other chunks: sums in another order, as a hit makes them
+    told["chunk"] = shared["chunk"] // CHUNKS.get(mode, 1)
     return told
 
 

@@ -1,10 +1,10 @@
 """Kernels: copy, clear and select the content of many slots of many buffers at once.
 
-Tensors have the shape (layers, capacity, ...) and are contiguous, as a pool's buffers are; all are on one device. A
-slot is an index into the second dimension. No temporary grows with the data: at most ``CHUNK`` bytes are gathered at a
-time, beside the slots' numbers. On CUDA with Triton, one launch does all buffers of a shape (``kernels_triton``), and
-nothing is ever read back, so the scheduling thread may call these functions with a CUDA stream current. On a CPU the
-work runs in the thread that calls them.
+Tensors have the shape (layers, capacity, ...) and are contiguous, as a pool's buffers are; all are on one device. On a
+CPU, something else may lie between two slots. A slot is an index into the second dimension. No temporary grows with
+the data: at most ``CHUNK`` bytes are gathered at a time, beside the slots' numbers. On CUDA with Triton, one launch
+does all buffers of a shape (``kernels_triton``), and nothing is ever read back, so the scheduling thread may call these
+functions with a CUDA stream current. On a CPU the work runs in the thread that calls them.
 
 These functions know no pool, no component and no owner of a slot. Tensors on the meta device have no content: for them
 nothing is done.
@@ -100,10 +100,10 @@ def select_slots(
 
 
 def _live(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The tensors that have content; each is checked to be contiguous."""
+    """The tensors that have content; each is checked to be contiguous, on a CPU in each slot."""
     live = [tensor for tensor in tensors if tensor.device.type != "meta"]
     for tensor in live:
-        if not tensor.is_contiguous():
+        if not tensor.is_contiguous() and (tensor.device.type != "cpu" or not tensor[0, 0].is_contiguous()):
             raise InputError(
                 f"a buffer must be contiguous; its strides are {tensor.stride()} for {tuple(tensor.shape)}"
             )
@@ -158,7 +158,7 @@ def _parted(tensors: list[Tensor], slots: int, triton: Any) -> tuple[list[Tensor
     many: list[Tensor] = []
     few: list[Tensor] = []
     for tensor in tensors:
-        small = len(tensor) * _width(tensor) < DIRECT and slots >= FEW
+        small = tensor.is_contiguous() and len(tensor) * _width(tensor) < DIRECT and slots >= FEW
         (many if triton is not None or small else few).append(tensor)
     return many, few
 

@@ -120,11 +120,11 @@ def _fits(buffer: Buffer, layer: Tensor, wanted: tuple[int, ...], unit: str, dev
         )
     if torch.empty(0, device=device).device != layer.device:
         raise CompositionError(f"buffer {buffer.name!r} lies on {layer.device}, and the cache on {device}")
-    one = layer if unit == "boundary" else layer[:1]
+    one = layer if unit == "boundary" and layer.device.type != "cpu" else layer[:1]
     if not one.is_contiguous() or layer.stride(0) < one[0].numel():
         raise CompositionError(
-            f"buffer {buffer.name!r}: what a slot has in a layer must be contiguous, and all of a layer of states; "
-            f"strides are {layer.stride()}"
+            f"buffer {buffer.name!r}: what a slot has in a layer must be contiguous, and off the CPU all of a layer of "
+            f"states; strides are {layer.stride()}"
         )
 
 

@@ -20,7 +20,6 @@ from typing import Any
 import attrs
 
 from prefixloom import (
-    Cache,
     ComponentSpec,
     CompositionError,
     Identity,
@@ -53,7 +52,8 @@ def size(groups: Many[Group], options: Options, ranks: int) -> int:
     each = slot_bytes(groups) * ranks
     if options.memory < each * len(groups):
         raise CompositionError(
-            f"memory is {options.memory} bytes, and a block of each of the {len(groups)} groups takes {each * len(groups)}"
+            f"memory is {options.memory} bytes, and a block of each of the {len(groups)} groups takes "
+            f"{each * len(groups)}"
         )
     return options.memory // each
 
@@ -110,6 +110,8 @@ class Books:
             **more,
         )
         self.cache.identity = identity
+        self.page = self.cache.composition.page
+        """Tokens from one boundary to the next."""
         self._paths = [group.name for group in groups if group.reach.closed_upward]
         self._pages = [group.name for group in groups if not group.is_state]
         self.free: list[int] = list(range(self.slots))[::-1]
@@ -119,11 +121,6 @@ class Books:
         self._parked: set[int] = set()  # free once no load reads them
         if options.store is not None:
             self._attach()
-
-    @property
-    def page(self) -> int:
-        """Tokens from one boundary to the next."""
-        return self.cache.composition.page
 
     # ------------------------------------------------------------ finding
     def match(self, tokens: Any, namespace: str, extra: Any) -> MatchPlan:

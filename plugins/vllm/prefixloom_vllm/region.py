@@ -1,8 +1,8 @@
 """Region: the shared memory that the scheduler and the workers of one engine map.
 
 It begins with a table of what is finished: a worker writes the number of each copy when it is over, and the scheduler
-reads it whenever it likes, without a message. Behind that lie the slots, rank by rank. A slot takes a block of any group:
-the layers of the group lie in it one behind the other.
+reads it whenever it likes, without a message. Behind that lie the slots, rank by rank. A slot takes a block of any
+group: the layers of the group lie in it one behind the other.
 
 The file's name is gone as soon as everybody has mapped it, so the memory goes with the last process, however it ends.
 What a process leaves that dies before that is removed by the next one that starts.
@@ -56,13 +56,15 @@ class Region:
             self._map = mmap.mmap(self._file, self.size)
             whole = torch.frombuffer(memoryview(self._map), dtype=torch.uint8)
             self._bytes: torch.Tensor | None = whole
-            self.table = whole[: rows * (COPIES + RING) * 8].view(torch.int64).view(rows, COPIES + RING)
-            mine = ranks if rank is None else rank
-            if self.table[mine, MAPPED]:
+            self._row = COPIES + RING
+            self._table = memoryview(self._map)[: rows * self._row * 8].cast("q")
+            self._named = True
+            mine = (ranks if rank is None else rank) * self._row + MAPPED
+            if self._table[mine]:
                 raise StorageError(
                     f"another engine on this machine has the engine_id {engine!r}: give each its own, or none"
                 )
-            self.table[mine, MAPPED] = 1
+            self._table[mine] = 1
         except BaseException:
             os.close(self._file)
             raise
@@ -70,8 +72,9 @@ class Region:
 
     def unlink_when_mapped(self) -> None:
         """Remove the name once all processes have the memory."""
-        if bool(self.table[:, MAPPED].all()):
+        if self._named and all(self._table[MAPPED :: self._row]):
             self.path.unlink(missing_ok=True)
+            self._named = False
 
     # ------------------------------------------------------------ slots
     def layers(self, group: int, rank: int) -> Iterator[torch.Tensor]:
@@ -96,19 +99,23 @@ class Region:
     def finish(self, number: int, ok: bool) -> None:
         """A worker says that its copy is over. What the copy wrote is in memory by now."""
         assert self.rank is not None
-        self.table[self.rank, COPIES + number % RING] = number if ok else -number
+        self._table[self.rank * self._row + COPIES + number % RING] = number if ok else -number
 
     def finished(self, number: int) -> bool | None:
         """Whether a copy went well on all ranks; None: it is not over on all of them."""
-        told = self.table[: self.ranks, COPIES + number % RING].tolist()
-        if any(abs(each) != number for each in told):
-            return None
-        return all(each == number for each in told)
+        well = True
+        for rank in range(self.ranks):
+            told = self._table[rank * self._row + COPIES + number % RING]
+            if told == -number:
+                well = False
+            elif told != number:
+                return None
+        return well
 
     def mine(self, number: int) -> bool:
         """Whether a copy of this rank that is over went well."""
         assert self.rank is not None
-        return bool(self.table[self.rank, COPIES + number % RING] == number)
+        return self._table[self.rank * self._row + COPIES + number % RING] == number
 
     def close(self) -> None:
         """Let the memory go. Views of it keep it until they are gone, too."""
@@ -116,7 +123,7 @@ class Region:
             return
         self.path.unlink(missing_ok=True)
         self._bytes = None
-        del self.table
+        self._table.release()
         with contextlib.suppress(BufferError):
             self._map.close()
         os.close(self._file)

@@ -272,9 +272,10 @@ class SchedulerSide:
             computed = request.num_computed_tokens + count
             if self.speculates:  # tokens that were guessed, by this step or one before it, may be computed again
                 computed = min(computed, request.num_tokens)
-            copy = self._store(tracked, computed, block_state.resolve_block_ids(name), offered.get(name, ()))
-            if copy is not None:
-                stores.append(copy)
+            if computed - tracked.stored >= self.books.page or name in offered:
+                copy = self._store(tracked, computed, block_state.resolve_block_ids(name), offered.get(name, ()))
+                if copy is not None:
+                    stores.append(copy)
         loads, self._loads = self._loads, []
         return Plan(wait_for, tuple(loads), tuple(stores))
 
@@ -293,7 +294,7 @@ class SchedulerSide:
         """A copy of what a step completes of a request, as far as there is room for it."""
         page = self.books.page
         start, end = tracked.stored, max(tracked.stored, computed // page * page)
-        if tracked.epoch != self.books.epoch or (end == start and not offered):
+        if tracked.epoch != self.books.epoch:
             return None
         wanted = {}
         for group in self.groups:
