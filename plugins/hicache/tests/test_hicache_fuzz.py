@@ -64,7 +64,8 @@ def test_a_name_that_fills_its_field_was_never_written(field: int, what: str) ->
 
 LIMITS = [
     ("size", (0,), False), ("size", (1,), True), ("size", (MAX_PAYLOAD,), True), ("size", (MAX_PAYLOAD + 1,), False),
-    ("span", (5, 5), True), ("span", (6, 5), False), ("span", (0, MAX_POSITION), True), ("span", (0, MAX_POSITION + 1), False),
+    ("span", (5, 5), True), ("span", (6, 5), False),
+    ("span", (0, MAX_POSITION), True), ("span", (0, MAX_POSITION + 1), False),
 ]  # fmt: skip
 
 
