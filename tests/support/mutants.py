@@ -451,7 +451,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "node.leases += 1\nhold.node = node", "hold.node = node",
            ("composition", "window", "1000")),
     Mutant("a match does not go on where the second window accepts less", "operations/match.py", "search",
-           "boundary = paged\ncontinue", "",
+           "if paged != before:\n    continue", "",
            ("composition", "two windows", "4000")),
     Mutant("what comes back lies a place off", "tiers/host_lane.py", "HostPages.add",
            "data[place] = slot", "data[place - 1] = slot",

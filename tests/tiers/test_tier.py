@@ -8,8 +8,6 @@ import pytest
 
 from prefixloom import CapacityError, CompositionError, Path, Point, ProtocolError, TierManifest, Window, compose
 from prefixloom.contract.manifest import LAYOUTS
-from prefixloom.errors import InvariantError
-from prefixloom.testing.inside.backdoor import tier_lane
 from prefixloom_hicache import HostTier
 from tests.support.helpers import every_reach, part, settle
 from tests.support.sampling import sampled, slow
@@ -237,18 +235,3 @@ def test_opening_in_a_full_cache_with_a_tier_is_refused_as_without() -> None:
     with cache.open(range(4)), cache.open(range(4)), pytest.raises(CapacityError):
         cache.open(range(4))
     settle(cache)
-
-
-@pytest.mark.parametrize("name", ["path", "window", "state"])
-def test_debug_mode_checks_the_host_of_every_component(name: str) -> None:
-    cache = tiered(part("path", Path()), part("window", Window(8)), part("state", Point()), write="through")
-    serve(cache, range(16))
-    lane = tier_lane(cache, name)
-    lane.leased += 1
-    with pytest.raises(InvariantError, match="are pinned, the books say"):
-        cache.poll()
-    lane.leased -= 1
-    cache.poll()
-    lane.pool.take(1)
-    with pytest.raises(InvariantError, match="1 slots are nobody's"):
-        cache.poll()

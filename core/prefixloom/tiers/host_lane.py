@@ -349,11 +349,11 @@ def copy_between(
         one, other = source.buffers[buffer.name], target.buffers[buffer.name]
         inside = [low <= layer < high for layer in buffer.layers]
         if all(inside) and not isinstance(one, tuple) and not isinstance(other, tuple):
-            move_slots([one], src, [other], dst)
-            continue
-        sources, targets = (
-            [layer for layer, there in zip(layers_of(end), inside, strict=True) if there] for end in (one, other)
-        )
+            sources, targets = [one], [other]
+        else:
+            sources, targets = (
+                [layer for layer, there in zip(layers_of(end), inside, strict=True) if there] for end in (one, other)
+            )
         if sources:
             move_slots(sources, src, targets, dst)
 

@@ -79,6 +79,8 @@ def test_every_fact_of_a_fingerprint_counts_and_comes_back() -> None:
         assert ONE.difference(other).startswith(f"{fact} is ")
     same = attrs.evolve(ONE, shapes=[["kv", [2, 64]]])
     assert same.digest == ONE.digest and ONE.difference(same) == ""
+    two = [("k", (2,)), ("v", (3,))]
+    assert attrs.evolve(ONE, shapes=two) == attrs.evolve(ONE, shapes=two[::-1]), "buffers in any order"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"model": 1}', b"\xff", "[" * 100_000, ONE.text[:-1]])

@@ -65,11 +65,11 @@ def scenario(store: FileBackend) -> None:
             store.status()
 
 
-@pytest.mark.parametrize("lasting", [False, True])
-def test_every_call_of_the_system_may_fail(tmp_path: Path, lasting: bool) -> None:
+@pytest.mark.parametrize(("lasting", "code"), [(False, errno.EIO), (True, errno.EIO), (False, errno.EMFILE)])
+def test_every_call_of_the_system_may_fail(tmp_path: Path, lasting: bool, code: int) -> None:
     reached = 0
     for at in range(400):
-        disk = Failing(at, lasting)
+        disk = Failing(at, lasting, code)
         folder = tmp_path / str(at)
         try:
             store = FileBackend(folder, 2 * SEGMENT, segment_bytes=SEGMENT, disk=disk)

@@ -292,3 +292,11 @@ def test_a_segment_that_is_used_again_tells_its_fingerprints_again(tmp_path: Pat
     store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
     (miss,) = store.get([key_of(29, attrs.evolve(ONE, dtype="float16"))])
     assert isinstance(miss, Miss) and miss.detail == "dtype is 'bfloat16' there and 'float16' here"
+
+
+def test_a_later_writer_goes_on_in_the_last_segment_of_its_own_size(tmp_path: Path) -> None:
+    for seed, (size, files) in enumerate(((1, 1), (1, 1), (2, 2), (1, 2), (2, 2))):
+        store = FileBackend(tmp_path / "s", 8 * SEGMENT, segment_bytes=size * SEGMENT)
+        stored(store, record_of(seed, 500))
+        store.close()
+        assert len(list((tmp_path / "s").glob("segment-*"))) == files

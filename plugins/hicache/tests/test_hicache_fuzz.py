@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 
 import attrs
 import pytest
 
-from prefixloom.storage import Record, checksum
+from prefixloom.storage import MAX_PAYLOAD, MAX_POSITION, Record, checksum
 from prefixloom_hicache.records import frame
 from tests.support import fuzz_readers
 
@@ -59,3 +60,22 @@ def test_a_name_that_fills_its_field_was_never_written(field: int, what: str) ->
         header[12:16] = zlib.crc32(header[16:], zlib.crc32(header[8:12])).to_bytes(4, "little")
         found = frame.decode_record(header + record.payload, record.key)
         assert isinstance(found, Record) if good else isinstance(found, frame.Flaw) and found.reason == "corrupt"
+
+
+LIMITS = [
+    ("size", (0,), False), ("size", (1,), True), ("size", (MAX_PAYLOAD,), True), ("size", (MAX_PAYLOAD + 1,), False),
+    ("span", (5, 5), True), ("span", (6, 5), False),
+    ("span", (0, MAX_POSITION), True), ("span", (0, MAX_POSITION + 1), False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "values", "good"), LIMITS)
+def test_a_number_is_read_up_to_its_limit(field: str, values: tuple[int, ...], good: bool) -> None:
+    header = bytearray(frame.encode_header(fuzz_readers.record_of(1, 40)))
+    at = 16 if field == "size" else 104
+    assert struct.unpack_from("<Q", header, at)[0] == (40 if field == "size" else 16)
+    struct.pack_into(f"<{len(values)}Q", header, at, *values)
+    header[12:16] = zlib.crc32(header[16:], zlib.crc32(header[8:12])).to_bytes(4, "little")
+    found = frame.decode_header(header)
+    assert isinstance(found, frame.RecordHeader) == good
+    assert good or (isinstance(found, frame.Flaw) and found.reason == "corrupt")

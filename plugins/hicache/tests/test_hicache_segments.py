@@ -87,7 +87,7 @@ def test_segments_are_filled_to_where_headers_and_payloads_meet(tmp_path: Path) 
     sizes: dict[int, int] = {}
     least = SEGMENT
     for seed in range(1500):
-        sizes[seed] = draw.choice((draw.randrange(1, 300), draw.randrange(1, 3000), 512, 2048))
+        sizes[seed] = draw.choice((draw.randrange(1, 300), draw.randrange(1, 3000), 512, 2048, 4096))
         stored(store, record_of(seed, sizes[seed], prints[seed % 97 % 5]))
         active = store._segments.active
         assert active is not None and active.payloads_end <= header_offset(active.count - 1, SEGMENT)

@@ -1,0 +1,76 @@
+"""Debug mode tells of each kind of wrong books: every invariant is broken by hand once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from prefixloom import Path, Point, Window
+from prefixloom.errors import InvariantError
+from prefixloom.testing.inside.backdoor import tier_lane
+from prefixloom.tiers.host_lane import HostCell
+from prefixloom.tree.lane import Cell
+from tests.support.helpers import part
+from tests.support.tiers import path_of, serve, tiered
+
+TOKENS = list(range(24))
+
+
+class Books:
+    """A cache with a tier, three nodes one below the other, and a lease on the second."""
+
+    def __init__(self) -> None:
+        self.cache = tiered(part("path", Path()), part("window", Window(6)), part("state", Point()), write="through")
+        serve(self.cache, TOKENS, chunk=8)
+        self.lease = self.cache.lease(self.cache.match(TOKENS[:16]))
+        self.first, self.second, self.third = path_of(self.cache, TOKENS)
+        self.path, self.window, self.state = self.cache.core.shape.lanes
+        self.host_path, self.host_state = tier_lane(self.cache, "path"), tier_lane(self.cache, "state")
+
+    def cell(self, node: Any, lane: Any) -> Any:
+        return node.cells[lane.index]
+
+    def stray(self, lane: Any, kind: Any) -> None:
+        lane.queue.add(kind(self.first, b"") if kind is Cell else kind(self.first, b"", 0))
+
+    def add(self, of: Any, name: str, by: Any = 1) -> None:
+        setattr(of, name, getattr(of, name) + by)
+
+
+BROKEN: dict[str, Callable[[Books], Any]] = {
+    "does not know its parent": lambda b: setattr(b.third, "parent", b.first),
+    "stands under the wrong first page": lambda b: setattr(b.third, "first", b"1234"),
+    "has an edge that is no whole pages": lambda b: b.add(b.third, "rest", b"1"),
+    "ends at the wrong boundary": lambda b: b.add(b.third, "end", 4),
+    "belongs to another node": lambda b: setattr(b.cell(b.third, b.state), "node", b.first),
+    "1 slots are nobody's": lambda b: b.window.pool.take(1),
+    "pages are cached, the books say": lambda b: b.add(b.window, "in_tree"),
+    r"state: .* has 1 locks; live leases give 0": lambda b: b.add(b.cell(b.third, b.state), "locks"),
+    "path: .* counts 2 cells below, not 1": lambda b: b.add(b.cell(b.first, b.path), "below"),
+    "hangs loose": lambda b: setattr(b.cell(b.third, b.path), "up", b.cell(b.first, b.path)),
+    "window: .* pages are covered, the books say": lambda b: b.add(b.window, "leased"),
+    "state: .* may be evicted but stands in no queue": lambda b: b.state.queue.remove(b.cell(b.third, b.state)),
+    "is covered but stands in the eviction queue": lambda b: b.state.queue.add(b.cell(b.second, b.state)),
+    "window: .* miscounts its pages": lambda b: b.add(b.cell(b.third, b.window), "pages"),
+    "window: a queue has or remembers a cell that": lambda b: b.stray(b.window, Cell),
+    "a sequence that has ended is still asked": lambda b: b.window.surplus.update({b: None}),
+    "counts 1 leases; 0 are live": lambda b: b.add(b.third, "leases"),
+    "path: 6 pages are cached, the books say 7": lambda b: b.add(b.host_path, "in_tree"),
+    "host path: the queue has or remembers": lambda b: b.stray(b.host_path, HostCell),
+    "host state: .* miscounts its pages": lambda b: b.add(b.cell(b.third, b.host_state), "pages"),
+    "host path: .* counts 1 cells below, not 0": lambda b: b.add(b.cell(b.third, b.host_path), "below"),
+    "host state: .* stands in no queue": lambda b: b.host_state.queue.remove(b.cell(b.third, b.host_state)),
+    "is pinned but stands in the queue": lambda b: b.add(b.cell(b.third, b.host_state), "locks"),
+    "host state: 0 pages are pinned, the books say 1": lambda b: b.add(b.host_state, "leased"),
+}
+
+
+@pytest.mark.parametrize("told", BROKEN)
+def test_debug_mode_tells_what_is_wrong_and_after_which_operation(told: str) -> None:
+    books = Books()
+    books.cache.poll()
+    BROKEN[told](books)
+    with pytest.raises(InvariantError, match=f"after poll: .*{told}"):
+        books.cache.poll()
