@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from .bench import Below, Bench, text_of
+from .bench import Below, Bench, text_of, that_fit
 from .case import ComponentCase, LawBroken
 from .probes import FAR
 from .scripts import MORE as MORE_KINDS
@@ -50,12 +50,18 @@ def played(case: ComponentCase, name: str, settings: Collection[Setting], make: 
                 continue  # this component cannot have such a page
             if setting.below and not (setting.beside or case.is_cached):
                 continue  # there is nothing that a tier could hold
-            unit = max(4, Bench(case, setting.beside, page=setting.page).unit)
+            bench = Bench(case, setting.beside, page=setting.page, units=1)
+            unit = max(4, bench.unit)
+            if bench.touches and name != "alone":  # what is done to the last layer as well shows there
+                setting = attrs.evolve(setting, small=True)
             for seed in range(case.effort if name not in ONCE and not setting.beside else 1):
                 script = make(unit, f"{case.seed} {name} {seed}")
                 failed = failure(case, script, setting)
+                whole = attrs.evolve(setting, small=False)
+                if failed is not None and setting.small:  # a hook may know the true sizes
+                    failed = failure(case, script, whole)
                 if failed is not None:
-                    found.append(FailedScript(failed.topic, failed.sentence, tuple(script), setting))
+                    found.append(FailedScript(failed.topic, failed.sentence, tuple(script), whole))
         case.memo[name] = found
     return case.memo[name]
 
@@ -131,10 +137,10 @@ def farthest(case: ComponentCase) -> list[FailedScript]:
     """Play prompts as long as those of real models, without content: what hooks say of them."""
     page = None if case.manifest.page_size else 4096 // case.manifest.tokens_per_slot * case.manifest.tokens_per_slot
     bench = Bench(case, page=page, units=1, blank=True)
-    if not bench.spy.overridden:
-        return []
     unit = bench.unit
     length = -(-FAR // unit) * unit + 2 * unit
+    if not bench.spy.overridden or length // unit not in that_fit(case, (1, length // unit), page):
+        return []
 
     def make(_unit: int, _seed: str) -> list[Op]:
         ops: list[Op] = []

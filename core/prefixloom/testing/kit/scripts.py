@@ -42,7 +42,7 @@ OPEN = 4
 class Setting:
     """The setting of a script: companions, pool sizes, page size, threads, layout, and a tier below the device.
 
-    ``blank``: no content is written or compared.
+    ``blank``: no content is written or compared. ``small``: few layers and small entries, whoever may touch them.
     """
 
     beside: tuple[str, ...] = ()
@@ -52,6 +52,7 @@ class Setting:
     layout: Layout = "layer_first"
     below: Below = ""
     blank: bool = False
+    small: bool = False
 
     def __str__(self) -> str:
         plain = Setting()
@@ -421,6 +422,7 @@ def _played(case: ComponentCase, script: Sequence[Op], setting: Setting, said: S
             layout=setting.layout,
             below=setting.below,
             blank=setting.blank,
+            small=setting.small,
         )
         player = Player(bench, said)
         try:
