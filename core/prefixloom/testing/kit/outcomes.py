@@ -52,7 +52,7 @@ def played(case: ComponentCase, name: str, settings: Collection[Setting], make: 
                 continue  # there is nothing that a tier could hold
             bench = Bench(case, setting.beside, page=setting.page, units=1)
             unit = max(4, bench.unit)
-            if bench.touches and name != "alone":  # what is done to the last layer as well shows there
+            if bench.touches and name != "alone" and not setting.threads:  # a race does not come again at will
                 setting = attrs.evolve(setting, small=True)
             for seed in range(case.effort if name not in ONCE and not setting.beside else 1):
                 script = make(unit, f"{case.seed} {name} {seed}")
@@ -199,8 +199,8 @@ def off_the_grid(case: ComponentCase) -> list[FailedScript]:
 
     def make(unit: int, seed: str) -> list[Op]:
         ops: list[Op] = []
-        for prompt in ((), (1,), (), (1,)):
-            ops += [("peek", prompt), ("lease", prompt), ("open", prompt), ("run", 0, 2), ("publish", 0)]
+        for few in ((), (1,), (), (1,)):
+            ops += [("peek", few), ("lease", few), ("open", few), ("run", 0, 2), ("publish", 0)]
             ops += [("run", 0, 2), ("close", 0), ("release", 0)]
         for length in (1, 3, unit - 1, unit, unit + 1):
             prompt = text_of(1)[: 5 * unit + 1]
