@@ -111,7 +111,7 @@ def that_fit(case: ComponentCase, lengths: Sequence[int], page: int | None = Non
 
     The pools have room for two such prompts.
     """
-    bench = Bench(case, units=1, blank=True, page=page)
+    bench = Bench(case, units=2, blank=True, page=page)
     part, unit = bench.parts[0], bench.unit
     size = part.manifest.slot_bytes * (unit / part.manifest.tokens_per_slot if part.page_tokens else 1)
     return [length for length in lengths if length == lengths[0] or 2 * length * size <= MOST_BYTES]

@@ -50,7 +50,7 @@ def played(case: ComponentCase, name: str, settings: Collection[Setting], make: 
                 continue  # this component cannot have such a page
             if setting.below and not (setting.beside or case.is_cached):
                 continue  # there is nothing that a tier could hold
-            bench = Bench(case, setting.beside, page=setting.page, units=1)
+            bench = Bench(case, setting.beside, page=setting.page, units=2)
             unit = max(4, bench.unit)
             if bench.touches and name != "alone" and not setting.threads:  # a race does not come again at will
                 setting = attrs.evolve(setting, small=True)
@@ -136,7 +136,7 @@ def late(case: ComponentCase) -> list[FailedScript]:
 def farthest(case: ComponentCase) -> list[FailedScript]:
     """Play prompts as long as those of real models, without content: what hooks say of them."""
     page = None if case.manifest.page_size else 4096 // case.manifest.tokens_per_slot * case.manifest.tokens_per_slot
-    bench = Bench(case, page=page, units=1, blank=True)
+    bench = Bench(case, page=page, units=2, blank=True)
     unit = bench.unit
     length = -(-FAR // unit) * unit + 2 * unit
     if not bench.spy.overridden or length // unit not in that_fit(case, (1, length // unit), page):
