@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from prefixloom import AdmissionPolicy, Buffer, Component, CompositionError, Manifest, Point
 from prefixloom.compose.registry import default_registry
-from prefixloom.testing import ComponentCase
+from prefixloom.testing import ComponentCase, Truth
 from prefixloom.testing.conformance import untested, verdict
 from prefixloom.testing.laws import options as laws
+from prefixloom.testing.laws.facts import law_each_component_is_an_instance_of_its_own
 
 NAME, OPTIONS, CONFIG = (
     laws.law_it_has_the_name_that_it_is_given,
@@ -103,3 +105,19 @@ def test_options_that_are_passed_on_are_options_like_others(rings: Callable[[str
     )
     assert case.options == {}
     assert ComponentCase.installed("rings", window=32).options == {"window": 32}
+
+
+def test_a_component_without_defaults_says_why_no_config_makes_it(rings: Callable[[str], ComponentCase]) -> None:
+    source = RIGHT.replace("window=1024, heads", "*, window, heads").replace(
+        'options.get("ring", 512)', 'options["ring"]'
+    )
+    with pytest.raises(CompositionError, match=r"missing 1 required .*of a small config, .* KeyError\('ring'\)"):
+        rings(source)
+
+
+def test_a_policy_that_is_made_for_each_component_is_no_other_manifest() -> None:
+    def make() -> Component:
+        own = AdmissionPolicy("own", admit=lambda state: state.last)
+        return Component("state", Manifest([Buffer("s", (4,), "float32")], admission=own), Point())
+
+    assert verdict(law_each_component_is_an_instance_of_its_own, ComponentCase(make, Truth(grid=1))).status == "holds"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Claim, Component, Manifest, Path, Point, Window, hookimpl
+from prefixloom import Buffer, Claim, Component, Manifest, Path, Point, Window, hookimpl
 from prefixloom.testing import (
     LAWS,
     ComponentCase,
@@ -25,10 +25,10 @@ from prefixloom.testing import (
     report_on,
 )
 from prefixloom.testing.conformance import name_of, untested, verdict
-from prefixloom.testing.kit.bench import Bench
+from prefixloom.testing.kit.bench import Bench, that_fit
 from prefixloom.testing.kit.calls import calls_watched
-from prefixloom.testing.kit.outcomes import below
-from prefixloom.testing.kit.scripts import ARRIVING, Player, shrunk, written
+from prefixloom.testing.kit.outcomes import below, everything
+from prefixloom.testing.kit.scripts import MORE, Player, shrunk, written
 from prefixloom.testing.kit.thresholds import longest, most_calls
 from tests.support.broken import BROKEN, ORIGINALS, Broken
 from tests.support.broken_hooks import (
@@ -106,8 +106,9 @@ def test_prompts_of_which_a_part_arrives_are_served(name: str) -> None:
     case = case_of(name)
     setting = Setting(("window", "checkpoints"))
     unit = Bench(case, setting.beside).unit
-    counts = [play(case, written(f"{seed}", 110, unit, ARRIVING), setting).counts for seed in range(2)]
+    counts = [play(case, written(f"{seed}", 110, unit, MORE), setting).counts for seed in range(2)]
     assert sum(count.get("arrived", 0) for count in counts) > 5
+    assert sum(count.get("together", 0) for count in counts) > 1
 
 
 def test_what_arrives_is_what_the_layers_would_have_written() -> None:
@@ -157,7 +158,32 @@ def test_prompts_and_calls_go_beyond_the_numbers_of_a_hook() -> None:
     often = ComponentCase(lambda: RaisesAtTheThousandth("subject", KV, Window(W)))
     assert longest(late) > 2000 > longest(case_of("window"))
     assert 2 * most_calls(often) > 1000 > 2 * most_calls(case_of("window"))
-    assert f"hooks at boundaries past {longest(late)}" in "".join(untested(late))
+    assert f"the content of prompts past {longest(late)} tokens" in "".join(untested(late))
+
+
+class KnowsItsLayers(Component):
+    """Looks at its last layer, and at the end of an entry: right, where all of a pool is there."""
+
+    pool: Any = None
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> None:
+        assert self.pool.buffers["k"][3, 0, 0, 7].numel()
+
+
+def test_what_fails_with_few_layers_alone_is_no_mistake() -> None:
+    buffers = [Buffer("k", (8,), "float32", range(4))]
+    case = ComponentCase(lambda: KnowsItsLayers("subject", Manifest(buffers), Window(W)), effort=1)
+    assert everything(case) == []
+    with pytest.raises(AssertionError, match="IndexError"):
+        play(case, [("open", (range(9),)), ("run", 0, 9), ("close", 0)], Setting(small=True))
+
+
+def test_pools_of_long_prompts_are_not_too_large() -> None:
+    few, many = (Manifest([Buffer("k", (64, 64), "float32", range(layers))]) for layers in (1, 40))
+    assert that_fit(ComponentCase(lambda: KnowsItsLayers("subject", few, Window(W))), (1, 40, 4000)) == [1, 40]
+    assert that_fit(ComponentCase(lambda: KnowsItsLayers("subject", many, Window(W))), (1, 40, 4000)) == [1, 40]
+    assert that_fit(case_of("window"), (1, 40, 4000)) == [1, 40, 4000]
 
 
 def test_repeated_operations_are_shrunk_to_as_many_as_it_takes() -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from prefixloom import AdmissionPolicy, Claim, Component, Op, Reach, Receipt, SplitRule, Touch, Transfer, hookimpl
+from prefixloom import AdmissionPolicy, Claim, Component, Reach, Receipt, SplitRule, Touch, Transfer, hookimpl
 from prefixloom.contract.reach import Interval
 from tests.support.broken_parts import W
 
@@ -120,23 +120,6 @@ class TrustsCopies(Component):
     @hookimpl
     def commit_hicache_transfer(self, outcome: Any) -> None:
         assert outcome.ok
-
-
-class ReadsTheNewestNote(Component):
-    """Its op looks at what the newest step has noted, in place of what its own step has."""
-
-    pool: Any = None
-    batch = 0
-
-    @hookimpl
-    def deferred_forward_ops(self, batch: Any) -> tuple[Op, ...]:
-        self.batch = len(batch)
-        return (Op("look", self.name, data=len(batch)),)
-
-    @hookimpl
-    def run_forward_op(self, op: Any) -> None:
-        if self.batch != op.data:
-            self.pool.clear([0])
 
 
 class RaisesFarOut(Component):

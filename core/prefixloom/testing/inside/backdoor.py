@@ -264,12 +264,12 @@ def failing_copies() -> Iterator[None]:
     def fails(*_: object) -> None:
         raise RuntimeError("the kit lets this copy fail")
 
-    before = host_copies.copy_between
-    host_copies.copy_between = fails
+    module: Any = host_copies
+    before, module.copy_between = module.copy_between, fails
     try:
         yield
     finally:
-        host_copies.copy_between = before
+        module.copy_between = before
 
 
 def copies_in_flight(cache: Cache) -> list[Any]:

@@ -102,6 +102,21 @@ def slim(manifest: Manifest) -> Manifest:
     return attrs.evolve(manifest, buffers=buffers)
 
 
+MOST_BYTES = 1 << 28
+"""The most memory that long prompts may take of a component that can touch content."""
+
+
+def that_fit(case: ComponentCase, lengths: Sequence[int], page: int | None = None) -> list[int]:
+    """Return those of these lengths, in pages of the tree, of which a pool is not too large; the first in any case.
+
+    The pools have room for two such prompts.
+    """
+    bench = Bench(case, units=2, blank=True, page=page)
+    part, unit = bench.parts[0], bench.unit
+    size = part.manifest.slot_bytes * (unit / part.manifest.tokens_per_slot if part.page_tokens else 1)
+    return [length for length in lengths if length == lengths[0] or 2 * length * size <= MOST_BYTES]
+
+
 REMEMBERED = 1 << 24
 """So many bytes of patterns are kept for the next bench with the same buffers."""
 
@@ -169,9 +184,12 @@ class BenchSequence:
 class Bench:
     """One cache with the case's component and others ``beside`` it. ``units``: how many tree pages each pool holds.
 
-    ``exact``: codec, pages and grid are the component's own; else they are ``simplified``. ``whole``: so are layers and
-    shapes; else they are ``slim`` where the component cannot touch content. ``lent``: an engine has the slots, and
-    whoever uses the bench lends them. ``blank``: no content is written, read or watched, so prompts may be very long.
+    ``exact``  codec, pages and grid are the component's own; else they are ``simplified``, and what hooks do to content
+               is not watched
+    ``whole``  so are layers and shapes; else they are ``slim`` where the component cannot touch content
+    ``small``  they are slim in any case
+    ``lent``   an engine has the slots, and whoever uses the bench lends them
+    ``blank``  no content is written, read or watched, so prompts may be very long
     """
 
     def __init__(
@@ -193,6 +211,7 @@ class Bench:
         below: Below = "",
         without: Collection[str] = (),
         blank: bool = False,
+        small: bool = False,
     ) -> None:
         component = made(case)
         self.blank = blank
@@ -200,7 +219,9 @@ class Bench:
         truth = case.truth
         if not exact:
             self.spy.manifest, truth = simplified(component.manifest, truth)
-        if not whole and not (self.spy.overridden and hasattr(component, "pool")):
+        self.touches = bool(self.spy.overridden) and hasattr(component, "pool")
+        """Whether the component can touch content: with its hooks, and the pool at hand."""
+        if small or not (whole or self.touches):
             self.spy.manifest = slim(self.spy.manifest)
         manifest = self.spy.manifest
         subject = Component(component.name, manifest, component.reach) if plain else self.spy
@@ -237,7 +258,7 @@ class Bench:
             )
             for part in self.parts
         }
-        self.spy.memory = None if blank else self.memories[subject.name]
+        self.spy.memory = self.memories[subject.name] if exact and not blank else None
         self.stream = stream
         self.spy.has_stream = stream is not None
         self.late_failures: list[Failure] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -193,7 +192,8 @@ def _with_defaults(make: Callable[..., Any], options: dict[str, Any]) -> dict[st
 
 def _completed(make: Any, component_type: Any, options: dict[str, Any], error: CompositionError) -> dict[str, Any]:
     """Return ``options`` completed from a small model's. ``error`` is raised if no small model's options fit."""
-    for small in small_options(component_type):
+    unread: list[str] = []
+    for small in small_options(component_type, unread):
         try:
             make(small | options)
         except CompositionError as told:
@@ -201,6 +201,8 @@ def _completed(make: Any, component_type: Any, options: dict[str, Any], error: C
                 error = told
         else:
             return small | options
+    if unread:
+        raise CompositionError(f"{_flat(error)}. {'. '.join(unread)}") from error
     raise error
 
 
@@ -208,14 +210,20 @@ def _flat(error: object) -> str:
     return " ".join(str(error).split())
 
 
-def small_options(component_type: Any) -> Iterator[dict[str, Any]]:
-    """Yield the options that a component type takes from the config of a toy model, for each kind of its layers."""
+def small_options(component_type: Any, unread: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the options that a component type takes from the config of a toy model, for each kind of its layers.
+
+    ``unread`` is told of kinds that need more than this config has.
+    """
     from ...compose.model_config import read_facts
     from ..toy.model import toy_config
 
     for kind in sorted(component_type.layer_kinds):
         facts = read_facts(toy_config([kind, kind]))
         layers = tuple(layer for layer in facts.layers if layer.kind in component_type.layer_kinds)
-        with suppress(Exception):  # it needs more than this config has, and the error of ``make`` says what
+        try:
             found = component_type.from_layers(facts, layers)
+        except Exception as error:
+            unread.append(f"From layers of kind {kind!r} of a small config, from_layers makes no options: {error!r}")
+        else:
             yield dict(found) if hasattr(found, "keys") else dict(found[0][1])

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from .bench import Below, Bench, text_of
+from .bench import Below, Bench, text_of, that_fit
 from .case import ComponentCase, LawBroken
 from .probes import FAR
 from .scripts import MORE as MORE_KINDS
@@ -50,12 +50,18 @@ def played(case: ComponentCase, name: str, settings: Collection[Setting], make: 
                 continue  # this component cannot have such a page
             if setting.below and not (setting.beside or case.is_cached):
                 continue  # there is nothing that a tier could hold
-            unit = max(4, Bench(case, setting.beside, page=setting.page).unit)
+            bench = Bench(case, setting.beside, page=setting.page, units=2)
+            unit = max(4, bench.unit)
+            if bench.touches and name != "alone" and not setting.threads:  # a race does not come again at will
+                setting = attrs.evolve(setting, small=True)
             for seed in range(case.effort if name not in ONCE and not setting.beside else 1):
                 script = make(unit, f"{case.seed} {name} {seed}")
                 failed = failure(case, script, setting)
+                whole = attrs.evolve(setting, small=False)
+                if failed is not None and setting.small:  # a hook may know the true sizes
+                    failed = failure(case, script, whole)
                 if failed is not None:
-                    found.append(FailedScript(failed.topic, failed.sentence, tuple(script), setting))
+                    found.append(FailedScript(failed.topic, failed.sentence, tuple(script), whole))
         case.memo[name] = found
     return case.memo[name]
 
@@ -130,11 +136,11 @@ def late(case: ComponentCase) -> list[FailedScript]:
 def farthest(case: ComponentCase) -> list[FailedScript]:
     """Play prompts as long as those of real models, without content: what hooks say of them."""
     page = None if case.manifest.page_size else 4096 // case.manifest.tokens_per_slot * case.manifest.tokens_per_slot
-    bench = Bench(case, page=page, units=1, blank=True)
-    if not bench.spy.overridden:
-        return []
+    bench = Bench(case, page=page, units=2, blank=True)
     unit = bench.unit
     length = -(-FAR // unit) * unit + 2 * unit
+    if not bench.spy.overridden or length // unit not in that_fit(case, (1, length // unit), page):
+        return []
 
     def make(_unit: int, _seed: str) -> list[Op]:
         ops: list[Op] = []
@@ -193,8 +199,8 @@ def off_the_grid(case: ComponentCase) -> list[FailedScript]:
 
     def make(unit: int, seed: str) -> list[Op]:
         ops: list[Op] = []
-        for prompt in ((), (1,), (), (1,)):
-            ops += [("peek", prompt), ("lease", prompt), ("open", prompt), ("run", 0, 2), ("publish", 0)]
+        for few in ((), (1,), (), (1,)):
+            ops += [("peek", few), ("lease", few), ("open", few), ("run", 0, 2), ("publish", 0)]
             ops += [("run", 0, 2), ("close", 0), ("release", 0)]
         for length in (1, 3, unit - 1, unit, unit + 1):
             prompt = text_of(1)[: 5 * unit + 1]

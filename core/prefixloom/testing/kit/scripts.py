@@ -42,7 +42,7 @@ OPEN = 4
 class Setting:
     """The setting of a script: companions, pool sizes, page size, threads, layout, and a tier below the device.
 
-    ``blank``: no content is written or compared.
+    ``blank``: no content is written or compared. ``small``: few layers and small entries, whoever may touch them.
     """
 
     beside: tuple[str, ...] = ()
@@ -52,6 +52,7 @@ class Setting:
     layout: Layout = "layer_first"
     below: Below = ""
     blank: bool = False
+    small: bool = False
 
     def __str__(self) -> str:
         plain = Setting()
@@ -104,8 +105,8 @@ def _some(kind: str, chance: random.Random, unit: int) -> list[Op]:
     if kind == "marked":  # some tokens of a prompt stand for something else, such as a picture
         tokens = _prompt(chance, unit)
         start = chance.randrange(len(tokens))
-        end = min(len(tokens), start + 1 + chance.randrange(2 * unit))
-        extra = ((start, end, chance.choice(("a picture", "another"))),)
+        stop = min(len(tokens), start + 1 + chance.randrange(2 * unit))
+        extra = ((start, stop, chance.choice(("a picture", "another"))),)
         return [("open", tokens, "", number, extra), ("align", -1), ("run", -1, 20 * unit), ("close", -1)]
     if kind == "evict":
         return [("evict", chance.choice((1, 1, unit, unit, 2 * unit, 6 * unit)))]
@@ -217,25 +218,30 @@ class Player:
             self.counts["from below"] = self.counts.get("from below", 0) + run.from_below
             self.running.append(run)
 
-    def do_run(self, number: int, count: int) -> None:
-        """Compute at most ``count`` named tokens. If all named tokens are computed, decode at most 4 tokens."""
-        run = self.pick(number)
-        if run is None:
-            return
+    def _asked(self, run: BenchSequence, count: int) -> int:
+        """Return how many named tokens to compute, at most ``count``. If all are computed, name at most 4 more."""
         s = run.sequence
         if s.named == s.reserved:
             tokens = run.future[s.named : s.named + min(count, 4)]
             if any(isinstance(token, tuple) for token in tokens) or s.reserved > 14 * self.bench.unit:
-                return
+                return 0
             s.append(tokens)
             self.bench.extend(run, s.named)
-        self.bench.run(run, min(count, s.named - s.reserved))
-        self.count("step")
+        return int(min(count, s.named - s.reserved))
+
+    def do_run(self, number: int, count: int) -> None:
+        """Compute at most ``count`` named tokens. If all named tokens are computed, decode at most 4 tokens."""
+        run = self.pick(number)
+        asked = self._asked(run, count) if run is not None else 0
+        if run is not None and asked:
+            self.bench.run(run, asked)
+            self.count("step")
 
     def do_together(self, count: int) -> None:
-        """Compute at most ``count`` named tokens of each sequence in one step."""
-        runs = [(run, min(count, run.sequence.named - run.sequence.reserved)) for run in self.running]
-        self.bench.run_all([(run, some) for run, some in runs if some > 0])
+        """Compute at most ``count`` named tokens of each sequence in one step, or decode."""
+        runs = [(run, asked) for run in self.running if (asked := self._asked(run, count))]
+        self.bench.run_all(runs)
+        self.counts["together"] = self.counts.get("together", 0) + (len(runs) > 1)
 
     def do_uncopied(self, ops: Sequence[Op]) -> None:
         """Do these operations while each copy to or from a tier fails."""
@@ -421,6 +427,7 @@ def _played(case: ComponentCase, script: Sequence[Op], setting: Setting, said: S
             layout=setting.layout,
             below=setting.below,
             blank=setting.blank,
+            small=setting.small,
         )
         player = Player(bench, said)
         try:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ...errors import CapacityError, PluginError
-from ..kit.bench import Bench
+from ..kit.bench import Bench, that_fit
 from ..kit.case import ComponentCase, LawBroken, NotApplicable, Wasteful
 from .service import needed_slots
 
@@ -24,7 +24,7 @@ def law_what_was_served_is_found_again(case: ComponentCase) -> None:
 
     Clauses: V3, F5, I3, I4, U3, E2, E3, M6.
     """
-    length = next((length for length in LENGTHS if _hits(case, length)), None)
+    length = next((length for length in that_fit(case, LENGTHS) if _hits(case, length)), None)
     hooks = Bench(case).spy.overridden
     if length is None:
         _never_hits(case, hooks)
@@ -43,7 +43,7 @@ def _hits(case: ComponentCase, length: int, without: Collection[str] = (), branc
 
     ``branched``: a prompt that begins like it, and then differs, was served after it.
     """
-    bench = Bench(case, _beside(case), units=2 * length + 8, without=without)
+    bench = Bench(case, _beside(case), units=2 * length + 8, without=without, blank=True)
     unit, ahead = bench.unit, bench.cache.composition.lookahead
     half, end = length // 2 * unit, length * unit + ahead
     prompt = list(range(1000, 1000 + end))
@@ -60,8 +60,8 @@ def _never_hits(case: ComponentCase, hooks: Sequence[str]) -> None:
         raise Wasteful(
             "it is not shareable, and resuming needs what it stores: no prompt will ever hit in a cache that has it"
         )
-    guilty = [hook for hook in hooks if any(_hits(case, length, {hook}) for length in LENGTHS)]
-    served = f"prompts of {', '.join(str(length * Bench(case).unit) for length in LENGTHS)} tokens"
+    guilty = [hook for hook in hooks if any(_hits(case, length, {hook}) for length in that_fit(case, LENGTHS))]
+    served = f"prompts of {', '.join(str(length * Bench(case).unit) for length in that_fit(case, LENGTHS))} tokens"
     if guilty:
         raise LawBroken(f"{served} were served, and none of their tokens hits again. Without {guilty[0]} they hit")
     suspect = ". Look at its admission policy" if case.manifest.admission is not None else ""
@@ -71,7 +71,7 @@ def _never_hits(case: ComponentCase, hooks: Sequence[str]) -> None:
 def _prompts_hit_as_far(case: ComponentCase, hooks: Sequence[str]) -> None:
     """Compare how much of prompts hits with what would hit without the component's hooks."""
     lost = []
-    for length in LENGTHS:
+    for length in that_fit(case, LENGTHS):
         for branched in (False, True)[: 1 + (length < LENGTHS[-1])]:
             mine, plain = (_hits(case, length, without, branched) for without in ((), hooks))
             lost.append(plain - mine)
@@ -94,7 +94,7 @@ def _loses(case: ComponentCase, hooks: Sequence[str], length: int, branched: boo
 
 def _hot(case: ComponentCase, length: int, without: Collection[str] = ()) -> int:
     """Serve one prompt again and again, and new ones between. Return how many of its tokens hit."""
-    bench = Bench(case, _beside(case), units=4 * length, without=without)
+    bench = Bench(case, _beside(case), units=4 * length, without=without, blank=True)
     unit, ahead, hit = bench.unit, bench.cache.composition.lookahead, 0
     hot = list(range(1000, 1000 + length * unit))
     for number in range(ROUNDS):
@@ -136,7 +136,12 @@ def law_a_lease_keeps_little_more_than_resuming_needs(case: ComponentCase) -> No
         raise NotApplicable("it widens no lock")
     part, unit = Bench(case, blank=True).parts[0], Bench(case, blank=True).unit
     length = next(
-        (size for size in LONG if 3 * needed_slots(part, size * unit, unit) < _slots(part, size * unit)), LONG[0]
+        (
+            size
+            for size in that_fit(case, LONG)
+            if 3 * needed_slots(part, size * unit, unit) < _slots(part, size * unit)
+        ),
+        LONG[0],
     )
     bench = Bench(case, units=length + 8, blank=True)
     tokens = list(range(length * unit + bench.cache.composition.lookahead))
