@@ -14,7 +14,7 @@ LENGTH = 96
 
 
 class Drawn(Reach):
-    """Each position is needed by boundaries that were drawn, or for good; ``until`` may say more than that."""
+    """Each position is needed by boundaries that were drawn, or for good. Odd ones let go of some too early."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -27,7 +27,7 @@ class Drawn(Reach):
         return (*found[::-1], (n // 2, n // 2))
 
     def until(self, p: int) -> float:
-        return self.last[p]
+        return self.last[p] if p % 7 or not self.seed % 2 else p
 
     def __repr__(self) -> str:
         return f"Drawn({self.seed})"
@@ -45,7 +45,7 @@ def left_out(gaps: Gaps) -> list[int]:
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize(
     "reach",
-    [Drawn(seed) for seed in range(12)]
+    [Drawn(seed) for seed in range(8)]
     + [Window(9), Sinks(5) | Window(9), Sinks(40) | Window(30), Sinks(3) | Chunk(24), Sinks(2) | Sinks(7), Tail(12, 5)],
     ids=str,
 )
@@ -65,6 +65,7 @@ def test_pages_are_needed_kept_and_released_as_their_positions_are(reach: Reach,
         assert named(paged.outlook[n]) == sorted(outlook)
         assert left_out(paged.unneeded[n]) == sorted({*every} - outlook)
         assert left_out(paged.released[n]) == sorted({*every} - kept)
+    for n in boundaries:
+        later = [{*named(paged.kept[m])} for m in range(n, LENGTH + 1, page)]
         for p in range(min(n // page, paged.first_to_leave(n))):
-            later = [m for m in range(n, LENGTH + 1, page) if m // page > p and p in named(paged.kept[m])]
-            assert later in ([], [*range(n, LENGTH + 1, page)]), "needed for good, or by no boundary from n on"
+            assert len({p in kept for kept in later}) == 1, "needed for good, or by no boundary from n on"
