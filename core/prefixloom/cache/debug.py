@@ -21,6 +21,7 @@ from ..tree.keys import numbers_in
 from ..tree.lane import Lane
 from ..tree.partial_lane import PartialLane
 from ..tree.radix import Node
+from ..tree.scatter_lane import ScatterLane
 
 Rows = Many[tuple[Running, int, int]]
 
@@ -333,11 +334,14 @@ def covered_nodes(lane: Lane, record: Any) -> list[Node]:
     """The nodes whose cells a lease's cover locks."""
     if lane.unit == "boundary" or lane.part.reach.closed_upward:
         return [record.node]
-    node, covered = record
-    spans = covered if isinstance(covered, tuple) else ((node.end - covered, node.end),)
+    if isinstance(lane, ScatterLane):
+        edges = [(cell.node, start) for cell, start in record]
+    else:
+        node, covered = record
+        edges = [(node, node.end - covered)]
     found = []
-    while node.parent is not None:
-        if any(lo <= node.parent.end and node.end <= hi for lo, hi in spans):
+    for node, start in edges:
+        while node.end > start:
             found.append(node)
-        node = node.parent
+            node = node.parent
     return found

@@ -190,11 +190,18 @@ class Sinks(Reach):
 
     @property
     def shape(self) -> ReachShape:
-        return ReachShape(self.s, lambda n: n)
+        return ReachShape(self.s, _end)
+
+
+def _end(n: int) -> int:
+    """The tail of a reach that has none: no tail is later."""
+    return n
 
 
 def _earlier(one: Callable[[int], int], other: Callable[[int], int]) -> Callable[[int], int]:
     """The tail of a union of two reaches: the earlier one of both tails."""
+    if one is _end or other is _end:
+        return other if one is _end else one
 
     def tail(n: int) -> int:
         first, second = one(n), other(n)
@@ -268,13 +275,15 @@ class Shift(Reach):
 def merged(spans: Iterable[Interval]) -> tuple[Interval, ...]:
     """Return the intervals sorted, with overlapping and touching ones joined and empty ones dropped."""
     out: list[Interval] = []
+    start = end = 0
     for lo, hi in sorted(spans):
-        if lo >= hi:
-            continue
-        if out and lo <= out[-1][1]:
-            out[-1] = (out[-1][0], max(out[-1][1], hi))
-        else:
-            out.append((lo, hi))
+        if not out or lo > end:
+            if lo < hi:
+                out.append((lo, hi))
+                start, end = lo, hi
+        elif hi > end:
+            end = hi
+            out[-1] = (start, end)
     return tuple(out)
 
 

@@ -28,7 +28,7 @@ class PageHolding:
 
     __slots__ = ("base", "changed", "owned", "table")
 
-    def __init__(self, data: bytes, base: int, end: int) -> None:
+    def __init__(self, data: bytes | array[int], base: int, end: int) -> None:
         """Make a holding that reads ``data``, the slots of the pages [``base``, ``end``), and owns nothing yet."""
         self.changed = 0
         self.base = base
@@ -59,7 +59,7 @@ class RetainedHolding(PageHolding):
 
     __slots__ = ("floor", "whole")
 
-    def __init__(self, data: bytes, base: int, end: int) -> None:
+    def __init__(self, data: bytes | array[int], base: int, end: int) -> None:
         super().__init__(data, base, end)
         self.floor = 0
         self.whole = True

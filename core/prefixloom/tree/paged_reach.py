@@ -11,27 +11,34 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from ..contract.reach import NEVER, Interval, Reach, merged
+from ..device.pool import ABSENT
 from ..errors import PluginError
 
-Intervals = tuple[Interval, ...]
-"""Ascending, and apart from each other."""
+Pages = tuple[Interval, ...]
+"""Intervals of pages, ascending and apart from each other."""
+
+Gaps = tuple[tuple[int, int, "array[int]"], ...]
+"""The intervals between and around ``Pages``, each with as many *absent* slots."""
+
+A = TypeVar("A", bound=tuple[Any, ...])
 
 MOST = 1 << 16
 """The most intervals that one ``Remembered`` holds."""
 
+ABSENT_SLOTS = array("i", [ABSENT])
 
-class Remembered(dict[int, Intervals]):
+
+class Remembered(dict[int, A]):
     """The answers of ``ask``, a pure function of a boundary. With too many intervals in it, it begins again."""
 
-    def __init__(self, ask: Callable[[int], Intervals]) -> None:
+    def __init__(self, ask: Callable[[int], A]) -> None:
         self.ask = ask
         self.intervals = 0
 
-    def __missing__(self, n: int) -> Intervals:
+    def __missing__(self, n: int) -> A:
         answer = self.ask(n)
         self.intervals += len(answer) + 1
         if self.intervals > MOST:
@@ -44,15 +51,14 @@ class Remembered(dict[int, Intervals]):
 class PagedReach:
     """What ``reach`` says of pages of ``page`` tokens, for each boundary ``n``.
 
-    ``needs[n]``: what resuming there needs. ``outlook[n]``: that, and what of the positions before ``n`` a later
-    boundary may need; a lease covers it. ``unneeded[n]``: the pages that are not in the outlook. ``released[n]``: the
-    pages that no boundary from ``n`` on needs any more, as ``until`` or the closed form says. ``first_to_leave(n)``: a
-    page before which every page is needed for good, or by no boundary from ``n`` on.
+    ``needs[n]``: what resuming there needs. ``kept[n]``: what of the positions before ``n`` is needed at ``n`` or
+    later, as ``until`` or the closed form says. ``outlook[n]``: both; a lease covers it. ``unneeded[n]``: the pages
+    that are not in the outlook. ``released[n]``: the pages that are not kept.
     """
 
     __slots__ = (
         "_always", "_asks_until", "_farthest", "_last", "_name", "_reach", "_shape", "convex", "dense",
-        "first_to_leave", "needs", "outlook", "page", "released", "unneeded",
+        "kept", "needs", "outlook", "page", "released", "unneeded",
     )  # fmt: skip
 
     def __init__(self, reach: Reach, page: int, name: str) -> None:
@@ -65,12 +71,10 @@ class PagedReach:
         self.dense = self._shape is not None and self._shape.dense
         self._asks_until = type(reach).until is not Reach.until
         self.needs = Remembered(self._needs)
-        self.first_to_leave = lru_cache(MOST >> 4)(self._first_to_leave)
+        self.kept = self.needs if self._shape is not None else Remembered(self._kept)
         self.outlook = self.needs if self.convex else Remembered(self._outlook)
-        self.unneeded = Remembered(lambda n: self._other_pages(self.outlook[n], n))
-        self.released = Remembered(lambda n: self._other_pages(self._kept(n), n))
-        if self.convex and self._shape is not None:
-            self.released = self.unneeded
+        self.released = Remembered(lambda n: self._gaps(self.kept[n], n))
+        self.unneeded = self.released if self.outlook is self.kept else Remembered(self._unneeded)
         self._last = array("d")
         """By page, as far as it was asked: the last boundary that may need it."""
         self._always: list[Interval] = []
@@ -78,15 +82,15 @@ class PagedReach:
         self._farthest = page
         """Of the others, the most tokens from the start of a page to the last boundary that may need it."""
 
-    def _needs(self, n: int) -> Intervals:
+    def _needs(self, n: int) -> Pages:
         page = self.page
         shape = self._shape
         if shape is None:
-            return merged((lo // page * page, -(-hi // page) * page) for lo, hi in self._asked("needs", n))
-        low, high = shape.tail(n) // page * page, -(-min(shape.head, n) // page) * page
-        if low <= high or low >= n:
-            return ((0, n),) if low < n else ((0, high),) if high else ()
-        return ((0, high), (low, n)) if high else ((low, n),)
+            return merged((low // page, -(-high // page)) for low, high in self._asked("needs", n) if low < high)
+        low, high, end = shape.tail(n) // page, -(-min(shape.head, n) // page), n // page
+        if low <= high or low >= end:
+            return ((0, end),) if low < end else ((0, high),) if high else ()
+        return ((0, high), (low, end)) if high else ((low, end),)
 
     def _asked(self, what: str, number: int) -> Any:
         """Ask the reach, once for each number. PluginError: it raises, or answers what cannot be."""
@@ -105,34 +109,43 @@ class PagedReach:
             raise PluginError(f"component {self._name!r}: {what}({number}) of its reach is {answer!r}, which cannot be")
         return answer
 
-    def _kept(self, n: int) -> Intervals:
-        """What of the positions before ``n`` is needed at ``n`` or later, as ``until`` or the closed form says."""
-        if self._shape is not None:
-            return self.needs[n]
+    def _kept(self, n: int) -> Pages:
+        end = n // self.page
         if not self._asks_until:
-            return ((0, n),) if n else ()
-        page = self.page
-        first = self._first_to_leave(n)
-        always = self._always[: bisect_left(self._always, (n, n))]
-        leaving = ((p * page, (p + 1) * page) for p in range(first, n // page) if self._last[p] >= n)
-        return merged((*((lo, min(hi, n)) for lo, hi in always), *leaving))
+            return ((0, end),) if end else ()
+        always, last = self._always, self._last
+        first = self.first_to_leave(n)
+        settled = max(0, bisect_left(always, (first,)) - 1)  # what comes next may reach beyond ``first``
+        rest = ((low, min(high, end)) for low, high in always[settled : bisect_left(always, (end,))])
+        leaving = ((p, p + 1) for p in range(first, end) if last[p] >= n)
+        return (*always[:settled], *merged((*rest, *leaving)))
 
-    def _outlook(self, n: int) -> Intervals:
-        return merged((*self.needs[n], *self._kept(n)))
+    def _outlook(self, n: int) -> Pages:
+        needs, kept = self.needs[n], self.kept[n]
+        return kept if set(needs) <= set(kept) else merged((*needs, *kept))
 
-    def _other_pages(self, spans: Intervals, n: int) -> Intervals:
-        """The pages before boundary ``n`` between and around ``spans``."""
-        page = self.page
-        ends = [0, *(high // page for _, high in spans)]
-        starts = [*(low // page for low, _ in spans), n // page]
-        return tuple((end, start) for end, start in zip(ends, starts, strict=True) if end < start)
+    def _unneeded(self, n: int) -> Gaps:
+        return self.released[n] if self.outlook[n] is self.kept[n] else self._gaps(self.outlook[n], n)
 
-    def _first_to_leave(self, n: int) -> int:
+    def _gaps(self, pages: Pages, n: int) -> Gaps:
+        found = []
+        end = n // self.page
+        at = 0
+        for low, high in (*pages, (end, end)):
+            if low > at:
+                found.append((at, low, ABSENT_SLOTS * (low - at)))
+            at = high
+        return tuple(found)
+
+    def first_to_leave(self, n: int) -> int:
+        """A page before which every page is needed for good, or by no boundary from ``n`` on."""
         if self._shape is not None:
             return self._shape.tail(n) // self.page
+        pages = n // self.page
         if not self._asks_until:
-            return n // self.page
-        self._ask_until(n // self.page)
+            return pages
+        if pages > len(self._last):
+            self._ask_until(pages)
         return max(0, n - self._farthest) // self.page
 
     def _ask_until(self, pages: int) -> None:
@@ -143,16 +156,16 @@ class PagedReach:
             last = max(self._asked("until", position) for position in range(start, end))
             if last != NEVER:
                 self._farthest = max(self._farthest, int(last) - start)
-            elif self._always and self._always[-1][1] == start:
-                self._always[-1] = self._always[-1][0], end
+            elif self._always and self._always[-1][1] == p:
+                self._always[-1] = self._always[-1][0], p + 1
             else:
-                self._always.append((start, end))
+                self._always.append((p, p + 1))
             self._last.append(last)
 
 
-def overlap(spans: Intervals, low: int, high: int) -> bool:
-    """Whether any of ``spans`` has something of [low, high)."""
-    for start, end in reversed(spans):
-        if start < high:
-            return end > low
+def overlap(pages: Pages, first: int, end: int) -> bool:
+    """Whether any of ``pages`` lies in [first, end)."""
+    for low, high in reversed(pages):
+        if low < end:
+            return high > first
     return False

@@ -13,7 +13,7 @@ from ..contract.queues import Queue
 from ..contract.reach import Interval, merged
 from ..device.pool import ABSENT, ABSENT_BYTES, ID_BYTES, Pool
 from .holdings import RetainedHolding, without_absent
-from .paged_reach import Intervals, PagedReach, overlap
+from .paged_reach import ABSENT_SLOTS, Gaps, PagedReach, Pages, overlap
 from .partial_lane import PartialCell, PartialLane
 from .radix import Node, climb
 
@@ -31,8 +31,8 @@ class ScatterHolding(RetainedHolding):
 
 EVERY_PAGE = 1 << 62
 """More pages than any path has."""
-ScatterCover = tuple[Node, tuple[Interval, ...]]
-"""The node at whose end a lease covers cells, and the edges of these cells as they were then, the deepest first."""
+ScatterCover = list[tuple[PartialCell, int]]
+"""The cells that a lease covers, the deepest first, each with where its edge began then: it may have been split."""
 
 
 class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
@@ -49,14 +49,19 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         else:
             self.head = -(-self.shape.head // self.page)
 
-    def _edges(self, node: Node, spans: Intervals) -> list[Node]:
-        """The nodes of the path to ``node`` whose edges have something of ``spans``, the deepest first."""
+    def _cells(self, node: Node, pages: Pages) -> ScatterCover:
+        """The cells of the path to ``node`` whose edges have some of ``pages``, the deepest first."""
+        i, page = self.index, self.page
         found = []
-        for low, high in reversed(spans):
-            while node.end > low:
+        end = node.end // page
+        for low, high in reversed(pages):
+            while end > low:
                 above = node.parent
-                if above.end < high:
-                    found.append(node)
+                end = above.end // page
+                if end < high:
+                    cell = node.cells[i]
+                    if cell is not None:
+                        found.append((cell, above.end))
                 node = above
         return found
 
@@ -71,141 +76,117 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
         return node, boundary
 
     def _gap(self, node: Node, boundary: int) -> Interval | None:
-        """Absent positions, of which ``boundary`` needs something; None if all that it needs is there."""
+        """Absent pages, of which ``boundary`` needs some; None if all that it needs is there."""
         i, page = self.index, self.page
-        spans = self.paged.needs[boundary]
-        for low, high in reversed(spans):
-            while node.end > low:
-                above = node.parent
-                if above.end < high:
+        above, start = node, node.end // page  # no edge is looked at yet
+        for low, high in reversed(self.paged.needs[boundary]):
+            while high > low:
+                if start >= high:
+                    while start >= high:
+                        node = above
+                        above = node.parent
+                        start = above.end // page
                     cell = node.cells[i]
                     if cell is None:
-                        return above.end, node.end
-                    if cell.pages * page != node.end - above.end:  # not all of the edge is held
-                        gap = self._gap_in(cell, above.end, spans)
-                        if gap is not None:
-                            return gap
-                node = above
+                        return start, node.end // page
+                    data = cell.data
+                    first = node.end // page - len(data) // ID_BYTES
+                    gapped = cell.pages * ID_BYTES != len(data)
+                upto = low if low > start else start
+                if upto < first:
+                    return start, first
+                if gapped:
+                    at = data.find(ABSENT_BYTES, (upto - first) * ID_BYTES, (high - first) * ID_BYTES)
+                    if at >= 0:
+                        low = first + at // ID_BYTES
+                        return low, low + 1
+                high = upto
         return None
 
-    def _gap_in(self, cell: PartialCell, start: int, spans: Intervals) -> Interval | None:
-        """``_gap`` in one edge, which begins at ``start``."""
-        page, data, end = self.page, cell.data, cell.node.end
-        first = end - len(data) // ID_BYTES * page
-        gapped = cell.pages * ID_BYTES != len(data)
-        for low, high in reversed(spans):
-            if high <= start:
-                break
-            if low < first and start < first:
-                return start, first
-            if gapped and low < end:
-                at = data.find(
-                    ABSENT_BYTES, (max(low, first) - first) // page * ID_BYTES, (high - first) // page * ID_BYTES
-                )
-                if at >= 0:
-                    low = first + at // ID_BYTES * page
-                    return low, low + page
-        return None
-
-    def _before(self, boundary: int, low: int, high: int) -> int:
-        """The deepest boundary before ``boundary`` that may do without [low, high), of which that one needs some."""
-        needs, page = self.paged.needs, self.tree_page
-        if self.paged.convex:  # behind what is needed of it, every boundary needs that, and so up to ``high`` if dense
-            needed = low if self.paged.dense else next(max(low, lo) for lo, hi in needs[boundary] if hi > low)
-            return needed // page * page
-        boundary -= page
-        while boundary > low and overlap(needs[boundary], low, high):
-            boundary -= page
+    def _before(self, boundary: int, first: int, end: int) -> int:
+        """The deepest boundary before ``boundary`` that may do without pages [first, end), of which it needs some."""
+        needs, page, step = self.paged.needs, self.page, self.tree_page
+        if self.paged.convex:  # behind what is needed of it, every boundary needs that, and so up to ``end`` if dense
+            if not self.paged.dense:
+                first = next(max(first, low) for low, high in needs[boundary] if high > first)
+            return first * page // step * step
+        boundary -= step
+        while boundary > first * page and overlap(needs[boundary], first, end):
+            boundary -= step
         return boundary
 
     def needs(self, boundary: int) -> tuple[Interval, ...]:
-        return self.paged.needs[boundary]
+        page = self.page
+        return tuple((low * page, high * page) for low, high in self.paged.needs[boundary])
 
     # ------------------------------------------------------------ covering
     def acquire(self, node: Node) -> ScatterCover | None:
-        return self._cover(node, self._edges(node, self.paged.outlook[node.end]))
+        return self._cover(self._cells(node, self.paged.outlook[node.end]))
 
     def acquire_wider(self, node: Node, positions: tuple[Interval, ...]) -> ScatterCover | None:
-        wider = ((max(0, lo), min(hi, node.end)) for lo, hi in positions)
-        return self._cover(node, self._edges(node, merged((*self.paged.outlook[node.end], *wider))))
+        page = self.page
+        wider = ((max(0, lo) // page, -(-min(hi, node.end) // page)) for lo, hi in positions if lo < hi)
+        return self._cover(self._cells(node, merged((*self.paged.outlook[node.end], *wider))))
 
-    def _cover(self, node: Node, edges: list[Node]) -> ScatterCover | None:
-        i = self.index
-        covered: list[Interval] = []
-        for each in edges:
-            cell = each.cells[i]
-            if cell is not None:
-                locks = cell.locks
-                cell.locks = locks + 1
-                if not locks:
-                    self._now_covered(cell)
-                covered.append((each.parent.end, each.end))
-        return (node, tuple(covered)) if covered else None
+    def _cover(self, cells: ScatterCover) -> ScatterCover | None:
+        for cell, _ in cells:
+            locks = cell.locks
+            cell.locks = locks + 1
+            if not locks:
+                self._now_covered(cell)
+        return cells or None
 
     def release(self, cover: ScatterCover, recent: bool = True) -> None:
-        node, covered = cover
-        i = self.index
-        for low, high in covered:
-            while node.end > high:
-                node = node.parent
-            while node.end > low:  # more than one node where a split divided the edge
-                cell = node.cells[i]
+        for cell, start in cover:
+            while True:
                 locks = cell.locks - 1
                 cell.locks = locks
                 if not locks:
                     self._settle(cell, recent)
-                node = node.parent
+                above = cell.node.parent
+                if above.end == start:
+                    break
+                cell = above.cells[self.index]  # a split divided the edge
 
     # ------------------------------------------------------------ a sequence's way
     def open(self, node: Node) -> ScatterHolding:
-        return self._holding(self.row(node, node.end), node.end)
+        return self._holding(self._cells(node, self.paged.outlook[node.end]), node.end)
 
     def begin(self, node: Node) -> tuple[ScatterCover | None, ScatterHolding]:
-        """In one walk: the edges that are read are those that are covered."""
-        row, edges = self._read(node, node.end)
-        holding = self._holding(row, node.end)
-        return self._cover(node, edges), holding
+        """In one walk: the cells that are read are those that are covered."""
+        cells = self._cells(node, self.paged.outlook[node.end])
+        holding = self._holding(cells, node.end)
+        return self._cover(cells), holding
 
-    def _holding(self, row: bytes, end: int) -> ScatterHolding:
-        holding = ScatterHolding(row, 0, end // self.page)
+    def _holding(self, cells: ScatterCover, end: int) -> ScatterHolding:
+        holding = ScatterHolding(self._read(cells, end), 0, end // self.page)
         holding.looked = max(0, end - self.replay) // self.page
         return holding
 
     def row(self, node: Node, boundary: int) -> bytes:
-        return self._read(node, boundary)[0]
+        return self._read(self._cells(node, self.paged.outlook[boundary]), boundary).tobytes()
 
-    def _read(self, node: Node, boundary: int) -> tuple[bytes, list[Node]]:
-        """The slots of the outlook at ``boundary``, which lies in ``node``, and the nodes whose edges have some."""
-        i, page = self.index, self.page
-        edges: list[Node] = []
-        parts: list[bytes] = []  # both from the end up
-        at = boundary
-        start = node.end
-        for low, high in reversed(self.paged.outlook[boundary]):
-            if high < at:
-                parts.append(ABSENT_BYTES * ((at - high) // page))
-                at = high
-            while at > low:
-                while start >= at:
-                    start = node.parent.end
-                    if start < at:
-                        edges.append(node)
-                        cell = node.cells[i]
-                        held = b"" if cell is None else cell.data
-                        first = node.end - len(held) // ID_BYTES * page
-                    node = node.parent
-                upto = low if low > start else start
-                if upto >= first:
-                    parts.append(held[(upto - first) // page * ID_BYTES : (at - first) // page * ID_BYTES])
-                else:
-                    if at > first:
-                        parts.append(held[: (at - first) // page * ID_BYTES])
-                        at = first
-                    parts.append(ABSENT_BYTES * ((at - upto) // page))
-                at = upto
-        parts.append(ABSENT_BYTES * (at // page))
+    def _read(self, cells: ScatterCover, boundary: int) -> array[int]:
+        """The slots of the outlook at ``boundary``, which lies in the edges of ``cells``."""
+        page = self.page
+        parts = []  # from the end up
+        at = boundary // page
+        for cell, _ in cells:
+            data = cell.data
+            end = cell.node.end // page
+            if end > at:  # the boundary lies inside of the edge
+                data = data[: max(0, len(data) - (end - at) * ID_BYTES)]
+            elif end < at:
+                parts.append(ABSENT_BYTES * (at - end))
+                at = end
+            parts.append(data)
+            at -= len(data) // ID_BYTES
+        parts.append(ABSENT_BYTES * at)
         parts.reverse()
-        return b"".join(parts), edges
+        table = array("i", b"".join(parts))
+        for first, end, absent in self.paged.unneeded[boundary]:
+            table[first:end] = absent
+        return table
 
     def reads_past(self, holding: ScatterHolding, boundary: int) -> bool:
         """Whether nothing before ``boundary`` is present, which has to be searched for."""
@@ -225,7 +206,7 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
             self._forget(holding, self.paged.unneeded[boundary], 0, min(boundary // self.page, holding.owned))
 
     def _kept(self, upto: int, keep: tuple[Interval, ...]) -> tuple[Interval, ...]:
-        return merged((*keep, *self.paged.needs[upto]))
+        return merged((*keep, *self.needs(upto)))
 
     def retain(self, holding: ScatterHolding, floor: int) -> None:
         high = min(floor // self.page, len(holding.table))
@@ -234,31 +215,35 @@ class ScatterLane(PartialLane[ScatterCover, ScatterHolding]):
             self._forget(holding, self.paged.released[floor], low, high)
             holding.looked = high
 
-    def _forget(self, holding: ScatterHolding, gaps: Intervals, low: int, high: int) -> None:
+    def _forget(self, holding: ScatterHolding, gaps: Gaps, low: int, high: int) -> None:
         """Nothing of ``gaps``, as far as they lie in pages [low, high), is present any more.
 
         Own pages are freed, others only leave the table.
         """
-        table, owned = holding.table, holding.owned
-        gone: list[bytes] = []
-        for first, end in reversed(gaps):
+        table, owned, whole = holding.table, holding.owned, holding.whole
+        gone = array("i")
+        changed = high
+        for first, end, absent in reversed(gaps):
             if end <= low:
                 break
-            if first < low:
-                first = low
-            if end > high:
-                end = high
-            data = table[first:end].tobytes()
-            absent = ABSENT_BYTES * (end - first)
-            if data == absent:
+            if first < low or end > high:
+                if first < low:
+                    first = low
+                if end > high:
+                    end = high
+                absent = ABSENT_SLOTS * (end - first)
+            slots = table[first:end]
+            if slots == absent:
                 continue
-            table[first:end] = array("i", absent)
-            holding.change(first)
+            table[first:end] = absent
+            changed = first
             if first > owned:
-                gone.append(data)
+                gone += slots
                 holding.whole = False
             elif end > owned:
-                gone.append(data[(owned - first) * ID_BYTES :])
+                gone += slots[owned - first :]
                 holding.owned = end
+        if changed < high:
+            holding.change(changed)
         if gone:
-            self.pool.give(without_absent(b"".join(gone)))
+            self.pool.give(gone.tobytes() if whole else without_absent(gone.tobytes()))
