@@ -196,7 +196,9 @@ class SGLangCache(ForeignCache):
 
     def _allocator(self, tokens: int) -> Any:
         if "S" in self.letters:
-            return SWATokenToKVPoolAllocator(tokens, self.window_tokens, self.page, torch.float32, "cpu", self.kv, False)
+            return SWATokenToKVPoolAllocator(
+                tokens, self.window_tokens, self.page, torch.float32, "cpu", self.kv, False
+            )
         if self.page == 1:
             return TokenToKVPoolAllocator(tokens, torch.float32, "cpu", self.kv, False)
         return PagedTokenToKVPoolAllocator(tokens, self.page, torch.float32, "cpu", self.kv, False)

@@ -23,8 +23,8 @@ from typing import Any
 from bench.drivers.trace_requests import TraceRequest, read
 
 METHODS = (
-    "match_prefix", "touch_prefix", "inc_lock_ref", "dec_lock_ref", "lock", "unlock", "checkpoint", "on_release", "evict",
-    "evict_for_alloc", "path_device_indices", "prefix_device_indices", "evictable_size", "full_evictable_size",
+    "match_prefix", "touch_prefix", "inc_lock_ref", "dec_lock_ref", "lock", "unlock", "checkpoint", "on_release",
+    "evict", "evict_for_alloc", "path_device_indices", "prefix_device_indices", "evictable_size", "full_evictable_size",
     "swa_evictable_size", "mamba_evictable_size", "swa_retain_floor",
 )  # fmt: skip
 """What SGLang's scheduler calls of its cache."""

@@ -135,9 +135,9 @@ class Pool:
     """
 
     __slots__ = (
-        "_flags", "_free", "_inside", "_ordered", "_view", "at_hand", "blocks", "buffers", "capacity", "device", "dropped",
-        "entries", "fence", "layout", "manifest", "minted", "name", "orderly", "outside", "resets", "retired",
-        "retiring", "unit",
+        "_flags", "_free", "_inside", "_ordered", "_view", "at_hand", "blocks", "buffers", "capacity", "device",
+        "dropped", "entries", "fence", "layout", "manifest", "minted", "name", "orderly", "outside", "resets",
+        "retired", "retiring", "unit",
     )  # fmt: skip
 
     def __init__(
@@ -159,7 +159,9 @@ class Pool:
         self.at_hand = 0 if lent else capacity
         self.outside = capacity - self.at_hand
         """The number of slots that the engine has which lends them."""
-        self._inside = array("i", bytes(ID_BYTES * capacity)) if lent else None  # 1: in the pool; None: all are for good
+        self._inside = (
+            array("i", bytes(ID_BYTES * capacity)) if lent else None
+        )  # 1: in the pool; None: all are for good
         self._flags = _as_tensor(self._inside) if self._inside else None  # the same memory, for many slots at once
         self._ordered = 0  # how many were free when they were last sorted
         self.orderly = False  # whether neighbouring pages are handed out together
