@@ -11,6 +11,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -25,22 +26,32 @@ class TraceRequest:
 
 def read(path: Path, most: int | None = None) -> Iterator[TraceRequest]:
     """The requests of a trace, in the order of the file."""
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with opened as file:
-        lines = [json.loads(line) for _, line in zip(range(most or 1 << 60), file, strict=False)]
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    lines = [json.loads(line) for line in text.splitlines()[:most]]
     size = block_size(lines)
     numbers: dict[int, int] = {}
-    for line in lines:
+    for count, line in enumerate(lines):
         tokens: list[int] = []
         for each in line["hash_ids"]:
             number = numbers.setdefault(each, len(numbers))
             tokens += [number, *range(size - 1)]
-        yield TraceRequest(tokens[: max(1, line["input_length"])], max(1, line["output_length"]))
+        length = max(1, line["input_length"])
+        tokens += [FIRST_LONE + count] * (length - len(tokens))  # what has no id is its own
+        yield TraceRequest(tokens[:length], max(1, line["output_length"]))
 
 
-def block_size(lines: list[dict[str, list[int] | int]]) -> int:
-    """Tokens of a block: the smallest power of two with which each request has as many blocks as its line says."""
+FIRST_LONE = 1 << 24
+"""Tokens from here on belong to one request."""
+
+
+def block_size(lines: list[Any]) -> int:
+    """Tokens of a block: the power of two with which each request has as many blocks as its line says.
+
+    A last block that is not whole may have an id or not.
+    """
     for power in range(20):
-        if all(-(-line["input_length"] // (1 << power)) == len(line["hash_ids"]) for line in lines):  # type: ignore[arg-type,operator]
-            return 1 << power
+        size = 1 << power
+        if all(len(each["hash_ids"]) - each["input_length"] // size in (0, 1) for each in lines):
+            return size
     raise ValueError("the lines do not agree on a size of blocks")

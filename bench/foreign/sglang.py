@@ -117,6 +117,8 @@ class SGLangCache(ForeignCache):
     """Slots of windows for each slot of full attention."""
     longest: ClassVar[int] = 512
     """Tokens of the longest request."""
+    track_interval: ClassVar[int] = 0
+    """Of how many tokens each state of a running request is kept. 0: of two pages."""
     requests_at_once: ClassVar[int] = 8
     """Rows of the request table, where no states bound their number."""
 
@@ -173,7 +175,7 @@ class SGLangCache(ForeignCache):
             page_size=self.page,
             device="cpu",
             attention_backend="torch_native",
-            mamba_track_interval=2 * self.page,
+            mamba_track_interval=self.track_interval or 2 * self.page,
             mamba_radix_cache_strategy="extra_buffer" if extra else "no_buffer",
             disable_overlap_schedule=not self.overlap,
         )
@@ -194,7 +196,9 @@ class SGLangCache(ForeignCache):
 
     def _allocator(self, tokens: int) -> Any:
         if "S" in self.letters:
-            return SWATokenToKVPoolAllocator(tokens, self.window_tokens, self.page, torch.float32, "cpu", self.kv, False)
+            return SWATokenToKVPoolAllocator(
+                tokens, self.window_tokens, self.page, torch.float32, "cpu", self.kv, False
+            )
         if self.page == 1:
             return TokenToKVPoolAllocator(tokens, torch.float32, "cpu", self.kv, False)
         return PagedTokenToKVPoolAllocator(tokens, self.page, torch.float32, "cpu", self.kv, False)

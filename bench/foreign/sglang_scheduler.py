@@ -11,12 +11,13 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from bench.foreign.sglang import NO_DRAFTS, SGLangCache
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.managers.scheduler_components.pool_stats_observer import kv_private_swa_tokens, kv_private_tokens
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.sampling.sampling_params import SamplingParams
+
+from bench.foreign.sglang import NO_DRAFTS, SGLangCache
 
 
 class Device:
@@ -127,7 +128,14 @@ class Scheduling(SGLangCache):
         if self.chunked is None and (not self.waiting or self.rows.available_size() <= 0):
             return None
         adder = PrefillAdder(
-            self.page, self.cache, self.allocator, self.running, self.ratio, 1 << 20, self.chunk, max_running_requests=64
+            self.page,
+            self.cache,
+            self.allocator,
+            self.running,
+            self.ratio,
+            1 << 20,
+            self.chunk,
+            max_running_requests=64,
         )
         if self.chunked is not None:
             self.chunked.init_next_round_input()

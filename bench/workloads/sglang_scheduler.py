@@ -23,8 +23,8 @@ from typing import Any
 from bench.drivers.trace_requests import TraceRequest, read
 
 METHODS = (
-    "match_prefix", "touch_prefix", "inc_lock_ref", "dec_lock_ref", "lock", "unlock", "checkpoint", "on_release", "evict",
-    "evict_for_alloc", "path_device_indices", "prefix_device_indices", "evictable_size", "full_evictable_size",
+    "match_prefix", "touch_prefix", "inc_lock_ref", "dec_lock_ref", "lock", "unlock", "checkpoint", "on_release",
+    "evict", "evict_for_alloc", "path_device_indices", "prefix_device_indices", "evictable_size", "full_evictable_size",
     "swa_evictable_size", "mamba_evictable_size", "swa_retain_floor",
 )  # fmt: skip
 """What SGLang's scheduler calls of its cache."""
@@ -71,7 +71,6 @@ class Side:
             said = list(range(number, number + min(answer, request.answer)))
             self.scheduler.submit(request.tokens, said)
             self.asked += len(request.tokens)
-        gc.collect()
         begun = time.thread_time()
         while self.scheduler.busy:
             moved = self.scheduler.iterate()
@@ -92,7 +91,7 @@ def sides(told: argparse.Namespace, longest: int) -> Iterator[tuple[str, Any]]:
 
     members = {
         "chunk": told.chunk, "longest": longest + 64, "window_share": told.window_share, "ratio": 0.3,
-        "requests_at_once": told.running,
+        "requests_at_once": told.running, "track_interval": 256,
     }  # fmt: skip
     bases: dict[str, tuple[Any, dict[str, Any]]] = {
         "prefixloom": (OurCacheInSGLang, {"cache_class": PrefixloomCache}),
@@ -132,6 +131,8 @@ def main() -> int:
     requests = [each for each in read(told.trace, told.requests) if len(each.tokens) < told.tokens // 2]
     longest = max(len(each.tokens) for each in requests) + told.answer
     made = [Side(name, scheduler, not told.whole_only) for name, scheduler in sides(told, longest)]
+    gc.collect()
+    gc.freeze()  # what was imported is not looked at again
     for number, batch in enumerate(batches(requests, told.turn)):
         for side in made if number % 2 else reversed(made):
             side.serve(batch, told.answer)

@@ -126,8 +126,8 @@ def jamba() -> Any:
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    "llama": llama, "gemma3": gemma3, "cohere2": cohere2, "gpt_oss": gpt_oss, "qwen3_next": qwen3_next, "qwen3_5": qwen3_5,
-    "mamba2": mamba2, "bamba": bamba, "falcon_h1": falcon_h1, "jamba": jamba,
+    "llama": llama, "gemma3": gemma3, "cohere2": cohere2, "gpt_oss": gpt_oss, "qwen3_next": qwen3_next,
+    "qwen3_5": qwen3_5, "mamba2": mamba2, "bamba": bamba, "falcon_h1": falcon_h1, "jamba": jamba,
 }  # fmt: skip
 
 

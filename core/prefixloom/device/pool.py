@@ -135,9 +135,9 @@ class Pool:
     """
 
     __slots__ = (
-        "_flags", "_free", "_inside", "_ordered", "_view", "at_hand", "blocks", "buffers", "capacity", "device", "dropped",
-        "entries", "fence", "layout", "manifest", "minted", "name", "orderly", "outside", "resets", "retired",
-        "retiring", "unit",
+        "_flags", "_free", "_inside", "_ordered", "_view", "at_hand", "blocks", "buffers", "capacity", "device",
+        "dropped", "entries", "fence", "layout", "manifest", "minted", "name", "orderly", "outside", "resets",
+        "retired", "retiring", "unit",
     )  # fmt: skip
 
     def __init__(

@@ -10,6 +10,7 @@
 | ``slots`` | page numbers of full attention and windows, and SGLang's allocators of them |
 | ``states`` | slots of Mamba and linear states, and SGLang's pool of them |
 | ``events`` | SGLang's KV events, from the journal of the books |
+| ``metrics`` | why prompts missed, as a counter among SGLang's metrics |
 | ``audit`` | debug mode: every slot has one owner, on both sides |
 
 Read ``cache`` first. SGLang keeps the free lists, the tables of running requests and all memory. The books know which

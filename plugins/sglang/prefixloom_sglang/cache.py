@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from sglang.srt.environ import envs
 from sglang.srt.mem_cache.base_prefix_cache import (
     BasePrefixCache,
     DecLockRefParams,
@@ -24,7 +25,6 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchPrefixParams,
     MatchResult,
 )
-from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_serving, get_spec, mamba_checkpoint_grid, mamba_track_grid
 from sglang.srt.utils.common import is_pin_memory_available
 

@@ -85,7 +85,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     ),
     "sglang.srt.managers.schedule_batch:ReqKvInfo": (
         "req_pool_idx", "cache_protected_len", "cache_inserted_len", "kv_allocated_len", "mamba_pool_idx",
-        "mamba_ping_pong_track_buffer", "mamba_next_track_idx", "kv_committed_len", "mamba_last_track_seqlen", "mamba_prev_track_seqlen", "mamba_cow_src_index",
+        "mamba_ping_pong_track_buffer", "mamba_next_track_idx", "kv_committed_len",
+        "mamba_last_track_seqlen", "mamba_prev_track_seqlen", "mamba_cow_src_index",
         "mamba_needs_clear",
     ),
 }  # fmt: skip

@@ -24,7 +24,7 @@ class LostHits:
         self._labels = dict(labels)
         self._counter = Counter(
             name=NAME,
-            documentation="Tokens that agree with cached keys and are computed again, by the component that lacks them.",
+            documentation="Tokens that agree with cached keys and are computed anew, by the component that lacks.",
             labelnames=[*self._labels, "component"],
         )
 

@@ -25,11 +25,12 @@ import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from sglang.srt.environ import envs
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
     from bench.foreign.ours_in_sglang import OurCacheInSGLang
     from bench.foreign.sglang import SGLangCache
     from bench.foreign.sglang_scheduler import Scheduling
-    from sglang.srt.environ import envs
-    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang's own
 
@@ -160,7 +161,9 @@ class Checked(Scheduling):
                 found = buffer[slots[low:]].reshape(-1)
                 bad = (found != wanted[low:]).nonzero().reshape(-1).tolist()
                 kind = ("full attention", "the window")[number]
-                assert not bad, f"request {request.rid} reads wrong {kind} at {low + bad[0]}, in a pass [{start}, {end})"
+                assert not bad, (
+                    f"request {request.rid} reads wrong {kind} at {low + bad[0]}, in a pass [{start}, {end})"
+                )
 
     def _check_states(self, spans: Any) -> None:
         for request, start, _ in spans:

@@ -343,7 +343,9 @@ class ComparedCache:
             least, most = (self.evictable(f, self.view, tight=tight) for tight in (False, True))
             if any(run.absent.get(f.name) for run in self.running):
                 most = f.capacity  # content arrived with gaps: what its sequence still covers is not followed
-            require(least <= told <= most, "%s: %s..%s pages may be evicted, the books say %s", f.name, least, most, told)
+            require(
+                least <= told <= most, "%s: %s..%s pages may be evicted, the books say %s", f.name, least, most, told
+            )
 
     @property
     def has_dropped(self) -> bool:
