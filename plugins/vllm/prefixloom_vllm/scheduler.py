@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from prefixloom import InvariantError, MatchPlan, PrefixloomError, ProtocolError
+from prefixloom import InvariantError, MatchPlan, PrefixloomError, ProtocolError, Tokens, encode
 
 from .books import Books, Claimed, Fetching
 from .figures import Figures
@@ -71,9 +71,14 @@ class Tracked:
     finished: bool = False
     copies: int = 0
     told: str = ""
+    encoded: Tokens = encode(())
 
-    def tokens(self, upto: int) -> list[int]:
-        return list(self.request.all_token_ids[:upto])
+    def tokens(self, upto: int) -> Tokens:
+        """The tokens up to there. Each is encoded once."""
+        count, request = self.encoded.count, self.request
+        if count < upto:
+            self.encoded = self.encoded.extended(list(request.all_token_ids[count : request.num_tokens]))
+        return self.encoded.part(0, upto)
 
     def extra(self, upto: int) -> list[tuple[int, int, str]]:
         return [(start, min(end, upto), key) for start, end, key in self.spans if start < upto]
