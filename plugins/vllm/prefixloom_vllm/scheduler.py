@@ -73,7 +73,7 @@ class Tracked:
     finished: bool = False
     copies: int = 0
     told: str = ""
-    encoded: Tokens = encode(())
+    encoded: Tokens = attrs.field(factory=lambda: encode(()))
 
     def tokens(self, upto: int) -> Tokens:
         """The tokens up to there. Each is encoded once."""
