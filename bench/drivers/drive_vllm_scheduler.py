@@ -82,10 +82,12 @@ class Entry:
 def entries(trace: Path, count: int, block: int, scale: int, answer: int) -> Iterator[Entry]:
     """The first requests of a trace, with ``scale`` times fewer tokens. An id names a block's tokens."""
     size = block // scale
+    numbers: dict[int, int] = {}
     with gzip.open(trace, "rt") as lines:
         for _, line in zip(range(count), lines, strict=False):
             told = json.loads(line)
-            tokens = [one for each in told["hash_ids"] for one in range(each * 64, each * 64 + size)]
+            blocks = [numbers.setdefault(each, len(numbers)) for each in told["hash_ids"]]
+            tokens = [one for each in blocks for one in range(each * size, each * size + size)]
             length = max(1, min(len(tokens), told["input_length"] // scale, LONGEST - answer - 1))
             yield Entry(tokens[:length], max(1, min(answer, told["output_length"] // scale)))
 
@@ -124,7 +126,10 @@ def connector_of(side: str, scene: Scene) -> KVTransferConfig | None:
         )  # fmt: skip
     more: dict[str, Any] = {"cpu_bytes_to_use": scene.host, "eviction_policy": "lru"}
     if side == "reach":
-        more |= {"eviction_policy": "ReachPolicy", "cache_policy_module_path": "prefixloom_vllm.reach_policy"}
+        chunks = {"window": -(-(scene.window - 1) // scene.page), "state": 1}
+        windows = ",".join(f"{at}={chunks[each]}" for at, each in enumerate(scene.groups) if each in chunks)
+        more |= {"eviction_policy": f"ReachPolicy({windows})"}
+        more["cache_policy_module_path"] = "prefixloom_vllm.reach_policy"
     elif side == "arc":
         more["eviction_policy"] = "arc"
     return KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=more)

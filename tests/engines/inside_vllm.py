@@ -1,6 +1,7 @@
 """A pytest plugin for vLLM's own tests: every scheduler that has prefix caching gets our connector.
 
-A test whose scheduler has another connector keeps it only where that connector is itself what is tested.
+A test whose scheduler has another connector keeps it only where that connector is itself what is tested. vLLM's own
+host tier gets our order of eviction wherever it would have LRU.
 """
 
 from __future__ import annotations
@@ -31,3 +32,14 @@ def pytest_configure(config: Any) -> None:
         make(self, vllm_config, *args, **kwargs)
 
     Scheduler.__init__ = made  # type: ignore[method-assign]
+
+    from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
+
+    from prefixloom_vllm.reach_policy import ReachPolicy
+
+    find = CachePolicyFactory.get_cache_policy_cls
+
+    def found(name: str, module_path: str | None = None) -> Any:
+        return ReachPolicy if name == "lru" else find(name, module_path)
+
+    CachePolicyFactory.get_cache_policy_cls = staticmethod(found)  # type: ignore[method-assign, assignment]

@@ -91,6 +91,8 @@ class Books:
         self.identity = identity
         self.epoch = 0
         """How often everything was forgotten. Content from before belongs to no tokens any more."""
+        self.gains = 0
+        """How often the cache may have got something."""
         self._store: Any = None
         self.slots = size(groups, options, ranks)
         model: Profile | None = None
@@ -198,6 +200,7 @@ class Books:
 
     def insert(self, tokens: Any, slots: Slots, start: int, namespace: str, extra: Any) -> Inserted:
         """The slots have the content of these tokens now: from ``start`` on, and the state at their end."""
+        self.gains += 1
         for mine in slots.values():
             self._out.difference_update(mine)
         try:
@@ -219,6 +222,7 @@ class Books:
     def forget(self) -> None:
         """Nothing that was computed so far is valid any more, nor what a store has of it."""
         self.epoch += 1
+        self.gains += 1
         if self._store is not None:
             self.identity = attrs.evolve(self.identity, salt=f"reset {uuid.uuid4()}")
             self._tier.identity = self.identity
@@ -273,6 +277,7 @@ class Books:
     def fetched(self, fetching: Fetching) -> None:
         """End a fetch: what it brought is in the cache."""
         self._fetches -= 1
+        self.gains += 1
         fetching.sequence.abort()
         self._collect()
 

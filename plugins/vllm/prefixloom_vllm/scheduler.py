@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from prefixloom import InvariantError, MatchPlan, PrefixloomError, ProtocolError
+from prefixloom import InvariantError, MatchPlan, PrefixloomError, ProtocolError, Tokens, encode
 
 from .books import Books, Claimed, Fetching
 from .figures import Figures
@@ -63,6 +63,8 @@ class Tracked:
     stored: int = 0
     epoch: int = -1
     known: bool = False
+    plan: MatchPlan | None = None
+    asked: tuple[int, int] = (-1, 0)
     claimed: Claimed | None = None
     promised: int = 0
     fetching: Fetching | None = None
@@ -71,9 +73,14 @@ class Tracked:
     finished: bool = False
     copies: int = 0
     told: str = ""
+    encoded: Tokens = attrs.field(factory=lambda: encode(()))
 
-    def tokens(self, upto: int) -> list[int]:
-        return list(self.request.all_token_ids[:upto])
+    def tokens(self, upto: int) -> Tokens:
+        """The tokens up to there. Each is encoded once."""
+        count, request = self.encoded.count, self.request
+        if count < upto:
+            self.encoded = self.encoded.extended(list(request.all_token_ids[count : request.num_tokens]))
+        return self.encoded if self.encoded.count == upto else self.encoded.part(0, upto)
 
     def extra(self, upto: int) -> list[tuple[int, int, str]]:
         return [(start, min(end, upto), key) for start, end, key in self.spans if start < upto]
@@ -146,12 +153,15 @@ class SchedulerSide:
         if tracked is None:
             return 0
         self.settle()
-        self._let_go(tracked)
-        plan = self._match(tracked)
+        plan = tracked.plan
+        if plan is None or tracked.asked != self._question(tracked) or (tracked.claimed is None and plan.stale):
+            self._let_go(tracked)
+            plan = self._match(tracked)
         lacking = request.num_tokens - max(plan.ready, computed)
         if tracked.fetching is not None or (lacking > self.books.page and not tracked.fetched and not tracked.failed):
             if self._fetches(tracked, plan):
                 return None
+            self._let_go(tracked)
             plan = self._match(tracked)
         if not tracked.known:
             tracked.known = True
@@ -159,18 +169,26 @@ class SchedulerSide:
         tracked.found = tracked.stored = plan.ready
         tracked.epoch = self.books.epoch
         more = plan.ready - computed
-        if plan.why != tracked.told:
+        if log.isEnabledFor(logging.DEBUG) and plan.why != tracked.told:
             tracked.told = plan.why
             log.debug("request %s: %d tokens are on the host: %s", request.request_id, plan.ready, plan.why)
         if tracked.failed or more < self.books.options.load_at_least or request.skip_reading_prefix_cache:
+            self._let_go(tracked)
             return 0
-        tracked.claimed = self.books.claim(plan)
+        if tracked.claimed is None:
+            tracked.claimed = self.books.claim(plan)
         tracked.promised = more
         return more
 
     def _match(self, tracked: Tracked) -> MatchPlan:
         count = tracked.request.num_tokens
-        return self.books.match(tracked.tokens(count), tracked.namespace, tracked.extra(count))
+        tracked.asked = self._question(tracked)
+        tracked.plan = self.books.match(tracked.tokens(count), tracked.namespace, tracked.extra(count))
+        return tracked.plan
+
+    def _question(self, tracked: Tracked) -> tuple[int, int]:
+        """vLLM asks again at each step for which it has no blocks. While this is the same, the answer is too."""
+        return self.books.gains, tracked.request.num_tokens
 
     def _fetches(self, tracked: Tracked, plan: MatchPlan) -> bool:
         """Whether a store is still being asked for more of a prompt."""

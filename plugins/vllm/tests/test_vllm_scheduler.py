@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from prefixloom import CompositionError, Identity, ProtocolError, StorageError
 from prefixloom_vllm.books import Books, check_identity, size
@@ -20,6 +21,7 @@ from prefixloom_vllm.groups import Group, groups_of
 from prefixloom_vllm.options import Options
 from prefixloom_vllm.region import Region
 from prefixloom_vllm.scheduler import Copy, Plan, SchedulerSide
+from prefixloom_vllm.worker import WorkerSide
 from tests.support.vllm_specs import FULL, STATE, WINDOW, config, spec
 
 
@@ -315,6 +317,50 @@ def test_a_store_survives_its_process_and_is_refused_to_another_model(make: Any,
         check_identity(tmp_path / "store", Identity(model="m", weights="v"))
 
 
+def test_two_engines_cannot_have_one_store(make: Any, tmp_path: Path) -> None:
+    store = {"store": str(tmp_path / "store"), "store_capacity": "16MiB", "staging": "1MiB"}
+    first = make(FULL, **store)
+    second = tmp_path / "second"
+    second.mkdir()
+    with pytest.raises(StorageError, match=r"cannot be used: .* has a writer already"):
+        Engine(second, FULL, **store)
+    serve(first, "a", list(range(26)))
+    assert first.hit(request("b", list(range(26)))) == 24
+
+
+def test_two_engines_of_one_name_are_refused(make: Any, tmp_path: Path) -> None:
+    groups = groups_of(config(FULL))
+    Region(str(tmp_path), "engine", groups, 8, 2, 0)  # rank 1 has not mapped it yet
+    with pytest.raises(StorageError, match="another engine on this machine has the engine_id 'engine'"):
+        Region(str(tmp_path), "engine", groups, 8, 2, 0)
+
+
+def test_a_worker_that_is_shut_down_ends_its_copies_first(tmp_path: Path) -> None:
+    groups = groups_of(config(FULL))
+    regions = [Region(str(tmp_path), "engine", groups, 64, 1, rank) for rank in (0, None)]
+    worker = WorkerSide(groups, regions[0], Figures(), True)
+    memory = torch.arange(64 * 8, dtype=torch.int64).to(torch.uint8).view(64, 8)
+    worker.register({"0.0": memory, "0.1": memory + 1}, 64)
+    copies = [Copy(number, "a", {0: ([number], [64 - number])}) for number in range(1, 60)]
+    worker.store(Plan(stores=tuple(copies)))
+    worker.close()
+    assert all(regions[1].finished(copy.number) for copy in copies)
+    first, second = regions[1].layers(0, 0)
+    for copy in copies:
+        slot = 64 - copy.number
+        assert torch.equal(first[slot], memory[copy.number]) and torch.equal(second[slot], memory[copy.number] + 1)
+    for region in regions:
+        region.close()
+    assert not list(tmp_path.glob("prefixloom-vllm-*"))
+
+
+def test_memory_for_less_than_a_block_of_each_group_is_refused() -> None:
+    groups = groups_of(config(FULL, WINDOW))
+    with pytest.raises(CompositionError, match="memory is 31 bytes, and a block of each of the 2 groups takes 32"):
+        size(groups, Options.of({"memory": 31}), 1)
+    assert size(groups, Options.of({"memory": 33}), 1) == 2
+
+
 def test_the_region_has_no_name_once_all_have_mapped_it(make: Any, tmp_path: Path) -> None:
     make(FULL)
     assert not list(tmp_path.glob("prefixloom-vllm-*"))
@@ -332,6 +378,8 @@ def test_what_a_dead_engine_left_is_swept(make: Any, tmp_path: Path) -> None:
     [
         ({}, "say how much of the host"),
         ({"memory": 0}, "memory is a number of bytes of at least 1"),
+        ({"blocks": 0}, "blocks is a whole number of at least 1"),
+        ({"memory": "4GiB", "blocks": 4}, "say how much of the host"),
         ({"memory": "4GiB", "memroy": 1}, "did you mean 'memory'"),
         ({"memory": "4GiB", "store": "x"}, "a store needs store_capacity"),
         ({"memory": "4GiB", "staging": 5}, "no store was given"),
