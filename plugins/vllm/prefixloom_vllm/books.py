@@ -64,7 +64,7 @@ class Claimed:
 
     lease: Lease | None
     ready: int
-    slots: dict[str, list[int]]
+    slots: dict[str, Many[int]]
 
 
 @attrs.define(eq=False)
