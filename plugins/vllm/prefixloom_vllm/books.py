@@ -64,7 +64,7 @@ class Claimed:
 
     lease: Lease | None
     ready: int
-    slots: dict[str, Many[int]]
+    slots: Slots
 
 
 @attrs.define(eq=False)
