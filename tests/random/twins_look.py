@@ -20,6 +20,8 @@ def covered(record: Any) -> Any:
         return None
     if isinstance(record, tuple):
         return path(record[0]), record[1]
+    if isinstance(record, list):
+        return [(path(cell.node), start) for cell, start in record]
     return path(record.node)
 
 
