@@ -97,7 +97,7 @@ def test_what_no_boundary_needs_goes_alone_if_that_is_asked_for() -> None:
     cache.insert(range(16), {"full": range(8), "swa": range(8), "mamba": [0]})
     assert cache.evict({"full": 8, "swa": 8, "mamba": 8}, unneeded=True) == {"full": 0, "swa": 5, "mamba": 0}
     assert cache.peek(range(16)) == 16
-    assert cache.take_back() == {"swa": [0, 1, 2, 3, 4]}
+    assert taken_back(cache) == {"swa": [0, 1, 2, 3, 4]}
 
 
 def test_after_a_flush_all_slots_can_be_taken_back() -> None:
