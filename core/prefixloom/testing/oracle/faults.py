@@ -53,7 +53,9 @@ REFUSED = ("grow refused", "arrive refused", "open refused")
 class FaultInjector(Operations):
     """Operations on a cache whose component is a spy that can raise."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, raising: str = "") -> None:
+        """``raising``: the hook that is overridden only to raise."""
+        self.raising = raising
         own = set(bench.spy.overridden)
         allowances = Allowances.of(bench.parts, backdoor.has_admission(bench.cache))
         if not own:  # a hook that is only overridden to raise leaves nothing open
@@ -65,8 +67,10 @@ class FaultInjector(Operations):
         self.spy.arm(0)  # the comparison calls hooks, and they must not raise now
         super().compare(*args, **options)  # type: ignore[arg-type]
 
-    def check_evictable(self) -> None:
-        """Nothing: where the hook of locks is overridden, be it only to raise, covered pages never go."""
+    @property
+    def room_is_exact(self) -> bool:
+        """Not where the hook of locks is overridden, be it only to raise: then nothing goes that a lease covers."""
+        return super().room_is_exact and self.raising != "acquire_component_lock"
 
     def attempt(self, op: Op) -> bool:
         """Do an operation and return whether it succeeded; if not, check that nothing has changed."""
@@ -89,7 +93,7 @@ def in_hook(case: ComponentCase, beside: Sequence[str], hook: str, script: Seque
     """Play a script in which each call of ``hook`` raises once. Return how often it raised."""
     bench = Bench(case, beside, units=14, raising=hook, exact=False)
     bench.spy.arm(0)
-    world = FaultInjector(bench)
+    world = FaultInjector(bench, hook)
     for op in script:
         nth = 1
         while True:

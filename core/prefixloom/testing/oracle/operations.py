@@ -177,10 +177,11 @@ class Operations(SequenceOperations):
         """
         count = reaches = len(ids) - 1
         boundary = self.model.limit(count, 0)
+        whole = (count - self.model.lookahead) // self.model.page * self.model.page
         for f in self.model.facts:
             if not f.path:
                 continue
-            for page in range(got.ready // f.page, (count - self.model.lookahead) // f.page):
+            for page in range(got.ready // f.page, whole // f.page):
                 if slots[f.name][page] < 0 and self.model.piece(f, ids, page) not in self.model.resident[f.name]:
                     reaches = min(reaches, page * f.page)
                     break
