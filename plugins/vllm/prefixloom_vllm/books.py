@@ -138,7 +138,7 @@ class Books:
     def claim(self, plan: MatchPlan) -> Claimed:
         """Protect what resuming at ``plan.ready`` needs, until ``release``."""
         lease = self.cache.lease(plan, exact=True)
-        slots = {name: lease.pages(name) for name in self.capacity}
+        slots = {name: lease.pages(name).tolist() for name in self.capacity}
         for name, mine in slots.items():
             self._read[name].update(slot for slot in mine if slot >= 0)
         return Claimed(lease, plan.ready, slots)
