@@ -94,6 +94,10 @@ class Results:
     )
     _prepare_kv_cache_release = SchedulerBatchResultProcessor._prepare_kv_cache_release
 
+    def decoded(self, request: Any, batch: Any, i: int) -> None:
+        """What a decode's result does to a request that may have finished with it."""
+        self._handle_finish_state_updated_req(request, batch, NO_DRAFTS, i, None)
+
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
         pass
 
@@ -384,7 +388,7 @@ class SGLangCache(ForeignCache):
                 self._live.remove(request)
             request.update_finish_state()
             if batch.forward_mode.is_decode():
-                self.results._handle_finish_state_updated_req(request, batch, NO_DRAFTS, i, None)
+                self.results.decoded(request, batch, i)
             elif request.finished():
                 release_kv_cache(request, self.cache, checkpoint=True)
             else:

@@ -17,7 +17,7 @@ from sglang.srt.managers.scheduler_components.pool_stats_observer import kv_priv
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from bench.foreign.sglang import NO_DRAFTS, SGLangCache
+from bench.foreign.sglang import SGLangCache
 
 
 class Device:
@@ -218,7 +218,7 @@ class Scheduling(SGLangCache):
             if request.finished():
                 self._live.remove(request)
             if decodes:
-                self.results._handle_finish_state_updated_req(request, batch, NO_DRAFTS, i, None)
+                self.results.decoded(request, batch, i)
             elif request.finished():
                 release_kv_cache(request, self.cache, checkpoint=True)
             else:

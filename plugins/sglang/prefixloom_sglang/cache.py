@@ -245,8 +245,8 @@ class PrefixloomCache(BasePrefixCache):
     def swa_retain_floor(self, req: Any) -> int | None:
         """A state that waits to be handed over needs the window before it, and so does what is published next."""
         if self._may_move_on:
-            decoded: int = self._decoded(req) // self.page_size * self.page_size
-            return decoded - (self.swa_retain_window or 0)
+            next_end: int = self._decoded(req) // self.page_size * self.page_size
+            return next_end - max(self.sliding_window_size or 0, self.draft_swa_window)
         if self.states is None or not self._has_windows or req.kv.mamba_last_track_seqlen is None:
             return None
         floor: int = req.kv.mamba_last_track_seqlen - max(self.sliding_window_size or 0, self.draft_swa_window)

@@ -82,3 +82,29 @@ def test_the_pools_are_read_from_sglangs_parameters() -> None:
     assert pools_of(params, windows=False, states=False) == Pools(16, 10)
     params.draft_swa_window = 40
     assert pools_of(params, windows=True, states=True) == Pools(16, 10, 5, 40, 9)
+
+
+@pytest.mark.parametrize(
+    ("config", "pools", "sentence"),
+    [
+        (LLAMA, Pools(16, 0), "SGLang has 0 pages for tokens, .* --max-total-tokens"),
+        (LLAMA, Pools(0, 8), "SGLang has 0 tokens for a page, .* --page-size"),
+        (WINDOWS, Pools(1, 8, 0, window=31), "SGLang has 0 pages for windows, .* --swa-full-tokens-ratio"),
+        (WINDOWS, Pools(1, 8, 8, window=0), "SGLang keeps 0 tokens of a window"),
+        (STATES, Pools(1, 8, states=0), "SGLang has 0 slots for states, .* --max-mamba-cache-size"),
+    ],
+)
+def test_a_pool_of_no_size_is_refused_with_the_flag_that_gives_it_more(
+    config: dict[str, Any], pools: Pools, sentence: str
+) -> None:
+    with pytest.raises(CompositionError, match=sentence):
+        books_for(config, pools)
+
+
+def test_a_path_has_so_many_states_as_the_flag_says() -> None:
+    books = books_for(STATES, Pools(4, 64, states=16, states_per_path=2))
+    for end in (8, 16, 24, 32):
+        books.insert(range(end), {FULL: range(1, end // 4 + 1), STATE: [end // 8]})
+        books.take_back()
+    assert books.stats().components[STATE].cached == 2
+    assert [books.peek(range(end)) for end in (8, 16, 24, 32)] == [8, 8, 8, 32]

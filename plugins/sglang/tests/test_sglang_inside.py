@@ -23,6 +23,7 @@ from prefixloom.testing.foreign import command
 from prefixloom.testing.foreign.contract import PassPart, PassResult
 from prefixloom_sglang import door, interface
 from prefixloom_sglang.composition import FULL, STATE, SWA
+from prefixloom_sglang.metrics import NAME
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang's own
 
@@ -30,6 +31,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from bench.foreign.ours_in_sglang import OurCacheInSGLang
     from bench.foreign.sglang import SGLangCache
+    from prefixloom_sglang.cache import PrefixloomCache
 
 SETS = ("F", "FS", "FM", "FSM")
 WINDOW = 6
@@ -256,6 +258,25 @@ def test_the_log_says_why_a_prompt_missed(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.DEBUG, logger="sglang.prefixloom"):
         serve(made, [*range(22), 99, 98, 97])
     assert "component 'state' holds nothing usable past 0 of 20 tokens" in caplog.text
+
+
+def test_the_metrics_say_what_was_lost_and_to_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+    prometheus = pytest.importorskip("prometheus_client")
+    sglangs = SimpleNamespace(labels={"model": "tiny"})  # its own collector wants the ranks of an engine
+    monkeypatch.setattr(PrefixloomCache, "init_metrics_collector", lambda self: None)
+    monkeypatch.setattr(PrefixloomCache, "metrics_collector", sglangs)
+    made = scheduler("FM", 4, enable_metrics=True)
+
+    def lost() -> float:
+        samples = [each for family in prometheus.REGISTRY.collect() for each in family.samples]
+        return sum(each.value for each in samples if each.name == f"{NAME}_total" and each.labels["component"] == STATE)
+
+    serve(made, range(30))
+    assert lost() == 0
+    serve(made, [*range(22), 99, 98, 97])
+    assert lost() == 20
+    serve(made, range(500, 530))
+    assert lost() == 20, "nobody had sent this before"
 
 
 def test_a_third_prompt_hits_where_two_parted() -> None:

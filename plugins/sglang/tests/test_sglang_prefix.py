@@ -29,7 +29,7 @@ def test_a_locked_prefix_keeps_its_pages_and_an_unlocked_one_does_not() -> None:
     assert cache.evict({"full": 4}) == {"full": 1}
     prefix.unlock()
     assert cache.evict({"full": 4}) == {"full": 0}
-    assert [*prefix.pages("full")] == [1, 2, 3]
+    assert list(prefix.pages("full")) == [1, 2, 3]
     prefix.unlock()
     assert cache.evict({"full": 4}) == {"full": 3}
 

@@ -132,7 +132,7 @@ class Books:
     def claim(self, plan: MatchPlan) -> Claimed:
         """Protect what resuming at ``plan.ready`` needs, until ``release``."""
         lease = self.cache.lease(plan, exact=True)
-        slots = {group.name: lease.pages(group.name) for group in self.groups}
+        slots = {group.name: lease.pages(group.name).tolist() for group in self.groups}
         for mine in slots.values():
             self._read.update(slot for slot in mine if slot >= 0)
         return Claimed(lease, plan.ready, slots)

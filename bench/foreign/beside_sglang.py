@@ -1,6 +1,6 @@
 """A trace through SGLang's scheduler calls and pools, with SGLang's own prefix cache and with ours, at equal memory.
 
-``python -m bench.workloads.sglang_scheduler TRACE [--letters FS] [--requests 1000] [--blocks 1000] [--page 1]``
+``python -m bench.foreign.beside_sglang TRACE [--letters FS] [--requests 1000] [--blocks 1000] [--page 1]``
 
 The sides take turns in one process, a few requests each, so that both see the same machine. Time is CPU time of the
 thread. "Whole" is all that the scheduler does for a request: its queue, admission, batches, slots, results and its
@@ -52,7 +52,7 @@ class Stopwatch:
         return timed
 
 
-class Side:
+class TimedSide:
     """One cache in SGLang's scheduler."""
 
     def __init__(self, name: str, scheduler: Any, inside: bool) -> None:
@@ -130,7 +130,7 @@ def main() -> int:
     told = parser.parse_args()
     requests = [each for each in read(told.trace, told.requests) if len(each.tokens) < told.tokens // 2]
     longest = max(len(each.tokens) for each in requests) + told.answer
-    made = [Side(name, scheduler, not told.whole_only) for name, scheduler in sides(told, longest)]
+    made = [TimedSide(name, scheduler, not told.whole_only) for name, scheduler in sides(told, longest)]
     gc.collect()
     gc.freeze()  # what was imported is not looked at again
     for number, batch in enumerate(batches(requests, told.turn)):
