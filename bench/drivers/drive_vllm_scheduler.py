@@ -159,7 +159,7 @@ def scheduler_of(side: str, scene: Scene) -> tuple[Scheduler, VllmConfig, KVCach
     return scheduler, config, kv_cache_config
 
 
-class Worker:
+class CopiesThatEnd:
     """Says that copies are over: loads and stores of ours when the step is, stores of vLLM's a step later, as there."""
 
     def __init__(self, side: str, scheduler: Scheduler, config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
@@ -195,15 +195,9 @@ def run(side: str, scene: Scene, asked: list[Entry]) -> dict[str, Any]:
     """Serve all requests, ``scene.running`` at a time, and count."""
     init_none_hash(sha256)
     scheduler, config, kv_cache_config = scheduler_of(side, scene)
-    worker = Worker(side, scheduler, config, kv_cache_config)
+    worker = CopiesThatEnd(side, scheduler, config, kv_cache_config)
     hasher = get_request_block_hasher(scheduler.hash_block_size, sha256)
-    requests = deque(
-        Request(
-            request_id=str(number), prompt_token_ids=each.tokens, pooling_params=None, block_hasher=None,
-            sampling_params=SamplingParams(max_tokens=each.answer, ignore_eos=True),
-        )
-        for number, each in enumerate(asked)
-    )  # fmt: skip
+    requests = deque(enumerate(asked))
     found = {"side": side, "requests": len(requests), "prompt": sum(len(each.tokens) for each in asked)}
     local = external = steps = open_requests = 0
     times: list[float] = []
@@ -211,10 +205,12 @@ def run(side: str, scene: Scene, asked: list[Entry]) -> dict[str, Any]:
     clock = time.thread_time
     while requests or scheduler.has_unfinished_requests():
         while requests and open_requests < scene.running:
-            request = requests.popleft()
+            number, asks = requests.popleft()
             begun = clock()
-            request._block_hasher = hasher  # hashing is part of what a request costs
-            request.update_block_hashes()
+            request = Request(  # it hashes its blocks at once
+                request_id=str(number), prompt_token_ids=asks.tokens, pooling_params=None, block_hasher=hasher,
+                sampling_params=SamplingParams(max_tokens=asks.answer, ignore_eos=True),
+            )  # fmt: skip
             scheduler.add_request(request)
             spent += clock() - begun
             open_requests += 1

@@ -25,6 +25,7 @@ def pytest_configure(config: Any) -> None:
         if vllm_config.cache_config.enable_prefix_caching and (transfer is None or transfer.kv_connector not in KEPT):
             vllm_config.kv_transfer_config = KVTransferConfig(
                 kv_connector="PrefixloomConnector",
+                kv_connector_module_path="prefixloom_vllm.connector",
                 kv_role="kv_both",
                 kv_load_failure_policy=transfer.kv_load_failure_policy if transfer else "recompute",
                 kv_connector_extra_config={"memory": "16MiB"},

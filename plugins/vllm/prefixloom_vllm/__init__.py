@@ -15,6 +15,8 @@ Read in this order:
 ``connector``  the class that vLLM makes, which hands its calls to the two sides
 ``figures``    the counts, in vLLM's form
 ``versions``   the check that vLLM's interface is the one that this was written for
+
+Beside all this stands ``reach_policy``: an order of eviction for vLLM's own host tier.
 """
 
 from __future__ import annotations
