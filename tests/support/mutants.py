@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
            "duplicates.tobytes()", "duplicates.tobytes() + duplicates[:1].tobytes()",
            ("composition", "two windows", "4000")),
     Mutant("duplicates are never freed", "tree/path_lane.py", "PathLane.hand_over",
-           "self.pool.give(table[first:last].tobytes())\nif not ends:\n    table[first:last] = array('i', cell.data)\n    holding.change(first)", "if not ends:\n    table[first:last] = array('i', cell.data)\n    holding.change(first)",
+           "self._give_duplicates(table[first:last].tobytes())\nif not ends:\n    table[first:last] = array('i', cell.data)\n    holding.change(first)", "if not ends:\n    table[first:last] = array('i', cell.data)\n    holding.change(first)",
            ("law", "law_every_answer_is_what_the_sets_say", "path")),
     Mutant("a duplicate stays in the table", "tree/path_lane.py", "PathLane.hand_over",
            "table[first:last] = array('i', cell.data)\nholding.change(first)", "holding.change(first)",
