@@ -14,11 +14,11 @@ import pytest
 
 from prefixloom.testing import LAWS, ComponentCase, check_law
 from prefixloom.testing.conformance import name_of
+from tests.kit.test_kit_distributions import WRONG as OF_DISTRIBUTIONS
 from tests.lessons import mutants_of_lessons as lessons
 from tests.support.broken import BROKEN, ORIGINALS
 from tests.support.conformance_tables import ROOT
 from tests.support.killing import mutated
-from tests.kit.test_kit_distributions import WRONG as OF_DISTRIBUTIONS
 from tests.support.mutants import LESSONS_BY_LAW, MUTANTS, Mutant
 from tests.support.sampling import sampled_rows
 
