@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import attrs
 from vllm.v1.kv_offload.base import get_offload_group_idx
-from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
+from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, order_request_keys
 
 NAME = re.compile(r"ReachPolicy\((\d+=[1-9]\d*(?:,\d+=[1-9]\d*)*)\)")
 
@@ -98,7 +98,7 @@ class ReachPolicy(CachePolicy):
         reused = [places[key] for key in reused_keys if key in places]
         ends = {max(places.values()), max(reused, default=0), 0 if prefill is None else prefill.end}
         chunk = min(place for place in places.values() if place) if any(places.values()) else 1
-        for key in sorted(places, key=lambda key: -places[key]):
+        for key in reversed(order_request_keys(key_groups, req_context)):
             if key in self.chunks:
                 window = self.windows.get(get_offload_group_idx(key))
                 # A hit leaves a token to compute, so it may end a chunk before the end of a prompt.
