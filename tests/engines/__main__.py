@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if told.verb == "short":
         well = True
-        for engine, model in (("sglang", "llama"), ("vllm", "gemma3")):
+        for engine, model in (("sglang", "cohere2"), ("vllm", "gemma3")):
             if told.engine in (None, engine):
                 bench = bench_of(engine)
                 modes = ("off", "prefixloom", "spoiled prefixloom")

@@ -39,7 +39,7 @@ from .groups import Group, slot_bytes, tree_page
 from .options import Options
 from .region import Region
 
-log = logging.getLogger("prefixloom.vllm")
+log = logging.getLogger("vllm.prefixloom")
 
 Slots = Mapping[str, Many[int]]
 

@@ -33,7 +33,7 @@ from .scheduler import Plan, SchedulerSide
 from .versions import check_interface
 from .worker import WorkerSide
 
-log = logging.getLogger("prefixloom.vllm")
+log = logging.getLogger("vllm.prefixloom")
 
 
 @dataclass

@@ -24,7 +24,7 @@ from .figures import Figures
 from .groups import Group
 from .region import RING, Region
 
-log = logging.getLogger("prefixloom.vllm")
+log = logging.getLogger("vllm.prefixloom")
 
 Pairs = dict[int, tuple[list[int], list[int]]]
 """Of each group, the device's blocks and the host's slots that belong together."""

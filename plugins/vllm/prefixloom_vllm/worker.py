@@ -23,7 +23,7 @@ from .groups import Group
 from .region import Region
 from .scheduler import Copy, Plan
 
-log = logging.getLogger("prefixloom.vllm")
+log = logging.getLogger("vllm.prefixloom")
 
 
 class WorkerSide:
