@@ -115,6 +115,9 @@ def test_keys_that_are_equal_to_python_alone_are_two() -> None:
 
 def test_numbers_that_nothing_uses_are_forgotten_when_tokens_are_appended() -> None:
     cache = path_cache()
+    for tenant in "abc":
+        with cache.open([9] * 4, namespace=tenant, extra=[(0, 4, tenant)]) as sequence:
+            finish(sequence)
     for number in range(3000):
         with cache.open(PROMPT) as sequence:
             sequence.append(IMAGE, extra=[(0, 7, number)])
@@ -123,3 +126,4 @@ def test_numbers_that_nothing_uses_are_forgotten_when_tokens_are_appended() -> N
         assert len(cache.core.keys.meant) <= 3 * 1024
         finish(sequence)
     assert cache.peek([*PROMPT, *IMAGE], extra=CAT) == 12
+    assert [cache.peek([9] * 4, namespace=tenant, extra=[(0, 4, tenant)]) for tenant in "abc"] == [4, 4, 4]

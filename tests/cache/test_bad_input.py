@@ -234,6 +234,8 @@ def test_every_call_from_another_thread_is_refused_and_changes_nothing() -> None
         step.run_ops()
     lease.release()
     sequence.close()
+    cache.flush()
+    assert isinstance(elsewhere(lambda: cache.match(TOKENS)), ProtocolError), "after a flush as before it"
     settle(cache)
 
 

@@ -35,6 +35,7 @@ TOKENS = list(range(100, 140))
         (TOKENS, {"leave": 1}, "36 of 40 tokens: a hit is a multiple of 4, and some tokens are to be left to compute"),
         ([*TOKENS[:10], 1, 2, 3], {}, "the keys agree to 8 tokens, in whole pages of 4"),
         (TOKENS, {"namespace": "other"}, "nothing is cached in namespace 'other'"),
+        (TOKENS, {"namespace": "\0other"}, "nothing is cached in namespace '\\x00other'"),
     ],
 )
 def test_a_plan_says_why_the_hit_is_no_longer(tokens: list[int], options: dict[str, object], told: str) -> None:

@@ -302,7 +302,7 @@ def test_an_indexer_that_serves_several_layers_has_keys_in_one(registry: Registr
 # ---------------------------------------------------------------- what is refused
 
 
-HALF_NAMED = {"full_attn_layers": [1], "kda_layers": [2]}
+HALF_NAMED = {"full_attn_layers": [3], "kda_layers": [2]}
 REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "mistral", {"layer_types": ["compressed_sparse_attention", "full_attention"] * 16},
@@ -317,7 +317,8 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("deepseek_v32", {"index_head_dim": None}, "has an indexer, and its config has no index_head_dim"),
     ("gemma3", {"use_bidirectional_attention": True}, "attends to later tokens too"),
     ("mamba2", {"layer_types": ["full_attention"] * 64}, "layer 0 has attention, .* no num_attention_heads"),
-    ("kimi_linear", {"layer_types": None, "linear_attn_config": HALF_NAMED}, "names no kind for layers"),
+    ("kimi_linear", {"layer_types": None, "linear_attn_config": HALF_NAMED}, r"names no kind for layers \[1, 4, 5,"),
+    ("jamba", {"mamba_d_conv": None}, "does not tell the shape of its recurrent state"),
     ("jamba", {"attn_layer_offset": None}, "does not list its layers, and attn_layer_period"),
     ("zamba2", {"layers_block_type": None}, "'zamba2' does not list its layers, and mamba_d_state"),
     ("zamba2", {"n_mamba_heads": None}, "'zamba2' does not tell the shape of its recurrent state"),

@@ -249,6 +249,15 @@ def test_priority_keeps_the_higher_and_a_leaf_never_outranks_by_age() -> None:
     settle(cache)
 
 
+def test_priorities_that_differ_by_one_are_told_apart() -> None:
+    cache = path_cache(tokens=64, policy="priority")
+    serve(cache, [1] * 16, priority=1)
+    serve(cache, [2] * 16)
+    cache.evict(16)
+    assert [held(cache, [i] * 16) for i in (1, 2)] == [16, 0]
+    settle(cache)
+
+
 def test_mru_evicts_the_last_used_first() -> None:
     cache = path_cache(tokens=64, policy="mru")
     for i in range(4):

@@ -408,16 +408,16 @@ def test_a_reach_that_raises_when_a_step_commits_leaves_no_sequence_behind_its_s
             return super().until(p)
 
     reach = Unsure()
-    cache = cache_of(part("path", Path()), part("moody", reach), part("state", Point()), capacity={"moody": 40})
-    sequences = [cache.open(range(start, start + 20)) for start in (0, 100)]
+    cache = cache_of(part("path", Path()), part("moody", reach), part("state", Point()), capacity={"moody": 60})
+    sequences = [cache.open(range(start, start + 20)) for start in (0, 100, 200)]
     for sequence in sequences:
         sequence.grow(20)
     with pytest.raises(PluginError, match="moody"), cache.step(sequences) as step:
         step.run_ops()
         reach.raising = True  # and the pool is full: what need not be kept goes at once
     reach.raising = False
-    assert [sequence.committed for sequence in sequences] == [20, 20]
+    assert [sequence.committed for sequence in sequences] == [20, 20, 20]
     for sequence in sequences:
         sequence.close()
-    assert cache.peek(range(100, 120)) == 20
+    assert cache.peek(range(100, 120)) == cache.peek(range(200, 220)) == 20
     settle(cache)

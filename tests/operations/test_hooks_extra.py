@@ -91,6 +91,7 @@ def test_a_node_shows_those_of_its_own_tokens(lookahead: int) -> None:
     serve(cache, [*TOKENS, 1, 1], extra=EXTRA)
     cache.lease(cache.match(TOKENS[: 4 + lookahead], extra=[(2, 4 + lookahead, "cat")])).release()
     assert seeing.of("split") == [((2, 4, "cat"),), ((4, 6, "cat"), (10, 12, ("dog", 1)))]
+    assert [view.pages for name, view in seeing.seen if name == "split"] == [1, 5]
     assert seeing.of("lock")[-1] == ((2, 4, "cat"),)
     cache.evict(1000)
     assert sorted(seeing.of("evict")) == sorted(seeing.of("split"))

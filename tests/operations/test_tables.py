@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Path, Point, ProtocolError, RaceError
+from prefixloom import InputError, Path, Point, ProtocolError, RaceError
 from prefixloom.device.streams import InlineStream
 from prefixloom.testing.schedules.simulated import Simulation
 from tests.support.helpers import cache_of, enqueue, part, settle
@@ -73,6 +73,8 @@ def test_the_table_of_a_step_whose_sequences_all_ended_is_absent_throughout() ->
         with step:
             step.run_ops(stream)
             table, slots = step.table("path"), step.table("state")
+            with pytest.raises(InputError, match="'path' has pages, no states after single tokens"):
+                step.rewind_table("path")
         sim.drain()
         cache.poll()
         assert tuple(table.shape) == (2, 0)

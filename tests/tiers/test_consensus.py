@@ -192,6 +192,10 @@ class Threads:
         return answers
 
 
+def cut(*_: Any, **options: Any) -> Any:
+    raise RuntimeError("the wire is cut\nmore of it")
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_group_agrees_as_sets_do_whatever_fits_into_an_exchange(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choice = random.Random(seed)
@@ -228,6 +232,14 @@ def test_a_group_agrees_as_sets_do_whatever_fits_into_an_exchange(seed: int, mon
     assert all("come apart" in str(error) and "at call 2" in str(error) for error in apart)
     assert "'agree_min'" in str(apart[1]) and "'agree'" in str(apart[0])
     assert all("have come apart before" in str(each) for each in threads.of_all(lambda one, rank: one.agree({}), fresh))
+    alone = GroupConsensus(timeout=20)
+    monkeypatch.setattr("torch.distributed.all_gather", cut)
+    for told in (
+        r"3 ranks did not agree at call 1, 'agree': .* for 20 s\. .*\(the wire is cut\)",
+        "have come apart before",
+    ):
+        with pytest.raises(RankError, match=told):
+            alone.agree({})
 
 
 def test_ranks_of_a_group_agree(tmp_path: Path) -> None:

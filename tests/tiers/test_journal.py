@@ -134,6 +134,7 @@ def test_what_is_told_has_tokens_keys_and_pages() -> None:
     cache = small()
     journal = cache.journal()
     run(cache, [1, 2, 3, 4, 5], "tenant", 5)
+    assert not journal.missing, "nor before anything was taken"
     (change,) = journal.take()
     assert (change.kind, change.component, change.tier, change.namespace) == ("stored", "path", "device", "tenant")
     assert change.tokens.tolist() == [1, 2, 3, 4] and change.tokens.extra == ((0, 2, "an image"),)

@@ -116,6 +116,16 @@ def test_of_a_path_the_leaves_go_first_below_as_well() -> None:
     assert tier.evicted > 0 and tier.dropped == 0, "one leaf after the other goes for it"  # type: ignore[union-attr]
 
 
+def test_for_what_does_not_fit_below_nothing_goes() -> None:
+    cache = tiered(part("path", Path()), tokens=400, host=16, write="through")
+    serve(cache, range(16))
+    serve(cache, [7] * 20)
+    cache.evict(400)
+    assert max(restorable(cache, range(16))) == 16
+    tier = cache.stats().tier
+    assert tier.evicted == 0 < tier.dropped  # type: ignore[union-attr]
+
+
 def test_selective_copies_what_was_hit_so_often() -> None:
     cache = tiered(part("path", Path()), tokens=400, write="selective", hits=2)
     for _ in range(2):

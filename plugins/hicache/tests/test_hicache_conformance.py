@@ -270,6 +270,9 @@ def test_a_record_that_fills_the_memory_is_stored_and_one_byte_more_is_not() -> 
     assert isinstance(answer, Refused) and answer.reason == "size"
     assert store.put([laws.record_of(2, 700)]) == (Stored(laws.key_of(2)),)
     assert store.exists([laws.key_of(1), laws.key_of(2)]) == (False, True)
+    store.get([laws.key_of(1, attrs.evolve(laws.ONE, dtype="float16"))])
+    (foreign,) = store.status().foreign
+    assert foreign.startswith("1 records: "), "what was evicted is not counted"
 
 
 def test_the_reasons_of_the_contract_are_distinct_words() -> None:

@@ -294,6 +294,17 @@ def test_a_segment_that_is_used_again_tells_its_fingerprints_again(tmp_path: Pat
     assert isinstance(miss, Miss) and miss.detail == "dtype is 'bfloat16' there and 'float16' here"
 
 
+def test_what_was_written_first_goes_first_however_often_the_store_is_opened_again(tmp_path: Path) -> None:
+    for begin in range(0, 60, 3):
+        store = FileBackend(tmp_path / "s", 3 * SEGMENT, segment_bytes=SEGMENT)
+        stored(store, *(record_of(seed, 3000) for seed in range(begin, begin + 3)))
+        store.close()
+        reader = FileBackend(tmp_path / "s", read_only=True)
+        there = reader.exists([key_of(seed) for seed in range(begin + 3)])
+        assert all(there[there.index(True) :]) and sum(there) >= min(begin + 3, 8), there
+        reader.close()
+
+
 def test_a_later_writer_goes_on_in_the_last_segment_of_its_own_size(tmp_path: Path) -> None:
     for seed, (size, files) in enumerate(((1, 1), (1, 1), (2, 2), (1, 2), (2, 2))):
         store = FileBackend(tmp_path / "s", 8 * SEGMENT, segment_bytes=size * SEGMENT)

@@ -69,6 +69,21 @@ def test_a_directory_that_came_back_is_written_again(tmp_path: Path) -> None:
     assert store.flush() and store.status().notes == ()
 
 
+def test_a_path_that_was_closed_to_this_process_says_nothing_of_the_directory(tmp_path: Path) -> None:
+    class Closed(Disk):
+        def find(self, name: str, directory: int | None = None) -> os.stat_result:
+            if directory is None:
+                raise PermissionError(errno.EACCES, "a directory above was closed")
+            return super().find(name, directory)
+
+    disk = Disk()
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT, disk=disk)
+    stored(store, record_of(1))
+    disk.__class__ = Closed
+    stored(store, record_of(2))
+    assert store.flush() and store.status().notes == ()
+
+
 def test_a_reader_is_told_that_its_directory_went(tmp_path: Path) -> None:
     FileBackend(tmp_path / "s", 8 * SEGMENT).close()
     reader = FileBackend(tmp_path / "s", read_only=True)

@@ -185,6 +185,7 @@ def test_a_store_that_hangs_in_closing_holds_up_nobody(store: Moody, clock: Manu
     guarded.close()
     assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "closed"),)
     assert guarded.exists([key_of(1)]).wait() == guarded.flush().wait() == (False,)
+    assert guarded.status().stuck == 0, "no call ran"
 
 
 def test_closing_drops_what_waits(store: Moody, clock: ManualClock) -> None:

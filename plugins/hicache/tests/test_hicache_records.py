@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 
 import attrs
 import pytest
@@ -33,6 +34,17 @@ def test_a_header_of_which_any_bit_was_changed_is_a_flaw(header: bytes) -> None:
         assert isinstance(decode_header(changed), Flaw), f"bit {bit % 8} of byte {bit // 8}"
     deleted = decode_header(header.replace(MAGIC, DELETED, 1), PLACE)
     assert not isinstance(deleted, Flaw) and deleted.deleted
+
+
+def test_a_name_behind_which_anything_stands_is_a_flaw() -> None:
+    """Another program may write this with a checksum that fits."""
+    header = bytearray(encode_header(record_of(1), PLACE, 64))
+    component = record_of(1).component.encode()
+    at = header.index(component + bytes(2)) + len(component) + 1
+    header[at] = 120
+    header[12:16] = zlib.crc32(header[16:], zlib.crc32(header[8:12])).to_bytes(4, "little")
+    found = decode_header(header, PLACE)
+    assert isinstance(found, Flaw) and "no record has" in found.detail
 
 
 def test_a_header_gives_the_record_of_its_key_alone() -> None:
