@@ -397,6 +397,7 @@ class Operations(SequenceOperations):
             need = count
         before = {name: len(self.slots[name].free) for name in wanted}
         can = {name: self.evictable(self.facts[name], self.view) for name in wanted}
+        told = {name: self.cache.stats().components[name].evictable for name in wanted}
         freed = self.cache.evict(need, unneeded=unneeded)
         self.compare("evict", may_lose={name: before[name] + want for name, want in wanted.items()})
         for name, want in wanted.items():
@@ -404,6 +405,9 @@ class Operations(SequenceOperations):
             require(got == freed.get(name, 0), "%s: %s freed, %s said", name, got, freed.get(name))
             can_all = unneeded or self.allowances.widens or got >= min(want, can[name])
             require(can_all, "%s: %s freed of %s, %s could go", name, got, want, can[name])
+            if number and self.room_is_exact:  # else another component may have gone with it, or it with another
+                enough = unneeded or got >= min(want, told[name])
+                require(enough and got <= told[name], "%s: %s freed of %s, told %s", name, got, want, told[name])
 
     def do_dry(self, number: int, left: int) -> None:
         """Take free slots of a component away until only ``left`` are free."""
