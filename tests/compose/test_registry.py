@@ -107,7 +107,7 @@ def test_a_truth_that_cannot_be_had_is_refused_with_the_reason(
 
 def test_an_unknown_component_lists_what_is_installed_and_suggests_a_close_name(distribution: Distribution) -> None:
     distribution("prefixloom-ring", {"ring": "ring_mod"}, {"ring_mod": RING})
-    with pytest.raises(CompositionError, match=r"offers a component named 'rink'.*mean 'ring'\?.*Installed: .*ring"):
+    with pytest.raises(CompositionError, match=r"offers a component named 'rink'.*mean .*'ring'\?.*Installed: .*ring"):
         Registry().component("rink")
 
 
