@@ -2,5 +2,5 @@
 
 They keep the contract of ``prefixloom.testing.foreign`` and are found by its entry points. Unlike the drivers of the
 benchmarks they use the engines' own pools and allocators, small ones, on a CPU. ``docs/peers.md`` has what was found.
-Read ``ours`` first.
+``beside_sglang`` runs traces through SGLang's scheduler calls with its own cache and with ours. Read ``ours`` first.
 """

@@ -252,8 +252,8 @@ class SGLangCache(ForeignCache):
         )
 
     # ------------------------------------------------------------ requests
-    def begin(self) -> None:
-        """The first half of get_next_batch_to_run, and a PrefillAdder for the second."""
+    def take_over(self) -> None:
+        """The first half of get_next_batch_to_run: publish the chunk, and let what was prefilled run on."""
         excluded = set()
         if self.chunked is not None:
             excluded.add(self.chunked)
@@ -268,8 +268,12 @@ class SGLangCache(ForeignCache):
                     self.running = self.last
                 else:
                     self.running.merge_batch(self.last)
-        self.last = None
         self.running.filter_batch()
+
+    def begin(self) -> None:
+        """The first half of get_next_batch_to_run, and a PrefillAdder for the second."""
+        self.take_over()
+        self.last = None
         self.adder = PrefillAdder(self.page, self.cache, self.allocator, self.running, 0.5, 1 << 20, 1 << 20)
         self.decoding = False
 

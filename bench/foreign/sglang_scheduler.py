@@ -94,21 +94,7 @@ class Scheduling(SGLangCache):
     def _next_batch(self) -> Any:
         """get_next_batch_to_run."""
         self._abort_chunked()
-        excluded = set()
-        if self.chunked is not None:
-            excluded.add(self.chunked)
-            if self.chunked.extend_end > self.chunked.prefix_len:
-                checkpoint_kv_cache(self.chunked, self.cache)
-        if self.last is not None and self.last.forward_mode.is_extend():
-            if self.last.chunked_req is not None:
-                excluded.add(self.last.chunked_req)
-            self.last.filter_batch(reqs_to_exclude=list(excluded))
-            if not self.last.is_empty():
-                if self.running.is_empty():
-                    self.running = self.last
-                else:
-                    self.running.merge_batch(self.last)
-        self.running.filter_batch()
+        self.take_over()
         batch = self._prefill()
         if batch is not None:
             return batch

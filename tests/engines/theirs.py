@@ -1,7 +1,7 @@
-"""Runs the engines' own unit tests, once as they are and once with our cache in place, and compares the outcomes.
+"""Runs vLLM's own unit tests, once as they are and once with our cache in place, and compares the outcomes.
 
-The tests come from a release: vLLM's source distribution has them. SGLang's distributions have none, so they are taken
-from a folder where its repository lies at the tag of the release (``--source``). Nothing of them is kept here.
+The tests come from its source distribution, or from a folder that has them (``--source``). Nothing of them is kept
+here. SGLang's distributions have no tests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import subprocess
 import tarfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -32,7 +31,6 @@ VLLM_FILES = (
     "v1/core/test_priority_scheduler_random.py", "v1/core/test_priority_preemption_bug.py",
     "v1/core/test_swa_inflight_window_free.py", "v1/kv_offload/cpu/test_manager.py", "v1/kv_offload/cpu/policies",
 )  # fmt: skip
-SGLANG_FILES = ("registered/radix_cache", "registered/unit/mem_cache")
 CONFIGS = {
     "facebook/opt-125m": {
         "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12,
@@ -144,13 +142,5 @@ def table(plain: Mapping[str, Outcome], inside: Mapping[str, Outcome]) -> list[s
 
 def theirs(bench: Bench, source: Path | None) -> list[str]:
     """The table for one engine."""
-    version = RELEASES[bench.engine].versions[0]
-    if bench.engine == "vllm":
-        tests, files = source or vllm_tests(bench, version), VLLM_FILES
-    elif source is None:
-        raise SystemExit("SGLang's distributions have no tests: say --source, the folder 'test' of its repository")
-    elif find_spec("tests.engines.inside_sglang") is None:
-        raise SystemExit("nothing puts our cache into SGLang's tests yet: tests/engines/inside_sglang.py is missing")
-    else:
-        tests, files = source, SGLANG_FILES
-    return table(run_tests(bench, tests, files, False), run_tests(bench, tests, files, True))
+    tests = source or vllm_tests(bench, RELEASES[bench.engine].versions[0])
+    return table(run_tests(bench, tests, VLLM_FILES, False), run_tests(bench, tests, VLLM_FILES, True))

@@ -68,7 +68,7 @@ class Queue:
         self.remove(cell)
         self.add(cell)
 
-    # Debug mode asks the rest, and asks our own queues only.
+    # Debug mode alone uses what follows, and only of the queues that this project defines.
     def __iter__(self) -> Iterator[Any]:
         """What stands in the queue, in any order."""
         raise NotImplementedError

@@ -159,9 +159,8 @@ class Pool:
         self.at_hand = 0 if lent else capacity
         self.outside = capacity - self.at_hand
         """The number of slots that the engine has which lends them."""
-        self._inside = (
-            array("i", bytes(ID_BYTES * capacity)) if lent else None
-        )  # 1: in the pool; None: all are for good
+        # By slot, 1: it is in the pool. None: all are, for good.
+        self._inside = array("i", bytes(ID_BYTES * capacity)) if lent else None
         self._flags = _as_tensor(self._inside) if self._inside else None  # the same memory, for many slots at once
         self._ordered = 0  # how many were free when they were last sorted
         self.orderly = False  # whether neighbouring pages are handed out together

@@ -244,13 +244,14 @@ class PrefixloomCache(BasePrefixCache):
 
     def swa_retain_floor(self, req: Any) -> int | None:
         """A state that waits to be handed over needs the window before it, and so does what is published next."""
+        end: int
         if self._may_move_on:
-            next_end: int = self._decoded(req) // self.page_size * self.page_size
-            return next_end - max(self.sliding_window_size or 0, self.draft_swa_window)
-        if self.states is None or not self._has_windows or req.kv.mamba_last_track_seqlen is None:
+            end = self._decoded(req) // self.page_size * self.page_size
+        elif self.states is not None and self._has_windows and req.kv.mamba_last_track_seqlen is not None:
+            end = req.kv.mamba_last_track_seqlen
+        else:
             return None
-        floor: int = req.kv.mamba_last_track_seqlen - max(self.sliding_window_size or 0, self.draft_swa_window)
-        return floor
+        return end - max(self.sliding_window_size or 0, self.draft_swa_window)
 
     # ------------------------------------------------------------ room
     def evict(self, params: EvictParams) -> EvictResult:
