@@ -128,13 +128,34 @@ def test_a_stop_ends_an_answer_inside_of_a_page() -> None:
 
 
 def test_drawn_tokens_depend_on_seed_and_position_alone() -> None:
-    requests = [attrs.evolve(each, temperature=0.8, seed=i) for i, each in enumerate(mixed(5))]
+    requests = [attrs.evolve(each, temperature=0.8, top_p=1 - i / 6, seed=i) for i, each in enumerate(mixed(5))]
     out, _ = served(model(), requests, cache_for(model(), CAPACITY))
     assert out == plain(model(), requests)
     assert out != plain(model(), mixed(5))
     assert out != plain(model(), [attrs.evolve(each, seed=99) for each in requests])
     guessed, _ = served(model(), requests, cache_for(model(), CAPACITY), speculate=4)
     assert guessed == out
+
+
+def test_top_p_draws_from_the_likeliest_tokens_which_the_answer_tells() -> None:
+    """Each token is one of the fewest that have the probability ``top_p`` together, and not always the first."""
+    everything = model().vocabulary
+    asked = Request(prompt(3, 60), 60, temperature=1.5, top_p=0.4, seed=5, logprobs=True, top_logprobs=everything)
+    fewer = attrs.evolve(asked, top_logprobs=3)
+    with Engine(model(), cache_for(model()), speculate=3) as engine:
+        answer, short = engine.generate([asked, fewer])
+    assert short.tokens == answer.tokens
+    ranks = []
+    for at, token in enumerate(answer.tokens):
+        names, logprobs = map(list, zip(*answer.alternatives[at], strict=True))
+        assert sorted(names) == list(range(everything)) and logprobs == sorted(logprobs, reverse=True)
+        assert short.alternatives[at] == answer.alternatives[at][:3]
+        ranks.append(names.index(token))
+        assert answer.logprobs[at] == logprobs[ranks[-1]]
+        drawn_from = (torch.tensor(logprobs) / 1.5).softmax(0)
+        assert drawn_from[: ranks[-1]].sum() < 0.4
+        assert drawn_from.sum() == pytest.approx(1)
+    assert max(ranks) > 0
 
 
 @pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
@@ -216,6 +237,29 @@ def test_an_abort_at_any_time_disturbs_nobody(overlap: bool) -> None:
         nothing_left(cache)
 
 
+@pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
+def test_an_answer_that_is_finished_early_stays_cached(overlap: bool) -> None:
+    (request,) = mixed(1)
+    request = attrs.evolve(request, max_tokens=90)
+    (expected,) = plain(model(), [request])
+    for when in (0, 1, 80):
+        cache = cache_for(model())
+        with Engine(model(), cache, overlap=overlap) as engine:
+            answer = engine.add(request)
+            for _ in range(when):
+                engine.step()
+            engine.finish(answer)
+            assert answer.reason == "stop"
+            assert answer.tokens == expected[: len(answer.tokens)]
+            while engine.step():
+                pass
+            known = [*request.tokens, *answer.tokens]
+            assert cache.peek(known, namespace=engine.namespace("")) == (len(known) // 64 * 64 if when else 0)
+            (turn,) = engine.generate([Request([*known, 3], 5)])
+        assert [turn.tokens] == plain(model(), [turn.request])
+        nothing_left(cache)
+
+
 def test_an_interrupt_anywhere_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was interrupted starts over; whoever asked it is told, and others go on."""
     requests = mixed(4)
@@ -281,6 +325,10 @@ def test_what_is_asked_wrongly_is_refused_and_nothing_is_begun() -> None:
         ({"temperature": -1}, "temperature=-1: it is a number from 0 up"),
         ({"temperature": float("nan")}, "temperature=nan: it is a number from 0 up"),
         ({"temperature": "hot"}, "temperature='hot': it is a number from 0 up"),
+        ({"top_p": 0}, "top_p=0: it is a number above 0, and at most 1"),
+        ({"top_p": float("nan")}, "top_p=nan: it is a number above 0"),
+        ({"top_logprobs": -1}, "top_logprobs=-1: it is a whole number from 0 up"),
+        ({"top_logprobs": 2}, "top_logprobs=2, and no logprobs=True"),
         ({"seed": None}, "seed=None: it is a whole number"),
         ({"priority": "high"}, "priority='high': it is a whole number"),
         ({"speculate": 1.5}, "speculate=1.5: it is a whole number from 0 up"),

@@ -229,7 +229,7 @@ class Traffic:
             cache.evict({part.name: rng.randrange(part.capacity) for part in cache.composition.parts})
         elif what < 0.105 and answers:
             answer, engine = rng.choice(answers)
-            engine.abort(answer)
+            rng.choice((engine.abort, engine.finish))(answer)
         elif what < 0.13:
             scheduler = rng.choice(engines)._scheduler
             if scheduler.running:
@@ -257,8 +257,12 @@ class Traffic:
         self.counts["answers"] += 1
         if answer.error is not None:
             self.wrong.append(f"{when}: {answer.error!r}")
-        elif [answer.tokens] != plain(model(), [answer.request]):
+        elif answer.tokens != plain(model(), [answer.request])[0][: self.length(answer)]:
             self.wrong.append(f"{when}: wrong tokens, {answer.hit} hit and {answer.restored} restored")
+
+    def length(self, answer: Answer) -> int:
+        """How many tokens an answer must have: those that it has, if it was finished early."""
+        return len(answer.tokens) if answer.reason == "stop" else answer.request.max_tokens
 
     def ended(self, cache: Cache, tier: HostTier) -> None:
         """Nothing is left, neither here nor below."""

@@ -18,7 +18,7 @@ WORD = 2**63
 POSITIONS = 2**31
 WHOLE_NUMBERS = {
     "max_tokens": (1, POSITIONS), "seed": (-WORD, WORD), "speculate": (0, POSITIONS), "priority": (-WORD, WORD),
-    "hand_over": (0, POSITIONS),
+    "hand_over": (0, POSITIONS), "top_logprobs": (0, 2**10 + 1),
 }  # fmt: skip
 """The fields of a ``Request`` that are whole numbers, each with the least value that is allowed and the first one above
 that is not."""
@@ -69,10 +69,12 @@ class Request:
     ``stops``       token ids that end the answer; the one that ends it is its last token. None: the model's own
     ``temperature`` 0: the engine takes the likeliest token. Otherwise it draws each token from ``seed`` and the token's
                     position alone, so that batching, overlap and caching do not change what is drawn
+    ``top_p``       each token is drawn from the likeliest ones alone, which together have this probability; 1: from all
     ``speculate``   how many tokens are guessed ahead and checked in one pass; None: as the engine is set
     ``namespace``   requests of different namespaces share nothing in the cache
     ``priority``    with the engine's policy "priority", the request with the highest priority is admitted first
     ``logprobs``    whether ``Answer.logprobs`` is filled
+    ``top_logprobs``  with ``logprobs``: how many of the likeliest tokens ``Answer.alternatives`` tells for each token
     ``hand_over``   None, or how many tokens of this prompt another engine has: ``Answer.handed`` then carries what that
                     engine lacks to go on after the first token
     ``label``       the name of the request in errors: printable, with at most 200 characters
@@ -86,11 +88,13 @@ class Request:
     max_tokens: int = 32
     stops: frozenset[int] | None = attrs.field(default=None, converter=_stops, kw_only=True)
     temperature: float = attrs.field(default=0.0, kw_only=True)
+    top_p: float = attrs.field(default=1.0, kw_only=True)
     seed: int = attrs.field(default=0, kw_only=True)
     speculate: int | None = attrs.field(default=None, kw_only=True)
     namespace: str = attrs.field(default="", kw_only=True)
     priority: int = attrs.field(default=0, kw_only=True)
     logprobs: bool = attrs.field(default=False, kw_only=True)
+    top_logprobs: int = attrs.field(default=0, kw_only=True)
     hand_over: int | None = attrs.field(default=None, kw_only=True)
     label: str = attrs.field(default="", kw_only=True)
     inputs: Mapping[str, Any] = attrs.field(factory=dict, kw_only=True, eq=False, repr=False)
@@ -115,9 +119,11 @@ class Request:
                 raise InputError(
                     f"{name} has {field}={shown(value)}: it is a whole number{low}, of at most {bits} bits"
                 )
-        self._check_temperature(name)
+        self._check_drawing(name)
         if self.logprobs.__class__ is not bool:
             raise InputError(f"{name} has logprobs={shown(self.logprobs)}: it is True or False")
+        if self.top_logprobs and not self.logprobs:
+            raise InputError(f"{name} has top_logprobs={self.top_logprobs}, and no logprobs=True")
         if self.namespace.__class__ is not str:
             raise InputError(f"{name} has namespace={self.namespace!r}: it is a string")
         if self.hand_over is not None and self.max_tokens != 1:
@@ -127,14 +133,19 @@ class Request:
         if self.inputs and self.hand_over is not None:
             raise InputError(f"{name} carries {', '.join(self.inputs)} beside its tokens, and asks for a handover")
 
-    def _check_temperature(self, name: str) -> None:
+    def _check_drawing(self, name: str) -> None:
         given = self.temperature
-        number = isinstance(given, (int, float)) and not isinstance(given, bool)
-        if not number or not (given == 0 or COLDEST <= given <= HOTTEST):
+        if not _is_number(given) or not (given == 0 or COLDEST <= given <= HOTTEST):
             raise InputError(
                 f"{name} has temperature={shown(given)}: it is a number from 0 up, and besides 0 from {COLDEST:g} to "
                 f"{HOTTEST:g}"
             )
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise InputError(f"{name} has top_p={shown(self.top_p)}: it is a number above 0, and at most 1")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @attrs.define(eq=False)
@@ -142,6 +153,8 @@ class Answer:
     """What a client gets. The engine extends it while it runs.
 
     ``tokens``, ``logprobs``    the answer so far; log-probabilities only if the request asks for them
+    ``alternatives``            if the request asks for them: for each token of the answer, the likeliest tokens in its
+                                place with their log-probabilities, the likeliest first
     ``reason``                  why the answer ended; "" while it has not
     ``error``                   with the reason "error": what went wrong
     ``hit``                     how many tokens of the prompt the cache had when the request was first admitted
@@ -153,6 +166,7 @@ class Answer:
     request: Request
     tokens: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
+    alternatives: list[list[tuple[int, float]]] = attrs.field(factory=list)
     reason: Reason = ""
     error: BaseException | None = None
     hit: int = 0

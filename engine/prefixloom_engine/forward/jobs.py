@@ -101,8 +101,9 @@ class PlannedRow:
     ``guesses_kept``           how many guesses of the job's last pass were right, from where the draft model goes on;
                                -1: the draft model has no part in this row
     ``next_token``             the token after the span where it is known already, that is where ``samples`` is False
-    ``sampled``, ``logprobs``  results: the sampled tokens, the last ``guess_count`` + 1 positions of the span each give
-                               one, and their log-probabilities if the request asks for them
+    ``sampled``, ``logprobs``, ``alternatives``  results: the sampled tokens, the last ``guess_count`` + 1 positions of
+                               the span each give one, and if the request asks for them their log-probabilities and the
+                               likeliest tokens in their places
     ``error``                  result: why this row alone cannot go on; None: it can
     ``incoming``               content from another engine that takes the place of a forward pass
     ``outgoing``               result: content for another engine
@@ -121,6 +122,7 @@ class PlannedRow:
     next_token: int = 0
     sampled: list[int] = attrs.field(factory=list)
     logprobs: list[float] = attrs.field(factory=list)
+    alternatives: list[list[tuple[int, float]]] = attrs.field(factory=list)
     error: LogitsError | None = None
     incoming: Handover | None = None
     outgoing: Handover | None = None

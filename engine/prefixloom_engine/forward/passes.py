@@ -16,6 +16,7 @@ from prefixloom import Cache
 
 from ..contract.handover import Handover
 from ..contract.model import Batch, Runner
+from ..contract.requests import Request
 from .drafting import DraftBuffers
 from .handover import copy_content, copy_states, plan_handover, write_content
 from .jobs import LogitsError, PlannedRow
@@ -63,6 +64,7 @@ class ForwardPass:
     sampled: Tensor | None = None
     guessed: Tensor | None = None
     logprobs: Tensor | None = None
+    likeliest: tuple[Tensor, Tensor] | None = None
     usable: Tensor | None = None
 
     def run(self, runner: Runner) -> None:
@@ -120,15 +122,18 @@ class ForwardPass:
         if not sampling:
             return None
         first = [row.span.end - wanted + 1 for row in rows]
-        temperatures = [
-            request.temperature if row.samples else 0.0 for row, request in zip(rows, requests, strict=True)
-        ]
-        sampled = sample(logits, likeliest, temperatures, [r.seed for r in requests], first)
+        drawing = [request if row.samples else None for row, request in zip(rows, requests, strict=True)]
+        sampled = sample(logits, likeliest, drawing, first)
         at = copy_to_device([rows[i].job.device_row for i in sampling], newest)
         newest[at] = sampled[copy_to_device(sampling, newest), -1]
         self.sampled = copy_to_host(sampled)
         if any(request.logprobs for request in requests):
-            self.logprobs = copy_to_host(logits.log_softmax(-1).gather(-1, sampled[..., None])[..., 0])
+            logprobs = logits.log_softmax(-1)
+            self.logprobs = copy_to_host(logprobs.gather(-1, sampled[..., None])[..., 0])
+            most = min(max(request.top_logprobs for request in requests), logits.shape[-1])
+            if most:
+                values, tokens = logprobs.topk(most)
+                self.likeliest = copy_to_host(values), copy_to_host(tokens)
         return sampled
 
     def read_results(self) -> None:
@@ -144,11 +149,20 @@ class ForwardPass:
                 row.sampled = sampled[i][-row.guess_count - 1 :]
                 if self.logprobs is not None and row.job.request.logprobs:
                     row.logprobs = self.logprobs[i, -row.guess_count - 1 :].tolist()
+                if self.likeliest is not None and row.job.request.top_logprobs:
+                    row.alternatives = self._alternatives(i, row)
             if row.guesses_kept >= 0 and self.guessed is not None:
                 row.guesses = self.guessed[i].tolist()
             if row.outgoing is not None:
                 row.outgoing = attrs.evolve(row.outgoing, token=row.sampled[-1])
             row.error = self._judged(row, usable[i][-row.guess_count - 1 :])
+
+    def _alternatives(self, i: int, row: PlannedRow) -> list[list[tuple[int, float]]]:
+        assert self.likeliest is not None
+        values, tokens = (
+            each[i, -row.guess_count - 1 :, : row.job.request.top_logprobs].tolist() for each in self.likeliest
+        )
+        return [list(zip(names, logprobs, strict=True)) for names, logprobs in zip(tokens, values, strict=True)]
 
     def _judged(self, row: PlannedRow, usable: list[bool]) -> LogitsError | None:
         """The error of a row, if the logits are not finite at a position that counts.
@@ -178,22 +192,32 @@ def usable(logits: Tensor, likeliest: Tensor) -> Tensor:
     return logits.gather(-1, likeliest[..., None])[..., 0].isfinite()
 
 
-def sample(
-    logits: Tensor, likeliest: Tensor, temperatures: Sequence[float], seeds: Sequence[int], positions: Sequence[int]
-) -> Tensor:
+def sample(logits: Tensor, likeliest: Tensor, requests: Sequence[Request | None], positions: Sequence[int]) -> Tensor:
     """Sample a token for each row and position on the device: (rows, wanted, vocabulary) -> (rows, wanted), int64.
 
-    ``likeliest``: the argmax of the logits. ``positions``: of each row the position of the first token that is sampled.
+    ``likeliest``: the argmax of the logits. ``requests``: of each row, whose ``temperature``, ``top_p`` and ``seed``
+    say how to draw; None: nothing is drawn. ``positions``: of each row the position of the first token that is sampled.
     A draw depends only on the request's seed and the position. So it is the same in any batch, with guesses or without,
     with a cache or without.
     """
     sampled = likeliest.clone()
-    for row, temperature in enumerate(temperatures):
-        if temperature:
+    for row, request in enumerate(requests):
+        if request is not None and request.temperature:
             for i in range(logits.shape[1]):
-                noise = _gumbel_noise(seeds[row], positions[row] + i, logits.shape[-1]).to(logits.device)
-                sampled[row, i] = (logits[row, i].to(torch.float64) / temperature + noise).argmax()
+                noise = _gumbel_noise(request.seed, positions[row] + i, logits.shape[-1]).to(logits.device)
+                scaled = logits[row, i].to(torch.float64) / request.temperature
+                if request.top_p < 1:
+                    scaled = likeliest_alone(scaled, request.top_p)
+                sampled[row, i] = (scaled + noise).argmax()
     return sampled
+
+
+def likeliest_alone(logits: Tensor, top_p: float) -> Tensor:
+    """The logits of the fewest likeliest tokens whose probabilities add up to ``top_p``, and -inf for the others."""
+    ranked, order = logits.sort(descending=True, stable=True)
+    probabilities = ranked.softmax(-1)
+    ranked = ranked.masked_fill(probabilities.cumsum(-1) - probabilities >= top_p, -torch.inf)
+    return torch.empty_like(ranked).scatter_(-1, order, ranked)
 
 
 def _gumbel_noise(seed: int, position: int, count: int) -> Tensor:

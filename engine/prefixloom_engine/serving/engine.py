@@ -186,6 +186,13 @@ class Engine:
         if job is not None:
             self._scheduler.end(job, "aborted")
 
+    def finish(self, answer: Answer) -> None:
+        """End a request at any time as if it had met a stop: what is computed of it stays cached."""
+        with defer_interrupts():
+            job = self._scheduler.jobs.get(answer)
+            if job is not None:
+                self._scheduler.end(job, "stop")
+
     # ------------------------------------------------------------ steps
     def step(self) -> bool:
         """Plan and launch one step, and read the results of an earlier one. False: there was nothing to do.
@@ -282,6 +289,7 @@ class Engine:
         for at, token in enumerate(fresh):
             answer.tokens.append(token)
             answer.logprobs += row.logprobs[at : at + 1]
+            answer.alternatives += row.alternatives[at : at + 1]
             job.tokens.append(token)
             if token in job.stops or len(answer.tokens) == request.max_tokens:
                 break
