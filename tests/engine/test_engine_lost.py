@@ -6,7 +6,6 @@ Copies that fail leave rubbish where they were to write: what was there before i
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import attrs
@@ -22,6 +21,7 @@ from prefixloom_hicache import MemoryBackend
 from tests.engine.test_engine_tier import AHEAD, again, process, tiered
 from tests.support.engines import cache_for, mixed, model, nothing_left, plain, prompt
 from tests.support.engines import served as served_by
+from tests.support.stores import write_out
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 ROOM = {"full": 48_000, "swa": 48_000, "mamba": 400}
@@ -187,10 +187,7 @@ def test_a_load_that_always_fails_is_computed_in_the_end_whatever_a_store_brings
     cache, _ = process(store)
     with Engine(model(), cache) as engine:
         engine.generate([request])
-        until = time.monotonic() + 20
-        while cache.stats().tier.stored < 22 and time.monotonic() < until:  # type: ignore[union-attr]
-            cache.poll()
-            time.sleep(0.01)
+        write_out(cache)
     cache, host = process(store, overlap=True)
     copies.failing = True
     copies.known.set()

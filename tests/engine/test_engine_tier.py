@@ -17,6 +17,7 @@ from prefixloom_engine import Engine, Request, ThreeWay
 from prefixloom_engine.serving.admission import POLICIES, cached_tokens
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.support.engines import cache_for, mixed, model, nothing_left, plain, prompt, served
+from tests.support.stores import write_out
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 TINY = {"full": 480, "swa": 480, "mamba": 20}
@@ -205,10 +206,7 @@ def test_a_request_whose_fetch_is_not_over_waits_and_others_run(overlap: bool) -
     cache, _ = process(store)
     with Engine(model(), cache, overlap=overlap) as engine:
         engine.generate([stored])
-        until = time.monotonic() + 20
-        while cache.stats().tier.stored < 22 and time.monotonic() < until:  # type: ignore[union-attr]
-            cache.poll()
-            time.sleep(0.01)
+        write_out(cache)
     cache, host = process(store)
     with Engine(model(), cache, overlap=overlap) as engine:
         store.open.clear()

@@ -13,6 +13,7 @@ from prefixloom_full import FullComponent
 from prefixloom_hicache import HostTier, MemoryBackend
 from prefixloom_mamba import MambaComponent
 from tests.support.engines import nothing_left
+from tests.support.stores import write_out
 
 KV = {"layers": (0,), "kv_heads": 1, "k_dim": 1, "v_dim": 1}
 WRONG = ArithmeticError("not a number")
@@ -115,10 +116,7 @@ def test_what_a_verdict_takes_back_is_not_stored(stream: Stream | None) -> None:
             stream.run(lambda: time.sleep(0.2))
     for sequence in sequences:
         sequence.publish()
-    until = time.monotonic() + 20
-    while cache.stats().tier.stored < 4 and time.monotonic() < until:  # type: ignore[union-attr]
-        cache.poll()
-        time.sleep(0.01)
+    write_out(cache)
     assert store.status().records == 4
     sequences[0].close()
     cache.flush()

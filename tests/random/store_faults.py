@@ -224,7 +224,7 @@ class Drive:
         assert store.writes.handed == store.writes.stored + store.writes.refused
         tier = cache.stats().tier
         assert tier is not None
-        assert (tier.stored, tier.refused) == (store.writes.stored, store.writes.refused)
+        assert (tier.stored, tier.refused, tier.to_store) == (store.writes.stored, store.writes.refused, 0)
         if not self.store.how:
             assert sum(tier.cached.values()) == tier.backed_up + tier.fetched - tier.evicted
             assert not tier.failed

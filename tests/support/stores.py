@@ -115,3 +115,13 @@ class Gated(MemoryBackend):
     def exists(self, *given: Any) -> Any:
         self._pass("exists")
         return super().exists(*given)
+
+
+def write_out(cache: Cache, seconds: float = 20) -> None:
+    """Poll until the store has answered for all that was to be written."""
+    until = time.monotonic() + seconds
+    cache.poll()
+    while cache.stats().tier.to_store:  # type: ignore[union-attr]
+        assert time.monotonic() < until, cache.stats()
+        time.sleep(0.005)
+        cache.poll()

@@ -36,7 +36,8 @@ class TierStats:
 
     ``backed_up``, ``dropped`` and ``evicted`` count pages and states: copied down, left out for lack of room or order,
     gone from the tier. ``restored_tokens`` in so many ``restores``; ``fallbacks`` to a lower boundary; ``failed``
-    copies. Of the store behind it: pages and states that it ``stored`` or ``refused``, and that were ``fetched``.
+    copies. Of the store behind it: pages and states that it ``stored`` or ``refused``, and that were ``fetched``;
+    ``to_store``: how much still waits for it or is being written, 0: nothing.
     """
 
     name: str
@@ -52,6 +53,7 @@ class TierStats:
     stored: int = 0
     refused: int = 0
     fetched: int = 0
+    to_store: int = 0
 
     def __str__(self) -> str:
         held = ", ".join(f"{self.cached[name]} of {count} {name}" for name, count in self.capacity.items())

@@ -72,7 +72,7 @@ class HostCopies:
         self.restored_tokens = self.restores = self.fallbacks = self.fetched = 0
         self._groups = layer_groups(lanes, self.manifest.gates)
         self._orderly = not core.shape.composition.device.startswith("cuda")  # a CPU copies runs of slots faster
-        self._pending: list[Node] = []
+        self.pending: list[Node] = []
         """The nodes whose copies to the host wait for the end of an open step."""
         self.flying: list[tuple[Work[Hold], Sources]] = []
         self._watched: list[tuple[Work[Hold], TransferPlan]] = []
@@ -113,17 +113,17 @@ class HostCopies:
 
     def make_pending(self) -> None:
         """Make the copies that had to wait for the end of an open step."""
-        if self._pending:
-            nodes, self._pending = self._pending, []
+        if self.pending:
+            nodes, self.pending = self.pending, []
             self.backup([node for node in nodes if node.first is not None])
 
     def divided(self, upper: Node, lower: Node) -> None:
         """Note that a node was split: if its copy waits for an open step, so does that of its upper half."""
-        if lower in self._pending:
-            self._pending.append(upper)
+        if lower in self.pending:
+            self.pending.append(upper)
 
     def flushed(self) -> None:
-        self._pending, self.flying, self._watched = [], [], []
+        self.pending, self.flying, self._watched = [], [], []
 
     # ------------------------------------------------------------ down
     def backup(self, nodes: Many[Node], lanes: Iterable[HostLane] | None = None, defer: bool = True) -> None:
@@ -137,7 +137,7 @@ class HostCopies:
             core.unwritten.read_node(hold, node)
         if core.flight.blocked(hold.fence):
             if defer:
-                self._pending.extend(nodes)
+                self.pending.extend(nodes)
             else:
                 self.dropped += len(nodes)
             return

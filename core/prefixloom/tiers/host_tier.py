@@ -123,6 +123,7 @@ class LowerTier:
             0 if writes is None else writes.stored,
             0 if writes is None else writes.refused,
             copies.fetched,
+            0 if self.store is None else self.store.outstanding,
         )  # fmt: skip
 
     def check(self, nodes: list[Node]) -> None:

@@ -59,6 +59,13 @@ class StoreBehind:
         for lane in self._lanes:
             lane.going = self.writes.rescue if self._component.keep == "back" else None
 
+    @property
+    def outstanding(self) -> int:
+        """How much of what is to be written was not answered for by the store: nodes, and pieces of calls."""
+        if self.link.store is None:
+            return 0
+        return len(self.unseen) + len(self.link.copies.pending) + self.writes.outstanding
+
     def _offer_unseen(self) -> None:
         """Offer a few of the nodes from before the store was attached."""
         for _ in range(min(PER_POLL, len(self.unseen))):

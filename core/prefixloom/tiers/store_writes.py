@@ -49,6 +49,11 @@ class StoreWrites:
     def flushed(self) -> None:
         self.queue.clear()
 
+    @property
+    def outstanding(self) -> int:
+        """What was offered and is not handed over, and the pieces of calls whose results are not counted."""
+        return len(self.queue) + sum(count for _, count in self.calls)
+
     def handed_of(self, cell: HostCell) -> int:
         """The number of places of ``cell`` that the present store was given."""
         if cell.store != self.link.attached:

@@ -286,13 +286,12 @@ class Books:
         if self._store is None:
             return
         end = time.monotonic() + patience
-        told, since = -1, time.monotonic()
-        while time.monotonic() < min(end, since + 0.2) or (self.writing and time.monotonic() < end):
+        while time.monotonic() < end:
             self.cache.poll()
             tier = self.cache.stats().tier
             assert tier is not None
-            if told != tier.stored + tier.refused:
-                told, since = tier.stored + tier.refused, time.monotonic()
+            if not self.writing and not tier.to_store:
+                break
             time.sleep(0.005)
         self._tier.detach()
         self._store.close()
