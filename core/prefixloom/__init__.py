@@ -12,7 +12,7 @@ from .compose.sizing import Traffic
 from .contract.admission import AdmissionPolicy, StateView
 from .contract.hookspecs import hookimpl
 from .contract.identity import Identity
-from .contract.manifest import Buffer, Codec, Manifest, TierManifest
+from .contract.manifest import Buffer, Codec, Manifest, TierManifest, parse_memory
 from .contract.policy import EvictionPolicy, Use
 from .contract.reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
 from .contract.values import (
@@ -124,5 +124,6 @@ __all__ = [
     "encode",
     "hookimpl",
     "open_store",
+    "parse_memory",
     "stream_for",
 ]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Buffer, Component, CompositionError, Manifest, Path
-from prefixloom.compose.sizing import parse_memory
+from prefixloom import Buffer, Component, CompositionError, Manifest, Path, parse_memory
 from tests.support.composing import composed, paths, refused, state, windowed
 
 

@@ -18,7 +18,7 @@ import attrs
 from ..cache.cache import Cache
 from ..contract.admission import ADMISSIONS, AdmissionPolicy
 from ..contract.composition import Composition, Hooks, Part
-from ..contract.manifest import LAYOUTS, Layout
+from ..contract.manifest import LAYOUTS, Layout, parse_memory
 from ..contract.policy import BUILT_IN, EvictionPolicy, missing_methods
 from ..contract.values import Profile
 from ..device.codecs import Coder
@@ -46,7 +46,6 @@ from .sizing import (
     from_mapping,
     from_tokens,
     from_traffic,
-    parse_memory,
     sizing_lines,
 )
 from .tier import tier_part

@@ -25,7 +25,7 @@ from ..contract.hookspecs import API_VERSION, FIRST_API, PROJECT, RegistrySpecs
 from ..contract.policy import BUILT_IN, EvictionPolicy
 from ..contract.values import ComponentType, Profile
 from ..errors import CompositionError
-from ..storage import Backend, BackendType, opened
+from ..storage import Backend, BackendType, opened, opened_by_url
 
 GROUP = "prefixloom"
 
@@ -280,8 +280,16 @@ def default_registry() -> Registry:
 
 
 def open_store(name: str, **options: Any) -> Backend:
-    """Open the store that is installed as ``storage:NAME``, with its own options. StorageError: it cannot be used."""
-    return opened(default_registry().storage(name), **options)
+    """Open the store that is installed as ``storage:NAME``, with its own options. StorageError: it cannot be used.
+
+    ``name`` may be a URL, whose scheme is NAME, such as ``file:/var/cache/prefixes?capacity=20GiB``; all that the store
+    needs to know stands in it.
+    """
+    scheme, colon, _ = name.partition(":")
+    if colon and options:
+        raise CompositionError(f"{name!r} says all of its store, so it takes no {', '.join(options)} beside it")
+    kind = default_registry().storage(scheme)
+    return opened_by_url(kind, name) if colon else opened(kind, **options)
 
 
 # ---------------------------------------------------------------- one entry point

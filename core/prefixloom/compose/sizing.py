@@ -12,7 +12,6 @@ budget allows, so that no single pool is too small. The result has one sentence 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
@@ -32,8 +31,6 @@ MIN_STATES = 16
 
 SAMPLES = 512
 """The number of boundaries at which ``reach_tokens`` asks a reach."""
-
-_SCALE = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 # ---------------------------------------------------------------- what is to be sized
@@ -159,21 +156,6 @@ def check_states(demands: Sequence[Demand], slots: Mapping[str, int], running: i
                 f"{demand.states_in_words(running, max_rewind)}. Give it more "
                 f"(capacity={{{demand.name!r}: {needed}, ...}}){remedy}"
             )
-
-
-def parse_memory(memory: int | str) -> int:
-    """Return a number of bytes, given as a number or as a text such as "20GiB", "512 MiB" or "20GB"."""
-    if isinstance(memory, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.IGNORECASE)
-        if match is None or (match[3] and not match[2]):
-            raise CompositionError(f'memory={memory!r} is no size. Write bytes, or a text such as "20GiB" or "512MiB"')
-        base = 1024 if match[3] else 1000
-        memory = int(float(match[1]) * base ** _SCALE[match[2].upper()])
-    if not isinstance(memory, int) or isinstance(memory, bool):
-        raise CompositionError(f'memory must be bytes or a text such as "20GiB", got {memory!r}')
-    if memory < 1:
-        raise CompositionError(f"memory must be positive, got {memory} bytes")
-    return memory
 
 
 def from_tokens(demands: Sequence[Demand], page: int, tokens: int, max_rewind: int) -> dict[str, int]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import attrs
 
 from ..contract.composition import Hooks, TierPart
-from ..contract.manifest import Layout, Manifest, TierManifest
+from ..contract.manifest import Layout, Manifest, TierManifest, parse_memory
 from ..device.codecs import Coder
 from ..errors import CompositionError
-from .sizing import Demand, equal_tokens, from_mapping, from_tokens, parse_memory, sizing_lines
+from .sizing import Demand, equal_tokens, from_mapping, from_tokens, sizing_lines
 
 if TYPE_CHECKING:
     from ..tiers.consensus import Consensus

@@ -7,6 +7,7 @@ page count, so it can be compared, printed and made part of a storage fingerprin
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
@@ -25,6 +26,26 @@ DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
+
+SCALE = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_memory(memory: int | str, name: str = "memory") -> int:
+    """Return a number of bytes, given as a number or as a text such as "20GiB", "512 MiB" or "20GB".
+
+    ``name``: what errors call it.
+    """
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", memory, re.IGNORECASE)
+        if match is None or (match[3] and not match[2]):
+            raise CompositionError(f'{name}={memory!r} is no size. Write bytes, or a text such as "20GiB" or "512MiB"')
+        base = 1024 if match[3] else 1000
+        memory = int(float(match[1]) * base ** SCALE[match[2].upper()])
+    if not isinstance(memory, int) or isinstance(memory, bool):
+        raise CompositionError(f'{name} must be bytes or a text such as "20GiB", got {memory!r}')
+    if memory < 1:
+        raise CompositionError(f"{name} must be positive, got {memory} bytes")
+    return memory
 
 
 def _dtype_name(dtype: object) -> str:

@@ -26,6 +26,7 @@ from .contract import (
     Status,
     Stored,
     opened,
+    opened_by_url,
 )
 from .fingerprint import DIGEST_BYTES, MAX_TEXT, Fingerprint
 from .keys import Key, key, links, next_link
@@ -58,5 +59,6 @@ __all__ = [
     "links",
     "next_link",
     "opened",
+    "opened_by_url",
     "preferred",
 ]

@@ -130,16 +130,28 @@ class BackendType:
     """What the hook ``prefixloom_storage`` returns: a kind of store, and how to open one.
 
     ``open(**options)`` returns a ``Backend``, or raises a ``StorageError`` that says what to do.
+    ``open_url(url)``   the same for a URL, whose scheme is ``name``; None: it has none
     """
 
     name: str
     open: Callable[..., Backend]
     summary: str = ""
+    open_url: Callable[[str], Backend] | None = None
 
 
 def opened(kind: BackendType, **options: Any) -> Backend:
     """Open a store of this kind, and check that it has every method of the contract."""
-    backend = kind.open(**options)
+    return _whole(kind, kind.open(**options))
+
+
+def opened_by_url(kind: BackendType, url: str) -> Backend:
+    """Open a store of this kind, of which a URL says all, and check that it has every method of the contract."""
+    if kind.open_url is None:
+        raise CompositionError(f"storage {kind.name!r} is not opened by a URL: give its name and its options")
+    return _whole(kind, kind.open_url(url))
+
+
+def _whole(kind: BackendType, backend: Backend) -> Backend:
     lacking = [name for name in CALLS if not callable(getattr(backend, name, None))]
     if lacking:
         raise CompositionError(f"storage {kind.name!r} opened a {type(backend).__name__} without {', '.join(lacking)}")

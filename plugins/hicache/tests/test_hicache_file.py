@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import attrs
 import pytest
 
-from prefixloom import StorageError
+from prefixloom import CompositionError, PrefixloomError, StorageError, open_store
 from prefixloom.storage import Checksum, Miss
 from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend
@@ -34,6 +35,30 @@ def test_a_second_writer_is_refused_clearly(tmp_path: Path) -> None:
         FileBackend(tmp_path / "s", ROOMY)
     first.close()
     FileBackend(tmp_path / "s", ROOMY).close()
+
+
+def test_a_url_says_all_that_the_store_needs_to_know(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    url = f"file:{str(folder).replace(' ', '%20')}"
+    with_size = open_store(f"{url}?capacity=1MiB&segment_bytes=16KiB")
+    assert with_size.status().capacity == 1 << 20
+    stored(with_size, record_of(1))
+    with_size.close()
+    reading = open_store(f"{url}?read_only=1")
+    same(reading.get([key_of(1)])[0], record_of(1))
+    reading.close()
+    for wrong, says in (
+        ("file:", "names no directory"),
+        (f"file://host{tmp_path}", "names no directory"),
+        (f"{url}?capacty=1MiB", "has 'capacty': the store takes capacity, "),
+        (f"{url}?capacity=big", "capacity='big' is no size"),
+        ("memory:", "storage 'memory' is not opened by a URL"),
+        ("fil:/tmp", "Did you mean 'file'"),
+    ):
+        with pytest.raises(PrefixloomError, match=re.escape(says)):
+            open_store(wrong)
+    with pytest.raises(CompositionError, match="says all of its store, so it takes no capacity beside it"):
+        open_store(url, capacity=1 << 20)
 
 
 def test_another_process_reads_what_this_one_writes_and_may_not_write(tmp_path: Path) -> None:
@@ -166,7 +191,7 @@ def test_an_open_directory_is_closed_if_empty_and_refused_if_not(tmp_path: Path)
 
 DENIED = """
 import os, sys
-from prefixloom import StorageError
+from prefixloom import CompositionError, PrefixloomError, StorageError, open_store
 from prefixloom_hicache import FileBackend
 os.setuid(int(sys.argv[1]))
 for path in sys.argv[2:]:

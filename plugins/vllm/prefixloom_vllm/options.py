@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
 
-from prefixloom import CompositionError
-
-SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
-
-
-def size_of(value: object, name: str) -> int:
-    """Bytes, from a number or a text such as "4GiB"."""
-    found = SIZE.fullmatch(value) if isinstance(value, str) else None
-    if found is not None:
-        value = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CompositionError(f"{name} is a number of bytes of at least 1, or a text such as '4GiB'; got {value!r}")
-    return value
+from prefixloom import CompositionError, parse_memory
 
 
 def _memory(value: Any) -> int | None:
-    return None if value is None else size_of(value, "memory")
+    return None if value is None else parse_memory(value, "memory")
 
 
 def _store_capacity(value: Any) -> int | None:
-    return None if value is None else size_of(value, "store_capacity")
+    return None if value is None else parse_memory(value, "store_capacity")
 
 
 def _staging(value: Any) -> int | None:
-    return None if value is None else size_of(value, "staging")
+    return None if value is None else parse_memory(value, "staging")
 
 
 def _one_of(*allowed: str) -> Any:

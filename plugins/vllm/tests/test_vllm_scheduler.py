@@ -377,7 +377,7 @@ def test_what_a_dead_engine_left_is_swept(make: Any, tmp_path: Path) -> None:
     ("options", "says"),
     [
         ({}, "say how much of the host"),
-        ({"memory": 0}, "memory is a number of bytes of at least 1"),
+        ({"memory": 0}, "memory must be positive, got 0 bytes"),
         ({"blocks": 0}, "blocks is a whole number of at least 1"),
         ({"memory": "4GiB", "blocks": 4}, "say how much of the host"),
         ({"memory": "4GiB", "memroy": 1}, "did you mean 'memory'"),

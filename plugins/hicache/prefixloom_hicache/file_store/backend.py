@@ -12,13 +12,14 @@ import contextlib
 import errno
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
 
-from prefixloom import StorageError, hookimpl
+from prefixloom import StorageError, hookimpl, parse_memory
 from prefixloom.storage import BackendType, Checksum, Key, Miss, Record, Refused, Status, Stored, flat
 
 from ..records.counts import StoreCounts
@@ -455,4 +456,27 @@ prefixloom_api = 1  # of the plugin contract: clause O3 of docs/hooks.md
 @hookimpl
 def prefixloom_storage() -> BackendType:
     """Offer the store to the registry."""
-    return BackendType("file", FileBackend, "records in files of one machine, several processes, survives a crash")
+    summary = "records in files of one machine, several processes, survives a crash"
+    return BackendType("file", FileBackend, summary, open_url)
+
+
+OPTIONS: Mapping[str, Callable[[str], Any]] = {
+    "capacity": lambda text: parse_memory(text, "capacity"),
+    "segment_bytes": lambda text: parse_memory(text, "segment_bytes"),
+    "read_only": lambda text: text not in ("0", "false"),
+}
+"""What may stand behind the ``?`` of a URL."""
+
+
+def open_url(url: str) -> FileBackend:
+    """Open ``file:DIRECTORY?capacity=20GiB``."""
+    parts = urlsplit(url)
+    directory = unquote(parts.path)
+    if not directory or parts.netloc or parts.fragment:
+        raise StorageError(f"{url!r} names no directory: write file:/DIRECTORY, or file:DIRECTORY?capacity=20GiB")
+    options: dict[str, Any] = {}
+    for name, text in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in OPTIONS:
+            raise StorageError(f"{url!r} has {name!r}: the store takes {', '.join(OPTIONS)}")
+        options[name] = OPTIONS[name](text)
+    return FileBackend(directory, **options)
