@@ -7,7 +7,7 @@ from .cache.match_plan import MatchPlan
 from .cache.sequence import Sequence
 from .cache.stats import CacheStats, ComponentStats
 from .compose.entry import compose
-from .compose.registry import open_store
+from .compose.registry import make_component, open_store
 from .compose.sizing import Traffic
 from .contract.admission import AdmissionPolicy, StateView
 from .contract.hookspecs import hookimpl
@@ -123,6 +123,7 @@ __all__ = [
     "compose",
     "encode",
     "hookimpl",
+    "make_component",
     "open_store",
     "parse_memory",
     "stream_for",

@@ -4,6 +4,7 @@ Its rooms, from the top down; each imports only from rooms below it (two on one 
 
 ====================  ==================================================================================
 ``demo``              the console command that shows what a cache saves, and checks that it changes nothing
+``server``            the engine behind OpenAI's HTTP interface, for many clients
 ``disaggregation``    one process computes prompts, another decodes
 ``serving``           the engine and its scheduler: requests in, tokens out
 ``forward``           what runs on the forward stream: passes of the model, copies, sampling, drafts

@@ -54,6 +54,7 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "forward": {"contract"},
         "serving": {"contract", "forward"},
         "disaggregation": {"contract", "forward", "serving"},
+        "server": {"contract", "serving", "threeway", "hf"},
         "demo": {"contract", "serving", "threeway", "hf"},
     },
     "bench": {

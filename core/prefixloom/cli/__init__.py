@@ -21,9 +21,11 @@ from typing import Any
 from ..errors import CompositionError, PrefixloomError
 
 COMMANDS = {
+    "cache": "administer the cache of a server: statistics, flushing, namespaces, its store",
     "components": "what is installed, from which distribution, and what is broken",
     "conformance": "hold an installed component, store or policy against every law of the conformance kit",
     "demo": "conversations through the built-in model: what hits, what it saves, and whether all stays the same",
+    "serve": "serve a model over HTTP, as OpenAI's API has it",
     "new-component": "a distribution with a component of your own, which installs and passes the kit at once",
 }
 GROUP = "prefixloom.commands"

@@ -279,6 +279,11 @@ def default_registry() -> Registry:
     return Registry()
 
 
+def make_component(kind: str, name: str = "", **options: Any) -> Any:
+    """Make the component that is installed as ``kind``, with its own options, to give it to ``compose``."""
+    return default_registry().component(kind).make(name or kind, **options)
+
+
 def open_store(name: str, **options: Any) -> Backend:
     """Open the store that is installed as ``storage:NAME``, with its own options. StorageError: it cannot be used.
 

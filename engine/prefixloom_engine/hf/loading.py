@@ -55,12 +55,12 @@ def load(path: str | os.PathLike[str], *, dtype: str = "auto", device: str = "cp
                 ignore_mismatched_sizes=True,  # ``_check_complete`` refuses them by name
             )
     except Exception as error:  # of a dozen types, from several libraries
-        raise CompositionError(f"{where} cannot be loaded: {_sentence(error)}") from error
+        raise CompositionError(f"{where} cannot be loaded: {sentence(error)}") from error
     _check_complete(loading_info, where)
     try:
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise CompositionError(f"{where} cannot be put on device {device!r}: {_sentence(error)}") from error
+        raise CompositionError(f"{where} cannot be put on device {device!r}: {sentence(error)}") from error
     return HFModel(model.eval())
 
 
@@ -95,7 +95,7 @@ def _config(folder: Path, where: str) -> Any:
     except Exception as error:  # of a dozen types, from several libraries
         raise CompositionError(
             f"{where} is of model type {raw['model_type']!r}, and transformers cannot read its config: "
-            f"{_sentence(error)}"
+            f"{sentence(error)}"
         ) from error
 
 
@@ -108,7 +108,7 @@ def _check_complete(loading_info: Any, where: str) -> None:
             raise CompositionError(f"{where} {what}: {', '.join(names[:MOST_NAMES])}{more}. Download or save it again")
 
 
-def _sentence(error: BaseException) -> str:
-    """The error's message on one line."""
+def sentence(error: BaseException) -> str:
+    """The message of an error of another library, on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."

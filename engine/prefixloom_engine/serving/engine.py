@@ -7,6 +7,7 @@ without, it is the pass just launched. The answers are the same.
 
 from __future__ import annotations
 
+import bisect
 import logging
 import time
 import weakref
@@ -19,7 +20,7 @@ from prefixloom import Cache, Identity, InputError, PrefixloomError, ProtocolErr
 
 from ..contract.handover import Handover
 from ..contract.model import Identified, Media, Model, Multimodal
-from ..contract.requests import Answer, Request, shown
+from ..contract.requests import POSITIONS, Answer, Request, shown
 from ..forward.jobs import Job, LogitsError, PlannedRow
 from ..forward.stream import ForwardStream, LaunchedStep
 from .guessing import CheckedGuesser, Guesser, PromptLookup
@@ -149,6 +150,19 @@ class Engine:
         self._scheduler.budget.check(length, name)
         self._forward.check(length, name)
         return self._speculate if request.speculate is None else self._guess_depth(request.speculate, name)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a prompt and its answer may come to: what the pools hold, and the model's positions."""
+        return bisect.bisect_left(range(1, POSITIONS), True, key=lambda length: not self._serves(length))
+
+    def _serves(self, length: int) -> bool:
+        try:
+            self._scheduler.budget.check(length, "")
+            self._forward.check(length, "")
+        except InputError:
+            return False
+        return True
 
     def _media(self, request: Request) -> Media | None:
         """What a request's prompt carries beside its tokens."""

@@ -1,0 +1,171 @@
+"""The text of a model in a folder on disk: its tokenizer, its chat template, and the processor of its images."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoProcessor, AutoTokenizer
+
+from prefixloom import CompositionError, InputError
+
+from ..contract.texts import ChatPrompt, Message, plain_text
+from .loading import sentence
+
+REPLACEMENT = "\ufffd"
+MOST_PENDING = 16
+"""After so many tokens that make no whole character, their text is told as it is."""
+DATA = "data:"
+
+
+def load_tokenizer(path: str | os.PathLike[str], *, images: bool) -> FolderTokenizer:
+    """The tokenizer in the folder of a model; with ``images``, the processor that the model's images need as well."""
+    folder = Path(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        processor = None
+        if images:
+            processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of a dozen types, from several libraries
+        raise CompositionError(
+            f"the model in {os.fspath(folder)!r} has no tokenizer that transformers can load: {sentence(error)}"
+        ) from error
+    return FolderTokenizer(tokenizer, processor)
+
+
+class FolderTokenizer:
+    """A tokenizer of transformers. ``processor``: makes the prompts of a model that takes images."""
+
+    stops: frozenset[int] = frozenset()
+
+    def __init__(self, tokenizer: Any, processor: Any = None) -> None:
+        self._tokenizer, self._processor = tokenizer, processor
+        self._reading = copy.deepcopy(tokenizer)
+        """Decodes, while another thread may encode: the tokenizers of transformers are for one thread each."""
+
+    @property
+    def parses(self) -> bool:
+        return getattr(self._tokenizer, "response_template", None) is not None
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text)["input_ids"])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def token_bytes(self, token: int) -> bytes:
+        return str(self._reading.decode([token], clean_up_tokenization_spaces=False)).encode()
+
+    def detokenizer(self) -> WindowDetokenizer:
+        return WindowDetokenizer(self)
+
+    # ------------------------------------------------------------ chats
+    def chat(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], more: Mapping[str, Any]
+    ) -> ChatPrompt:
+        given = [self._message(message, at) for at, message in enumerate(messages)]
+        maker = self._tokenizer if self._processor is None else self._processor
+        try:
+            made = maker.apply_chat_template(
+                given, tools=list(tools) or None, add_generation_prompt=True, tokenize=True, return_dict=True, **more
+            )
+        except Exception as error:  # the template's own, those of its engine, and those of processors
+            raise InputError(f"the model's chat template cannot take these messages: {sentence(error)}") from error
+        fields = dict(made)
+        tokens = fields.pop("input_ids")
+        fields.pop("attention_mask", None)
+        fields.pop("token_type_ids", None)
+        if self._processor is None:
+            return ChatPrompt(list(tokens))
+        return ChatPrompt(list(tokens[0]), {name: each for name, each in fields.items() if each is not None})
+
+    def _message(self, message: Message, at: int) -> dict[str, Any]:
+        """A message as templates know it."""
+        out = {**message}
+        if self._processor is None:
+            out["content"] = plain_text(message, at)
+        elif not isinstance(message.get("content"), str):
+            out["content"] = [_part(part, at) for part in message.get("content") or ()]
+        if message.get("tool_calls"):
+            out["tool_calls"] = [_call(call, at) for call in message["tool_calls"]]
+        return out
+
+    def parse(
+        self, tokens: Sequence[int], prompt: Sequence[int], tools: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Any] | None:
+        try:
+            parsed = self._reading.parse_response(list(tokens), prefix=list(prompt), tools=list(tools) or None)
+        except Exception:  # the model did not keep to the form: its answer is told as it is
+            return None
+        return parsed if isinstance(parsed, Mapping) else None
+
+
+def _call(call: Mapping[str, Any], at: int) -> dict[str, Any]:
+    """A tool call of an earlier answer: templates take its arguments as an object, and the API has them as text."""
+    function = {**call.get("function", {})}
+    if isinstance(function.get("arguments"), str):
+        try:
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        except ValueError as error:
+            raise InputError(f"messages[{at}] has a tool call whose arguments are no JSON: {error}") from error
+    return {**call, "function": function}
+
+
+def _part(part: Mapping[str, Any], at: int) -> dict[str, Any]:
+    if part["type"] != "image_url":
+        return dict(part)
+    return {"type": "image", "image": _image(part["image_url"]["url"], at)}
+
+
+def _image(url: str, at: int) -> Any:
+    from PIL import Image
+
+    if not url.startswith(DATA):
+        raise InputError(f"messages[{at}] has an image by its address: the server fetches nothing, so send a data: URL")
+    head, _, body = url.partition(",")
+    try:
+        if not head.endswith(";base64"):
+            raise ValueError("it is not in base64")
+        return Image.open(io.BytesIO(base64.b64decode(body, validate=True))).convert("RGB")
+    except (ValueError, OSError, binascii.Error, Image.DecompressionBombError) as error:
+        raise InputError(f"messages[{at}] has an image that cannot be read: {sentence(error)}") from error
+
+
+# ---------------------------------------------------------------- tokens as they come
+
+
+class WindowDetokenizer:
+    """Text of tokens as they come, by decoding the last few of them again with each new one.
+
+    What a token adds to the text may depend on the tokens before it (a space, or the bytes of one character). So text
+    is told once it ends in a whole character, and the tokens of the last text told are the context of the next one.
+    """
+
+    def __init__(self, tokenizer: FolderTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, token: int) -> str:
+        self._pending.append(token)
+        text = self._fresh()
+        if not text or (text.endswith(REPLACEMENT) and len(self._pending) < MOST_PENDING):
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def end(self) -> str:
+        text = self._fresh()
+        self._pending = []
+        return text
+
+    def _fresh(self) -> str:
+        before = self._tokenizer.decode(self._context)
+        return self._tokenizer.decode([*self._context, *self._pending])[len(before) :]

@@ -1,0 +1,17 @@
+"""The server: the engine behind the HTTP interface of OpenAI, for many clients at once.
+
+It knows HTTP, text and tenants; it must not know a component, a tree or a model's layers. One thread drives the engine
+(``worker``), and the event loop of uvicorn serves the clients. The two share nothing but the calls of
+``EngineWorker``. Read ``app`` first.
+
+====================  ==================================================================================
+``command``           ``prefixloom serve``: from the command line to a running server
+``app``               the routes, limits and errors
+``answers``           from what a client asks to requests of the engine, and from their tokens to text
+``protocol``          what a client may ask, and the objects that it gets
+``texts``             tokens to text and back, chat templates, stop strings
+``access``            keys, tenants, and the namespaces of what they ask
+``admin``             what an administrator may ask, over HTTP and from the command line
+``worker``            the thread that drives the engine
+====================  ==================================================================================
+"""

@@ -1,0 +1,391 @@
+"""The app: the routes of the server, its limits, and its errors.
+
+``Server`` has what the routes share. A request is read within limits, becomes requests of the engine (``answers``), and
+is answered whole or as a stream of events. A client that leaves is noticed at once, and what it asked is aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import anyio
+import attrs
+import uvicorn
+from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from prefixloom import InputError
+
+from ..contract.texts import ChatPrompt, Tokenizer
+from .access import Access, Tenant
+from .answers import ChatForm, CompletionForm, Form, Object, TextAnswer, TextPiece, TokenInfo, Usage, requests_of
+from .protocol import ApiError, ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked, refused
+from .worker import EngineDown, EngineWorker, QueueFull
+
+log = logging.getLogger("prefixloom.server")
+T = TypeVar("T", bound=BaseModel)
+R = TypeVar("R")
+CLIENT_LEFT = 499
+"""The status that logs have of a request whose client has gone."""
+
+
+@attrs.frozen
+class Limits:
+    """``body``: bytes of a body. ``body_seconds``: how long a client may take to send it. ``seconds``: how long an
+    answer may take. ``answer``: the tokens of an answer to a chat that does not say how many. ``drain_seconds``: how
+    long the end of the server waits for running answers, and then for the store."""
+
+    body: int = 8 << 20
+    body_seconds: float = 30.0
+    seconds: float = 600.0
+    answer: int = 2048
+    drain_seconds: float = 30.0
+
+
+class Server:
+    """What the routes share. ``name``: of the model. ``fingerprint``: changes with the model's weights."""
+
+    def __init__(
+        self, worker: EngineWorker, tokenizer: Tokenizer, access: Access, limits: Limits, name: str, fingerprint: str
+    ) -> None:
+        self.worker, self.tokenizer, self.access, self.limits = worker, tokenizer, access, limits
+        self.name, self.fingerprint = name, fingerprint
+        self.longest = worker.engine.longest
+        self.begun = int(time.time())
+        self._texts = ThreadPoolExecutor(1, thread_name_prefix="prefixloom texts")
+
+    # ------------------------------------------------------------ reading a request
+    def tenant(self, request: Request) -> Tenant:
+        return self.access.tenant(request.headers.get("authorization"))
+
+    async def body(self, request: Request, kind: type[T]) -> T:
+        """Read and check a body within the limits."""
+        data = bytearray()
+        try:
+            with anyio.fail_after(self.limits.body_seconds):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > self.limits.body:
+                        raise ApiError(413, f"the body has more than {self.limits.body} bytes", code="body_too_large")
+        except TimeoutError:
+            raise ApiError(408, f"the body took more than {self.limits.body_seconds:g} seconds") from None
+        try:
+            return kind.model_validate_json(bytes(data))
+        except ValidationError as error:
+            raise refused(error) from None
+
+    def check_model(self, model: str | None) -> None:
+        if model not in (None, self.name):
+            raise ApiError(
+                404, f"the model {model!r} is not served here; there is {self.name!r}", param="model",
+                code="model_not_found",
+            )  # fmt: skip
+
+    def check_tokens(self, tokens: Iterable[Any], param: str) -> None:
+        most = self.worker.engine.model.vocabulary
+        if not all(0 <= token < most for token in tokens):
+            raise ApiError(400, f"{param}: the model's tokens are from 0 to {most - 1}", param=param)
+
+    async def text(self, what: Callable[[], R]) -> R:
+        """Run what takes text to tokens, which may take long, beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._texts, what)
+
+    def room(self, tokens: int, asked: int | None, otherwise: int) -> int:
+        """How many tokens the answer to a prompt of so many tokens may have. ``ApiError``: the prompt is too long."""
+        left = self.longest + 1 - tokens  # of the answer's last token nothing is computed
+        if left < (asked or 1):
+            more = f" and {asked} of an answer" if asked else ""
+            raise ApiError(
+                400, f"the prompt has {tokens} tokens{more}: this server takes {self.longest + 1} together at most",
+                code="context_length_exceeded",
+            )  # fmt: skip
+        return min(left, otherwise) if asked is None else asked
+
+    # ------------------------------------------------------------ answering
+    async def begin(
+        self, asked: ChatAsked | CompletionAsked, prompts: Sequence[ChatPrompt], tenant: Tenant, otherwise: int
+    ) -> list[TextAnswer]:
+        """Ask the engine for all choices of all prompts."""
+        most = asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens
+        namespace, stops = tenant.namespace_of(asked.cache_salt), self.worker.engine.model.stops | self.tokenizer.stops
+        requests = [
+            each
+            for prompt in prompts
+            for each in requests_of(
+                asked, prompt.tokens, prompt.inputs, self.room(len(prompt.tokens), most, otherwise), namespace, stops,
+                tenant.name or "a client",
+            )
+        ]  # fmt: skip
+        tickets = await self.worker.add(*requests)
+        return [
+            TextAnswer(self.worker, ticket, self.tokenizer, asked.stops, at, self.limits.seconds)
+            for at, ticket in enumerate(tickets)
+        ]
+
+    async def whole(self, form: Form, answers: Sequence[TextAnswer], usage: Usage) -> Response:
+        choices = await asyncio.gather(*(self._choice(form, answer) for answer in answers))
+        return JSONResponse(form.answer(list(choices), usage))
+
+    async def _choice(self, form: Form, answer: TextAnswer) -> Object:
+        return form.choice(answer, await collected(answer))
+
+    async def events(
+        self, form: Form, answers: Sequence[TextAnswer], usage: Usage, with_usage: bool
+    ) -> AsyncIterator[bytes]:
+        """The answer as server-sent events. An error that comes late is an event as well."""
+
+        def event(choices: list[Object], told: Object | None = None) -> bytes:
+            return sent(form.chunk(choices, told, with_usage=with_usage))
+
+        try:
+            for answer in answers:
+                if begun := form.begin(answer.index):
+                    yield event(begun)
+            async for answer, piece in side_by_side(answers, whole=form.parses):
+                yield event(form.deltas(answer, piece))
+            if with_usage:
+                yield event([], usage.told)
+            yield b"data: [DONE]\n\n"
+        except ApiError as error:
+            log.warning("a stream ended with an error: %s", error.message)
+            yield sent(error.body)
+
+    async def respond(
+        self, request: Request, form: Form, answers: list[TextAnswer], usage: Usage, asked: ChatAsked | CompletionAsked
+    ) -> Response:
+        usage.answers, usage.choices = answers, asked.n
+        if asked.stream:
+            return EventStream(self.events(form, answers, usage, asked.include_usage), answers)
+        try:
+            return await unless_left(request, self.whole(form, answers, usage))
+        finally:
+            for answer in answers:
+                answer.leave()
+
+    # ------------------------------------------------------------ routes
+    async def chat(self, request: Request) -> Response:
+        tenant = self.tenant(request)
+        asked = await self.body(request, ChatAsked)
+        self.check_model(asked.model)
+        prompt = await self.chat_prompt(asked)
+        form = ChatForm(self.name, self.fingerprint, asked, self.tokenizer, prompt.tokens)
+        answers = await self.begin(asked, [prompt], tenant, self.limits.answer)
+        return await self.respond(request, form, answers, Usage(len(prompt.tokens)), asked)
+
+    async def chat_prompt(self, asked: ChatAsked | TokenizeAsked) -> ChatPrompt:
+        messages = [each.model_dump(exclude_none=True) for each in asked.messages or ()]
+        tools = asked.tools or [] if getattr(asked, "tool_choice", None) != "none" else []
+        return await self.text(lambda: self.tokenizer.chat(messages, tools, asked.chat_template_kwargs))
+
+    async def completions(self, request: Request) -> Response:
+        tenant = self.tenant(request)
+        asked = await self.body(request, CompletionAsked)
+        self.check_model(asked.model)
+        given = asked.prompt
+        several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
+        if not several or not all(several):
+            raise ApiError(400, "prompt: it has at least one token", param="prompt")
+        for each in several:
+            self.check_tokens("" if isinstance(each, str) else each, "prompt")
+        prompts = await self.text(
+            lambda: [ChatPrompt(self.tokenizer.encode(each) if isinstance(each, str) else each) for each in several]
+        )
+        echoes = [each if isinstance(each, str) else self.tokenizer.decode(each) for each in several if asked.echo]
+        form = CompletionForm(self.name, self.fingerprint, asked, echoes)
+        answers = await self.begin(asked, prompts, tenant, self.longest)
+        return await self.respond(request, form, answers, Usage(sum(len(each.tokens) for each in prompts)), asked)
+
+    async def tokenize(self, request: Request) -> Response:
+        self.tenant(request)
+        asked = await self.body(request, TokenizeAsked)
+        self.check_model(asked.model)
+        if asked.prompt is None:
+            tokens = (await self.chat_prompt(asked)).tokens
+        else:
+            text = asked.prompt
+            tokens = await self.text(lambda: self.tokenizer.encode(text))
+        return JSONResponse({"count": len(tokens), "max_model_len": self.longest + 1, "tokens": tokens})
+
+    async def detokenize(self, request: Request) -> Response:
+        self.tenant(request)
+        asked = await self.body(request, DetokenizeAsked)
+        self.check_model(asked.model)
+        self.check_tokens(asked.tokens, "tokens")
+        return JSONResponse({"prompt": self.tokenizer.decode(asked.tokens)})
+
+    async def models(self, request: Request) -> Response:
+        self.tenant(request)
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        self.tenant(request)
+        self.check_model(request.path_params["name"])
+        return JSONResponse(self._model())
+
+    def _model(self) -> Object:
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.begun,
+            "owned_by": "prefixloom",
+            "max_model_len": self.longest + 1,
+        }
+
+    async def health(self, request: Request) -> Response:
+        """Whether the engine lives. It needs no key, since whoever watches over a server asks it."""
+        error = self.worker.error
+        return JSONResponse({"status": "ok" if error is None else str(error)}, 200 if error is None else 503)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.model, methods=["GET"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/health", self.health, methods=["GET"]),
+        ]
+
+
+def make_app(server: Server, more: Sequence[Route] = (), ended: Callable[[], None] = lambda: None) -> Starlette:
+    """The application. The engine runs from its start to its end, and then ``ended`` is called."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        server.worker.start()
+        try:
+            yield
+        finally:
+            await server.worker.stop(server.limits.drain_seconds)
+            ended()
+
+    handlers: dict[Any, Any] = {
+        ApiError: lambda request, error: told(error),
+        InputError: lambda request, error: told(ApiError(400, str(error))),
+        QueueFull: lambda request, error: told(ApiError(429, str(error), code="queue_full", retry_after=error.seconds)),
+        EngineDown: lambda request, error: told(ApiError(503, str(error), code="engine_down")),
+        ClientDisconnect: lambda request, error: Response(status_code=CLIENT_LEFT),
+        404: lambda request, error: told(ApiError(404, f"there is no {request.url.path} here")),
+        405: lambda request, error: told(ApiError(405, f"{request.url.path} does not take {request.method}")),
+        500: lambda request, error: told(ApiError(500, "something went wrong in the server")),
+    }
+    return Starlette(routes=[*server.routes(), *more], exception_handlers=handlers, lifespan=lifespan)
+
+
+def told(error: ApiError) -> Response:
+    headers = {"retry-after": str(error.retry_after)} if error.retry_after else None
+    return JSONResponse(error.body, error.status, headers)
+
+
+def sent(told: Object) -> bytes:
+    """One server-sent event."""
+    return f"data: {json.dumps(told, ensure_ascii=False, separators=(',', ':'))}\n\n".encode("utf-8", "surrogatepass")
+
+
+class EventStream(StreamingResponse):
+    """A stream of events, which ends the answers behind it whatever becomes of the client."""
+
+    def __init__(self, events: AsyncIterator[bytes], answers: Sequence[TextAnswer]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            for answer in self._answers:
+                answer.leave()
+
+
+async def collected(answer: TextAnswer) -> TextPiece:
+    """Wait for the end of an answer, and return it as one piece."""
+    text: list[str] = []
+    tokens: list[TokenInfo] = []
+    reason = ""
+    async for piece in answer.pieces():
+        text.append(piece.text)
+        tokens += piece.tokens
+        reason = piece.reason
+    return TextPiece("".join(text), tokens, reason)
+
+
+async def side_by_side(answers: Sequence[TextAnswer], *, whole: bool) -> AsyncIterator[tuple[TextAnswer, TextPiece]]:
+    """The pieces of all answers, each as soon as it comes. ``whole``: each answer in one piece."""
+    if len(answers) == 1 and not whole:
+        async for piece in answers[0].pieces():
+            yield answers[0], piece
+        return
+    come: asyncio.Queue[tuple[TextAnswer, TextPiece | Exception]] = asyncio.Queue()
+
+    async def follow(answer: TextAnswer) -> None:
+        try:
+            if whole:
+                come.put_nowait((answer, await collected(answer)))
+                return
+            async for piece in answer.pieces():
+                come.put_nowait((answer, piece))
+        except Exception as error:
+            come.put_nowait((answer, error))
+
+    tasks = [asyncio.create_task(follow(answer)) for answer in answers]
+    try:
+        left = len(tasks)
+        while left:
+            answer, found = await come.get()
+            if isinstance(found, Exception):
+                raise found
+            left -= bool(found.reason)
+            yield answer, found
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def unless_left(request: Request, answer: Awaitable[Response]) -> Response:
+    """Await ``answer``, and cancel it if the client goes away meanwhile."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answering, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(left())
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            return answering.result()
+        raise ClientDisconnect
+    finally:
+        answering.cancel()
+        leaving.cancel()
+
+
+# ---------------------------------------------------------------- running
+
+
+class Announced(uvicorn.Server):
+    """Serves until a signal comes, and says on standard output when it has begun."""
+
+    def __init__(self, config: uvicorn.Config, what: str, lines: Sequence[str]) -> None:
+        super().__init__(config)
+        self._what, self._lines = what, lines
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+            print(f"{self._what} at http://{host}:{port}/v1")
+            print("\n".join(f"  {line}" for line in self._lines), flush=True)

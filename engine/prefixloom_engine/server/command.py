@@ -1,0 +1,189 @@
+"""``prefixloom serve``: a server for one model, in front of the reference engine and its cache."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from prefixloom import CompositionError, InputError, Traffic, compose, make_component, parse_memory
+
+from ..serving.interrupts import reraise_interrupts
+
+if TYPE_CHECKING:
+    from ..contract.model import Model
+    from ..contract.texts import Tokenizer
+
+NUMBERS = {
+    "port": (0, 65535),
+    "page_size": (1, 4096),
+    "max_running": (1, 4096),
+    "max_queue": (0, 1 << 20),
+    "chunk": (1, 1 << 20),
+    "speculate": (0, 16),
+    "threads": (1, 1024),
+    "max_answer": (1, 1 << 20),
+    "timeout": (1, 1 << 20),
+    "drain": (0, 1 << 20),
+}
+"""The least and the greatest value of each option that is a whole number."""
+SIZES = ("memory", "host_memory", "max_body")
+BUILT_IN = "prefixloom-threeway"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    # ``settings_of`` converts the numbers: argparse would print the whole usage with every mistake.
+    model = parser.add_argument_group("the model")
+    model.add_argument("--model", metavar="FOLDER", help="of a Hugging Face model (default: the built-in one)")
+    model.add_argument("--name", help="of the model, as clients call it (default: the folder's)")
+    model.add_argument("--dtype", default="auto", help="of its weights (default: as in its config)")
+    model.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    model.add_argument("--threads", metavar="N", help="of torch on a CPU (default: as torch decides)")
+    cache = parser.add_argument_group("the cache")
+    cache.add_argument("--memory", default="1GiB", metavar="SIZE", help="of the cache on the device (default: 1GiB)")
+    cache.add_argument("--page-size", default="16", metavar="N", help="tokens of a page (default: 16)")
+    cache.add_argument("--host-memory", metavar="SIZE", help="of the host, for what the device cannot hold")
+    cache.add_argument("--store", metavar="URL", help="behind the host's memory, such as file:/var/cache/prefixes")
+    serving = parser.add_argument_group("serving")
+    serving.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
+    serving.add_argument("--port", default="8000", metavar="N", help="default: 8000; 0: any that is free")
+    serving.add_argument("--keys", metavar="FILE", help="the keys of tenants, in TOML (default: nobody needs one)")
+    serving.add_argument("--max-running", default="16", metavar="N", help="answers at once (default: 16)")
+    serving.add_argument("--max-queue", default="1024", metavar="N", help="requests that may wait (default: 1024)")
+    serving.add_argument("--chunk", default="512", metavar="N", help="tokens of one step (default: 512)")
+    serving.add_argument("--speculate", default="0", metavar="N", help="tokens guessed ahead (default: 0)")
+    serving.add_argument("--max-body", default="8MiB", metavar="SIZE", help="of a request (default: 8MiB)")
+    serving.add_argument(
+        "--max-answer", default="2048", metavar="N", help="tokens, if a chat does not say how many (default: 2048)"
+    )
+    serving.add_argument("--timeout", default="600", metavar="S", help="seconds of an answer (default: 600)")
+    serving.add_argument(
+        "--drain", default="30", metavar="S", help="seconds that the end waits for answers and store (default: 30)"
+    )
+
+
+@attrs.frozen
+class ServeSettings:
+    """The options, checked and converted; ``numbers`` and ``sizes`` by name."""
+
+    args: argparse.Namespace
+    numbers: dict[str, int]
+    sizes: dict[str, int]
+
+
+def settings_of(args: argparse.Namespace) -> ServeSettings:
+    numbers = {}
+    for name, (low, high) in NUMBERS.items():
+        text, option = getattr(args, name), "--" + name.replace("_", "-")
+        if text is None:
+            continue
+        try:
+            numbers[name] = int(text)
+        except ValueError:
+            raise InputError(f"{option} takes a whole number, got {text!r}") from None
+        if not low <= numbers[name] <= high:
+            raise InputError(f"{option} must be from {low} to {high}, got {text}")
+    sizes = {}
+    for name in SIZES:
+        if getattr(args, name) is not None:
+            sizes[name] = parse_memory(getattr(args, name), "--" + name.replace("_", "-"))
+    if args.store is not None and "host_memory" not in sizes:
+        raise InputError("--store stands behind the host's memory: give --host-memory as well, such as 8GiB")
+    return ServeSettings(args, numbers, sizes)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal comes. Returns 1 if the engine failed."""
+    settings = settings_of(args)
+    try:
+        import pydantic  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise CompositionError(
+            f"serving needs the package {error.name!r}: install the extra, pip install 'prefixloom[serve]'"
+        ) from error
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+        with reraise_interrupts():
+            import torch
+    if "threads" in settings.numbers:
+        torch.set_num_threads(settings.numbers["threads"])
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    return _serve(settings)
+
+
+def _serve(settings: ServeSettings) -> int:
+    import uvicorn
+
+    from ..serving.engine import Engine
+    from .access import Access, read_keys
+    from .admin import Admin, AttachedStore
+    from .app import Announced, Limits, Server, make_app
+    from .worker import EngineWorker
+
+    args, numbers, sizes = settings.args, settings.numbers, settings.sizes
+    access = Access() if args.keys is None else read_keys(Path(args.keys))
+    model, tokenizer, about = _model(args)
+    identity = getattr(model, "identity", None)
+    tier = None
+    if "host_memory" in sizes:
+        tier = make_component("hicache", "host", memory=sizes["host_memory"], identity=identity)
+    cache = compose(
+        model.config, plugins=[] if tier is None else [tier], memory=sizes["memory"], page_size=numbers["page_size"],
+        traffic=Traffic(running=numbers["max_running"]), device=args.device, policy="priority",
+        max_rewind=numbers["speculate"],
+    )  # fmt: skip
+    store = AttachedStore(tier)
+    if args.store is not None:
+        store.attach(args.store)
+    engine = Engine(
+        model, cache, chunk=numbers["chunk"], max_running=numbers["max_running"], policy="priority",
+        speculate=numbers["speculate"],
+    )  # fmt: skip
+    failures: list[BaseException] = []
+
+    def failed(error: BaseException) -> None:
+        failures.append(error)
+        http.should_exit = True
+
+    worker = EngineWorker(engine, numbers["max_running"] + numbers["max_queue"], failed)
+    limits = Limits(sizes["max_body"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"])
+    name = args.name or (BUILT_IN if args.model is None else Path(args.model).resolve().name)
+    server = Server(worker, tokenizer, access, limits, name, f"fp_{identity.digest[:12]}" if identity else "fp_unknown")
+    app = make_app(server, Admin(server, store).routes(), store.close)
+    http = Announced(
+        uvicorn.Config(
+            app, host=args.host, port=numbers["port"], log_level="warning", access_log=False, lifespan="on",
+            timeout_graceful_shutdown=numbers["drain"], backlog=2048,
+        ),
+        f"prefixloom serves {name} ({about})",
+        [str(line) for line in cache.stats().sizing],
+    )  # fmt: skip
+    http.run()
+    for error in failures:
+        print(f"prefixloom: {error}", file=sys.stderr)
+    return 1 if failures or not http.started else 0
+
+
+def _model(args: argparse.Namespace) -> tuple[Model, Tokenizer, str]:
+    """The model, what turns text into its tokens, and a description."""
+    if args.model is None:
+        from ..threeway.model import ThreeWay
+        from ..threeway.text import ByteTokenizer, text_sizes
+
+        dtype = "float32" if args.dtype == "auto" else args.dtype
+        built_in = ThreeWay(text_sizes(), dtype=dtype, device=args.device)
+        return built_in, ByteTokenizer(), f"{built_in.parameters / 1e6:.1f} million parameters, random"
+    from ..hf import load
+    from ..hf.text import load_tokenizer
+
+    loaded = load(args.model, dtype=args.dtype, device=args.device)
+    count = sum(each.numel() for each in loaded.model.parameters())
+    tokenizer = load_tokenizer(args.model, images=loaded.takes_images)
+    return loaded, tokenizer, f"{type(loaded.model).__name__}, {count / 1e6:.1f} million parameters"

@@ -1,0 +1,288 @@
+"""The worker: one thread drives the engine, and coroutines of one event loop ask it.
+
+The engine and its cache belong to the worker's thread. A coroutine adds a request with ``add`` and awaits its tokens
+from the ``PendingAnswer``. Anything else that it wants of the engine or of the cache it asks with ``call``. Both are
+done between two steps of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import attrs
+
+from prefixloom import PrefixloomError
+
+from ..contract.requests import Answer, Request
+from ..serving.engine import Engine
+
+log = logging.getLogger("prefixloom.server")
+T = TypeVar("T")
+MOST_FAILURES = 3
+"""After so many steps in a row that raised, the engine is given up."""
+POLL_SECONDS = 0.05
+"""How often the cache is polled while there is nothing to compute: copies and writes below the device go on."""
+
+
+class EngineDown(PrefixloomError):
+    """The engine cannot answer any more."""
+
+
+class QueueFull(PrefixloomError):
+    """Too many requests wait already. ``seconds``: when to ask again."""
+
+    def __init__(self, waiting: int, seconds: int) -> None:
+        super().__init__(f"{waiting} requests wait already: ask again in {seconds} seconds")
+        self.seconds = seconds
+
+
+@attrs.frozen
+class News:
+    """What is new of an answer: its next tokens and, once it is over, why it ended."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    alternatives: list[list[tuple[int, float]]]
+    reason: str
+    error: BaseException | None
+    hit: int
+
+
+class PendingAnswer:
+    """One request of a client: its answer as it comes. It belongs to the event loop."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.begun = time.monotonic()
+        self.hit = 0
+        self.over = False
+        self._news: deque[News] = deque()
+        self._come = asyncio.Event()
+
+    def put(self, news: News) -> None:
+        self._news.append(news)
+        self.hit = news.hit
+        self.over = bool(news.reason)
+        self._come.set()
+
+    async def next(self) -> News:
+        """Wait for what is new. What came meanwhile comes at once."""
+        await self._come.wait()
+        self._come.clear()
+        news = self._news.popleft()
+        while self._news:
+            more = self._news.popleft()
+            news = attrs.evolve(
+                more,
+                tokens=news.tokens + more.tokens,
+                logprobs=news.logprobs + more.logprobs,
+                alternatives=news.alternatives + more.alternatives,
+            )
+        return news
+
+
+@attrs.define(eq=False)
+class DrivenAnswer:
+    """A ticket with its answer, in the worker's thread. ``told``: how many of its tokens the event loop knows."""
+
+    ticket: PendingAnswer
+    answer: Answer
+    told: int = 0
+
+
+class EngineWorker:
+    """Drives ``engine`` in a thread of its own from ``start`` to ``stop``.
+
+    ``most``   how many requests may run or wait at once; more are refused with ``QueueFull``
+    ``failed`` is called in the event loop with the error if the engine is given up
+    """
+
+    def __init__(self, engine: Engine, most: int, failed: Callable[[BaseException], None]) -> None:
+        self.engine = engine
+        self.most = most
+        self.error: BaseException | None = None
+        self.seconds_per_answer = 1.0
+        """A running mean of how long requests take from the first step to the end."""
+        self._failed = failed
+        self._tickets: set[PendingAnswer] = set()
+        self._running: dict[PendingAnswer, DrivenAnswer] = {}
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._patience = 0.0
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # ------------------------------------------------------------ for coroutines
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._drive, name="prefixloom engine worker", daemon=True)
+        self._thread.start()
+
+    @property
+    def load(self) -> int:
+        """How many requests run or wait."""
+        return len(self._tickets)
+
+    async def add(self, *requests: Request) -> list[PendingAnswer]:
+        """Add requests, all or none. ``QueueFull``: there are too many already. ``InputError``: one is refused."""
+        if self.load + len(requests) > self.most:
+            ahead = max(self.load - self.most // 2, 1)
+            raise QueueFull(self.load, max(1, min(60, round(self.seconds_per_answer * ahead / self.most))))
+        tickets = [PendingAnswer(request) for request in requests]
+        self._tickets.update(tickets)
+        try:
+            await self.call(lambda: self._add(tickets))
+        except BaseException:
+            for ticket in tickets:
+                self.abort(ticket)
+            raise
+        return tickets
+
+    def abort(self, ticket: PendingAnswer) -> None:
+        """End a request whose client has gone."""
+        self._end(ticket, self.engine.abort)
+
+    def finish(self, ticket: PendingAnswer) -> None:
+        """End a request that has answered enough; what is computed stays cached."""
+        self._end(ticket, self.engine.finish)
+
+    def _end(self, ticket: PendingAnswer, how: Callable[[Answer], None]) -> None:
+        self._tickets.discard(ticket)
+
+        def end() -> None:
+            running = self._running.pop(ticket, None)
+            if running is not None:
+                how(running.answer)
+
+        self._ask(end)
+
+    async def call(self, what: Callable[[], T]) -> T:
+        """Run ``what`` in the worker's thread, between two steps, and return what it returns."""
+        return await asyncio.wrap_future(self._ask(what))
+
+    def _ask(self, what: Callable[[], T]) -> Future[T]:
+        asked: Future[T] = Future()
+        if self.error is not None or self._thread is None or not self._thread.is_alive():
+            asked.set_exception(self.error or EngineDown("the engine is not running"))
+            return asked
+        self._calls.append((asked, what))
+        self._wake.set()
+        return asked
+
+    async def stop(self, seconds: float) -> None:
+        """Wait for what runs, write to the store what waits for it, for at most so many seconds, and end the thread."""
+        self._patience = seconds
+        self._stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    # ------------------------------------------------------------ in the worker's thread
+    def _drive(self) -> None:
+        failures = 0
+        while not (self._stopping and not self._running and not self._calls):
+            self._wake.clear()
+            self._do_calls()
+            try:
+                worked = self.engine.step()
+                failures = 0
+            except Exception as error:
+                failures += 1
+                log.exception("a step of the engine raised (%d of %d)", failures, MOST_FAILURES)
+                if failures == MOST_FAILURES:
+                    self._give_up(error)
+                    return
+                continue
+            self._tell()
+            if not worked and not self._calls:
+                self.engine.cache.poll()
+                self._wake.wait(POLL_SECONDS)
+
+        self.engine.close()
+        self._write_out()
+
+    def _write_out(self) -> None:
+        """Poll until the store has all that was to be written."""
+        cache, until = self.engine.cache, time.monotonic() + self._patience
+        while (tier := cache.stats().tier) is not None and tier.to_store:
+            if time.monotonic() > until:
+                log.warning("the store did not take in time %d pieces that were to be written", tier.to_store)
+                return
+            time.sleep(0.005)
+            cache.poll()
+
+    def _do_calls(self) -> None:
+        while self._calls:
+            asked, what = self._calls.popleft()
+            if not asked.set_running_or_notify_cancel():
+                continue
+            try:
+                asked.set_result(what())
+            except BaseException as error:
+                asked.set_exception(error)
+
+    def _add(self, tickets: list[PendingAnswer]) -> None:
+        """Add all, or none if one is refused."""
+        added = []
+        try:
+            for ticket in tickets:
+                added.append(DrivenAnswer(ticket, self.engine.add(ticket.request)))
+        except BaseException:
+            for each in added:
+                self.engine.abort(each.answer)
+            raise
+        self._running.update((each.ticket, each) for each in added)
+
+    def _tell(self) -> None:
+        """Tell the event loop what is new of every answer, in one call."""
+        found: list[tuple[PendingAnswer, News]] = []
+        for running in list(self._running.values()):
+            answer, told = running.answer, running.told
+            if len(answer.tokens) == told and not answer.done:
+                continue
+            news = News(
+                answer.tokens[told:], answer.logprobs[told:], answer.alternatives[told:],
+                answer.reason, answer.error, answer.hit,
+            )  # fmt: skip
+            running.told = len(answer.tokens)
+            found.append((running.ticket, news))
+            if answer.done:
+                del self._running[running.ticket]
+        if found:
+            self._send(found)
+
+    def _send(self, found: list[tuple[PendingAnswer, News]]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._receive, found)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            log.warning("%d answers have nobody to go to", len(found))
+
+    def _receive(self, found: list[tuple[PendingAnswer, News]]) -> None:
+        """In the event loop."""
+        for ticket, news in found:
+            if news.reason and ticket in self._tickets:
+                self._tickets.discard(ticket)
+                self.seconds_per_answer += 0.1 * (time.monotonic() - ticket.begun - self.seconds_per_answer)
+            ticket.put(news)
+
+    def _give_up(self, error: BaseException) -> None:
+        """The engine cannot go on: everybody is told."""
+        self.error = EngineDown(f"the engine has failed: {error!r}")
+        self.error.__cause__ = error
+        self._send([(each.ticket, News([], [], [], "error", self.error, 0)) for each in self._running.values()])
+        self._running.clear()
+        while self._calls:
+            asked, _ = self._calls.popleft()
+            if asked.set_running_or_notify_cancel():
+                asked.set_exception(self.error)
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._failed, self.error)
