@@ -260,8 +260,8 @@ class Server:
         ]
 
 
-def make_app(server: Server, more: Sequence[Route] = (), ended: Callable[[], None] = lambda: None) -> Starlette:
-    """The application. The engine runs from its start to its end, and then ``ended`` is called."""
+def make_app(server: Server, more: Sequence[Route] = ()) -> Starlette:
+    """The application. The engine runs from its start to its end."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -270,7 +270,6 @@ def make_app(server: Server, more: Sequence[Route] = (), ended: Callable[[], Non
             yield
         finally:
             await server.worker.stop(server.limits.drain_seconds)
-            ended()
 
     handlers: dict[Any, Any] = {
         ApiError: lambda request, error: told(error),

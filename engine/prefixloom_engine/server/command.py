@@ -134,36 +134,39 @@ def _serve(settings: ServeSettings) -> int:
     tier = None
     if "host_memory" in sizes:
         tier = make_component("hicache", "host", memory=sizes["host_memory"], identity=identity)
-    cache = compose(
-        model.config, plugins=[] if tier is None else [tier], memory=sizes["memory"], page_size=numbers["page_size"],
-        traffic=Traffic(running=numbers["max_running"]), device=args.device, policy="priority",
-        max_rewind=numbers["speculate"],
-    )  # fmt: skip
     store = AttachedStore(tier)
-    if args.store is not None:
-        store.attach(args.store)
-    engine = Engine(
-        model, cache, chunk=numbers["chunk"], max_running=numbers["max_running"], policy="priority",
-        speculate=numbers["speculate"],
-    )  # fmt: skip
+
+    def make() -> Engine:
+        cache = compose(
+            model.config, plugins=[] if tier is None else [tier], memory=sizes["memory"],
+            page_size=numbers["page_size"], traffic=Traffic(running=numbers["max_running"]), device=args.device,
+            policy="priority", max_rewind=numbers["speculate"],
+        )  # fmt: skip
+        if args.store is not None:
+            store.attach(args.store)
+        return Engine(
+            model, cache, chunk=numbers["chunk"], max_running=numbers["max_running"], policy="priority",
+            speculate=numbers["speculate"],
+        )  # fmt: skip
+
     failures: list[BaseException] = []
 
     def failed(error: BaseException) -> None:
         failures.append(error)
         http.should_exit = True
 
-    worker = EngineWorker(engine, numbers["max_running"] + numbers["max_queue"], failed)
+    worker = EngineWorker(make, numbers["max_running"] + numbers["max_queue"], failed, store.close)
     limits = Limits(sizes["max_body"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"])
     name = args.name or (BUILT_IN if args.model is None else Path(args.model).resolve().name)
     server = Server(worker, tokenizer, access, limits, name, f"fp_{identity.digest[:12]}" if identity else "fp_unknown")
-    app = make_app(server, Admin(server, store).routes(), store.close)
+    app = make_app(server, Admin(server, store).routes())
     http = Announced(
         uvicorn.Config(
             app, host=args.host, port=numbers["port"], log_level="warning", access_log=False, lifespan="on",
             timeout_graceful_shutdown=numbers["drain"], backlog=2048,
         ),
         f"prefixloom serves {name} ({about})",
-        [str(line) for line in cache.stats().sizing],
+        [str(line) for line in worker.engine.cache.composition.sizing],
     )  # fmt: skip
     http.run()
     for error in failures:

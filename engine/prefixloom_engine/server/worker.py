@@ -98,33 +98,44 @@ class DrivenAnswer:
 
 
 class EngineWorker:
-    """Drives ``engine`` in a thread of its own from ``start`` to ``stop``.
+    """Drives an engine in a thread of its own, which also makes it, from ``start`` to ``stop``.
 
+    ``make``   makes the engine with its cache
     ``most``   how many requests may run or wait at once; more are refused with ``QueueFull``
     ``failed`` is called in the event loop with the error if the engine is given up
+    ``ended``  is called in the thread when the engine is closed
     """
 
-    def __init__(self, engine: Engine, most: int, failed: Callable[[BaseException], None]) -> None:
-        self.engine = engine
+    def __init__(
+        self,
+        make: Callable[[], Engine],
+        most: int,
+        failed: Callable[[BaseException], None],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
         self.most = most
         self.error: BaseException | None = None
         self.seconds_per_answer = 1.0
         """A running mean of how long requests take from the first step to the end."""
-        self._failed = failed
+        self._failed, self._ended = failed, ended
         self._tickets: set[PendingAnswer] = set()
         self._running: dict[PendingAnswer, DrivenAnswer] = {}
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._patience = 0.0
-        self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._started = threading.Event()
+        made: Future[Engine] = Future()
+        self._thread = threading.Thread(target=self._live, args=(make, made), name="prefixloom engine", daemon=True)
+        self._thread.start()
+        self.engine = made.result()
 
     # ------------------------------------------------------------ for coroutines
     def start(self) -> None:
+        """Begin to drive the engine, for the coroutines of the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._drive, name="prefixloom engine worker", daemon=True)
-        self._thread.start()
+        self._started.set()
 
     @property
     def load(self) -> int:
@@ -170,7 +181,7 @@ class EngineWorker:
 
     def _ask(self, what: Callable[[], T]) -> Future[T]:
         asked: Future[T] = Future()
-        if self.error is not None or self._thread is None or not self._thread.is_alive():
+        if self.error is not None or not self._thread.is_alive():
             asked.set_exception(self.error or EngineDown("the engine is not running"))
             return asked
         self._calls.append((asked, what))
@@ -182,11 +193,25 @@ class EngineWorker:
         self._patience = seconds
         self._stopping = True
         self._wake.set()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+        self._started.set()
+        await asyncio.to_thread(self._thread.join)
 
     # ------------------------------------------------------------ in the worker's thread
+    def _live(self, make: Callable[[], Engine], made: Future[Engine]) -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:
+            made.set_exception(error)
+            return
+        self._started.wait()
+        self._drive()
+        self.engine.close()
+        if self.error is None:
+            self._write_out()
+        self._ended()
+
     def _drive(self) -> None:
+        """Step until the worker is stopped and nothing runs, or the engine is given up."""
         failures = 0
         while not (self._stopping and not self._running and not self._calls):
             self._wake.clear()
@@ -205,9 +230,6 @@ class EngineWorker:
             if not worked and not self._calls:
                 self.engine.cache.poll()
                 self._wake.wait(POLL_SECONDS)
-
-        self.engine.close()
-        self._write_out()
 
     def _write_out(self) -> None:
         """Poll until the store has all that was to be written."""

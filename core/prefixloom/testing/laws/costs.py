@@ -33,6 +33,11 @@ def law_what_was_served_is_found_again(case: ComponentCase) -> None:
         _hot_prompts_hit(case, length, hooks)
 
 
+def _alone(hooks: Sequence[str]) -> list[str]:
+    """The hooks of which each can be left out: others answer the ops that ``run_forward_op`` runs."""
+    return [hook for hook in hooks if hook != "run_forward_op"]
+
+
 def _beside(case: ComponentCase) -> tuple[str, ...]:
     """What is never in the tree hits only beside something that is."""
     return () if case.is_cached else ("path",)
@@ -60,7 +65,7 @@ def _never_hits(case: ComponentCase, hooks: Sequence[str]) -> None:
         raise Wasteful(
             "it is not shareable, and resuming needs what it stores: no prompt will ever hit in a cache that has it"
         )
-    guilty = [hook for hook in hooks if any(_hits(case, length, {hook}) for length in that_fit(case, LENGTHS))]
+    guilty = [hook for hook in _alone(hooks) if any(_hits(case, length, {hook}) for length in that_fit(case, LENGTHS))]
     served = f"prompts of {', '.join(str(length * Bench(case).unit) for length in that_fit(case, LENGTHS))} tokens"
     if guilty:
         raise LawBroken(f"{served} were served, and none of their tokens hits again. Without {guilty[0]} they hit")
@@ -83,7 +88,7 @@ def _prompts_hit_as_far(case: ComponentCase, hooks: Sequence[str]) -> None:
 
 def _loses(case: ComponentCase, hooks: Sequence[str], length: int, branched: bool, more: str = "") -> None:
     mine, plain = (_hits(case, length, without, branched) for without in ((), hooks))
-    alone = {hook: _hits(case, length, {hook}, branched) for hook in hooks}
+    alone = {hook: _hits(case, length, {hook}, branched) for hook in _alone(hooks)}
     guilty = max(alone, key=lambda hook: alone[hook])
     told = f"without {guilty} {alone[guilty]}" if alone[guilty] > mine else f"without its hooks {plain}"
     after = ", after another that differs from its half on" if branched else ""
@@ -114,7 +119,7 @@ def _hot_prompts_hit(case: ComponentCase, length: int, hooks: Sequence[str]) -> 
     mine, plain = _hot(case, length), _hot(case, length, hooks)
     if 4 * mine >= 3 * min(could, plain):
         return
-    alone = {hook: _hot(case, length, {hook}) for hook in hooks}
+    alone = {hook: _hot(case, length, {hook}) for hook in _alone(hooks)}
     guilty = max(alone, key=lambda hook: alone[hook])
     told = f"without {guilty} {alone[guilty]}" if alone[guilty] > mine else f"without its hooks {plain}"
     raise Wasteful(

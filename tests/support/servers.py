@@ -1,0 +1,115 @@
+"""Servers for tests: the app over the built-in model on a free port of loopback, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache as remembered
+from typing import Any
+
+import attrs
+import httpx
+import torch
+import uvicorn
+
+from prefixloom import compose
+from prefixloom_engine import Engine, ThreeWay
+from prefixloom_engine.server.access import Access, Tenant
+from prefixloom_engine.server.admin import Admin, AttachedStore
+from prefixloom_engine.server.app import Limits, Server, make_app
+from prefixloom_engine.server.worker import EngineWorker
+from prefixloom_engine.threeway import SIZES
+from prefixloom_engine.threeway.text import BYTE_VOCABULARY, END, ByteTokenizer
+from tests.support.engines import nothing_left
+
+ADMIN, ALICE, BOB = "admin-key-0123456789", "alice-key-0123456789", "bob-key-01234567890"
+CAPACITY = {"full": 2048, "swa": 2048, "mamba": 64}
+KEYS = {
+    ADMIN: Tenant("root", "root", admin=True),
+    ALICE: Tenant("alice", "alice"),
+    BOB: Tenant("bob", "bob"),
+}
+
+
+@remembered
+def text_model() -> ThreeWay:
+    return ThreeWay(attrs.evolve(SIZES["tiny"], vocabulary=BYTE_VOCABULARY), dtype="float64")
+
+
+@attrs.frozen
+class RunningServer:
+    """``url``: of the API. ``server``, ``store``: what is behind it. ``http``: end it by ``http.should_exit``."""
+
+    url: str
+    server: Server
+    http: uvicorn.Server
+    store: AttachedStore
+
+    @property
+    def root(self) -> str:
+        return self.url.removesuffix("/v1")
+
+    def client(self, key: str = "", **options: Any) -> httpx.Client:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return httpx.Client(base_url=self.root, headers=headers, timeout=60, trust_env=False, **options)
+
+
+@contextmanager
+def serving(
+    model: Any = None,
+    tokenizer: Any = None,
+    *,
+    capacity: Mapping[str, int] | None = None,
+    tier: Any = None,
+    keys: Mapping[str, Tenant] | None = None,
+    limits: Limits | None = None,
+    most: int = 64,
+    **options: Any,
+) -> Iterator[RunningServer]:
+    """A server that answers while the block runs; nothing is left of it in the end."""
+    torch.set_num_threads(1)
+    it, plugins = model or text_model(), [] if tier is None else [tier]
+    store = AttachedStore(tier)
+    wrong: list[BaseException] = []
+
+    def make() -> Engine:
+        cache = compose(
+            it.config, plugins=plugins, capacity=capacity or CAPACITY, policy="priority", debug=True,
+            max_rewind=options.get("speculate", 0),
+        )  # fmt: skip
+        return Engine(it, cache, **{"policy": "priority", **options})
+
+    def ended() -> None:
+        try:
+            nothing_left(worker.engine.cache)
+            store.close()
+        except BaseException as error:
+            wrong.append(error)
+
+    worker = EngineWorker(make, most, lambda error: None, ended)
+    server = Server(worker, tokenizer or ByteTokenizer(), Access(keys or {}), limits or Limits(), "built-in", "fp_0")
+    app = make_app(server, Admin(server, store).routes())
+    http = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=20))
+    thread = threading.Thread(target=http.run)
+    thread.start()
+    while not http.started:
+        assert thread.is_alive()
+        time.sleep(0.005)
+    port = http.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield RunningServer(f"http://127.0.0.1:{port}/v1", server, http, store)
+    finally:
+        http.should_exit = True
+        thread.join()
+    assert (worker.load, wrong) == (0, [])
+
+
+def greedy(prompt: list[int], count: int) -> list[int]:
+    """What the model answers without any server or cache, up to the end of its message."""
+    cache = compose(text_model().config, capacity={"full": 2048, "swa": 2048, "mamba": 10})
+    with Engine(text_model(), cache, overlap=False) as engine:
+        (answer,) = engine.generate([prompt], max_tokens=count)
+    tokens = answer.tokens
+    return tokens[: tokens.index(END)] if END in tokens else tokens
