@@ -106,10 +106,10 @@ def serving(
     assert (worker.load, wrong) == (0, [])
 
 
-def greedy(prompt: list[int], count: int) -> list[int]:
-    """What the model answers without any server or cache, up to the end of its message."""
+def greedy(prompt: list[int], count: int, *, ends: bool = True) -> list[int]:
+    """What the model answers without any server or cache; with ``ends``, up to the end of its message."""
     cache = compose(text_model().config, capacity={"full": 2048, "swa": 2048, "mamba": 10})
     with Engine(text_model(), cache, overlap=False) as engine:
         (answer,) = engine.generate([prompt], max_tokens=count)
     tokens = answer.tokens
-    return tokens[: tokens.index(END)] if END in tokens else tokens
+    return tokens[: tokens.index(END)] if ends and END in tokens else tokens

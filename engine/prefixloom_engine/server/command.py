@@ -139,7 +139,7 @@ def _serve(settings: ServeSettings) -> int:
     def make() -> Engine:
         cache = compose(
             model.config, plugins=[] if tier is None else [tier], memory=sizes["memory"],
-            page_size=numbers["page_size"], traffic=Traffic(running=numbers["max_running"]), device=args.device,
+            page_size=numbers["page_size"], traffic=Traffic(running=numbers["max_running"], chunk=numbers["chunk"]), device=args.device,
             policy="priority", max_rewind=numbers["speculate"],
         )  # fmt: skip
         if args.store is not None:

@@ -1,0 +1,101 @@
+"""``prefixloom serve`` as a process: how it begins, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from prefixloom.cli import main
+
+BODY = {"prompt": "a prompt that outlives its process " * 6, "max_tokens": 4, "temperature": 0}
+
+
+@contextmanager
+def process(*options: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A server in a process of its own, on a free port."""
+    command = [sys.executable, "-m", "prefixloom", "serve", "--port", "0", "--memory", "64MiB", "--threads", "1"]
+    it = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert it.stdout is not None and it.stderr is not None
+        first = it.stdout.readline()
+        found = re.search(r"prefixloom serves \S+ \(.*\) at (http://127.0.0.1:\d+)/v1", first)
+        assert found is not None, first + it.stderr.read()
+        with httpx.Client(base_url=found[1], timeout=60, trust_env=False) as client:
+            yield it, client
+    finally:
+        it.kill()
+        it.communicate()
+
+
+def test_a_signal_lets_answers_end_and_refuses_new_clients() -> None:
+    with process("--drain", "30") as (server, client):
+        told: list[Any] = []
+        begun = threading.Event()
+
+        def read() -> None:
+            with client.stream("POST", "/v1/completions", json={**BODY, "max_tokens": 200, "stream": True}) as answer:
+                for line in answer.iter_lines():
+                    begun.set()
+                    told.append(line)
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        assert begun.wait(30)
+        server.send_signal(signal.SIGTERM)
+        reading.join(60)
+        assert told[-2] == "data: [DONE]"
+        assert server.wait(30) in (0, -signal.SIGTERM)
+        with pytest.raises(httpx.ConnectError):
+            client.get("/health")
+
+
+def test_a_killed_server_finds_its_prefixes_in_the_store(tmp_path: Path) -> None:
+    options = ("--host-memory", "16MiB", "--store", f"file:{tmp_path / 'store'}?capacity=64MiB")
+    answers, hits = [], []
+    for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        with process(*options) as (server, client):
+            for _ in range(2):
+                told = client.post("/v1/completions", json=BODY).json()
+                answers.append(told["choices"][0]["text"])
+                hits.append(told["usage"]["prompt_tokens_details"]["cached_tokens"])
+            records = tmp_path / "store"
+            while not sum(path.stat().st_size for path in records.glob("segment-*")):
+                pass
+            server.send_signal(how)
+            server.wait(60)
+    assert len(set(answers)) == 1
+    whole = len(BODY["prompt"]) // 64 * 64  # type: ignore[arg-type]
+    assert hits[1::2] == [whole] * 3
+    assert hits[0] == 0 and hits[4] == whole  # the second process wrote out what it had before it ended
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--port", "x"], "--port takes a whole number, got 'x'"),
+        (["--port", "70000"], "--port must be from 0 to 65535"),
+        (["--memory", "lots"], "--memory='lots' is no size"),
+        (["--memory", "10KiB"], "memory"),
+        (["--store", "file:/tmp/x"], "give --host-memory as well"),
+        (["--store", "fil:/tmp/x", "--host-memory", "16MiB"], "Did you mean 'file'"),
+        (["--model", "/nowhere"], "is not there"),
+        (["--keys", "/nowhere"], "cannot be read"),
+        (["--dtype", "float8"], "float8"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_once(
+    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *options]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1

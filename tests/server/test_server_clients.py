@@ -1,0 +1,273 @@
+"""Many clients, impatient clients, tenants and administrators."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from prefixloom import InputError, TierManifest, open_store
+from prefixloom.cli import main
+from prefixloom_engine.server.access import Tenant, read_keys
+from prefixloom_engine.server.app import Limits
+from prefixloom_engine.threeway.text import ByteTokenizer
+from prefixloom_hicache import HostTier
+from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, greedy, serving, text_model
+
+TEXT = ByteTokenizer()
+
+
+def eventually(true: Callable[[], bool], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def ask(prompt: str, count: int, **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, **more}
+
+
+def right(prompt: str, count: int) -> str:
+    """The greedy answer; the end of a message is a token without text."""
+    return TEXT.decode(whole(tuple(TEXT.encode(prompt)), count))
+
+
+def whole(prompt: tuple[int, ...], count: int, known: dict[Any, list[int]] = {}) -> list[int]:  # noqa: B006
+    if (prompt, count) not in known:
+        known[prompt, count] = greedy(list(prompt), count, ends=False)
+    return known[prompt, count]
+
+
+# ---------------------------------------------------------------- many
+
+
+def test_hundreds_of_clients_at_once_get_their_own_answers() -> None:
+    """With 300 connections, at pools that hold a few of them, and the queue for all."""
+    prompts = [f"{'shared beginning ' * (number % 3 * 4)}number {number % 40}" for number in range(300)]
+
+    async def all_of_them(url: str) -> list[str]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False, limits=limits) as client:
+
+            async def one(prompt: str) -> str:
+                body = ask(prompt, 6, stream=len(prompt) % 2 == 0)
+                answer = await client.post("/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                if not body["stream"]:
+                    return str(answer.json()["choices"][0]["text"])
+                events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+                return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+            return await asyncio.gather(*map(one, prompts))
+
+    with serving(capacity={"full": 1024, "swa": 1024, "mamba": 40}, most=300, max_running=8) as server:
+        assert asyncio.run(all_of_them(server.url)) == [right(prompt, 6) for prompt in prompts]
+
+
+def test_a_full_queue_says_when_to_ask_again() -> None:
+    with serving(most=2, max_running=1) as server, server.client() as client:
+        with client.stream("POST", "/v1/completions", json=ask("a", 1500, stream=True)) as first:
+            lines = first.iter_lines()
+            next(lines)
+            refused = client.post("/v1/completions", json=ask("b", 4, n=2))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            assert client.post("/v1/completions", json=ask("b", 4)).status_code == 200
+        eventually(lambda: server.server.worker.load == 0)
+        assert client.post("/v1/completions", json=ask("b", 4, n=2)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_aborted(stream: bool) -> None:
+    """Its request would have run for minutes; whoever comes then is served at once."""
+    with serving(max_running=1) as server, server.client() as client:
+        body = json.dumps(ask("a", 1500, stream=stream)).encode()
+        leaving = socket.create_connection(("127.0.0.1", int(server.root.rpartition(":")[2])))
+        leaving.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        eventually(lambda: server.server.worker.load == 1)
+        if stream:
+            leaving.recv(200)
+        leaving.close()
+        eventually(lambda: server.server.worker.load == 0)
+        assert client.post("/v1/completions", json=ask("b", 4)).json()["choices"][0]["text"] == right("b", 4)
+
+
+def test_a_slow_reader_does_not_slow_others() -> None:
+    with serving() as server, server.client() as client:
+        body = json.dumps(ask("slow", 700, stream=True, n=4)).encode()
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", int(server.root.rpartition(":")[2])))
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        eventually(lambda: server.server.worker.load == 4)
+        for number in range(5):
+            told = client.post("/v1/completions", json=ask(f"quick {number}", 4)).json()
+            assert told["choices"][0]["text"] == right(f"quick {number}", 4)
+        eventually(lambda: server.server.worker.load == 0, 60)
+        slow.settimeout(20)
+        read = b""
+        while b"[DONE]" not in read[-100:]:
+            read += slow.recv(1 << 16)
+        slow.close()
+        assert read.count(b'"finish_reason":"length"') == 4
+
+
+def test_what_takes_too_long_or_is_too_large_ends_with_an_error() -> None:
+    with serving(limits=Limits(body=2000, body_seconds=0.3, seconds=0.2)) as server, server.client() as client:
+        late = client.post("/v1/completions", json=ask("a", 1500))
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+        streamed = client.post("/v1/completions", json=ask("a", 1500, stream=True)).text
+        assert '"code":"timeout"' in streamed and "[DONE]" not in streamed
+        assert client.post("/v1/completions", json=ask("a" * 3000, 4)).status_code == 413
+        dawdling = socket.create_connection(("127.0.0.1", int(server.root.rpartition(":")[2])))
+        dawdling.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        dawdling.settimeout(20)
+        assert b"408" in dawdling.recv(1000)
+        dawdling.close()
+        assert client.post("/v1/completions", json=ask("a", 2)).status_code == 200
+
+
+def test_malformed_bodies_get_an_error_and_harm_nobody() -> None:
+    rng = random.Random(1)
+    good = [
+        json.dumps(ask("x", 2)),
+        json.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "max_tokens": 2}),
+    ]
+    with serving() as server, server.client() as client:
+        for number in range(300):
+            answer = client.post(
+                rng.choice(("/v1/completions", "/v1/chat/completions", "/tokenize")), content=spoiled(rng, good)
+            )
+            assert answer.status_code in (200, 400, 404), (number, answer.text)
+            if answer.status_code != 200:
+                assert answer.json()["error"]["message"]
+        assert client.post("/v1/completions", json=ask("b", 4)).json()["choices"][0]["text"] == right("b", 4)
+
+
+def spoiled(rng: random.Random, good: list[str]) -> bytes:
+    """A body in which something is wrong: bytes, structure, or values."""
+    body = bytearray(rng.choice(good).encode())
+    how = rng.randrange(4)
+    if how == 0:
+        for _ in range(rng.randrange(1, 6)):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        return bytes(body)
+    if how == 1:
+        return bytes(body[: rng.randrange(len(body))])
+    if how == 2:
+        return b"[" * rng.choice((3, 100_000))
+    told = json.loads(body)
+    names = [*told, "stop", "seed", "n", "temperature", "top_p", "logprobs", "cache_salt", "stop_token_ids", "tools"]
+    value = rng.choice((None, True, -1, 0, 1e308, 10**30, "", "\0", "x" * 5000, [], {}, [[]], [None], {"a": {}}))
+    return json.dumps({**told, rng.choice(names): value, "max_tokens": 2}).encode()
+
+
+# ---------------------------------------------------------------- tenants
+
+
+def test_tenants_share_nothing_and_salts_keep_apart() -> None:
+    prompt = "the same long prompt " * 8
+
+    def hit(client: httpx.Client, **more: Any) -> int:
+        told = client.post("/v1/completions", json=ask(prompt, 2, **more))
+        assert told.json()["choices"][0]["text"] == right(prompt, 2)
+        return int(told.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    shared = {**KEYS, "carol-key-0123456789": Tenant("carol", "alice")}
+    with serving(keys=shared) as server, server.client() as nobody:
+        assert nobody.post("/v1/completions", json=ask(prompt, 2)).json()["error"]["code"] == "missing_api_key"
+        assert nobody.get("/v1/models").status_code == 401
+        assert nobody.get("/health").status_code == 200
+        with server.client("wrong-key-0123456789") as wrong:
+            assert wrong.post("/v1/completions", json=ask(prompt, 2)).json()["error"]["code"] == "invalid_api_key"
+        with server.client(ALICE) as alice, server.client(BOB) as bob, server.client("carol-key-0123456789") as carol:
+            assert hit(alice) == 0
+            assert hit(bob) == 0
+            assert hit(alice) == hit(bob) == hit(carol) == len(prompt) // 64 * 64
+            assert hit(alice, cache_salt="s") == 0
+            assert hit(bob, cache_salt="s") == 0
+            assert hit(alice, cache_salt="s") > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no tenant"),
+        ("x", "is no TOML"),
+        ('[a]\nkey = "short"', "at least 16 printable characters"),
+        ('[a]\nkey = "0123456789abcdef"\nrole = "x"', "gives 'a' 'role'"),
+        ('["a/b"]\nkey = "0123456789abcdef"', "letters, digits"),
+        ('[a]\nkey = "0123456789abcdef"\nnamespace = "a/b"', "a namespace that is none"),
+        ('[a]\nkey = "0123456789abcdef"\nadmin = 1', "admin = 1"),
+        ('[a]\nkey = "0123456789abcdef"\n[b]\nkey = "0123456789abcdef"', "the same key"),
+    ],
+)
+def test_a_wrong_file_of_keys_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=says):
+        read_keys(path)
+
+
+# ---------------------------------------------------------------- administrators
+
+
+def test_an_administrator_sees_flushes_and_drops(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    prompt = "something to keep " * 8
+    key = tmp_path / "key"
+    key.write_text(f"{ADMIN}\n")
+
+    def command(*words: str) -> Any:
+        code = main(["cache", *words, "--server", server.root, "--key-file", str(key)])
+        out, err = capsys.readouterr()
+        return json.loads(out) if code == 0 else err
+
+    tier = HostTier(TierManifest(capacity=4096), identity=text_model().identity)
+    with serving(keys=KEYS, tier=tier) as server, server.client(ALICE) as alice:
+        assert alice.post("/cache/flush").status_code == 403
+        alice.post("/v1/completions", json=ask(prompt, 2, cache_salt="s/t"))
+        kept = command("namespaces")["namespaces"]["alice/s/t"]
+        assert kept["full device"] == kept["full host"] == len(prompt) // 64 * 64
+        assert command("stats")["components"]["full"]["cached"] == len(prompt) // 64 * 4
+        assert command("drop", "alice/s/t") == {"dropped": "alice/s/t"}
+        assert command("namespaces") == {"namespaces": {}}
+        alice.post("/v1/completions", json=ask(prompt, 2))
+        assert command("flush")["flushed"] > 0
+        assert command("namespaces") == {"namespaces": {}}
+        folder = tmp_path / "store"
+        url = f"file:{folder}?capacity=16MiB"
+        assert command("attach", url) == {"store": url}
+        assert "is attached already" in command("attach", url)
+        alice.post("/v1/completions", json=ask(prompt, 2))
+        eventually(lambda: command("stats")["tier"]["to_store"] == 0)
+        assert command("detach") == {"store": None}
+        assert "no store is attached" in command("detach")
+        assert "did you mean 'file'" in command("attach", "fil:x").lower()
+    store = open_store(f"file:{folder}?read_only=1")
+    assert store.status().records > 0
+    store.close()
+
+
+def test_what_a_server_kept_is_found_by_the_next_one(tmp_path: Path) -> None:
+    prompt = "a prompt that outlives its process " * 6
+
+    def run(running: RunningServer) -> dict[str, Any]:
+        with running.client() as client:
+            told = client.post("/v1/completions", json=ask(prompt, 4)).json()
+        assert told["choices"][0]["text"] == right(prompt, 4)
+        return dict(told["usage"]["prompt_tokens_details"])
+
+    for hit in (0, len(prompt) // 64 * 64):
+        tier = HostTier(TierManifest(capacity=4096), identity=text_model().identity, fetch="wait")
+        with serving(tier=tier) as server:
+            server.store.attach(f"file:{tmp_path / 'store'}?capacity=16MiB")
+            assert run(server) == {"cached_tokens": hit}
