@@ -137,11 +137,17 @@ def _serve(settings: ServeSettings) -> int:
     store = AttachedStore(tier)
 
     def make() -> Engine:
+        traffic = Traffic(running=numbers["max_running"], chunk=numbers["chunk"])
         cache = compose(
-            model.config, plugins=[] if tier is None else [tier], memory=sizes["memory"],
-            page_size=numbers["page_size"], traffic=Traffic(running=numbers["max_running"], chunk=numbers["chunk"]), device=args.device,
-            policy="priority", max_rewind=numbers["speculate"],
-        )  # fmt: skip
+            model.config,
+            plugins=[] if tier is None else [tier],
+            memory=sizes["memory"],
+            page_size=numbers["page_size"],
+            traffic=traffic,
+            device=args.device,
+            policy="priority",
+            max_rewind=numbers["speculate"],
+        )
         if args.store is not None:
             store.attach(args.store)
         return Engine(

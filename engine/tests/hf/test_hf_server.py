@@ -1,0 +1,143 @@
+"""A model of transformers behind the server: its tokenizer, its chat template, and the form of its tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from prefixloom import CompositionError, InputError
+from prefixloom_engine.hf import load
+from prefixloom_engine.hf.text import FolderTokenizer, load_tokenizer
+from prefixloom_engine.server.answers import ChatForm, TextPiece
+from prefixloom_engine.server.protocol import ChatAsked
+from tests.support.servers import RunningServer, serving
+
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'robot' %}"
+    "{{ raise_exception('no robots') }}{% endif %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "({{ c.function.name }}:{{ c.function.arguments.city }}){% endfor %}<|end|>{% endfor %}<assistant>"
+)
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+RESPONSE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<assistant>",
+    "fields": {
+        "content": {"close": ["<tool_call>", "<|end|>"], "content": "text"},
+        "tool_calls": {"open": "<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama of random weights whose tokens are bytes, and an end."""
+    path = tmp_path_factory.mktemp("model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE({each: at for at, each in enumerate(alphabet)}, []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[RunningServer]:
+    with serving(load(folder), load_tokenizer(folder, images=False), capacity={"full": 2048}) as running:
+        yield running
+
+
+def test_a_folder_is_served_with_its_own_template_and_stops(server: RunningServer, folder: Path) -> None:
+    tokenizer = load_tokenizer(folder, images=False)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Grüße, "}, {"type": "text", "text": "you"}]}]
+    with server.client() as client:
+        told = client.post("/tokenize", json={"messages": messages}).json()["tokens"]
+        assert tokenizer.decode(told) == "<user>Grüße, you<assistant>"  # the end is special, and no text
+        body = {"messages": messages, "max_tokens": 30, "temperature": 0, "logprobs": True}
+        (choice,) = client.post("/v1/chat/completions", json=body).json()["choices"]
+        assert len(choice["message"]["content"]) > 0
+        lines = client.post("/v1/chat/completions", json={**body, "stream": True}).text.splitlines()
+        deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
+        assert "".join(delta.get("content", "") for delta in deltas) == choice["message"]["content"]
+        image = {"type": "image_url", "image_url": {"url": "x"}}
+        for wrong, says in (
+            ({"messages": [{"role": "robot", "content": "x"}]}, "no robots"),
+            (
+                {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+                "image_url",
+            ),
+            ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "no JSON"),
+            ({"prompt": "x" * 2100}, "the prompt has 2100 tokens"),
+        ):
+            refused = client.post(f"/v1/{'completions' if 'prompt' in wrong else 'chat/completions'}", json=wrong)
+            assert refused.status_code == 400 and says in refused.json()["error"]["message"]
+
+
+def test_tools_reach_the_template_and_their_calls_come_back_apart(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder, images=False)
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Sun?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "rain", "tool_call_id": "1"},
+    ]
+    prompt = tokenizer.chat(messages, TOOLS, {})
+    text = tokenizer.decode(prompt.tokens)
+    assert text.startswith("<tools>[{") and "<assistant>(weather:Ulm)" in text and "<tool>rain" in text
+    assert not tokenizer.parses
+
+    knowing = PreTrainedTokenizerFast.from_pretrained(folder)
+    knowing.response_template = RESPONSE
+    tokenizer = FolderTokenizer(knowing)
+    assert tokenizer.parses
+    asked = ChatAsked.model_validate({"messages": messages, "tools": TOOLS})
+    form = ChatForm("m", "fp", asked, tokenizer, prompt.tokens)
+    said = 'Let me see.<tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
+
+    class Answered:
+        index, tokens = 0, tokenizer.encode(said)
+
+    told = form.choice(Answered(), TextPiece(said, (), "stop"))  # type: ignore[arg-type]
+    (made,) = told["message"]["tool_calls"]
+    assert json.loads(made["function"]["arguments"]) == {"city": "Köln"}
+    assert (told["message"]["content"], told["finish_reason"]) == ("Let me see.", "tool_calls")
+    (delta,) = form.deltas(Answered(), TextPiece(said, (), "stop"))  # type: ignore[arg-type]
+    assert delta["delta"]["tool_calls"][0]["function"] == made["function"]
+    plain = ChatForm("m", "fp", ChatAsked.model_validate({"messages": messages}), tokenizer, prompt.tokens)
+    assert not plain.parses
+
+
+def test_tokens_come_as_whole_characters(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder, images=False)
+    for text in ("plain words", "häuser 🌧️ ok", "日本語", "\ufffd", ""):
+        tokens, come = tokenizer.encode(text), tokenizer.detokenizer()
+        pieces = [come.push(token) for token in tokens]
+        assert "".join([*pieces, come.end()]) == text == tokenizer.decode(tokens)
+        assert text == "\ufffd" or not any(piece.endswith("\ufffd") for piece in pieces)
+
+
+def test_a_folder_without_a_tokenizer_or_a_template_says_so(folder: Path, tmp_path: Path) -> None:
+    load(folder).model.save_pretrained(tmp_path)
+    with pytest.raises(CompositionError, match="has no tokenizer that transformers can load"):
+        load_tokenizer(tmp_path, images=False)
+    bare = PreTrainedTokenizerFast.from_pretrained(folder)
+    bare.chat_template = None
+    with pytest.raises(InputError, match="chat template cannot take these messages"):
+        FolderTokenizer(bare).chat([{"role": "user", "content": "x"}], [], {})
