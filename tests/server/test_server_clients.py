@@ -20,7 +20,7 @@ from prefixloom_engine.server.access import Tenant, read_keys
 from prefixloom_engine.server.app import Limits
 from prefixloom_engine.threeway.text import ByteTokenizer
 from prefixloom_hicache import HostTier
-from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, greedy, serving, text_model
+from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, greedy, serving, spoiled, text_model
 
 TEXT = ByteTokenizer()
 
@@ -98,7 +98,10 @@ def test_a_client_that_leaves_is_aborted(stream: bool) -> None:
             leaving.recv(200)
         leaving.close()
         eventually(lambda: server.server.worker.load == 0)
+        decoded = server.server.worker.engine.counts.decoded
+        assert decoded < 1000
         assert client.post("/v1/completions", json=ask("b", 4)).json()["choices"][0]["text"] == right("b", 4)
+        assert server.server.worker.engine.counts.decoded < decoded + 100
 
 
 def test_a_slow_reader_does_not_slow_others() -> None:
@@ -151,24 +154,6 @@ def test_malformed_bodies_get_an_error_and_harm_nobody() -> None:
             if answer.status_code != 200:
                 assert answer.json()["error"]["message"]
         assert client.post("/v1/completions", json=ask("b", 4)).json()["choices"][0]["text"] == right("b", 4)
-
-
-def spoiled(rng: random.Random, good: list[str]) -> bytes:
-    """A body in which something is wrong: bytes, structure, or values."""
-    body = bytearray(rng.choice(good).encode())
-    how = rng.randrange(4)
-    if how == 0:
-        for _ in range(rng.randrange(1, 6)):
-            body[rng.randrange(len(body))] = rng.randrange(256)
-        return bytes(body)
-    if how == 1:
-        return bytes(body[: rng.randrange(len(body))])
-    if how == 2:
-        return b"[" * rng.choice((3, 100_000))
-    told = json.loads(body)
-    names = [*told, "stop", "seed", "n", "temperature", "top_p", "logprobs", "cache_salt", "stop_token_ids", "tools"]
-    value = rng.choice((None, True, -1, 0, 1e308, 10**30, "", "\0", "x" * 5000, [], {}, [[]], [None], {"a": {}}))
-    return json.dumps({**told, rng.choice(names): value, "max_tokens": 2}).encode()
 
 
 # ---------------------------------------------------------------- tenants

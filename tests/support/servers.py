@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache as remembered
 from typing import Any
@@ -66,6 +68,8 @@ def serving(
     keys: Mapping[str, Tenant] | None = None,
     limits: Limits | None = None,
     most: int = 64,
+    prepare: Callable[[Engine], None] = lambda engine: None,
+    debug: bool = True,
     **options: Any,
 ) -> Iterator[RunningServer]:
     """A server that answers while the block runs; nothing is left of it in the end."""
@@ -76,10 +80,12 @@ def serving(
 
     def make() -> Engine:
         cache = compose(
-            it.config, plugins=plugins, capacity=capacity or CAPACITY, policy="priority", debug=True,
+            it.config, plugins=plugins, capacity=capacity or CAPACITY, policy="priority", debug=debug,
             max_rewind=options.get("speculate", 0),
         )  # fmt: skip
-        return Engine(it, cache, **{"policy": "priority", **options})
+        engine = Engine(it, cache, **{"policy": "priority", **options})
+        prepare(engine)
+        return engine
 
     def ended() -> None:
         try:
@@ -113,3 +119,21 @@ def greedy(prompt: list[int], count: int, *, ends: bool = True) -> list[int]:
         (answer,) = engine.generate([prompt], max_tokens=count)
     tokens = answer.tokens
     return tokens[: tokens.index(END)] if ends and END in tokens else tokens
+
+
+def spoiled(rng: random.Random, good: list[str]) -> bytes:
+    """A body in which something is wrong: bytes, structure, or values."""
+    body = bytearray(rng.choice(good).encode())
+    how = rng.randrange(4)
+    if how == 0:
+        for _ in range(rng.randrange(1, 6)):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        return bytes(body)
+    if how == 1:
+        return bytes(body[: rng.randrange(len(body))])
+    if how == 2:
+        return b"[" * rng.choice((3, 100_000))
+    told = json.loads(body)
+    names = [*told, "stop", "seed", "n", "temperature", "top_p", "logprobs", "cache_salt", "stop_token_ids", "tools"]
+    value = rng.choice((None, True, -1, 0, 1e308, 10**30, "", "\0", "x" * 5000, [], {}, [[]], [None], {"a": {}}))
+    return json.dumps({**told, rng.choice(names): value, "max_tokens": 2}).encode()

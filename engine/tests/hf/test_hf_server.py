@@ -76,7 +76,6 @@ def test_a_folder_is_served_with_its_own_template_and_stops(server: RunningServe
         lines = client.post("/v1/chat/completions", json={**body, "stream": True}).text.splitlines()
         deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
         assert "".join(delta.get("content", "") for delta in deltas) == choice["message"]["content"]
-        image = {"type": "image_url", "image_url": {"url": "x"}}
         for wrong, says in (
             ({"messages": [{"role": "robot", "content": "x"}]}, "no robots"),
             (
