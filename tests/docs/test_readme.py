@@ -32,8 +32,8 @@ def test_its_toml_names_the_entry_point_group() -> None:
     assert toml.startswith(f"[project.entry-points.{GROUP}]\n")
 
 
-def test_there_are_three_commands_of_one_line_each() -> None:
-    assert list(COMMANDS) == ["run", "test", "example"]
+def test_the_marked_commands_have_one_line_each() -> None:
+    assert list(COMMANDS) == ["run", "test", "serve", "example"]
     for body in COMMANDS.values():
         assert body.count("\n") == 1
         assert "-c constraints.txt" in body
@@ -41,6 +41,7 @@ def test_there_are_three_commands_of_one_line_each() -> None:
     assert "demo" in cli.COMMANDS
     assert COMMANDS["example"].rstrip().endswith(".venv/bin/prefixloom conformance sink")
     assert COMMANDS["test"].rstrip().endswith(".venv/bin/pytest")
+    assert "prefixloom serve" in COMMANDS["serve"] and "curl" in COMMANDS["serve"]
 
 
 def test_every_command_line_that_it_mentions_exists() -> None:
