@@ -1,15 +1,21 @@
 """A pytest plugin for vLLM's own tests: every scheduler that has prefix caching gets our connector.
 
 A test whose scheduler has another connector keeps it only where that connector is itself what is tested. vLLM's own
-host tier gets our order of eviction wherever it would have LRU.
+host tier gets our order of eviction wherever it would have LRU. The report says of each test how often that was.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 KEPT = ("MultiConnector", "OffloadingConnector", "MockKVConnector", "DummyKVConnector")
+
+placed = 0
+"""How often ours was put in place since the present test began."""
 
 
 def pytest_configure(config: Any) -> None:
@@ -21,8 +27,10 @@ def pytest_configure(config: Any) -> None:
     make = Scheduler.__init__
 
     def made(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        global placed
         transfer = vllm_config.kv_transfer_config
         if vllm_config.cache_config.enable_prefix_caching and (transfer is None or transfer.kv_connector not in KEPT):
+            placed += 1
             vllm_config.kv_transfer_config = KVTransferConfig(
                 kv_connector="PrefixloomConnector",
                 kv_connector_module_path="prefixloom_vllm.connector",
@@ -41,6 +49,19 @@ def pytest_configure(config: Any) -> None:
     find = CachePolicyFactory.get_cache_policy_cls
 
     def found(name: str, module_path: str | None = None) -> Any:
+        global placed
+        placed += name == "lru"
         return ReachPolicy if name == "lru" else find(name, module_path)
 
     CachePolicyFactory.get_cache_policy_cls = staticmethod(found)  # type: ignore[method-assign, assignment]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: Any) -> None:
+    global placed
+    placed = 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: Any) -> None:
+    item.user_properties.append(("ours", placed))
