@@ -88,7 +88,7 @@ def restart(bench: Bench, shared: dict[str, Any], label: str) -> bool:
 CALL = 90.0
 """Seconds to wait for a call of an engine one of whose processes was killed."""
 KILLS = (("LLM", "engine"), ("LLM", "worker"), ("AsyncLLM", "engine"))
-"""Who calls the engine, and which of its processes is killed. The engine's has the worker too, unless told otherwise."""
+"""Who calls the engine, and which of its processes is killed."""
 
 
 def killed(bench: Bench, shared: dict[str, Any], label: str) -> bool:

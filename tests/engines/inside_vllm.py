@@ -7,7 +7,6 @@ host tier gets our order of eviction wherever it would have LRU. The report says
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest

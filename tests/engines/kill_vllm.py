@@ -29,7 +29,7 @@ PROMPTS, TOKENS, ANSWER = 8, 200, 8
 LONG_ANSWER = 300
 """The tokens of an answer that is still being decoded when the process is killed."""
 TITLES = {"engine": "VLLM::EngineCore", "worker": "VLLM::Worker"}
-"""How vLLM names its processes. The first also has the worker, unless that has a process of its own."""
+"""How vLLM names its processes: the one with the scheduler, and the worker below it."""
 
 Answers = list[list[int]]
 
@@ -75,10 +75,11 @@ class Server:
 
     async def _all(self, prompts: Sequence[list[int]], length: int) -> Answers:
         async def one(at: int, prompt: list[int]) -> list[int]:
-            last: Any = None
-            async for last in self.engine.generate({"prompt_token_ids": prompt}, params(length), f"{self.count}.{at}"):
-                pass
-            return list(last.outputs[0].token_ids)
+            tokens: list[int] = []
+            asked = {"prompt_token_ids": prompt}
+            async for answer in self.engine.generate(asked, params(length), f"{self.count}.{at}"):
+                tokens = list(answer.outputs[0].token_ids)
+            return tokens
 
         return list(await asyncio.gather(*(one(at, each) for at, each in enumerate(prompts))))
 
@@ -114,8 +115,6 @@ def main() -> None:
     name = f"killed-{os.getpid()}"
     if told["mode"] == "prefixloom":
         chosen["kv_transfer_config"]["engine_id"] = name
-    if told["victim"] == "worker":
-        chosen["distributed_executor_backend"] = "mp"
     draw = random.Random(told["traffic"]["seed"])
     prompts = [[draw.randrange(FIRST_TOKEN, VOCABULARY) for _ in range(TOKENS)] for _ in range(PROMPTS)]
     ask = CLIENTS[told["client"]](chosen)

@@ -2,7 +2,7 @@
 
 vLLM's Mamba 2 layers promise to write the state at a block's boundary in the midst of a pass. Its kernels for a CPU
 give back the state at the end of the pass alone, so with prefix caching a pass ends with an IndexError, whatever the
-cache is. Here the layers promise nothing, and vLLM's scheduler ends a pass at the boundary, as it does for other states.
+cache. Here the layers promise nothing, and vLLM's scheduler ends a pass at the boundary, as it does for other states.
 
 vLLM runs this in each of its processes, as a plugin, like ``hold_vllm``.
 """

@@ -68,9 +68,10 @@ class Bench:
             plugins.append(f"spoil_{self.engine}")
             own["SPOIL"] = told["mode"]
         own["PYTHONPATH"] = str(self._entries(files, plugins))
+        module = f"tests.engines.{child_module or f'serve_{self.engine}'}"
         with log.open("w") as output:
             child = subprocess.Popen(
-                [str(self.python), "-m", f"tests.engines.{child_module or f'serve_{self.engine}'}", str(files / "told.json")],
+                [str(self.python), "-m", module, str(files / "told.json")],
                 cwd=ROOT, env=self.variables(own), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 start_new_session=True,
             )  # fmt: skip

@@ -31,7 +31,8 @@ VLLM_FILES = (
     "v1/core/test_priority_scheduler_random.py", "v1/core/test_priority_preemption_bug.py",
     "v1/core/test_swa_inflight_window_free.py", "v1/core/test_worker_slot_overflow.py",
     "v1/kv_connector/unit/test_hma_auto_config.py", "v1/kv_connector/unit/test_scheduler_kv_connector_override.py",
-    "v1/kv_offload/cpu/test_manager.py", "v1/kv_offload/cpu/policies", "v1/kv_offload/tiering/test_tiering_offloading.py",
+    "v1/kv_offload/cpu/test_manager.py", "v1/kv_offload/cpu/policies",
+    "v1/kv_offload/tiering/test_tiering_offloading.py",
 )  # fmt: skip
 ENOUGH = 0.95
 """The share of applicable tests that must pass."""
@@ -198,13 +199,15 @@ def table(plain: Mapping[str, Outcome], inside: Mapping[str, Outcome]) -> tuple[
     for file, counter in sorted(counts.items()):
         whole.update(counter)
         said = "; ".join(f"{count} {each}" for each, count in sorted(reasons[file].items()))
-        lines.append(
-            f"| {file} | {counter['tests']} | {counter['alone']} | {counter['ours']} | {counter['pass']} | {said} |"
-        )
-    lines.append(f"| all | {whole['tests']} | {whole['alone']} | {whole['ours']} | {whole['pass']} | |")
+        lines.append(row(file, counter, said))
+    lines.append(row("all", whole, ""))
     applicable, passed = whole["applicable"], whole["pass"]
     lines += ["", f"Of {applicable} applicable tests, {passed} pass."]
     return lines, applicable > 0 and passed >= ENOUGH * applicable
+
+
+def row(name: str, counter: Counter[str], said: str) -> str:
+    return f"| {name} | {' | '.join(str(counter[each]) for each in ('tests', 'alone', 'ours', 'pass'))} | {said} |"
 
 
 def theirs(bench: Bench, source: Path | None, version: str | None = None) -> tuple[list[str], bool]:
