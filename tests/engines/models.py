@@ -131,8 +131,9 @@ def lfm2() -> Any:
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
     return Lfm2ForCausalLM, Lfm2Config(
-        **COMMON, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=6, conv_dim=128,
-        layer_types=["conv", "conv", "full_attention"] * 2, conv_L_cache=3, block_auto_adjust_ff_dim=False,
+        **COMMON, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=6, conv_dim=128, block_dim=128,
+        layer_types=["conv", "conv", "full_attention"] * 2, conv_L_cache=3, block_ff_dim=256,
+        block_auto_adjust_ff_dim=False,
     )  # fmt: skip
 
 

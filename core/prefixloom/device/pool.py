@@ -311,7 +311,7 @@ class Pool:
         if inside is None or flags is None:
             return not slots
         if len(slots) < MANY:
-            return len({*slots}) == len(slots) and not any([inside[slot] for slot in slots])
+            return len({*slots}) == len(slots) and not any(map(inside.__getitem__, slots))
         at = _indices(slots)
         one = flags.new_ones(1).expand(len(slots))
         flags.index_add_(0, at, one)
