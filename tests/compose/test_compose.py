@@ -401,3 +401,7 @@ def test_what_needs_nothing_at_some_boundaries_can_hit_there_and_nothing_is_said
 def test_a_component_type_whose_make_takes_no_name_is_refused() -> None:
     with pytest.raises(CompositionError, match=r"'ring': it is made by make\(name=.* and <lambda> takes no name"):
         ComponentType("ring", lambda size=4: windowed("ring", size))
+
+
+def test_a_component_type_whose_make_shows_no_signature_is_taken_at_its_word() -> None:
+    assert ComponentType("plain", dict).make(name="plain") == {"name": "plain"}

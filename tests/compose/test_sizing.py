@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Buffer, Component, CompositionError, Manifest, Path, parse_memory
+from prefixloom import Buffer, Component, CompositionError, Manifest, Path, compose, parse_memory
 from tests.support.composing import composed, paths, refused, state, windowed
 
 
@@ -94,3 +94,13 @@ def test_memory_is_read_in_the_usual_spellings(text: Any, size: int) -> None:
 def test_memory_that_is_no_size_is_refused(text: Any, told: str) -> None:
     with pytest.raises(CompositionError, match=told):
         parse_memory(text)
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first"])
+def test_the_memory_of_a_pool_is_what_was_counted_for_it(layout: Any) -> None:
+    """A page-first slot is padded: one of 5 bytes takes 8."""
+    odd = Component("odd", Manifest((Buffer("k", (5,), "uint8"),)), Path())
+    cache = compose(None, plugins=[odd], page_size=1, memory=800, layout=layout)
+    pool = cache.pool("odd")
+    taken = sum(block.numel() * block.element_size() for block in pool.blocks)
+    assert 800 - taken < taken // pool.capacity and taken <= 800

@@ -50,6 +50,7 @@ class Naive:
             "lfu": (1, self.uses[cell], self.tick),
             "priority": (1, cell.node.priority, self.tick),
             "slru": (1, 1 if known else 0, self.tick),
+            "a key": (1, -cell.node.end),
         }
         self.standing[cell] = rank[self.name]
         if self.name == "slru" and known:
@@ -81,11 +82,17 @@ class Naive:
         self.born.pop(cell, None)
 
 
+def deepest_first() -> KeyedQueue:
+    """Its keys are of the same kind as the order among those that go before all others, and often equal to it."""
+    return KeyedQueue(lambda use: -use.depth)
+
+
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", [*BUILT_IN, "a key"])
 def test_a_policy_evicts_in_the_order_of_its_naive_model(name: str, seed: int) -> None:
     draw = random.Random(seed)
-    queue, model = BUILT_IN[name].queue(), Naive(name)
+    queue = deepest_first() if name == "a key" else BUILT_IN[name].queue()
+    model = Naive(name)
     idle = [Cell(i) for i in range(30)]
     for _ in range(3000):
         choice = draw.random()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from prefixloom import Path, Point, ProtocolError
+from prefixloom import Path, Point, ProtocolError, Window
 from prefixloom.device.streams import ThreadStream
 from prefixloom.testing.schedules.simulated import Simulation
 from tests.support.filling import DEBUG_OR_NOT, TOKENS, cached, content, hybrid
@@ -228,6 +228,73 @@ def test_what_is_given_back_is_not_free_before_the_layers_are_over(debug: bool, 
     assert (pool.at_hand, pool.retiring) == (before + 2, 0)
     sequence.close()
     stream.close()
+    settle(cache)
+
+
+@DEBUG_OR_NOT
+def test_a_duplicate_is_not_free_before_the_layers_are_over_that_read_it(debug: bool) -> None:
+    cache = cache_of(part("path", Path()), debug=debug)
+    stream = ThreadStream("layers")
+    gate = Gate(stream)
+    first, second = cache.open(TOKENS), cache.open(TOKENS)
+    for sequence in (first, second):
+        sequence.grow(8)
+        sequence.fill()
+        sequence.commit()
+    first.close()
+    second.fill(stream)
+    pool = cache.pool("path")
+    before = pool.at_hand
+    second.close()
+    assert (pool.at_hand, pool.retiring) == (before, 2), "the tree has its pages already, and its layers read its own"
+    gate.free.set()
+    stream.record().synchronize()
+    cache.poll()
+    assert (pool.at_hand, pool.retiring) == (before + 2, 0)
+    stream.close()
+    settle(cache)
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["at once", "behind"])
+@DEBUG_OR_NOT
+def test_a_flush_ends_no_step_whose_block_is_open(debug: bool, behind: bool) -> None:
+    cache = cache_of(part("path", Path()), debug=debug)
+    sim = Simulation("a")
+    pool = cache.pool("path")
+    first = cache.open(TOKENS)
+    first.grow(8)
+    with cache.step([first]) as step:
+        step.run_ops(sim["a"] if behind else None)
+        cache.flush()
+        sim.drain()
+        cache.poll()
+        assert pool.at_hand == 0, "its layers, which are enqueued now, may still write any slot that it had"
+        sim["a"].run(lambda: None)
+    sim.drain()
+    cache.poll()
+    assert pool.at_hand == pool.capacity
+    settle(cache)
+
+
+def test_slots_that_went_to_another_owner_are_not_taken_back_from_it() -> None:
+    """Of every component that published: their slots were taken early from a step that fails."""
+    cache = cache_of(part("path", Path()), part("near", Window(40)), tokens=16)
+    sim = Simulation("a", "b")
+    first = cache.open(TOKENS[:16])
+    first.grow(16)
+    enqueue(sim["a"], first, work=broken)
+    first.close()
+    assert cache.evict(16) == {"path": 4, "near": 4}
+    second = cache.open([9] * 16)
+    second.grow(16)
+    sim.drain()
+    cache.poll()
+    assert isinstance(first.failed, MemoryError) and second.failed is None
+    enqueue(sim["b"], second)
+    second.close()
+    sim.drain()
+    cache.poll()
+    assert held(cache, [9] * 16) == 16
     settle(cache)
 
 

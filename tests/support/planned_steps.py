@@ -13,8 +13,11 @@ def watched(engine: Engine) -> Engine:
     honest = scheduler.plan
 
     def plan() -> list[Any]:
+        retracted = scheduler.counts.retracted
         rows: list[Any] = honest()
         check(scheduler, rows)
+        if scheduler.counts.retracted == retracted:
+            check_full(scheduler, rows)
         return rows
 
     scheduler.plan = plan
@@ -35,3 +38,17 @@ def check(scheduler: Any, rows: list[Any]) -> None:
         if scheduler.publishes_while_decoding:
             first, last = row.span.start // page, (row.span.end - 1) // page
             assert first == last, f"a decode of {row.span} passes a boundary of {page}, and ends on none"
+
+
+def check_full(scheduler: Any, rows: list[Any]) -> None:
+    """A chunk that does not end its prompt ends on a boundary: at a stop, or where the budget has no page more."""
+    page = scheduler.page
+    computed = [row for row in rows if row.prefill and row.incoming is None]
+    left = scheduler.chunk - len(rows) + len(computed) - sum(row.span.end - row.span.start for row in computed)
+    for row in computed:
+        job, end = row.job, row.span.end
+        if end < job.prefill_end and job.media is None:
+            last = (job.prefill_end - 1) // page * page
+            stops = end in job.prefill_stops or (scheduler.stateful and end == last)
+            assert end % page == 0, f"a chunk ends at {end}, on no boundary of {page}"
+            assert stops or left < page, f"a chunk ends at {end}, and {left} tokens more were in the budget"

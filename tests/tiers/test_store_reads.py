@@ -17,6 +17,7 @@ from prefixloom.tiers.store_reads import Fetch
 from prefixloom_hicache import GuardLimits, MemoryBackend
 from tests.support.helpers import part, settle
 from tests.support.stores import Gated, behind, composed, idle, read_back, restored, serve, stocked, until
+from tests.support.tiers import path_of
 
 TOKENS = list(range(160))
 SETS = {"F": ("path",), "FS": ("path", "window"), "FSM": ("path", "window", "point"), "M": ("point",)}
@@ -281,4 +282,47 @@ def test_who_waits_for_the_beginning_of_a_long_prompt_does_not_wait_for_its_end(
         assert (part_of_it.ready, whole.over) == (16, False)
         until(cache, lambda: whole.over)
         assert whole.ready == 160
+    settle(cache)
+
+
+def test_what_several_nodes_lack_comes_in_one_fetch() -> None:
+    """The path is there, in three nodes, and the window's last pages have gone from two of them, on both tiers."""
+    store = stocked(*parts(("path", "window")), tokens=TOKENS[:24])
+    cache, _ = composed(*parts(("path", "window")), store=store)
+    for end in (8, 16, 24):
+        serve(cache, TOKENS[:end], restore=False)
+    window = cache.core.shape.lane("window")
+    for node in path_of(cache, TOKENS[:24])[1:]:
+        for lane in (window, *(each for each in tier_lanes(cache) if each.device is window)):  # type: ignore[attr-defined]
+            if node.cells[lane.index] is not None:
+                lane.drop_cell(node.cells[lane.index])
+    cache.core.index.lose()
+    assert cache.match(TOKENS[:25]).restorable == 8
+    assert read_back(cache, TOKENS[:25]) == 24
+    settle(cache)
+
+
+def test_what_comes_does_not_drive_out_the_path_that_it_hangs_from() -> None:
+    """The host is full, and what was used last goes first: that is the path itself."""
+    store = stocked(part("path", Path()), tokens=TOKENS[:24])
+    cache, _ = composed(part("path", Path()), store=store, host={"path": 24}, policy="mru")
+    for tokens in (TOKENS[:16], [9] * 8):
+        serve(cache, tokens)
+        cache.evict(1000)
+    assert cache.match(TOKENS[:25]).restorable == 16
+    assert read_back(cache, TOKENS[:25]) == 24
+    cache.evict(1000)
+    assert cache.match(TOKENS[:25]).restorable == 24
+    assert cache.match([9] * 9).restorable == 0, "the other prompt made room"
+    settle(cache)
+
+
+def test_what_finds_no_room_leaves_in_place_what_came_with_it() -> None:
+    store = stocked(*parts(("path", "window")), tokens=TOKENS[:24])
+    cache, _ = composed(*parts(("path", "window")), store=store, host={"path": 4096, "window": 4})
+    with cache.open(TOKENS[:25]) as sequence:
+        told = restored(cache, sequence)
+        assert told.ready == 0 and "found no room in the tier" in told.why
+    figures = cache.stats().tier
+    assert figures is not None and (figures.cached, figures.dropped) == ({"path": 6, "window": 0}, 1)
     settle(cache)

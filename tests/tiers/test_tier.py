@@ -245,3 +245,16 @@ def test_opening_in_a_full_cache_with_a_tier_is_refused_as_without() -> None:
     with cache.open(range(4)), cache.open(range(4)), pytest.raises(CapacityError):
         cache.open(range(4))
     settle(cache)
+
+
+def test_a_branch_that_lies_deeper_than_what_was_restored_stays() -> None:
+    """The path leads to 16, and the state that is below stands at 8: a checkpoint at 16 is still worth making."""
+    cache = tiered(part("path", Path()), part("state", Point()))
+    for end in (8, 18):
+        serve(cache, range(end))
+    cache.evict({"state": 8})
+    with cache.open(range(24)) as sequence:
+        assert (sequence.ready, sequence.branch) == (0, 16)
+        assert sequence.restore().ready == 8
+        assert sequence.branch == 16
+    settle(cache)

@@ -12,6 +12,7 @@ import pytest
 import prefixloom.tiers.host_copies
 import prefixloom.tiers.restore
 from prefixloom import Path, Point, RaceError, Window
+from prefixloom.device.flight import Flight
 from prefixloom.testing.inside.backdoor import copies
 from tests.support.helpers import part, run, settle
 from tests.support.tiers import path_of, serve, simulated, tiered
@@ -162,4 +163,43 @@ def test_a_state_that_a_load_brought_is_covered_no_longer() -> None:
     with cache.open(range(17)) as sequence:
         assert sequence.restore().ready == 16
         assert cache.stats().components["state"].leased == 0
+    settle(cache)
+
+
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_a_copy_that_comes_after_nothing_races_with_the_layers(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a copy reads in one pool and what it writes in the other are both known to the second set of books."""
+    cache = tiered(part("path", Path()), write="through" if way == "down" else "back")
+    if way == "up":
+        serve(cache, range(40))
+        cache.evict(1000)
+    simulation = simulated(cache)
+    monkeypatch.setattr(Flight, "order", lambda *_: None)
+    with cache.open(range(44)) as sequence:
+        if way == "up":
+            assert sequence.restore().ready == 40
+        sequence.grow(4)
+        said = (
+            "copy down of path' reads" if way == "down" else "layers of .* reads slot .*'copy up of path', which wrote"
+        )
+        with pytest.raises(RaceError, match=said):
+            with cache.step([sequence]) as step:
+                step.run_ops(simulation["forward"])
+            sequence.publish()
+        simulation.drain()
+
+
+def test_a_load_that_fails_after_its_sources_went_takes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tiered(part("path", Path()), part("state", Point()))
+    serve(cache, range(40), namespace="a")
+    cache.evict({"path": 1000, "state": 8})
+    simulation = simulated(cache)
+    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
+    sequence = cache.open(range(44), namespace="a")
+    assert sequence.restore().ready == 40
+    cache.drop_namespace("a")
+    simulation.drain()
+    cache.poll()
+    assert sequence.failed is not None and cache.stats().tier.failed == 1  # type: ignore[union-attr]
+    serve(cache, range(40), namespace="a")
     settle(cache)

@@ -172,6 +172,15 @@ def test_d2_a_copy_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     settle(cache)
 
 
+def test_d1_of_a_plan_that_led_to_no_copy_nothing_is_told() -> None:
+    near = asked("near", Window(8))
+    cache = tiered(near, write="through", host={"near": 8})
+    serve(cache, range(40))
+    assert len(near.asked) == 1 and near.told == []
+    assert cache.stats().tier.dropped == 1  # type: ignore[union-attr]
+    settle(cache)
+
+
 def test_d4_a_hook_that_raises_when_told_is_counted() -> None:
     class Raises(Asked):
         @hook

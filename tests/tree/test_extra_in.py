@@ -41,3 +41,21 @@ def test_every_part_of_a_key_says_what_its_positions_have(lookahead: int) -> Non
         assert all(low <= start < end <= high for start, end, _ in shown)
         wanted = by_position(tuple((max(low, a), min(high, b), k) for a, b, k in spans if a < high and b > low))
         assert by_position(shown) == wanted, (spans, low, high, shown)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
+def test_what_a_key_says_makes_the_same_key_again(lookahead: int) -> None:
+    """Also where one position has several keys: which of them lies over which is a part of what they mean."""
+    chance = random.Random(f"again {lookahead}")
+    for _ in range(300):
+        maker = KeyMaker(lookahead)
+        tokens = encode([chance.randrange(3) for _ in range(LENGTH)])
+        starts = [chance.randrange(LENGTH) for _ in range(1 + chance.randrange(5))]
+        spans = [(start, chance.randrange(start, LENGTH) + 1, chance.choice(KEYS[:3])) for start in starts]
+        single = maker.name_extra(tokens, spans)
+        key = maker.widen(single)
+        told = maker.tokens_in(key)
+        assert told == tokens
+        assert maker.name_extra(told, told.extra) == single, (spans, told.extra)
+        if not lookahead:
+            assert maker.with_extra(tokens, maker.extra_in(key, 0)) == key, spans

@@ -117,7 +117,7 @@ class Debug:
                 if pool.stage_of(slot) == Stage.WRITING:  # else it was given back meanwhile
                     pool.enter((slot,), Stage.SEALED if well or slot in sealed else Stage.RESERVED)
             if ordered and begun.rows:
-                self._race.access(stream, f"the layers of {name}", pool.name, reads=reads, writes=writes)
+                self.accessed(stream, f"the layers of {name}", pool, reads, writes, pool)
 
     def arrived(self, running: Running, start: int, upto: int) -> None:
         for lane, holding in running.pairs:

@@ -209,7 +209,7 @@ class Flight(Fence, Generic[F]):
 
     def blocked(self, fence: int) -> bool:
         """Whether a step up to ``fence`` is still open, so that nothing can be enqueued behind it yet."""
-        return fence > 0 and any(work.event is None for work in self.unfinished(fence))
+        return any(work.event is None for work in self.unfinished(fence))
 
     def poll(self, between_operations: bool = True) -> None:
         """Find out which work is over. It never waits.

@@ -279,27 +279,26 @@ class KeyMaker:
         return with_spans(Tokens(numbers.tobytes()), spans)
 
     def _spans_of(self, numbers: Iterable[int], start: int) -> tuple[Span, ...]:
-        """The spans of extra keys that ``numbers`` stand for, at the positions from ``start`` on."""
-        found: list[tuple[int, int, Hashable]] = []
-        open_before: dict[Hashable, list[int]] = {}  # by key: the places in ``found`` of the spans that end here
+        """The spans of extra keys that ``numbers`` stand for, at the positions from ``start`` on.
+
+        They are in such an order that the same tokens get the same numbers with them.
+        """
+        found: list[list[Any]] = []
+        before: list[list[Any]] = []  # the spans of the position before, the last of them first
         for at, number in enumerate(numbers, start):
-            layers = []
+            left, here = iter(before), []
             while number in self._meant:
                 extra_key, number, first = self._meant[number]
-                layers.append((extra_key, first))
-            still_open: dict[Hashable, list[int]] = {}
-            for extra_key, first in reversed(layers):
                 exact = _exact(extra_key)
-                goes_on = [] if first else open_before.get(exact, [])
-                if goes_on:
-                    place = goes_on.pop(0)
-                    found[place] = (found[place][0], at + 1, extra_key)
-                else:
-                    place = len(found)
-                    found.append((at, at + 1, extra_key))
-                still_open.setdefault(exact, []).append(place)
-            open_before = still_open
-        return tuple(found)
+                span = None if first else next((each for each in left if _exact(each[2]) == exact), None)
+                if span is None:
+                    span = [at, at, extra_key]
+                    above = next((place for place, each in enumerate(found) if here and each is here[-1]), len(found))
+                    found.insert(above, span)
+                span[1] = at + 1
+                here.append(span)
+            before = here
+        return tuple((low, high, extra_key) for low, high, extra_key in found)
 
     def meaning(self, page: bytes) -> tuple[bytes, bytes] | None:
         """A page of elements in a form that is the same in every process: (without these numbers, their meaning).

@@ -234,11 +234,8 @@ class PathLane(PageLane[PathCell, PageHolding]):
 
     def finish(self, run: list[Node], cover: PathCell | None) -> None:
         assert cover is not None
-        cell: PathCell = run[-1].cells[self.index]
-        if cell is None:
-            self.release(self._move_down(run, cover))
-            return
-        if not cell.locks:  # else a lease covers it
+        cell: PathCell | None = run[-1].cells[self.index]
+        if cell is not None and not cell.locks:  # else it is not shared, or a lease covers it
             if cell.next is None:
                 self.queue.add(cell)
             else:

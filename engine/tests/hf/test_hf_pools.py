@@ -298,6 +298,16 @@ def test_a_state_of_another_dtype_is_refused_at_the_first_one() -> None:
         served.compute(sequence, tokens, (10,))
 
 
+def test_a_state_of_another_shape_is_refused() -> None:
+    served = Served("qwen3_5_text")
+    pool = served.cache.pool("mamba")
+    pool.buffers["recurrent"] = pool.buffers["recurrent"][..., :4].contiguous()
+    served.runner, tokens = served.hf.bind(served.cache), prompt(1, 10)
+    told = r"layer 0 has a recurrent state of \(4, 8, 8\) in torch.float32, and .* keeps \(4, 8, 4\) in torch.float32"
+    with pytest.raises(CompositionError, match=told), served.cache.open(tokens) as sequence:
+        served.compute(sequence, tokens, (10,))
+
+
 def test_a_cache_on_another_device_is_refused() -> None:
     refused(
         model_of("llama"), HFModel(model_of("llama")).config, "the model is on cpu and the cache on meta", device="meta"

@@ -219,3 +219,48 @@ def test_a_store_that_met_a_full_disk_lets_go_of_its_files(tmp_path: Path) -> No
         assert len(os.listdir("/proc/self/fd")) == before
     finally:
         gc.enable()
+
+
+def test_a_system_that_writes_nothing_and_says_nothing_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileBackend(tmp_path / "s", 8 * SEGMENT)
+    honest = os.pwrite
+    takes = [100, 10, 0]
+
+    def short(file: int, content: Any, offset: int) -> int:
+        return honest(file, memoryview(content)[: takes.pop(0)], offset) if takes else 1 // 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", short)
+        (answer,) = store.put([record_of(1, 3000)])
+    assert answer == Refused(key_of(1), "io", "nothing was written") and not takes
+    assert store.exists([key_of(1)]) == (False,)
+    stored(store, record_of(1, 3000))
+    same(store.get([key_of(1)])[0], record_of(1, 3000))
+
+
+def test_a_segment_is_not_given_up_for_want_of_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exhausted(Disk):
+        for_now = False
+
+        def open(self, name: str, flags: int, directory: int) -> int:
+            if self.for_now:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().open(name, flags, directory)
+
+    monkeypatch.setattr("prefixloom_hicache.file_store.open_files.MOST_OPEN", 1)
+    disk = Exhausted()
+    store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT, disk=disk)
+    seeds = range(6)
+    stored(store, *(record_of(seed, 3000) for seed in seeds))
+    assert store.flush() and len(files(tmp_path / "s")) == 2
+    same(store.get([key_of(5)])[0], record_of(5, 3000))  # the other segment's file is closed from here on
+    disk.for_now = True
+    (answer,) = store.put([record_of(9, 3000)])
+    assert answer == Refused(key_of(9), "io", "Too many open files")
+    disk.for_now = False
+    for seed in seeds:
+        same(store.get([key_of(seed)])[0], record_of(seed, 3000))
+    stored(store, record_of(9, 3000))
+    assert store.status().evicted == 3

@@ -16,7 +16,9 @@ from prefixloom import CompositionError, PrefixloomError, StorageError, open_sto
 from prefixloom.storage import Checksum, Miss
 from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend
+from prefixloom_hicache.file_store.disk import Disk
 from prefixloom_hicache.file_store.segment_format import HEAD_BYTES
+from prefixloom_hicache.records.frame import HEADER_BYTES
 from tests.support.processes import python
 
 SEGMENT = 16 << 10
@@ -336,3 +338,30 @@ def test_a_later_writer_goes_on_in_the_last_segment_of_its_own_size(tmp_path: Pa
         stored(store, record_of(seed, 500))
         store.close()
         assert len(list((tmp_path / "s").glob("segment-*"))) == files
+
+
+def test_a_reader_waits_for_a_header_that_it_cannot_read_yet(tmp_path: Path) -> None:
+    """What stands behind it may be there already: the writer's pages come to a reader in any order."""
+
+    class Behind(Disk):
+        hidden = -HEADER_BYTES
+
+        def read(self, file: int, size: int, offset: int) -> bytes:
+            data = bytearray(super().read(file, size, offset))
+            for at in range(max(offset, self.hidden), min(offset + size, self.hidden + HEADER_BYTES)):
+                data[at - offset] = 0
+            return bytes(data)
+
+    store = FileBackend(tmp_path / "s", ROOMY)
+    stored(store, record_of(1))
+    disk = Behind()
+    reader = FileBackend(tmp_path / "s", read_only=True, refresh_seconds=0, disk=disk)
+    stored(store, record_of(2), record_of(3))
+    location = store.locate(key_of(2))
+    assert location is not None
+    disk.hidden = location.place.offset
+    missed(reader.get([key_of(3)])[0], "absent")
+    disk.hidden = -HEADER_BYTES
+    for seed in (2, 3):
+        same(reader.get([key_of(seed)])[0], record_of(seed))
+    assert reader.status().notes == ()

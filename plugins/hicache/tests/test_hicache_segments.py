@@ -15,6 +15,7 @@ from prefixloom.storage import Checksum, Miss, Record, Refused, Stored
 from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend
 from prefixloom_hicache.file_store.disk import Disk
+from prefixloom_hicache.file_store.segment import Segment
 from prefixloom_hicache.file_store.segment_format import (
     HEAD_BYTES,
     SegmentHead,
@@ -79,6 +80,16 @@ def test_what_fits_is_not_pushed_out_by_its_alignment() -> None:
             assert HEAD_BYTES + 300 <= start <= header_offset(1, segment) - size
 
 
+def fits(segment: Segment, record: Record) -> bool:
+    """Whether the record, behind its fingerprint if the segment has none of it, ends before the headers begin."""
+    after, number = segment.payloads_end, segment.count
+    known = record.key.fingerprint.digest in segment.fingerprints
+    for size in (*([] if known else [len(record.key.fingerprint.text)]), len(record.payload)):
+        after = payload_start(after, size, number, segment.size) + size
+        number += 1
+    return after <= header_offset(number - 1, segment.size)
+
+
 def test_segments_are_filled_to_where_headers_and_payloads_meet(tmp_path: Path) -> None:
     """Small segments of 16 KiB, filled in many ways: nothing that is there was written over."""
     draw = random.Random(1)
@@ -88,8 +99,12 @@ def test_segments_are_filled_to_where_headers_and_payloads_meet(tmp_path: Path) 
     least = SEGMENT
     for seed in range(1500):
         sizes[seed] = draw.choice((draw.randrange(1, 300), draw.randrange(1, 3000), 512, 2048, 4096))
-        stored(store, record_of(seed, sizes[seed], prints[seed % 97 % 5]))
+        record, before = record_of(seed, sizes[seed], prints[seed % 97 % 5]), store._segments.active
+        expected = before is not None and fits(before, record)
+        generation = before.head if before is not None else None
+        stored(store, record)
         active = store._segments.active
+        assert active is not None and (active is before and active.head == generation) == expected
         assert active is not None and active.payloads_end <= header_offset(active.count - 1, SEGMENT)
         least = min(least, header_offset(active.count - 1, SEGMENT) - active.payloads_end)
     assert least < 128, "some were filled"

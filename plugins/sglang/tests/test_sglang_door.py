@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,6 +100,19 @@ def test_a_changed_interface_is_named_with_the_version_and_the_remedy(
     assert "Install sglang==0.5.23, or a newer prefixloom, or leave out --radix-cache-backend" in told
     with pytest.raises(CompositionError, match=sentence):
         interface.check()
+
+
+def test_the_version_that_runs_is_told_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unpacked(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(interface, "version", lambda name: f"7 of {name}")
+    assert interface.installed() == "7 of sglang"
+    monkeypatch.setattr(interface, "version", unpacked)
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="8"))
+    assert interface.installed() == "8"
+    monkeypatch.delitem(sys.modules, "sglang")
+    assert interface.installed() == "of unknown version"
 
 
 def test_a_further_abstract_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

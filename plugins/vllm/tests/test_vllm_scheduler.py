@@ -309,6 +309,7 @@ def test_a_store_survives_its_process_and_is_refused_to_another_model(make: Any,
     engine = make(FULL, STATE, **store)
     again = request("b", list(range(26)))
     assert engine.hit(again) == 24
+    assert engine.side.figures.total["fetched_tokens"] == 24
     engine.side.reset()
     last = request("c", list(range(26)))
     assert engine.hit(last) == 0, "what was stored before a reset is of other weights"

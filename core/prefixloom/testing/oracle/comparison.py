@@ -109,6 +109,11 @@ class ComparedCache:
         self.leases: list[ModelLease] = []
         self.plans: list[tuple[Any, str, list[int]]] = []
         self.asked: list[tuple[str, tuple[int, ...], tuple[Any, ...], int]] = []
+        self.told: list[tuple[Any, ...]] = []
+        """What the race detector was told of slots since this was last cleared; nothing without debug mode."""
+        self.debug = backdoor.checks(cache) is not None
+        if self.debug:
+            backdoor.watch_accesses(cache, lambda *told: self.told.append(told))
         self.operations = 0
         self.checks = 0
         self.counts: dict[str, int] = {}

@@ -262,6 +262,8 @@ class SequenceOperations(ComparedCache):
             return
         sequences = [run.sequence for run in batch]
         waiting = any(run.pending for run in batch)
+        touched = [self.touched_by_layers(f, batch) for f in self.model.facts]
+        self.told.clear()
         try:
             named = [run.named for run in batch]
             with self.cache.step(sequences, role="draft" if mode == 6 else "target", ahead=ahead) as step:
@@ -309,9 +311,39 @@ class SequenceOperations(ComparedCache):
                 self.model.saw(run, run.committed, run.reserved, count, ahead)
                 self.committed(run, run.reserved, room)
             self.check_kept(roomy)
+            self.check_told(touched)
         self.compare("step", may_lose=room)
         for run in batch if mode < 6 else ():
             self.check_released(run)
+
+    def touched_by_layers(self, f: Facts, batch: list[ModelSequence]) -> tuple[set[int], set[int]]:
+        """Return the slots that the layers of a step read, and those that they write, maybe again."""
+        reads: set[int] = set()
+        writes: set[int] = set()
+        for run in batch:
+            first = min(run.committed, run.complete) if f.lookahead else run.committed
+            slots = run.sequence.pages(f.name)
+            if f.boundary:
+                singles = run.sequence.rewind_slots(f.name) if run.reserved - first <= f.steps else []
+                writes |= {*slots, *singles} if run.reserved > first else set()
+                continue
+            for index, slot in enumerate(slots):
+                own = not f.shareable or index * f.page >= run.published
+                written = own and run.reserved > first and (index + 1) * f.page > first - f.replay
+                if slot >= 0:
+                    (writes if written else reads).add(slot)
+        return reads, writes
+
+    def check_told(self, touched: list[tuple[set[int], set[int]]]) -> None:
+        """Check that the race detector was told of all that the layers of a step touch, and of nothing else."""
+        for f, right in zip(self.model.facts, touched, strict=True):
+            told = [
+                (set(reads), set(writes))
+                for _, what, pool, reads, writes, _ in self.told
+                if pool.name == f.name and what.startswith("the layers of")
+            ]
+            agree = told == [right] or not self.debug
+            require(agree, "%s: the layers of a step touch %s, and told was %s", f.name, right, told)
 
     def check_fills(self, step: Any, batch: Iterable[ModelSequence]) -> None:
         """Check that what a step says of its ops gives each running state of ``batch`` its content that has none."""
