@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from prefixloom import (
+    Buffer,
     Chunk,
     Codec,
     Component,
@@ -405,3 +406,10 @@ def test_a_component_type_whose_make_takes_no_name_is_refused() -> None:
 
 def test_a_component_type_whose_make_shows_no_signature_is_taken_at_its_word() -> None:
     assert ComponentType("plain", dict).make(name="plain") == {"name": "plain"}
+
+
+def test_every_layer_that_shares_anothers_entries_is_checked() -> None:
+    for shared, wrong in (({3: 0, 4: 9}, 4), ({3: 9, 4: 0}, 3), ({3: 0, 1: 0}, 1)):
+        with pytest.raises(CompositionError, match=f"layer {wrong} cannot share layer"):
+            Buffer("k", (1,), "uint8", (0, 1), shared=shared)
+    assert Buffer("k", (1,), "uint8", (0, 1), shared={3: 0, 4: 1}).shared == {3: 0, 4: 1}

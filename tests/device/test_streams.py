@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from prefixloom import InputError, InvariantError
-from prefixloom.device.streams import Event, InlineStream, Stream, ThreadStream, stream_for
+from prefixloom.device.streams import KEPT_FAILURES, Event, InlineStream, Stream, ThreadStream, stream_for
 from prefixloom.testing.schedules.simulated import SimulatedStream, Simulation
 from tests.support.interrupting import Interrupt
 from tests.support.stream_helpers import SOON, Gate
@@ -330,3 +330,12 @@ def test_whatever_an_interrupt_kept_from_a_worker_nobody_waits_for_ever(busy: bo
     while interrupted(line):
         line += 1
     assert line > 4
+
+
+def test_a_failure_that_was_forgotten_counts_for_work_that_began_before_it_alone() -> None:
+    stream = SimulatedStream("a")
+    for _ in range(KEPT_FAILURES + 1):
+        stream.run(lambda: 1 // 0)
+        stream.advance()
+    assert isinstance(stream.failure(0, 1), ZeroDivisionError), "it was the first of them"
+    assert stream.failure(1, 1) is None, "the work began when that was over"

@@ -431,3 +431,19 @@ def test_a_fill_that_is_refused_changes_nothing(debug: bool) -> None:
     cache.poll()
     assert held(cache, TOKENS[:8]) == 8, "the state of 8 was published all the same"
     settle(cache)
+
+
+@DEBUG_OR_NOT
+def test_a_flush_ends_a_step_that_was_dropped(debug: bool, caplog: pytest.LogCaptureFixture) -> None:
+    cache = cache_of(part("path", Path()), debug=debug)
+    pool = cache.pool("path")
+    sequence = cache.open(TOKENS)
+    sequence.grow(8)
+    step = cache.step([sequence])
+    step.__enter__()
+    step.run_ops()
+    del step
+    cache.flush()
+    cache.poll()
+    assert pool.at_hand == pool.capacity, "nobody will end it any more"
+    settle(cache)

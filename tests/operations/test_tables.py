@@ -10,6 +10,7 @@ import pytest
 
 from prefixloom import InputError, Path, Point, ProtocolError, RaceError
 from prefixloom.device.streams import InlineStream
+from prefixloom.testing.inside.backdoor import watch_accesses
 from prefixloom.testing.schedules.simulated import Simulation
 from tests.support.helpers import cache_of, enqueue, part, settle
 
@@ -35,7 +36,8 @@ def test_a_table_that_is_made_on_one_stream_is_not_cleared_under_another() -> No
         cache.poll()
 
 
-def test_a_table_that_could_not_be_written_is_written_whole_at_the_next_call() -> None:
+@pytest.mark.parametrize("turned", [False, True], ids=["rows side by side", "rows apart"])
+def test_a_table_that_could_not_be_written_is_written_whole_at_the_next_call(turned: bool) -> None:
     class Flaw(InlineStream):
         broken = False
 
@@ -52,13 +54,29 @@ def test_a_table_that_could_not_be_written_is_written_whole_at_the_next_call() -
             step.run_ops(stream)
             step.table("path")
         sequence.grow(8)
-        with cache.step([other, sequence]) as step:
+        with cache.step([other, sequence] if turned else [sequence, other]) as step:
             step.run_ops(stream)
             stream.broken = True
             with pytest.raises(RuntimeError, match="no memory"):
                 step.table("path")
             stream.broken = False
-            assert step.table("path").tolist() == [[*other.pages("path"), -1, -1], sequence.pages("path")]
+            rows = [sequence.pages("path"), [*other.pages("path"), -1, -1]]
+            assert step.table("path").tolist() == (rows[::-1] if turned else rows)
+    settle(cache)
+
+
+def test_what_grows_while_a_step_is_open_is_not_touched_by_its_layers() -> None:
+    cache = cache_of(part("path", Path()))
+    told: list[Any] = []
+    watch_accesses(cache, lambda *given: told.append(given))
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(6)
+        with cache.step([sequence]) as step:
+            step.run_ops()
+            sequence.grow(16)
+            step.table("path")
+        (touched,) = [given for given in told if "layers" in given[1]]
+        assert touched[3:5] == ([], sequence.pages("path")[:2])
     settle(cache)
 
 

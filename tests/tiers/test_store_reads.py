@@ -306,7 +306,7 @@ def test_what_comes_does_not_drive_out_the_path_that_it_hangs_from() -> None:
     """The host is full, and what was used last goes first: that is the path itself."""
     store = stocked(part("path", Path()), tokens=TOKENS[:24])
     cache, _ = composed(part("path", Path()), store=store, host={"path": 24}, policy="mru")
-    for tokens in (TOKENS[:16], [9] * 8):
+    for tokens in (TOKENS[:8], TOKENS[:16], [9] * 8):
         serve(cache, tokens)
         cache.evict(1000)
     assert cache.match(TOKENS[:25]).restorable == 16

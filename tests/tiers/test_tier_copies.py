@@ -203,3 +203,13 @@ def test_a_load_that_fails_after_its_sources_went_takes_nothing_else(monkeypatch
     assert sequence.failed is not None and cache.stats().tier.failed == 1  # type: ignore[union-attr]
     serve(cache, range(40), namespace="a")
     settle(cache)
+
+
+def test_only_what_goes_is_copied_before_it_goes() -> None:
+    """Of two prompts whose first pages are slack, one is cut."""
+    cache = tiered(part("near", Window(8)))
+    for first in (1, 2):
+        serve(cache, [first] * 40)
+    assert cache.evict({"near": 1})["near"] == 8
+    assert cache.stats().tier.backed_up == 10  # type: ignore[union-attr]
+    settle(cache)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter
 
 import pytest
 
 from prefixloom import encode
-from prefixloom.tree.keys import TOKEN_BYTES, KeyMaker, Span
+from prefixloom.tree.keys import TOKEN_BYTES, KeyMaker, Span, numbers_in
 
 KEYS = ("cat", "dog", 1, True, 1.0, ("cat", 1))
 LENGTH = 24
@@ -54,6 +55,7 @@ def test_what_a_key_says_makes_the_same_key_again(lookahead: int) -> None:
         spans = [(start, chance.randrange(start, LENGTH) + 1, chance.choice(KEYS[:3])) for start in starts]
         single = maker.name_extra(tokens, spans)
         key = maker.widen(single)
+        assert set(numbers_in(single)) == {number for number in array("i", single) if number < 0}
         told = maker.tokens_in(key)
         assert told == tokens
         assert maker.name_extra(told, told.extra) == single, (spans, told.extra)

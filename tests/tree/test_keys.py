@@ -318,3 +318,20 @@ def test_an_image_at_the_end_of_a_prompt_still_counts_when_tokens_follow(k: int)
     assert cache.match(prompt, extra=[(1, 2, "cat")]).ready == 6 - k
     assert cache.match(prompt, extra=[(1, 2, "dog")]).ready <= 1
     assert cache.match(prompt).ready <= 1
+
+
+@pytest.mark.parametrize(
+    "make", [lambda values: np.array(values, "int64"), lambda values: array("q", values)], ids=stable
+)
+def test_many_tokens_of_eight_bytes_are_encoded_and_checked_at_once(make: Any) -> None:
+    values = [(i * 7919) % TOKEN_LIMIT for i in range(300)]
+    values[-1] = TOKEN_LIMIT - 1
+    assert encode(make(values)) == packed(values)
+    for wrong in (-1, TOKEN_LIMIT):
+        with pytest.raises(InputError, match=rf"token 298 is {wrong}; tokens must lie between"):
+            encode(make([*values[:298], wrong, 1]))
+
+
+def test_text_is_refused_with_what_to_do() -> None:
+    with pytest.raises(InputError, match="not text: run the tokenizer first"):
+        encode("some text")

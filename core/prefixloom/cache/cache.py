@@ -249,8 +249,8 @@ class Cache:
         core = self._core
         core.enter()
         before = {lane.name: lane.pool.free for lane in core.shape.page_lanes}
-        for lane in core.shape.page_lanes:
-            reclaim(core, lane, lane.pool.capacity)
+        for keeping in core.shape.partial_lanes:
+            reclaim(core, keeping, keeping.pool.capacity)
         core.leave("reclaim")
         return {lane.name: lane.pool.free - before[lane.name] for lane in core.shape.page_lanes}
 

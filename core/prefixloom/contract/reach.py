@@ -275,15 +275,12 @@ class Shift(Reach):
 def merged(spans: Iterable[Interval]) -> tuple[Interval, ...]:
     """Return the intervals sorted, with overlapping and touching ones joined and empty ones dropped."""
     out: list[Interval] = []
-    start = end = 0
     for lo, hi in sorted(spans):
-        if not out or lo > end:
+        if not out or lo > out[-1][1]:
             if lo < hi:
                 out.append((lo, hi))
-                start, end = lo, hi
-        elif hi > end:
-            end = hi
-            out[-1] = (start, end)
+        elif hi > out[-1][1]:
+            out[-1] = (out[-1][0], hi)
     return tuple(out)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..device.pool import NO_SLOT
 from ..errors import InputError, ProtocolError
-from ..tree.lane import Lane
 from ..tree.partial_lane import PartialLane
 from .lease import release_part
 from .state import Core, Running
@@ -77,7 +76,7 @@ def floor_of(core: Core, running: Running) -> int:
     return floor
 
 
-def _let_go(core: Core, running: Running, lane: Lane, holding: Any) -> None:
+def _let_go(core: Core, running: Running, lane: PartialLane, holding: Any) -> None:
     """A running sequence gives back, and uncovers, what no boundary that it may still come to can need."""
     page = core.shape.page
     lane.retain(holding, holding.floor // page * page)
@@ -85,7 +84,7 @@ def _let_go(core: Core, running: Running, lane: Lane, holding: Any) -> None:
         release_part(running, lane)
 
 
-def reclaim(core: Core, lane: Lane, pages: int) -> None:
+def reclaim(core: Core, lane: PartialLane, pages: int) -> None:
     """Running sequences give back what they keep beyond what they may still need, until ``pages`` are free."""
     pool, surplus = lane.pool, lane.surplus
     while surplus and pool.free < pages:

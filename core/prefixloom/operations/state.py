@@ -164,12 +164,9 @@ class Index:
         """Whether matches may find what hangs below ``root``."""
         return self.tree.roots.get(root.namespace) is root
 
-    def drop_root(self, namespace: str) -> Root | None:
+    def drop_root(self, namespace: str) -> None:
         """Nothing of ``namespace`` is found any more. The root stays among ``dropped_roots`` while leases cover it."""
-        root = self.tree.roots.pop(namespace, None)
-        if root is not None:
-            self.dropped_roots.append(root)
-        return root
+        self.dropped_roots.append(self.tree.roots.pop(namespace))
 
     def forget_everything(self) -> None:
         """Begin with an empty tree. Plans and handles that were made before are of an earlier flush."""

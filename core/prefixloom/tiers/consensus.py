@@ -199,9 +199,9 @@ class GroupConsensus:
         if len(text) > 8 * (MOST - 1):
             raise InputError(f"{len(text)} bytes are too much to agree on")
         padded = text.ljust(-(-len(text) // 8) * 8)
-        words = [int.from_bytes(padded[at : at + 8], "little", signed=True) for at in range(0, len(padded), 8)]
+        words = [int.from_bytes(padded[at : at + 8], "little") for at in range(0, len(padded), 8)]
         by_rank = self._exchange(call, words)
-        return [json.loads(b"".join(word.to_bytes(8, "little", signed=True) for word in each)) for each in by_rank]
+        return [json.loads(b"".join(word.to_bytes(8, "little") for word in each)) for each in by_rank]
 
     # ------------------------------------------------------------ exchange
 

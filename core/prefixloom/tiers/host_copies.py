@@ -192,9 +192,7 @@ class HostCopies:
         except BaseException as error:
             self.end(before, "down")
             for mine in moves.values():
-                mine.take_back(nodes)
-            for node in nodes:
-                core.index.prune(node)
+                mine.take_back(nodes)  # what it was copied from keeps their nodes
             if not isinstance(error, Exception) or isinstance(error, InvariantError):
                 raise
             log.warning("a copy to the host failed with %r; it is left out", error)

@@ -430,7 +430,7 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
                 if cell is not None and lane.closed_upward:
                     lane.pin(cell)
                     pinned.append((lane, cell))
-        _fill(fetch, run, [(piece, answer) for piece, answer in brought if piece.end <= upto], pinned)
+        _fill(fetch, run, brought, pinned)  # what lies deeper has no node here
     finally:
         for lane, cell in pinned:
             lane.unpin(cell)

@@ -286,7 +286,8 @@ class KeyMaker:
         found: list[list[Any]] = []
         before: list[list[Any]] = []  # the spans of the position before, the last of them first
         for at, number in enumerate(numbers, start):
-            left, here = iter(before), []
+            left = iter(before)
+            here: list[list[Any]] = []
             while number in self._meant:
                 extra_key, number, first = self._meant[number]
                 exact = _exact(extra_key)

@@ -195,13 +195,6 @@ class Lane(Generic[C, H]):
     def hold_back(self, holding: H, start: int, upto: int, keep: tuple[Interval, ...]) -> None:
         """Give back what of [start, upto) is neither in ``keep`` nor needed at ``upto``, instead of publishing it."""
 
-    def reads_past(self, holding: H, boundary: int) -> bool:
-        """Whether the sequence reads nothing any more of what lies before ``boundary``."""
-        return False
-
-    def retain(self, holding: H, floor: int) -> None:
-        """Give back what no boundary from ``floor`` on can need."""
-
     def rewind(self, holding: H, length: int) -> None:
         """Give back what lies past ``length`` tokens."""
         raise NotImplementedError

@@ -131,6 +131,14 @@ class PartialLane(PageLane[C, R]):
         """Stop reading pages that ``boundary`` does not need, or that the lease there does not cover."""
         raise NotImplementedError
 
+    def reads_past(self, holding: R, boundary: int) -> bool:
+        """Whether the sequence reads nothing any more of what lies before ``boundary``."""
+        raise NotImplementedError
+
+    def retain(self, holding: R, floor: int) -> None:
+        """Give back what no boundary from ``floor`` on can need."""
+        raise NotImplementedError
+
     @property
     def evictable(self) -> int:
         """The pages that may be evicted, including slack of covered cells."""

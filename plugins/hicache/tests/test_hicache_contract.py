@@ -12,14 +12,14 @@ import pytest
 
 from prefixloom import CompositionError, StorageError, encode
 from prefixloom.compose.registry import Registry
-from prefixloom.storage import BackendType, Fingerprint, Key, Miss, Record
+from prefixloom.storage import MAX_POSITION, BackendType, Fingerprint, Key, Miss, Record
 from prefixloom.storage import checksum as sums
 from prefixloom.storage.checksum import Checksum
 from prefixloom.storage.contract import opened
 from prefixloom.storage.keys import key, links, next_link, root_link
-from prefixloom.testing.laws.storage import ONE, key_of, record_of
+from prefixloom.testing.laws.storage import ONE, key_of, record_of, same, stored
 from prefixloom_hicache import MemoryBackend
-from prefixloom_hicache.records.frame import Flaw, decode_record, encode_header
+from prefixloom_hicache.records.frame import HEADER_BYTES, Flaw, decode_record, encode_header
 from tests.support.names import stable
 
 POINTS = {"memory": "prefixloom_hicache.memory_store", "file": "prefixloom_hicache.file_store.backend"}
@@ -135,3 +135,19 @@ def test_a_store_of_another_checksum_is_a_miss_that_says_what_to_install(monkeyp
     monkeypatch.setattr(Checksum, "known", False)
     (miss,) = store.get([key_of(1)])
     assert isinstance(miss, Miss) and miss.reason == "format"
+
+
+def test_what_was_put_or_read_last_stays_in_a_memory_store() -> None:
+    store = MemoryBackend(4 * (1000 + HEADER_BYTES))
+    for seed in range(4):
+        stored(store, record_of(seed, 1000))
+    same(store.get([key_of(0)])[0], record_of(0, 1000))
+    stored(store, record_of(4, 1000))
+    assert store.exists([key_of(seed) for seed in range(5)]) == (True, False, True, True, True)
+
+
+def test_a_record_may_reach_to_the_last_position() -> None:
+    record = record_of(1)
+    assert attrs.evolve(record, start=0, end=MAX_POSITION).end == MAX_POSITION
+    with pytest.raises(ValueError, match="a record's span must be"):
+        attrs.evolve(record, start=0, end=MAX_POSITION + 1)

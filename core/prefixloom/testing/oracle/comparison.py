@@ -248,6 +248,8 @@ class ComparedCache:
             told = (short.wanted, short.free, short.leased, short.running, short.capacity)
             right = (wanted[f.name], figures.free, figures.leased, figures.running, figures.capacity)
             require(told == right, "%s: a refusal says %s, not %s", f.name, told, right)
+            lacking = short.wanted - short.free - short.evictable
+            require(error.lacking[f.name] == lacking, "%s: %s lack, not %s", f.name, lacking, error.lacking)
             require(short.wanted > short.free, "%s: it is not what lacks room: %s", f.name, short)
             owned = sorted((len(self.owned(f, run)) for run in self.running if not run.gone), reverse=True)
             held = [count for _, count in short.holders]
