@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import pack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ class Books:
         serve(self.cache, TOKENS, chunk=8)
         self.lease = self.cache.lease(self.cache.match(TOKENS[:16]))
         self.first, self.second, self.third = path_of(self.cache, TOKENS)
+        self.tree = self.cache.core.index.tree
         self.path, self.window, self.state = self.cache.core.shape.lanes
         self.host_path, self.host_state = tier_lane(self.cache, "path"), tier_lane(self.cache, "state")
 
@@ -45,6 +48,13 @@ BROKEN: dict[str, Callable[[Books], Any]] = {
     "has an edge that is no whole pages": lambda b: b.add(b.third, "rest", b"1"),
     "ends at the wrong boundary": lambda b: b.add(b.third, "end", 4),
     "belongs to another node": lambda b: setattr(b.cell(b.third, b.state), "node", b.first),
+    "has slot 8, which does not exist": lambda b: setattr(b.cell(b.third, b.state), "data", 8),
+    "slot . is owned by .* and by": lambda b: setattr(b.cell(b.third, b.state), "data", b.cell(b.second, b.state).data),
+    "has a number for an extra key": lambda b: setattr(b.third, "rest", b.third.rest[:-4] + pack("i", -5)),
+    "is bare and was not unlinked": lambda b: b.tree.attach(b.third, pack("4i", 9, 9, 9, 9), 28, 0),
+    "4 nodes are counted, and there are 3": lambda b: b.add(b.tree, "nodes"),
+    "window: .* has 0 pages of slack": lambda b: setattr(b.cell(b.third, b.window), "slack", SimpleNamespace(pages=3)),
+    "window: 0 pages are slack and covered, not 1": lambda b: b.add(b.window, "covered_slack"),
     "1 slots are nobody's": lambda b: b.window.pool.take(1),
     "pages are cached, the books say": lambda b: b.add(b.window, "in_tree"),
     r"state: .* has 1 locks; live leases give 0": lambda b: b.add(b.cell(b.third, b.state), "locks"),

@@ -244,3 +244,21 @@ def test_what_a_device_chose_in_a_step_is_past_once_more_is_computed_alone(debug
         sequence.fill()
         assert sequence.committed == 12 and (content(cache, sequence) == 12).all()
     settle(cache)
+
+
+def test_after_a_step_that_failed_before_its_ops_every_state_is_published_as_before() -> None:
+    """A publication inside of its block held the states back, since its layers might have written them."""
+    cache = cache_of(part("path", Path()), part("one", Point()), part("two", Point()))
+    first, second = cache.open(TOKENS[:8]), cache.open([9] * 8)
+    for sequence in (first, second):
+        sequence.grow(8)
+    with cache.step([first]) as step:
+        step.run_ops()
+    with pytest.raises(KeyError), cache.step([first, second]):
+        assert first.publish(4) == 4
+        raise KeyError("before the ops of the second")
+    assert first.publish() == 8
+    assert held(cache, TOKENS[:8]) == 8
+    first.close()
+    second.close()
+    settle(cache)

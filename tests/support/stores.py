@@ -10,6 +10,7 @@ from typing import Any
 from prefixloom import TierManifest
 from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
+from prefixloom.tiers.consensus import Consensus, LocalConsensus
 from prefixloom.tiers.restore import Restored
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.support.helpers import cache_of, every_reach, part
@@ -24,12 +25,13 @@ def parts(names: tuple[str, ...]) -> list[Any]:
 
 def composed(
     *components: Any, store: Any = None, model: str = "m", page: int = 4, host: Any = 4096, fetch: str = "wait",
-    layout: str = "layer_first", limits: GuardLimits | None = None, keep: str = "through", **options: Any,
+    layout: str = "layer_first", limits: GuardLimits | None = None, keep: str = "through",
+    consensus: Consensus | None = None, **options: Any,
 ) -> Composed:  # fmt: skip
     """A cache over a host tier, with ``store`` attached."""
     tier = HostTier(
         TierManifest(capacity=host, layout=layout), identity={"model": model, "weights": "1"}, fetch=fetch,  # type: ignore[arg-type]
-        limits=limits or GuardLimits(deadline=5.0), keep=keep,  # type: ignore[arg-type]
+        limits=limits or GuardLimits(deadline=5.0), keep=keep, consensus=consensus or LocalConsensus(),  # type: ignore[arg-type]
     )  # fmt: skip
     cache = cache_of(*(components or parts(("path", "window", "point"))), tier, page=page, **options)  # type: ignore[arg-type]
     if store is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from prefixloom.cache.cache import Cache
 from prefixloom.storage import Miss, Record
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom.tiers import store_reads
+from prefixloom.tiers.consensus import LocalConsensus
 from prefixloom.tiers.store_reads import Fetch
 from prefixloom_hicache import GuardLimits, MemoryBackend
 from tests.support.helpers import part, settle
@@ -325,4 +327,47 @@ def test_what_finds_no_room_leaves_in_place_what_came_with_it() -> None:
         assert told.ready == 0 and "found no room in the tier" in told.why
     figures = cache.stats().tier
     assert figures is not None and (figures.cached, figures.dropped) == ({"path": 6, "window": 0}, 1)
+    settle(cache)
+
+
+class Late(LocalConsensus):
+    """The other ranks are done some polls later."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[int] = Counter()
+
+    def agree(self, done: Mapping[int, int]) -> dict[int, int]:
+        self.asked.update(done)
+        return super().agree({ticket: amount for ticket, amount in done.items() if self.asked[ticket] > 3})
+
+
+def test_what_has_arrived_waits_until_the_other_ranks_have_it() -> None:
+    store = stocked(*parts(("path", "window")), tokens=TOKENS)
+    late = Late()
+    cache, _ = composed(*parts(("path", "window")), store=store, consensus=late)
+    assert read_back(cache, [*TOKENS, 1]) == 160
+    assert late.asked and min(late.asked.values()) == 4
+    settle(cache)
+
+
+def test_what_lies_behind_a_piece_that_is_missing_is_not_asked_for(slices_of: Any, monkeypatch: Any) -> None:
+    class Lacking(Counting):
+        lacking: bytes = b""
+
+        def get(self, keys: Any, *more: Any) -> Any:
+            found = super().get(keys, *more)
+            return tuple(
+                Miss(key, "absent") if key.address == self.lacking else each
+                for key, each in zip(keys, found, strict=True)
+            )
+
+    near = part("near", Window(144))
+    store = stocked(near, tokens=TOKENS, kind=Lacking)
+    cache, _ = composed(near, store=store)
+    monkeypatch.setattr("prefixloom.tiers.pieces.READ", 1)
+    slices_of(2 * record_bytes(cache))
+    store.lacking = list(store._frames)[10]
+    with cache.open([*TOKENS, 1]) as sequence:
+        assert restored(cache, sequence).ready == 0
+    assert 7 <= sum(store.read.values()) <= 9, "of 36 pages, those up to the seventh and what was asked for beside it"
     settle(cache)

@@ -54,8 +54,6 @@ class PromptLookup:
         self.longest, self.shortest, self.back = longest, shortest, back
 
     def guess(self, tokens: Sequence[int], most: int) -> list[int]:
-        if most <= 0:
-            return []
         text = list(tokens[-self.back :])
         for size in range(self.longest, self.shortest - 1, -1):
             if len(text) <= size:

@@ -255,6 +255,7 @@ def test_what_is_no_file_in_a_segments_place_is_left_alone(tmp_path: Path, what:
     assert place.exists() and not place.is_file()
     reader = FileBackend(tmp_path / "s", read_only=True)
     same(reader.get([key_of(1)])[0], record_of(1))
+    assert "segment-00000002.loom is no file" in reader.status().notes
 
 
 # ---------------------------------------------------------------- other files, other sizes

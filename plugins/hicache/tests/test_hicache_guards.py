@@ -71,7 +71,7 @@ def test_what_goes_well_is_what_the_store_answers(store: Moody, clock: ManualClo
     (found,) = guarded.get([key_of(1)], [buffer]).wait()
     same(found, record_of(1))
     assert guarded.exists([key_of(1), key_of(2)]).wait() == (True, False)
-    assert guarded.delete([key_of(1)]).wait() == guarded.flush().wait() == (True,)
+    assert guarded.delete(iter([key_of(1)])).wait() == guarded.flush().wait() == (True,)  # type: ignore[arg-type]
     status = guarded.status()
     assert status.calls == {"put": 1, "get": 1, "exists": 1, "delete": 1, "flush": 1}
     assert status.ended == {"done": 5} and status.refused == {}
