@@ -10,7 +10,7 @@ import pytest
 
 from prefixloom import InputError, Path, Point, ProtocolError, RaceError
 from prefixloom.device.streams import InlineStream
-from prefixloom.testing.inside.backdoor import watch_accesses
+from prefixloom.testing.inside.backdoor import page_table_tensors, watch_accesses
 from prefixloom.testing.schedules.simulated import Simulation
 from tests.support.helpers import cache_of, enqueue, part, settle
 
@@ -62,6 +62,34 @@ def test_a_table_that_could_not_be_written_is_written_whole_at_the_next_call(tur
             stream.broken = False
             rows = [sequence.pages("path"), [*other.pages("path"), -1, -1]]
             assert step.table("path").tolist() == (rows[::-1] if turned else rows)
+    settle(cache)
+
+
+def test_a_table_that_was_outgrown_is_kept_while_a_step_may_read_it() -> None:
+    cache = cache_of(part("path", Path()))
+    sim = Simulation("a")
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(8)
+        with cache.step([sequence]) as step:
+            step.run_ops(sim["a"])
+            step.table("path")
+            sim["a"].run(lambda: None)
+        while len(sim["a"].pending) > 1:
+            sim["a"].advance()
+        (first,) = page_table_tensors(cache)["path"]
+        known = weakref.ref(first)
+        del first, step
+        sequence.append(range(100))
+        for last in (False, True):
+            sequence.grow(60 if last else 32)
+            with cache.step([sequence]) as step:
+                step.run_ops(sim["a"])
+                step.table("path")
+            del step
+            gc.collect()
+            assert (known() is None) == last
+            sim.drain()
+            cache.poll()
     settle(cache)
 
 

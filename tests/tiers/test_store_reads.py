@@ -306,16 +306,18 @@ def test_what_several_nodes_lack_comes_in_one_fetch() -> None:
 
 def test_what_comes_does_not_drive_out_the_path_that_it_hangs_from() -> None:
     """The host is full, and what was used last goes first: that is the path itself."""
-    store = stocked(part("path", Path()), tokens=TOKENS[:24])
-    cache, _ = composed(part("path", Path()), store=store, host={"path": 24}, policy="mru")
+    paths = part("path", Path()), part("more", Path())
+    store = stocked(*paths, tokens=TOKENS[:24])
+    cache, _ = composed(*paths, store=store, host={"path": 24, "more": 24}, policy="mru")
     for tokens in (TOKENS[:8], TOKENS[:16], [9] * 8):
         serve(cache, tokens)
         cache.evict(1000)
+        idle(cache)
     assert cache.match(TOKENS[:25]).restorable == 16
     assert read_back(cache, TOKENS[:25]) == 24
+    assert cache.match([9] * 9).restorable == 0, "the other prompt made room"
     cache.evict(1000)
     assert cache.match(TOKENS[:25]).restorable == 24
-    assert cache.match([9] * 9).restorable == 0, "the other prompt made room"
     settle(cache)
 
 
