@@ -23,6 +23,7 @@ from prefixloom.cli import main
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom_engine.demo import comparison, exactness
 from prefixloom_engine.demo import text as text_output
+from prefixloom_engine.demo.conversations import Conversations
 from prefixloom_engine.threeway import BoundThreeWay
 
 SMALL = ["demo", "--size", "tiny", "--conversations", "2", "--turns", "2"]
@@ -334,3 +335,16 @@ def test_the_number_of_threads_is_given_back(capsys: pytest.CaptureFixture[str])
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
+
+
+def test_every_third_conversation_branches_off_its_neighbour_half_way_and_at_no_other_turn() -> None:
+    conversations = Conversations(3, 4, 2, 100, 1, system=20, user=(3, 5))
+    before: dict[int, list[int]] = {}
+    for turn in range(4):
+        for number in range(3):
+            prompt = conversations.next_prompt(number, turn)
+            goes_on = prompt[: len(before.get(number, ()))] == before.get(number, [])
+            assert goes_on == (number != 2 or turn != 2), (number, turn)
+            conversations.add_reply(number, [7, 8])
+            before[number] = [*prompt, 7, 8]
+    assert prompt[:20] == before[0][:20], "all begin with one system prompt"

@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from prefixloom import CompositionError, ProtocolError, compose
 from prefixloom_engine import Engine, Request
+from prefixloom_engine.contract.weights import digest_of
 from prefixloom_engine.hf import HFModel, session
 from tests.support.engines import nothing_left
 from tests.support.hf_images import model_with_images
@@ -336,6 +337,26 @@ def test_weights_made_of_other_tensors_count_by_these(model: Any) -> None:
             model(IDS[:, s.ready :], past_key_values=s.cache)
         hits.append(s.ready)
     assert hits == [0, 0, 64]
+
+
+class Scaled(TwoTensor):  # type: ignore[misc]
+    """Says something of itself beside the tensors that it is made of."""
+
+    scale = 1.0
+
+    def __tensor_flatten__(self) -> Any:
+        names, more = super().__tensor_flatten__()
+        return names, (more, self.scale)
+
+
+def test_what_a_weight_says_beside_the_tensors_that_it_is_made_of_counts() -> None:
+    parts = torch.ones(3), torch.zeros(3)
+    digests = []
+    for scale in (1.0, 2.0, 1.0):
+        weight = Scaled(*parts)
+        weight.scale = scale
+        digests.append(digest_of(weight))
+    assert digests[0] == digests[2] != digests[1]
 
 
 def test_kernels_of_a_part_count() -> None:
