@@ -69,3 +69,15 @@ def test_a_pool_of_as_many_pages_as_the_budget_says_is_enough_for_a_request_alon
             sequence.rewind(rng.randrange(guesses + 1))
             if guesses:
                 sequence.append(range(sequence.named, length))
+
+
+def test_prompts_as_long_as_a_row_of_guesses_are_computed_beside_it() -> None:
+    """Both go through one pass, and of the guesses each needs its logits."""
+    requests = [Request(prompt(0, 40), 60), *(Request(prompt(i, 5), 1) for i in range(1, 12))]
+    expected = plain(model(), requests)
+    guesser = Known(requests, expected, 0.0)
+    out, engine = served(
+        model(), requests, cache_for(model()), chunk=16, max_running=2, speculate=4, guesser=guesser, overlap=False
+    )
+    assert out == expected
+    assert engine.counts.accepted > 20
