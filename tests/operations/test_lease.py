@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefixloom import Component, Path, PluginError, Point, ProtocolError, Receipt, Touch, Window, hookimpl
-from tests.support.helpers import cache_of, every_reach, held, locks, part, path_cache, run, serve, settle
+from tests.support.helpers import Holes, cache_of, every_reach, held, locks, part, path_cache, run, serve, settle
 
 TOKENS = list(range(40))
 each = pytest.mark.parametrize("name", every_reach())
@@ -395,4 +395,31 @@ def test_a_lock_hook_that_raises_while_publishing_leaves_a_usable_sequence(end: 
         sequence.publish()
         sequence.close()
         assert held(cache, [*TOKENS, *range(100, 120)]) == 60
+    settle(cache)
+
+
+def test_a_reach_that_raises_while_a_sequence_opens_leaves_nothing_covered() -> None:
+    class Moody(Holes):
+        raises = False
+
+        def needs(self, n: int) -> tuple[tuple[int, int], ...]:
+            if self.raises:
+                raise ArithmeticError("not now")
+            return super().needs(n)
+
+        def until(self, p: int) -> float:
+            if self.raises:
+                raise ArithmeticError("not now")
+            return 1 << 40
+
+    moody = Moody()
+    cache = cache_of(part("path", Path()), part("moody", moody))
+    serve(cache, list(range(40)))
+    plan = cache.match([*range(24), 99])
+    assert plan.ready == 24
+    moody.raises = True
+    with pytest.raises(PluginError, match="not now"):
+        cache.open(plan)
+    moody.raises = False
+    assert cache.stats().components["path"].leased == 0
     settle(cache)
