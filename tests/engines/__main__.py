@@ -90,8 +90,7 @@ def parser() -> argparse.ArgumentParser:
     verbs = made.add_subparsers(dest="verb", required=True)
     for verb in ("run", "restart", "short", "theirs"):
         each = verbs.add_parser(verb)
-        engines = ["vllm"] if verb == "theirs" else [*PAGES]
-        each.add_argument("engine", choices=engines, nargs="?" if verb == "short" else None)
+        each.add_argument("engine", choices=[*PAGES], nargs="?" if verb == "short" else None)
         each.add_argument("--folder", type=Path, default=Path(".engines"), help="for environments, models and logs")
         each.add_argument("--environment", type=Path, help="a folder that tests.engines.environment made")
         each.add_argument("--version")

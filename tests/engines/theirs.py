@@ -1,7 +1,9 @@
-"""Runs vLLM's own unit tests, once as they are and once with our cache in place, and compares the outcomes.
+"""Runs an engine's own unit tests, once as they are and once with our cache in place, and compares the outcomes.
 
-The tests come from its source distribution, or from a folder that has them (``--source``). Nothing of them is kept
-here. SGLang's distributions have no tests.
+vLLM's tests come from its source distribution, or from a folder that has them (``--source``). SGLang's distributions
+have no tests, so its come from the folder ``test`` of a checkout. Nothing of them is kept here. What fails as it is
+does not count. A test of SGLang that looks into its tree, or needs a flag that we refuse, is not applicable, and one
+that makes no cache says nothing of ours (``inside_sglang.py``).
 """
 
 from __future__ import annotations
@@ -31,6 +33,17 @@ VLLM_FILES = (
     "v1/core/test_priority_scheduler_random.py", "v1/core/test_priority_preemption_bug.py",
     "v1/core/test_swa_inflight_window_free.py", "v1/kv_offload/cpu/test_manager.py", "v1/kv_offload/cpu/policies",
 )  # fmt: skip
+SGLANG_FOLDER = "registered/unit/mem_cache/"
+SGLANG_FILES = tuple(
+    f"{SGLANG_FOLDER}{each}.py"
+    for each in (
+        "test_unified_radix_cache_unittest", "test_radix_cache_unit", "test_swa_unittest", "test_mamba_unittest",
+        "test_radix_cache_slru_accuracy", "test_radix_force_miss", "test_swa_eviction_boundary",
+        "test_mamba_path_state_cap", "test_decode_radix_lock_ref", "test_registry",
+    )
+)  # fmt: skip
+FILES = {"vllm": VLLM_FILES, "sglang": SGLANG_FILES}
+NOT_APPLICABLE = "not applicable: "
 CONFIGS = {
     "facebook/opt-125m": {
         "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 768, "num_hidden_layers": 12,
@@ -48,19 +61,24 @@ class Outcome:
     kind: str
     """passed, failed, or skipped."""
     says: str = ""
+    caches: int | None = None
+    """How many caches of ours it has made, where that was counted."""
 
 
 def outcomes(report: Path) -> dict[str, Outcome]:
     """Read pytest's report."""
     found = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        kind, says = "passed", ""
+        kind, says, caches = "passed", "", None
         for child in case:
             if child.tag in ("failure", "error"):
                 kind, says = "failed", (child.get("message") or "").strip()
-            elif child.tag == "skipped":
+            elif child.tag == "skipped" and kind == "passed":
                 kind, says = "skipped", (child.get("message") or "").strip()
-        found[f"{case.get('classname')}::{case.get('name')}"] = Outcome(kind, says)
+        for each in case.iter("property"):
+            if each.get("name") == "caches":
+                caches = int(each.get("value") or 0)
+        found[f"{case.get('classname')}::{case.get('name')}"] = Outcome(kind, says, caches)
     return found
 
 
@@ -96,6 +114,7 @@ def offline_hub(folder: Path) -> Path:
 def run_tests(bench: Bench, tests: Path, files: Sequence[str], inside: bool) -> dict[str, Outcome]:
     """Run these files, with our cache in place or without."""
     report = bench.folder / "theirs" / f"{bench.engine}-{'inside' if inside else 'plain'}.xml"
+    report.parent.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
     existing = [str(tests / each) for each in files if (tests / each).exists()]
     command = [str(bench.python), "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider",
@@ -104,6 +123,8 @@ def run_tests(bench: Bench, tests: Path, files: Sequence[str], inside: bool) -> 
     settings = {
         "HF_HOME": str(offline_hub(bench.folder / "theirs" / "hub")), "OURS_INSIDE": str(int(inside)),
         "PYTHONPATH": str(Path(__file__).parent),  # not as tests.engines: the engine has a package 'tests' too
+        "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",  # the tree into which SGLang's tests look
+        "SGLANG_TEST_MAX_RETRY": "0",
     }  # fmt: skip
     log = report.with_suffix(".log")
     with log.open("w") as output:
@@ -116,31 +137,52 @@ def run_tests(bench: Bench, tests: Path, files: Sequence[str], inside: bool) -> 
     return outcomes(report)
 
 
+COLUMNS = {
+    "both": "pass with both", "neither": "fail or skip without ours", "alone": "pass without ours alone",
+    "outside": "not applicable", "none": "make no cache",
+}  # fmt: skip
+
+
+def column(before: Outcome, after: Outcome) -> str:
+    """What a test says of our cache."""
+    if before.kind != "passed":
+        return "neither"
+    if after.kind == "skipped" and after.says.startswith(NOT_APPLICABLE):
+        return "outside"
+    if after.kind == "passed":
+        return "none" if after.caches == 0 else "both"
+    return "alone"
+
+
 def table(plain: Mapping[str, Outcome], inside: Mapping[str, Outcome]) -> list[str]:
-    """One line for each file: how many pass either way, and how many do not; below, what ours alone fails."""
-    lines = ["| tests of | pass with both | fail or skip without ours | pass without ours alone |", "|---|---|---|---|"]
+    """One line for each file: how many tests say what of our cache. Below, what ours alone fails, and what is not
+    applicable and why: tests of one name, of several classes, together."""
     counts: dict[str, Counter[str]] = {}
-    alone = []
+    listed: dict[str, Counter[str]] = {"alone": Counter(), "outside": Counter()}
     for name, before in sorted(plain.items()):
         after = inside.get(name, Outcome("failed", "not run"))
-        file = name.split("::")[0]
-        file = ".".join(part for part in file.split(".") if not part[:1].isupper())
-        counter = counts.setdefault(file, Counter())
-        if before.kind != "passed":
-            counter["neither"] += 1
-        elif after.kind == "passed":
-            counter["both"] += 1
-        else:
-            counter["alone"] += 1
-            alone.append(
-                f"- `{name.split('.')[-1]}`: {after.kind}: {after.says.splitlines()[0][:200] if after.says else ''}"
-            )
+        what = column(before, after)
+        file = ".".join(part for part in name.split("::")[0].split(".") if not part[:1].isupper())
+        counts.setdefault(file, Counter())[what] += 1
+        says = after.says.splitlines()[0][:200] if after.says else ""
+        if what == "alone":
+            listed[what][f"`{name.split('::')[1]}`: {after.kind}: {says}"] += 1
+        elif what == "outside":
+            listed[what][says.removeprefix(NOT_APPLICABLE)] += 1
+    used = [each for each in COLUMNS if any(counter[each] for counter in counts.values())]
+    lines = [f"| tests of | {' | '.join(COLUMNS[each] for each in used)} |", "|---" * (len(used) + 1) + "|"]
     for file, counter in counts.items():
-        lines.append(f"| {file} | {counter['both']} | {counter['neither']} | {counter['alone']} |")
-    return [*lines, "", *alone]
+        lines.append(f"| {file} | {' | '.join(str(counter[each]) for each in used)} |")
+    for what, said in listed.items():
+        if said:
+            lines += ["", f"{COLUMNS[what]}:", *(f"- {count} x {each}" for each, count in said.most_common())]
+    return lines
 
 
 def theirs(bench: Bench, source: Path | None) -> list[str]:
     """The table for one engine."""
+    if source is None and bench.engine == "sglang":
+        raise SystemExit("SGLang's distributions have no tests: --source is the folder 'test' of its repository")
     tests = source or vllm_tests(bench, RELEASES[bench.engine].versions[0])
-    return table(run_tests(bench, tests, VLLM_FILES, False), run_tests(bench, tests, VLLM_FILES, True))
+    files = FILES[bench.engine]
+    return table(run_tests(bench, tests, files, False), run_tests(bench, tests, files, True))
