@@ -148,9 +148,7 @@ def parameters() -> None:
             super().__init__(*args, **kwargs)
 
     base.InsertParams, base.DecLockRefParams = InsertParams, DecLockRefParams
-    base.IncLockRefResult.swa_uuid_for_lock = property(
-        lambda self: self.component_lock_uuids.get(ComponentType.SWA)
-    )
+    base.IncLockRefResult.swa_uuid_for_lock = property(lambda self: self.component_lock_uuids.get(ComponentType.SWA))
 
 
 class Matched(base_prefix_cache.MatchResult):  # type: ignore[misc]

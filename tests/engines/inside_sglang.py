@@ -1,8 +1,8 @@
 """A pytest plugin for SGLang's own tests: its caches get our class in their place.
 
 The tests make a cache, hand in tokens and slots (``insert``), match, lock and evict. ``insert`` is not among the calls
-of SGLang's scheduler, so it stands here, over the same books. A test that looks into SGLang's tree, or that needs a flag
-which our adapter refuses when SGLang starts, is not applicable: it is skipped at that place, with the name it used.
+of SGLang's scheduler, so it stands here, over the same books. A test that looks into SGLang's tree, or needs a flag
+that our adapter refuses when SGLang starts, is not applicable: it is skipped at that place, with the name it used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from prefixloom import encode
 from prefixloom_sglang import cache as adapter
-from prefixloom_sglang.composition import FULL, STATE, SWA, Pools, books_for, pools_of
+from prefixloom_sglang.composition import FULL, STATE, Pools, books_for, pools_of
 from prefixloom_sglang.prefix import Prefix
 from prefixloom_sglang.slots import Back, Handed, Pages, TokenSlots, pages_of
 
@@ -88,7 +88,16 @@ class Node(Prefix):
         raise AttributeError(name)
 
 
-class OurTree(adapter.PrefixloomCache):
+class Instead(type(BasePrefixCache)):  # type: ignore[misc]
+    """The class of our classes: a test may look up what belongs to SGLang's class itself."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name in OurTree.of_its_tree:
+            not_applicable(f"calls {name} of SGLang's class")
+        raise AttributeError(name)
+
+
+class OurTree(adapter.PrefixloomCache, metaclass=Instead):
     """Our cache where a test makes SGLang's one."""
 
     of_its_tree: ClassVar[set[str]] = set()
@@ -234,6 +243,14 @@ def pytest_configure(config: Any) -> None:
 def pytest_collect_file(file_path: Path, parent: Any) -> None:
     if file_path.suffix == ".py":
         forward_sglang.names(file_path)
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Leave out what fails without our cache as well."""
+    chosen = os.environ.get("OURS_ONLY")
+    if chosen:
+        ends = {".".join(name.rsplit(".", 2)[-2:]) for name in Path(chosen).read_text().splitlines()}
+        items[:] = [item for item in items if f"{item.fspath.purebasename}.{item.parent.name}::{item.name}" in ends]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -111,8 +111,10 @@ def offline_hub(folder: Path) -> Path:
     return folder
 
 
-def run_tests(bench: Bench, tests: Path, files: Sequence[str], inside: bool) -> dict[str, Outcome]:
-    """Run these files, with our cache in place or without."""
+def run_tests(
+    bench: Bench, tests: Path, files: Sequence[str], inside: bool, only: Sequence[str] = ()
+) -> dict[str, Outcome]:
+    """Run these files, with our cache in place or without. ``only``: the tests that are worth it; none: all."""
     report = bench.folder / "theirs" / f"{bench.engine}-{'inside' if inside else 'plain'}.xml"
     report.parent.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
@@ -126,6 +128,10 @@ def run_tests(bench: Bench, tests: Path, files: Sequence[str], inside: bool) -> 
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",  # the tree into which SGLang's tests look
         "SGLANG_TEST_MAX_RETRY": "0",
     }  # fmt: skip
+    if only:
+        chosen = report.with_suffix(".only")
+        chosen.write_text("\n".join(only))
+        settings["OURS_ONLY"] = str(chosen)
     log = report.with_suffix(".log")
     with log.open("w") as output:
         subprocess.run(
@@ -160,7 +166,7 @@ def table(plain: Mapping[str, Outcome], inside: Mapping[str, Outcome]) -> list[s
     counts: dict[str, Counter[str]] = {}
     listed: dict[str, Counter[str]] = {"alone": Counter(), "outside": Counter()}
     for name, before in sorted(plain.items()):
-        after = inside.get(name, Outcome("failed", "not run"))
+        after = inside.get(name, Outcome("failed", "not run"))  # a test that fails without ours may be left out
         what = column(before, after)
         file = ".".join(part for part in name.split("::")[0].split(".") if not part[:1].isupper())
         counts.setdefault(file, Counter())[what] += 1
@@ -185,4 +191,6 @@ def theirs(bench: Bench, source: Path | None) -> list[str]:
         raise SystemExit("SGLang's distributions have no tests: --source is the folder 'test' of its repository")
     tests = source or vllm_tests(bench, RELEASES[bench.engine].versions[0])
     files = FILES[bench.engine]
-    return table(run_tests(bench, tests, files, False), run_tests(bench, tests, files, True))
+    plain = run_tests(bench, tests, files, False)
+    only = [name for name, outcome in plain.items() if outcome.kind == "passed"]
+    return table(plain, run_tests(bench, tests, files, True, only))
