@@ -334,3 +334,15 @@ def test_bringing_order_takes_no_longer_where_more_is_free(monkeypatch: pytest.M
     assert list(slots.take(3)) == [99_997, 99_998, 99_999]
     slots.take(2000)
     assert seen == [1024, 1024], "nothing was given back since"
+
+
+@pytest.mark.parametrize("count", [3, 200])  # one by one, and all at once
+def test_a_lent_slot_may_come_once_and_is_here_until_it_is_handed_back(count: int) -> None:
+    pool = Pool("p", Manifest([Buffer("k", (1,), "uint8", [0])]), "page", 400, 1, "meta", lent=True)
+    slots = array("i", range(100, 100 + count))
+    assert pool.may_come(slots) and not pool.may_come(slots[:-1] + slots[:1])
+    pool.lend(slots)
+    assert pool.outside == 400 - count
+    assert pool.are_here(slots[:-1] + array("i", [7])) == [True] * (count - 1) + [False]
+    assert not pool.may_come(slots[-1:] + array("i", range(count - 1)))
+    assert [*pool.hand_back()] == [*slots] and pool.may_come(slots) and not any(pool.are_here(slots))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 
@@ -126,6 +128,21 @@ def test_what_work_raises_is_told_by_its_tick_and_the_worker_goes_on(threads: Ca
     assert worker.record().synchronize(SOON) and seen == [1]
     assert [worker.failure(n, n + 1) for n in range(4)] == [None, *errors, None]
     assert worker.failure(0, 4) is errors[0] and worker.failure(2, 4) is errors[1] and worker.failure(3, 9) is None
+
+
+def test_a_failure_keeps_nothing_that_its_work_had_at_hand(threads: Callable[..., ThreadStream]) -> None:
+    stream, kept = threads("a"), []
+
+    def work() -> None:
+        logits = {1, 2}
+        kept.append(weakref.ref(logits))
+        raise ValueError("no")
+
+    stream.run(work)
+    stream.record().synchronize()
+    assert str(stream.failure(0, stream.tick)) == "no"
+    gc.collect()
+    assert kept[0]() is None
 
 
 def test_a_failure_is_not_told_before_it_happened(threads: Callable[..., ThreadStream]) -> None:

@@ -1,4 +1,4 @@
-"""Real engines with and without our cache. ``python -m tests.engines run|short|restart|theirs ...``"""
+"""Real engines with and without our cache. ``python -m tests.engines run|short|restart|killed|theirs ...``"""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.engines.running import Bench, Failed, scene
 from tests.engines.theirs import theirs
+from tests.engines.theirs_sglang import theirs_of_sglang
 from tests.engines.verdict import cached, compare, judge
 
 PAGES = {"sglang": {}, "vllm": {"qwen3_next": 64, "qwen3_5": 64}}
@@ -85,12 +86,55 @@ def restart(bench: Bench, shared: dict[str, Any], label: str) -> bool:
     return bool(again["answers"][0]["cached"]) and not found.different and all(again["checks"].values())
 
 
+CALL = 90.0
+"""Seconds to wait for a call of an engine one of whose processes was killed."""
+KILLS = (("LLM", "engine"), ("LLM", "worker"), ("AsyncLLM", "engine"))
+"""Who calls the engine, and which of its processes is killed."""
+
+
+def killed(bench: Bench, shared: dict[str, Any], label: str) -> bool:
+    """Kill a process in the midst of a load: memory must be gone, and a new engine right. Beside it, vLLM alone."""
+    well = True
+    print("| called by | killed | connector | the call ends after | with | memory is gone after | new engine |")
+    print("|---|---|---|---|---|---|---|")
+    for client, victim in KILLS:
+        calls = {}
+        for mode in ("own", "prefixloom"):
+            told = {**options_of(mode, shared), "client": client, "victim": victim, "patience": CALL}
+            with tempfile.TemporaryDirectory(dir=bench.folder) as hold:
+                settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PREFIXLOOM_DEBUG": "1", "HOLD_LOADS": hold}
+                told["hold"] = hold
+                run = f"{label} {client} {victim} {mode}"
+                try:
+                    found = bench.run(told, run, settings, child_module="kill_vllm", plugins=["hold_vllm"])
+                except Failed as failed:
+                    print(f"FAILED {failed}")
+                    return False
+            assert found is not None
+            calls[mode] = found["ended"] is not None, found["error"]
+            ends = f"{found['ended']:.1f} s" if found["ended"] is not None else f"more than {CALL:.0f} s"
+            says = [client, victim, "no" if mode == "own" else "yes", ends, found["error"] or ""]
+            if mode == "prefixloom":
+                right = found["same"] == [True, True] and found["cached"] > 0
+                well &= found["mapped"] and found["gone"] is not None and right
+                gone = "still there" if found["gone"] is None else f"{found['gone']:.1f} s"
+                says += [gone, f"same answers, {found['cached']} tokens loaded" if right else f"WRONG {found['same']}"]
+            else:
+                says += ["", ""]
+            print(f"| {' | '.join(says)} |", flush=True)
+        if calls["own"] != calls["prefixloom"]:
+            well = False
+            print(f"WRONG with the connector the call ends otherwise: {calls}")
+    return well
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.engines", description=__doc__)
     verbs = made.add_subparsers(dest="verb", required=True)
-    for verb in ("run", "restart", "short", "theirs"):
+    for verb in ("run", "restart", "killed", "short", "theirs"):
         each = verbs.add_parser(verb)
-        each.add_argument("engine", choices=[*PAGES], nargs="?" if verb == "short" else None)
+        engines = ["vllm"] if verb == "killed" else [*PAGES]
+        each.add_argument("engine", choices=engines, nargs="?" if verb == "short" else None)
         each.add_argument("--folder", type=Path, default=Path(".engines"), help="for environments, models and logs")
         each.add_argument("--environment", type=Path, help="a folder that tests.engines.environment made")
         each.add_argument("--version")
@@ -132,11 +176,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 well &= comparison(bench, shared_of(bench, model, 40), modes, f"{engine} {model} short")
         return 0 if well else 1
     bench = bench_of(told.engine)
-    if told.verb == "theirs":
-        print("\n".join(theirs(bench, told.source)))
+    if told.verb == "theirs" and told.engine == "sglang":
+        print("\n".join(theirs_of_sglang(bench, told.source)))
         return 0
+    if told.verb == "theirs":
+        lines, enough = theirs(bench, told.source, told.version)
+        print("\n".join(lines))
+        return 0 if enough else 1
     shared = shared_of(bench, told.model, told.requests)
     label = f"{told.engine} {told.model} {told.requests}"
+    if told.verb == "killed":
+        return 0 if killed(bench, shared, f"{label} killed") else 1
     if told.verb == "restart":
         return 0 if restart(bench, shared, f"{label} restart") else 1
     return 0 if comparison(bench, shared, told.modes.split(","), label) else 1

@@ -115,6 +115,28 @@ def falcon_h1() -> Any:
     )  # fmt: skip
 
 
+def granite_hybrid() -> Any:
+    """Mamba 2 states in three layers of four, full attention in the fourth."""
+    from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
+
+    return GraniteMoeHybridForCausalLM, GraniteMoeHybridConfig(
+        **COMMON, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=4, num_local_experts=0,
+        num_experts_per_tok=0, shared_intermediate_size=256, layer_types=["mamba", "mamba", "attention", "mamba"],
+        mamba_n_heads=8, mamba_d_head=32, mamba_d_state=32, mamba_n_groups=1, mamba_chunk_size=32, mamba_expand=2,
+    )  # fmt: skip
+
+
+def lfm2() -> Any:
+    """States of short convolutions in two layers of three, full attention in the third."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    return Lfm2ForCausalLM, Lfm2Config(
+        **COMMON, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=6, conv_dim=128, block_dim=128,
+        layer_types=["conv", "conv", "full_attention"] * 2, conv_L_cache=3, block_ff_dim=256,
+        block_auto_adjust_ff_dim=False,
+    )  # fmt: skip
+
+
 def jamba() -> Any:
     """Mamba 1 states, and full attention in one layer of four."""
     from transformers import JambaConfig, JambaForCausalLM
@@ -128,6 +150,7 @@ def jamba() -> Any:
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": llama, "gemma3": gemma3, "cohere2": cohere2, "gpt_oss": gpt_oss, "qwen3_next": qwen3_next,
     "qwen3_5": qwen3_5, "mamba2": mamba2, "bamba": bamba, "falcon_h1": falcon_h1, "jamba": jamba,
+    "granite_hybrid": granite_hybrid, "lfm2": lfm2,
 }  # fmt: skip
 
 
@@ -148,7 +171,7 @@ def strengthen(model: Any, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() < 2 or "conv" in name:
+            if weight.dim() < 2 or "conv1d" in name:
                 continue
             gain = 1.0
             if "embed" in name:

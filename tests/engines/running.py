@@ -49,9 +49,13 @@ class Bench:
 
     def run(
         self, told: Mapping[str, Any], label: str, settings: Mapping[str, str] | None = None,
-        stop_after: Callable[[int], bool] | None = None,
+        stop_after: Callable[[int], bool] | None = None, child_module: str | None = None,
+        plugins: Sequence[str] = (),
     ) -> dict[str, Any] | None:  # fmt: skip
-        """Run one child to its end, or kill it once ``stop_after`` says so of the number of answers."""
+        """Run one child to its end, or kill it once ``stop_after`` says so of the number of answers.
+
+        ``plugins``: modules of this package that the engine runs in each of its processes.
+        """
         files = self.folder / "runs" / label.replace(" ", "-")
         files.mkdir(parents=True, exist_ok=True)
         result, progress, log = files / "result.json", files / "progress", files / "log"
@@ -59,11 +63,15 @@ class Bench:
             old.unlink(missing_ok=True)
         (files / "told.json").write_text(json.dumps({**told, "result": str(result), "progress": str(progress)}))
         own = dict(settings or {})
-        if self.engine == "sglang":
-            own["PYTHONPATH"] = str(self._entries(files, ("repair", "spoil") if told["spoil"] else ("repair",)))
+        plugins = [f"repair_{self.engine}", *plugins]
+        if told["spoil"]:
+            plugins.append(f"spoil_{self.engine}")
+            own["SPOIL"] = told["mode"]
+        own["PYTHONPATH"] = str(self._entries(files, plugins))
+        module = f"tests.engines.{child_module or f'serve_{self.engine}'}"
         with log.open("w") as output:
             child = subprocess.Popen(
-                [str(self.python), "-m", f"tests.engines.serve_{self.engine}", str(files / "told.json")],
+                [str(self.python), "-m", module, str(files / "told.json")],
                 cwd=ROOT, env=self.variables(own), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 start_new_session=True,
             )  # fmt: skip
@@ -103,19 +111,20 @@ class Bench:
         paths = [more.get("PYTHONPATH"), str(ROOT), found.get("PYTHONPATH")]
         return {**found, **more, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
-    @staticmethod
-    def _entries(files: Path, names: Sequence[str]) -> Path:
-        """A folder with entry points for SGLang's processes: the repair for a CPU, and the control."""
+    def _entries(self, files: Path, modules: Sequence[str]) -> Path:
+        """A folder with entry points for the engine's processes."""
         info = files / "entry" / "engine_entries-0.dist-info"
         info.mkdir(parents=True, exist_ok=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: engine-entries\nVersion: 0\n")
-        points = [f"engine_{name} = tests.engines.{name}_sglang:register\n" for name in names]
-        (info / "entry_points.txt").write_text("[sglang.srt.plugins]\n" + "".join(points))
+        points = [f"{module} = tests.engines.{module}:register\n" for module in modules]
+        (info / "entry_points.txt").write_text(f"[{PLUGINS[self.engine]}]\n" + "".join(points))
         return files / "entry"
 
 
+PLUGINS = {"sglang": "sglang.srt.plugins", "vllm": "vllm.general_plugins"}
+"""The group of entry points that each engine runs in all of its processes."""
 GROUPS = {"llama": 1, "gemma3": 3, "cohere2": 4, "gpt_oss": 2, "qwen3_next": 4, "qwen3_5": 4, "mamba2": 1, "bamba": 4,
-          "falcon_h1": 2, "jamba": 4}  # fmt: skip
+          "falcon_h1": 2, "jamba": 4, "granite_hybrid": 4, "lfm2": 3}  # fmt: skip
 """How many groups vLLM makes of a model's layers: a block holds content of one group."""
 BFLOAT16 = ("qwen3_next", "qwen3_5")
 """Models whose states vLLM's kernels for a CPU take in this type alone. All others run in float32."""

@@ -35,10 +35,6 @@ def options(told: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     told = json.loads(Path(sys.argv[1]).read_text())
-    if told["spoil"]:
-        from tests.engines.spoil_vllm import spoil_hits
-
-        spoil_hits(told["mode"])
     import vllm
 
     begun = time.monotonic()

@@ -297,20 +297,22 @@ class Pool:
 
     def are_here(self, slots: array[int]) -> list[bool]:
         """Of each slot, none of them absent, whether it is in the pool."""
-        if not slots:
-            return []
-        if self._flags is None:
+        inside = self._inside
+        if inside is None or self._flags is None:
             return [True] * len(slots)
+        if len(slots) < MANY:
+            return [inside[slot] == 1 for slot in slots]
         found: list[bool] = self._flags[_indices(slots)].bool().tolist()
         return found
 
     def may_come(self, slots: array[int]) -> bool:
         """Whether all ``slots`` are outside, and none of them is named twice."""
-        if not slots:
-            return True
-        if self._flags is None:
-            return False
-        at, flags = _indices(slots), self._flags
+        inside, flags = self._inside, self._flags
+        if inside is None or flags is None:
+            return not slots
+        if len(slots) < MANY:
+            return len({*slots}) == len(slots) and not any(map(inside.__getitem__, slots))
+        at = _indices(slots)
         one = flags.new_ones(1).expand(len(slots))
         flags.index_add_(0, at, one)
         fit = int(flags[at].max()) == 1  # else a slot is here already, or named twice
@@ -324,8 +326,13 @@ class Pool:
             self.outside -= len(slots)
 
     def _mark(self, slots: array[int], here: int) -> None:
-        assert self._flags is not None
-        self._flags[_indices(slots)] = here
+        inside = self._inside
+        assert inside is not None and self._flags is not None
+        if len(slots) < MANY:
+            for slot in slots:
+                inside[slot] = here
+        else:
+            self._flags[_indices(slots)] = here
 
     def lend(self, slots: array[int]) -> None:
         """The engine hands in slots without content. They are free at once, since no step of ours has seen them."""

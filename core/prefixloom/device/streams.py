@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -128,7 +129,8 @@ class Stream:
         return forgotten if since < tick else None
 
     def _failed(self, tick: int, error: BaseException) -> None:
-        """Keep the exception of the work of this tick."""
+        """Keep the exception of the work of this tick, without what the work had at hand, such as a batch's tensors."""
+        traceback.clear_frames(error.__traceback__)
         if len(self.failures) == KEPT_FAILURES:
             self._forgotten = self.failures[0]  # set it first: another thread may call ``failure`` now
             self.failures.popleft()

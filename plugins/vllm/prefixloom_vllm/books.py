@@ -248,6 +248,10 @@ class Books:
         self.cache.poll()
 
     @property
+    def has_store(self) -> bool:
+        return self._store is not None
+
+    @property
     def writing(self) -> bool:
         """Whether the store has not taken yet what it was given."""
         return self._store is not None and self._tier.store.status().writes_waiting[0] > 0
@@ -258,10 +262,8 @@ class Books:
             self.cache.poll()
             self._collect()
 
-    def fetch(self, plan: MatchPlan) -> Fetching | None:
-        """Look in the store, and in the memory before it, for more of a prompt. None: there is no store."""
-        if self._store is None:
-            return None
+    def fetch(self, plan: MatchPlan) -> Fetching:
+        """Look in the store, and in the memory before it, for more of a prompt."""
         lacking = plan.key_tokens - plan.ready
         wanted = {group.name: 2 if group.is_state else lacking // group.tokens for group in self.groups}
         lent = self._share(wanted)  # what is free; the cache itself evicts for more, once it knows what it can bring

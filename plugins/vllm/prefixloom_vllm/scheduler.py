@@ -79,7 +79,8 @@ class Tracked:
         """The tokens up to there. Each is encoded once."""
         count, request = self.encoded.count, self.request
         if count < upto:
-            self.encoded = self.encoded.extended(list(request.all_token_ids[count : request.num_tokens]))
+            more = encode(request.all_token_ids[count : request.num_tokens])
+            self.encoded = self.encoded.extended(more) if count else more
         return self.encoded if self.encoded.count == upto else self.encoded.part(0, upto)
 
     def extra(self, upto: int) -> list[tuple[int, int, str]]:
@@ -158,7 +159,8 @@ class SchedulerSide:
             self._let_go(tracked)
             plan = self._match(tracked)
         lacking = request.num_tokens - max(plan.ready, computed)
-        if tracked.fetching is not None or (lacking > self.books.page and not tracked.fetched and not tracked.failed):
+        may_fetch = self.books.has_store and not tracked.fetched and not tracked.failed
+        if tracked.fetching is not None or (may_fetch and lacking > self.books.page):
             if self._fetches(tracked, plan):
                 return None
             self._let_go(tracked)
@@ -198,7 +200,6 @@ class SchedulerSide:
                 tracked.fetching = self.books.fetch(plan)
             except PrefixloomError as error:
                 log.debug("request %s is not looked up in the store: %s", tracked.request.request_id, error)
-            if tracked.fetching is None:
                 return False
         self.books.poll()
         if not tracked.fetching.over:
@@ -304,7 +305,8 @@ class SchedulerSide:
             return ()
         found: set[int] = set()
         for block in (*new_blocks, *self._new_blocks):
-            found |= self._copied_blocks.get(block, set())
+            if block in self._copied_blocks:
+                found |= self._copied_blocks[block]
         self._new_blocks.clear()
         return tuple(sorted(found))
 
@@ -327,7 +329,8 @@ class SchedulerSide:
             return None
         taken = self.books.take({name: len(found) for name, found in wanted.items()})
         end, all_of_it = self._room(start, end, wanted, taken), end
-        self.figures.add(refused_tokens=all_of_it - end)
+        if end < all_of_it:
+            self.figures.add(refused_tokens=all_of_it - end)
         pairs: Pairs = {}
         slots: dict[str, dict[int, int]] = {}
         for group in self.groups:
@@ -335,7 +338,8 @@ class SchedulerSide:
             found = [(at, block) for at, block in wanted[group.name] if (at + 1) * group.tokens <= end]
             found = found[max(0, len(found) - len(mine)) :]  # of windows and states, the last are worth most
             slots[group.name] = {at: slot for (at, _), slot in zip(found, mine, strict=False)}
-            self.books.give({group.name: mine[len(found) :]})
+            if len(found) < len(mine):
+                self.books.give({group.name: mine[len(found) :]})
             pairs[group.index] = [block for _, block in found], mine[: len(found)]
         if not any(slots.values()):
             return None
