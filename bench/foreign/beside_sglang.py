@@ -96,7 +96,7 @@ def sides(told: argparse.Namespace, longest: int) -> Iterator[tuple[str, Any]]:
     bases: dict[str, tuple[Any, dict[str, Any]]] = {
         "prefixloom": (OurCacheInSGLang, {"cache_class": PrefixloomCache}),
         "SGLang": (SGLangCache, {"core": "python"}),
-        "SGLang, Rust": (SGLangCache, {"core": "rust"}),
+        "SGLang Rust": (SGLangCache, {"core": "rust"}),
     }
     for name in told.sides.split(","):
         base, more = bases[name.strip()]
@@ -124,7 +124,9 @@ def main() -> int:
     parser.add_argument("--running", type=int, default=16)
     parser.add_argument("--answer", type=int, default=8, help="the most tokens of an answer")
     parser.add_argument("--turn", type=int, default=16, help="requests that a side serves before the other does")
-    parser.add_argument("--sides", default="prefixloom,SGLang")
+    parser.add_argument(
+        "--sides", default="prefixloom,SGLang", help='of "prefixloom", "SGLang" (its tree in Python), "SGLang Rust"'
+    )
     parser.add_argument("--whole-only", action="store_true", help="do not look at the time in the cache's methods")
     parser.add_argument("--json", action="store_true")
     told = parser.parse_args()

@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.engines.running import Bench, Failed, scene
 from tests.engines.theirs import theirs
+from tests.engines.theirs_sglang import theirs_of_sglang
 from tests.engines.verdict import cached, compare, judge
 
 PAGES = {"sglang": {}, "vllm": {"qwen3_next": 64, "qwen3_5": 64}}
@@ -132,7 +133,7 @@ def parser() -> argparse.ArgumentParser:
     verbs = made.add_subparsers(dest="verb", required=True)
     for verb in ("run", "restart", "killed", "short", "theirs"):
         each = verbs.add_parser(verb)
-        engines = ["vllm"] if verb in ("killed", "theirs") else [*PAGES]
+        engines = ["vllm"] if verb == "killed" else [*PAGES]
         each.add_argument("engine", choices=engines, nargs="?" if verb == "short" else None)
         each.add_argument("--folder", type=Path, default=Path(".engines"), help="for environments, models and logs")
         each.add_argument("--environment", type=Path, help="a folder that tests.engines.environment made")
@@ -175,6 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 well &= comparison(bench, shared_of(bench, model, 40), modes, f"{engine} {model} short")
         return 0 if well else 1
     bench = bench_of(told.engine)
+    if told.verb == "theirs" and told.engine == "sglang":
+        print("\n".join(theirs_of_sglang(bench, told.source)))
+        return 0
     if told.verb == "theirs":
         lines, enough = theirs(bench, told.source, told.version)
         print("\n".join(lines))

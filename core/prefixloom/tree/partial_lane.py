@@ -309,12 +309,16 @@ class PartialLane(PageLane[C, R]):
         return None
 
     def adopt(self, run: list[Node], holding: R) -> None:
-        """Each cell counts as used when its turn comes, new or not: so what lies above goes first."""
+        """Each cell counts as used when its turn comes, new or not: so what lies above goes first.
+
+        What is filled at a boundary that the sequence only passed is no such use: see ``_enter_new``.
+        """
         i = self.index
         page = self.page
         base = holding.base
         table = holding.table
         first = holding.owned - base
+        end = run[-1].end if run else 0
         for node in run:
             last = node.end // page - base
             if last > first:  # the holding has pages of this edge
@@ -324,11 +328,23 @@ class PartialLane(PageLane[C, R]):
                     cell = self._hang(node, mine, base + first, self.tail(node.end), holding.whole)
                     holding.owned = base + last
                     if cell is not None:
-                        self.queue.add(cell)
+                        self._enter_new(cell, end)
                 else:
                     self._merge(cell, mine, holding)
                     holding.owned = base + last
                 first = last
+
+    def _enter_new(self, cell: PartialCell, end: int) -> None:
+        """Enter a new cell into the queue, of a sequence whose part of a path goes to ``end``.
+
+        Where the sequence only passed, the cell is the next to go: others ended there once, what they had was evicted,
+        and nobody came back. Not so where prompts part, nor where resuming at ``end`` needs the cell.
+        """
+        node = cell.node
+        if node.end > self.tail(end) or node.forks or node.start < self.head * self.page:
+            self.queue.add(cell)
+        else:
+            self.queue.add_first(cell)
 
     def _hang(self, node: Node, mine: bytes, first: int, low: int, whole: bool, locks: int = 0) -> PartialCell | None:
         """Make a cell of the sequence's last pages of the edge, from page ``first`` on, if any is present.

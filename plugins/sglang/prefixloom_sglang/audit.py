@@ -52,7 +52,11 @@ class AuditedCache(PrefixloomCache):
         return result
 
     def sanity_check(self) -> None:
+        """SGLang calls this when no request runs: nothing may be protected then."""
         super().sanity_check()
+        for name, figures in self.books.stats().components.items():
+            if figures.leased:
+                raise InvariantError(f"no request runs, and of {name!r} the cache says: {figures}")
         self.audit("sanity_check")
 
     # ------------------------------------------------------------ the check

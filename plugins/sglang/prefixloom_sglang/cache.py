@@ -332,25 +332,26 @@ class PrefixloomCache(BasePrefixCache):
         return [page for page in range(pool.capacity) if pool.has(page)]
 
     def available_and_evictable_str(self) -> str:
+        """What SGLang writes to its log when its pools are short, in the words of its own cache."""
         allocator = self.token_to_kv_pool_allocator
-        lines = []
+        free = allocator.full_available_size() if self._has_windows else allocator.available_size()
+        lines = [("full tokens", "full_available_size", free, "full_evictable_size_", self.full_evictable_size())]
         if self._has_windows:
-            lines.append(("full tokens", allocator.full_available_size(), self.full_evictable_size()))
-            lines.append(("window tokens", allocator.swa_available_size(), self.swa_evictable_size()))
-        else:
-            lines.append(("tokens", allocator.available_size(), self.evictable_size()))
+            free = allocator.swa_available_size()
+            lines.append(("swa", "available_size", free, "component_evictable_size_", self.swa_evictable_size()))
         if self._has_states:
-            available = self.req_to_token_pool.mamba_allocator.available_size()
-            lines.append(("states", available, self.mamba_evictable_size()))
+            free = self.req_to_token_pool.mamba_allocator.available_size()
+            lines.append(("mamba", "available_size", free, "component_evictable_size_", self.mamba_evictable_size()))
         return "".join(
-            f"Available {name}: {free} free + {rest} evictable = {free + rest}\n" for name, free, rest in lines
+            f"Available {name}: {free + rest} ({of_free}={free} + {of_rest}={rest})\n"
+            for name, of_free, free, of_rest, rest in lines
         )
 
     def sanity_check(self) -> None:
-        """SGLang calls this when no request runs: nothing may be protected then."""
+        """The books have no slots but those that are cached: the rest is SGLang's."""
         for name, figures in self.books.stats().components.items():
-            if figures.leased or figures.free or figures.running:
-                raise InvariantError(f"no request runs, and of {name!r} the cache says: {figures}")
+            if figures.free or figures.running:
+                raise InvariantError(f"between two calls, of {name!r} the cache says: {figures}")
 
     def pretty_print(self) -> None:
         print(self.books.stats())

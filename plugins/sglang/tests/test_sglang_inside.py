@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import warnings
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -29,6 +31,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang's own
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
     from bench.foreign.ours_in_sglang import OurCacheInSGLang
     from bench.foreign.sglang import SGLangCache
     from prefixloom_sglang.cache import PrefixloomCache
@@ -121,6 +126,30 @@ def test_evict_says_what_went() -> None:
     assert totals(made)[FULL][1] == made.allocator.full_available_size()
 
 
+@pytest.mark.parametrize("letters", SETS)
+def test_what_is_free_is_told_in_the_words_of_sglangs_own_cache(letters: str) -> None:
+    own, made = scheduler(letters, 4, own=True), scheduler(letters, 4)
+    for each in (own, made):
+        serve(each, range(40))
+    said = [each.cache.available_and_evictable_str() for each in (own, made)]
+    told = [re.findall(r"Available (\w+)(?: tokens)?: (\d+)", each) for each in said]
+    assert len(told[1]) == len(letters)
+    assert [(name.lower(), count) for name, count in told[0]] == told[1]
+
+
+def test_a_lock_is_no_insanity_but_for_debug_mode() -> None:
+    """SGLang's own check may come while something is locked. Debug mode looks for locks that nobody undid."""
+    made = scheduler("F")
+    serve(made, range(20))
+    node = made.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", range(20))))).last_device_node
+    lock = made.cache.lock(node)
+    with pytest.raises(InvariantError, match="no request runs"):
+        made.cache.sanity_check()
+    PrefixloomCache.sanity_check(made.cache)
+    made.cache.unlock(lock)
+    made.cache.sanity_check()
+
+
 @pytest.mark.parametrize("page", [1, 4])
 def test_what_shares_no_prefix_is_apart(page: int) -> None:
     made = scheduler("F", page)
@@ -130,10 +159,6 @@ def test_what_shares_no_prefix_is_apart(page: int) -> None:
     assert serve(made, prompt, extra_key="adapter-0123") == 0
     assert serve(made, prompt, extra_key="adapter-0123") == 32
     assert serve(made, prompt, extra_key="adapter-4567") == 0
-    from array import array
-
-    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
-    from sglang.srt.mem_cache.radix_cache import RadixKey
 
     def hit(**options: Any) -> int:
         found = made.cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", prompt), **options)))
