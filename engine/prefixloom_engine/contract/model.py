@@ -77,9 +77,10 @@ def no_gate(layer: int) -> None:
 
 @attrs.frozen(eq=False)
 class Batch:
-    """One forward pass over rows that all have ``count`` tokens. ``Runner.groups`` decides which rows go together.
+    """One forward pass over rows. ``Runner.groups`` decides which rows go together.
 
-    ``tokens``  (rows, count), int64: the ids of the tokens that are computed
+    ``tokens``  (rows, count), int64: the ids of the tokens that are computed. If the runner has put rows with
+                different numbers of tokens together, rows are aligned at their ends, with zeros before shorter ones
     ``spans``   the positions of these tokens, row by row; known without asking the device
     ``tables``  by component, int32, read only. Of a component with pages: page numbers (rows, longest), indexed by
                 ``position // page_tokens``, -1 where absent. Of a component with states: the slot of the running state
@@ -100,8 +101,8 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """How many tokens each row has."""
-        return self.spans[0].count
+        """How many tokens the row with the most has."""
+        return max(span.count for span in self.spans)
 
     @property
     def longest(self) -> int:
@@ -119,9 +120,10 @@ class Runner(Protocol):
     def groups(self, spans: Sequence[Span]) -> list[list[int]]:
         """Group rows that may go through one forward pass together; rows are given as indices into ``spans``.
 
-        Each group becomes one ``Batch``, so its spans must have equal counts. A runner that batches less than
-        ``by_count`` does (for example one request at a time where a span has more than one token) returns smaller
-        groups. A runner refuses a span that it cannot compute with an ``InputError`` that gives the reason.
+        Each group becomes one ``Batch``. Spans of different counts may go together only if the runner can compute the
+        shorter ones behind padding. A runner that batches less than ``by_count`` does (for example one request at a
+        time where a span has more than one token) returns smaller groups. A runner refuses a span that it cannot
+        compute with an ``InputError`` that gives the reason.
         """
 
     def forward(self, batch: Batch) -> Tensor:

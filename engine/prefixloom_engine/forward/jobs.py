@@ -41,7 +41,7 @@ class Job:
     ``apart_until``       up to this length the job is computed alone, since a step failed that computed it with others;
                           0: it may be computed with others
     ``admitted``          whether the job was ever admitted
-    ``awaited_checkpoint``  whether the job ever waited for the checkpoint of another one
+    ``awaited_prefix``    whether the job ever waited for a prefix that another one was computing
     """
 
     answer: Answer
@@ -66,7 +66,7 @@ class Job:
     failures: int = 0
     apart_until: int = 0
     admitted: bool = False
-    awaited_checkpoint: bool = False
+    awaited_prefix: bool = False
 
     @property
     def request(self) -> Request:

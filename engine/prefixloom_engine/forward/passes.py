@@ -97,14 +97,14 @@ class ForwardPass:
         return {name: table[i] for name, table in self.tables.items()}
 
     def _tokens(self) -> Tensor:
-        """(rows, count): the known tokens, and in their places those that only the device knows."""
+        """(rows, count): the known tokens, and in their places those that only the device knows; zeros before them."""
         newest, rows = self.newest, self.rows
-        count = rows[0].span.count
-        tokens = copy_to_device([row.tokens or [0] * count for row in rows], newest)
+        count = max(row.span.count for row in rows)
+        tokens = copy_to_device([[0] * (count - len(row.tokens)) + row.tokens for row in rows], newest)
         unknown = [i for i, row in enumerate(rows) if not row.tokens]
         if unknown:
             at = copy_to_device([rows[i].job.device_row for i in unknown], newest)
-            tokens[copy_to_device(unknown, newest), 0] = newest[at]
+            tokens[copy_to_device(unknown, newest), -1] = newest[at]
         drafted = [i for i, row in enumerate(rows) if row.guesses_kept >= 0]
         if drafted and self.drafts is not None:
             guessed = self.drafts.guessed[copy_to_device([rows[i].job.device_row for i in drafted], newest)]

@@ -41,6 +41,11 @@ class PooledCache(TransformersCache):
         self._length = 0
         _check_entries(self._pages)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer keeps a state, which a pass with padding would change."""
+        return bool(self._states)
+
     # ------------------------------------------------------------ passes
     def begin(self, batch: Batch) -> Rows:
         """Begin a pass: the model is called next, with the tokens of ``batch``."""

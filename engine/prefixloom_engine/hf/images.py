@@ -313,7 +313,7 @@ def positions_of(rows: Rows) -> Tensor:
     for row, span in enumerate(rows.batch.spans):
         if isinstance(span.media, PromptImages) and span.media.rotary is not None:
             every = plain.expand(4, *plain.shape).clone() if every is None else every
-            every[1:, row] = span.media.positions(span.start, span.end).to(plain.device)
+            every[1:, row, rows.count - span.count :] = span.media.positions(span.start, span.end).to(plain.device)
     return plain if every is None else every
 
 

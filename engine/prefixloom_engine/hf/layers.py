@@ -175,7 +175,7 @@ def _attention(template: Any, cache: Cache, layer: int) -> Pages:
             f"layer {layer} attends to {f'the last {window} tokens' if window else 'every token'}, and component "
             f"{memory.component!r} keeps {reach}. {RECOMPOSE}"
         )
-    return Pages(layer, memory, names, window - 1 if window else 0, holes=not reach.closed_upward)
+    return Pages(layer, memory, names, window - 1 if window else 0)
 
 
 def _fits(reach: Reach, window: int) -> bool:
@@ -188,7 +188,7 @@ def _index(cache: Cache, layer: int) -> Pages | None:
     if not any(set(INDEX) <= set(memory.rows) for memory in layer_memories(cache, layer)):
         return None
     memory, names = _serving(cache, layer, (INDEX,))
-    return Pages(layer, memory, names, 0, holes=False)
+    return Pages(layer, memory, names, 0)
 
 
 def _states(template: Any, cache: Cache, layer: int) -> LayerMemory:

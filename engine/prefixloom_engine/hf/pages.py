@@ -1,7 +1,7 @@
 """Pages: what one layer keeps of every token, in the pages of a pool.
 
-New entries are written into the pool. Attention gets the past entries, gathered from the pool, and the new ones after
-them, as one contiguous tensor; it equals, bit for bit, what transformers' own cache layer would return.
+New entries are written into the pool. Attention gets the past entries and the new ones, gathered from the pool; they
+equal, bit for bit, what transformers' own cache layer would return.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ class Pages:
 
     ``names``  the buffers, in the order in which the model's code passes their content
     ``reads``  how many tokens before the new ones the layer may read; 0: all
-    ``holes``  whether the pages of some of these tokens may be absent
     """
 
-    def __init__(self, layer: int, memory: LayerMemory, names: tuple[str, ...], reads: int, holes: bool) -> None:
+    def __init__(self, layer: int, memory: LayerMemory, names: tuple[str, ...], reads: int) -> None:
         self.layer = layer
         self.memory = memory
         self.names = names
         self.reads = reads
-        self.holes = holes
         self.seen = 0
         """How many tokens the layer has. Those of a running pass count once the layer has been called."""
         self._rows: Rows | None = None
@@ -61,17 +59,12 @@ class Pages:
         pool = self.memory.rows[name]
         self._check(name, new, pool, rows)
         batch, heads, count, width = new.shape
-        _write(pool, rows.fresh(self.memory), new.transpose(1, 2).reshape(batch * count, *pool.shape[2:]))
-        if not past:
+        entries = new.transpose(1, 2).reshape(batch * count, *pool.shape[2:])
+        _write(pool, rows.fresh(self.memory), entries.index_select(0, rows.new) if rows.uneven else entries)
+        if not past and not rows.uneven:
             return new.contiguous()
-        index, absent = rows.past(self.memory, past, self.holes)
-        old = _read(pool, index).view(batch, past, heads, width)
-        if absent is not None:  # the mask gives them weight 0, but what lies there may be NaN, and 0 times NaN is not 0
-            old.masked_fill_(absent[:, :, None, None], 0)
-        out = new.new_empty(batch, heads, past + count, width)
-        out[:, :, :past] = old.transpose(1, 2)
-        out[:, :, past:] = new
-        return out
+        found = _read(pool, rows.readable(self.memory, past + count))
+        return found.view(batch, past + count, heads, width).transpose(1, 2)
 
     def _check(self, name: str, new: Tensor, pool: Tensor, rows: Rows) -> None:
         batch, heads, count, width = new.shape

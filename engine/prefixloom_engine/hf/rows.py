@@ -1,7 +1,8 @@
 """Rows: where the rows of one forward pass have their entries in the pages of each component.
 
-Rows of different lengths are aligned at their ends, since transformers pads on the left. The past of a shorter row
-begins with padding entries that belong to no token, and the mask hides them.
+Rows are aligned at their ends, since transformers pads on the left. Of a shorter row, the first columns belong to no
+token, and the mask hides them. A row with fewer new tokens than others begins the pass with columns of its past: what
+the model computes there is dropped, and its entries are read from the pool.
 """
 
 from __future__ import annotations
@@ -24,68 +25,93 @@ def called_outside_pass(layer: int) -> ProtocolError:
 
 
 class Rows:
-    """The positions of one ``Batch`` and their entries, computed once for all layers of a component."""
+    """The positions of one ``Batch`` and their entries, computed once for all layers of a component.
+
+    ``count``       how many columns the pass computes
+    ``past_count``  how many columns are before these
+    ``uneven``      whether rows have different numbers of new tokens
+    """
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.count = batch.count
-        self.past_count = max(span.start for span in batch.spans)
-        self.ragged = any(span.start != self.past_count for span in batch.spans)
-        self._past: dict[tuple[str, int], tuple[Tensor, Tensor | None]] = {}
+        self.past_count = batch.longest - batch.count
+        self.uneven = any(span.count != self.count for span in batch.spans)
+        self._ragged = any(span.end != batch.longest for span in batch.spans)
+        self._readable: dict[tuple[str, int], Tensor] = {}
         self._fresh: dict[str, Tensor] = {}
-        self._starts: Tensor | None = None
+        self._ends: Tensor | None = None
+        self._new: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.batch.spans)
 
     @property
-    def starts(self) -> Tensor:
-        """(rows, 1): the first position that is computed of each row."""
-        if self._starts is None:
+    def ends(self) -> Tensor:
+        """(rows, 1): where each row ends."""
+        if self._ends is None:
             device = self.batch.tokens.device
-            self._starts = torch.tensor([[span.start] for span in self.batch.spans], device=device)
-        return self._starts
+            self._ends = torch.tensor([[span.end] for span in self.batch.spans], device=device)
+        return self._ends
+
+    @property
+    def new(self) -> Tensor:
+        """Of uneven rows: the indices of the new tokens in (rows * count) columns."""
+        if self._new is None:
+            at = [
+                row * self.count + column
+                for row, span in enumerate(self.batch.spans)
+                for column in range(self.count - span.count, self.count)
+            ]
+            self._new = torch.tensor(at, device=self.batch.tokens.device)
+        return self._new
+
+    def _positions(self, first: int, last: int) -> Tensor:
+        """(rows, last - first): the positions of these columns, counted from the end of the pass; less than 0 where a
+        column belongs to no token."""
+        return self.ends + torch.arange(first, last, device=self.ends.device)
 
     def positions(self) -> Tensor:
-        """(rows, count): the positions of the tokens that are computed."""
-        return self.starts + torch.arange(self.count, device=self.starts.device)
+        """(rows, count): the positions that are computed; 0 where a column belongs to no token."""
+        return self._positions(-self.count, 0).clamp_(min=0)
 
     def past_positions(self) -> Tensor:
-        """(rows, past): the positions before those that are computed; 0 where a shorter row has padding."""
-        past = torch.arange(-self.past_count, 0, device=self.starts.device)
-        return (self.starts + past).clamp(min=0)
+        """(rows, past): the positions before those that are computed; 0 where a column belongs to no token."""
+        return self._positions(-self.count - self.past_count, -self.count).clamp_(min=0)
 
     def mask(self) -> Tensor | None:
-        """(rows, past + count): 0 where a shorter row has padding, else 1. None where all rows are equally long."""
-        if not self.ragged:
+        """(rows, past + count): 0 where a column belongs to no token, else 1. None where all rows end at one length."""
+        if not self._ragged:
             return None
-        at = torch.arange(self.past_count + self.count, device=self.starts.device)
-        return (at >= self.past_count - self.starts).long()
+        return (self._positions(-self.past_count - self.count, 0) >= 0).long()
 
     def fresh(self, memory: LayerMemory) -> Tensor:
-        """(rows * count): the indices of the entries to be written, in all pages laid end to end."""
+        """The indices of the entries of the new tokens, row by row, in all pages laid end to end."""
         found = self._fresh.get(memory.component)
         if found is None:
-            found = self._fresh[memory.component] = self._entries(memory, self.positions())[0].flatten()
+            found = self._entries(memory, self._positions(-self.count, 0)).flatten()
+            if self.uneven:
+                found = found.index_select(0, self.new)
+            self._fresh[memory.component] = found
         return found
 
-    def past(self, memory: LayerMemory, width: int, holes: bool) -> tuple[Tensor, Tensor | None]:
-        """(rows * width): the indices of the entries of the last ``width`` positions before the new ones. And (rows,
-        width), bool: which of these entries must not be read; None if all may be.
+    def readable(self, memory: LayerMemory, width: int) -> Tensor:
+        """(rows * width): the indices of the entries of the last ``width`` columns.
 
-        ``holes``: whether pages of these positions may be absent.
+        Where a column belongs to no token, or its page is absent, this is the entry of the row's last token. The mask
+        gives it weight 0. What lies elsewhere may be NaN, and 0 times NaN is not 0.
         """
         key = (memory.component, width)
-        found = self._past.get(key)
+        found = self._readable.get(key)
         if found is None:
-            at = self.starts + torch.arange(-width, 0, device=self.starts.device)
-            entries, absent = self._entries(memory, at)
-            found = self._past[key] = (entries.flatten(), absent if holes or self.ragged else None)
+            entries = self._entries(memory, self._positions(-width, 0))
+            found = torch.where(entries < 0, entries[:, -1:], entries).flatten()
+            self._readable[key] = found
         return found
 
-    def _entries(self, memory: LayerMemory, positions: Tensor) -> tuple[Tensor, Tensor]:
-        size = memory.page_tokens
-        table = self.batch.tables[memory.component]
-        pages = table.gather(1, (positions // size).clamp(min=0))
-        absent = (pages < 0) | (positions < 0)
-        return pages.clamp(min=0).long() * size + positions % size, absent
+    def _entries(self, memory: LayerMemory, positions: Tensor) -> Tensor:
+        """The indices of these positions' entries; less than 0 where a position is, or where its page is absent."""
+        size, table = memory.page_tokens, self.batch.tables[memory.component]
+        numbers = positions // size
+        pages = table.gather(1, numbers.clamp(min=0)).long()
+        return torch.where(numbers < 0, -1, pages * size + positions % size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -21,6 +21,12 @@ from .rope import length_dependent
 POSITION_TABLES = ("wpe", "embed_positions", "position_embedding", "position_embeddings")
 """The names that models of transformers give to a table of learned positions. Some have rows before position 0, and
 their number as ``offset``."""
+
+
+PASS_TOKENS = 24
+"""About how many tokens are computed in the time that a pass takes beside its tokens."""
+TOKEN_PAIRS = 4096
+"""For about how many pairs of a query and a column attention is computed in the time of a token."""
 
 
 class HFRunner:
@@ -42,10 +48,13 @@ class HFRunner:
         self._positions = learned_positions(model)
 
     def groups(self, spans: Sequence[Span]) -> list[list[int]]:
-        """Group rows of equal count, and separate those that start at position 0, since these have no state yet.
+        """Group rows that go through one pass.
 
-        So the tokens that are computed never need padding; only their past does. A span beyond the learned positions is
-        refused: on CUDA, the lookup would end the whole process.
+        Of a model with states these are rows of equal count. Rows that start at position 0 are separate, since they
+        have no state yet. So the tokens that are computed never need padding; only their past does. Other models
+        compute padding without reading it, so rows of other counts join where that costs less than another pass.
+
+        A span beyond the learned positions is refused: on CUDA, the lookup would end the whole process.
         """
         if self.rope is not None:
             for span in spans:  # a batch has one set of frequencies, so the engine serves the first regime alone
@@ -53,11 +62,15 @@ class HFRunner:
         longest = max((span.end for span in spans), default=0)
         if self._positions is not None and longest > self._positions:
             raise InputError(f"{type(self._model).__name__} has learned {self._positions} positions, not {longest}")
-        found: dict[tuple[int, bool, int], list[int]] = {}
+        found: dict[tuple[int, bool], list[int]] = {}
+        alone: list[list[int]] = []  # the model is given the images of one prompt in a pass
         for row, span in enumerate(spans):
-            alone = row + 1 if images_in(span) else 0  # the model is given the images of one prompt in a pass
-            found.setdefault((span.count, span.start == 0, alone), []).append(row)
-        return list(found.values())
+            if images_in(span):
+                alone.append([row])
+            else:
+                found.setdefault((span.count, span.start == 0), []).append(row)
+        alike = list(found.values())
+        return [*(alike if self.pooled.has_states else joined(alike, spans)), *alone]
 
     def forward(self, batch: Batch) -> Tensor:
         with torch.no_grad():
@@ -111,6 +124,25 @@ class HFRunner:
                 for content in self._cache.pool(name).buffers.values():
                     content.index_copy_(1, target, content.index_select(1, source))
         return torch.cat(wanted, dim=1)
+
+
+def joined(alike: Iterable[list[int]], spans: Sequence[Span]) -> list[list[int]]:
+    """Join groups of rows of equal count, those with the most tokens first, where padding costs less than a pass."""
+    out: list[list[int]] = []
+    for rows in sorted(alike, key=lambda rows: -spans[rows[0]].count):
+        together = [*out[-1], *rows] if out else rows
+        if out and padding(together, spans) - padding(out[-1], spans) - padding(rows, spans) <= PASS_TOKENS:
+            out[-1] = together
+        else:
+            out.append(rows)
+    return out
+
+
+def padding(rows: Sequence[int], spans: Sequence[Span]) -> float:
+    """What padding costs in a pass over these rows: how many tokens could be computed in the same time."""
+    count = max(spans[row].count for row in rows)
+    longest = max(spans[row].end for row in rows)
+    return sum(count - spans[row].count + count * (longest - spans[row].end) / TOKEN_PAIRS for row in rows)
 
 
 def learned_positions(model: Any) -> int | None:

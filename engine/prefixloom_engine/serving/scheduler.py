@@ -7,8 +7,8 @@ planned step's slots are reserved in the pools when it is planned. The rules:
   admitted as far as *every* pool has pages. If a pool runs short, the running job that ranks last is retracted: what it
   computed stays cached, and it waits for its next turn.
 - A prefill step ends where a checkpoint is useful: at the end of a chunk, at the branch that the match reported, at the
-  last boundary of the prompt, and where a waiting job's prompt diverges from this one. That waiting job waits for the
-  checkpoint instead of computing the same tokens again.
+  last boundary of the prompt, and where a waiting job's prompt diverges from this one.
+- A job waits while a running one computes a prefix that both have, instead of computing the same tokens again.
 - A job whose step failed is computed alone, one such job per step, until it has passed the place where it failed. So
   only the job whose own step fails is held to be the cause.
 - What a tier below the device has is brought back when a job is admitted. If a store has to be asked, the job keeps its
@@ -44,7 +44,7 @@ class Counts:
 
     ``steps``                           launched steps
     ``admitted``, ``retracted``         admissions and retractions; a retracted request is admitted again
-    ``waited``                          requests that waited for another one's checkpoint
+    ``waited``                          requests that waited for a prefix that another one was computing
     ``prefilled``, ``decoded``          tokens launched in prefill, and rows launched in decoding
     ``arrived``                         tokens of prompts that another engine had computed
     ``restored``                        tokens that a tier below the device brought back
@@ -252,7 +252,7 @@ class Scheduler:
         for job in self.order(jobs, self.cache):
             if budget <= 0 or not self.free_rows or (planned and job.apart_until):
                 return
-            if job.unread_passes or self._awaits_checkpoint(job):
+            if job.unread_passes or self._awaits_prefix(job, planned):
                 continue
             if not self._open(job):
                 return
@@ -273,22 +273,32 @@ class Scheduler:
                 if job.launched < shared < job.prefill_end:
                     job.prefill_stops.add(shared)
 
-    def _awaits_checkpoint(self, job: Job) -> bool:
-        """Whether a running prefill is about to leave a checkpoint that is deeper than what ``job`` would hit now."""
+    def _awaits_prefix(self, job: Job, planned: dict[int, PlannedRow]) -> bool:
+        """Whether a running prefill is about to publish a prefix that is longer than what ``job`` would hit now.
+
+        What this step computes is published when it is launched, so the next step can admit ``job``.
+        """
         deepest, whose = 0, None
+        ending = {number for number, row in planned.items() if row.prefill}
         for other in self.running:
-            if other.prefilling and other.namespace == job.namespace:
+            if (other.prefilling or other.number in ending) and other.namespace == job.namespace:
                 shared = shared_tokens(job, other, len(job.tokens) - 1) // self.page * self.page
-                to_come = other.launched <= shared if self.stateful else other.launched < other.prefill_end
-                if shared > deepest and to_come:
+                if shared > deepest and self._will_publish(other, shared):
                     deepest, whose = shared, other
         if whose is None or cached_tokens(job, self.cache) >= deepest:
             return False
         if deepest < whose.prefill_end:
             whose.prefill_stops.add(deepest)
-        self.counts.waited += not job.awaited_checkpoint
-        job.awaited_checkpoint = True
+        self.counts.waited += not job.awaited_prefix
+        job.awaited_prefix = True
         return True
+
+    def _will_publish(self, job: Job, boundary: int) -> bool:
+        """Whether ``boundary`` of a running prefill will be published, with a state there if the model has states."""
+        assert job.sequence is not None
+        if job.sequence.published >= boundary:
+            return False
+        return not self.stateful or job.launched <= boundary
 
     def _open(self, job: Job) -> bool:
         """Open the sequence of a waiting job and begin its restore. False: a pool is too short."""
