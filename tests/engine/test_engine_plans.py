@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import pytest
 
 from prefixloom import Path, Window
-from prefixloom_engine import Engine, Request
+from prefixloom_engine import Engine, Request, ThreeWay
 from prefixloom_engine.serving.admission import PageBudget
+from prefixloom_engine.threeway import SIZES
 from tests.engine.test_engine_guessing import Known
-from tests.support.engines import cache_for, model, nothing_left, plain, prompt, served, untracked
+from tests.support.engines import cache_for, computed_once, model, nothing_left, plain, prompt, served, untracked
 from tests.support.helpers import cache_of, part, run
 from tests.support.planned_steps import watched
 
@@ -81,3 +83,62 @@ def test_prompts_as_long_as_a_row_of_guesses_are_computed_beside_it() -> None:
     )
     assert out == expected
     assert engine.counts.accepted > 20
+
+
+LAYERS = {
+    "states": ("linear_attention", "sliding_attention", "full_attention"),
+    "a window": ("full_attention", "sliding_attention"),
+    "nothing but a path": ("full_attention",) * 2,
+}
+
+
+def branching(rng: random.Random, count: int, page: int) -> list[Request]:
+    """Prompts that continue each other from anywhere, and of which none ends on a boundary."""
+    texts: list[list[int]] = []
+    while len(texts) < count:
+        before = rng.choice(texts)[: rng.randrange(300)] if texts and rng.random() < 0.8 else []
+        text = before + prompt(rng.randrange(10**6), rng.randrange(1, 150))
+        if len(text) % page:
+            texts.append(text)
+    return [Request(text, rng.randrange(1, 6), namespace=rng.choice(("", "", "apart"))) for text in texts]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("layers", list(LAYERS))
+def test_no_page_that_prompts_share_is_computed_twice(layers: str, seed: int) -> None:
+    """All are asked at once, in any order; they part inside of chunks, and at more places than there are rows."""
+    rng = random.Random(seed)
+    it = ThreeWay(attrs.evolve(SIZES["tiny"], layers=LAYERS[layers]), dtype="float64")
+    names = ("full", "swa", "mamba")[: len(set(LAYERS[layers])) if layers != "a window" else 2]
+    cache = cache_for(it, {name: 256 if name == "mamba" else 16384 for name in names})
+    requests = branching(rng, 12, cache.composition.page)
+    chunk, rows = rng.choice((64, 256, 512, 1024)), rng.choice((3, 12))
+    _, engine = served(it, requests, cache, chunk=chunk, max_running=rows, overlap=seed % 2 == 0)
+    assert engine.counts.prefilled == computed_once(requests, cache.composition.page)
+
+
+def test_prompts_that_share_all_but_their_ends_go_through_two_steps() -> None:
+    """The first computes what they share; the others wait for it, and go through one step together."""
+    it = ThreeWay(attrs.evolve(SIZES["tiny"], layers=LAYERS["nothing but a path"]), dtype="float64")
+    cache = cache_for(it, {"full": 4096})
+    requests = [Request([*prompt(1, 224), *prompt(10 + i, 15)], 1) for i in range(16)]
+    _, engine = served(it, requests, cache, chunk=64 + 240)
+    assert (engine.counts.prefilled, engine.counts.waited) == (224 + 16 * 15, 15)
+    assert engine.counts.steps == 2
+
+
+def test_whole_prompts_go_through_one_step_while_nobody_decodes() -> None:
+    """And as many tokens as a chunk has, where somebody does."""
+    requests = [Request(prompt(i, 65), 40) for i in range(6)]
+    with watched(Engine(model(), cache_for(model()), chunk=128, overlap=False)) as engine:
+        first = [engine.add(each) for each in requests[:4]]
+        engine.step()
+        assert engine.counts.prefilled == 4 * 64  # up to the last boundary, where a state is kept
+        engine.step()
+        assert engine.counts.prefilled == 4 * 65 and all(len(each.tokens) == 1 for each in first)
+        late = [engine.add(each) for each in requests[4:]]
+        engine.step()
+        assert engine.counts.prefilled == 4 * 65 + 64
+        while not all(each.done for each in (*first, *late)):
+            engine.step()
+    assert [each.tokens for each in (*first, *late)] == plain(model(), requests)

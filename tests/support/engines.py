@@ -84,6 +84,18 @@ def served(it: ThreeWay, requests: Sequence[Request], cache: Cache, **options: A
     return [answer.tokens for answer in answers], engine
 
 
+def computed_once(requests: Sequence[Request], page: int) -> int:
+    """How many tokens of these prompts are computed if no page that prompts share is computed twice.
+
+    No prompt may end on a boundary: of such a one at least the last token is computed, with its page.
+    """
+    pages: set[tuple[str, tuple[int, ...]]] = set()
+    for each in requests:
+        assert len(each.tokens) % page
+        pages |= {(each.namespace, tuple(each.tokens[:end])) for end in range(page, len(each.tokens), page)}
+    return page * len(pages) + sum(len(each.tokens) % page for each in requests)
+
+
 def nothing_left(cache: Cache) -> None:
     """Nobody runs, so that nobody holds a page; and nothing was found that had been dropped."""
     cache.poll()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prefixloom_engine import Engine
+from prefixloom_engine.serving.scheduler import BURST
 
 
 def watched(engine: Engine) -> Engine:
@@ -25,13 +26,20 @@ def watched(engine: Engine) -> Engine:
 
 
 def check(scheduler: Any, rows: list[Any]) -> None:
-    """A step has at most a chunk of tokens; guesses end with the answer, and pass no boundary that is published."""
+    """A step has at most a chunk of tokens, or several of whole prompts if nobody decodes.
+
+    Guesses end with the answer, and pass no boundary that is published.
+    """
     page = scheduler.page
     for job in (*scheduler.waiting, *scheduler.running):
         assert not job.answer.done, f"an answer that ended with {job.answer.reason} is still worked at"
     decoding = [row for row in rows if not row.prefill]
-    computed = [row.span.end - row.span.start for row in rows if row.prefill and row.incoming is None]
-    assert sum(computed) <= max(0, scheduler.chunk - len(decoding)), f"{computed} beside {len(decoding)} decodes"
+    computed = [row.span.count for row in rows if row.prefill and row.incoming is None]
+    assert all(count <= scheduler.chunk for count in computed), (
+        f"{computed} in a step, whose chunk is {scheduler.chunk}"
+    )
+    most = scheduler.chunk - len(decoding) if decoding else BURST * scheduler.chunk
+    assert sum(computed) <= max(0, most), f"{computed} beside {len(decoding)} decodes"
     for row in decoding:
         left = row.job.request.max_tokens - row.job.answer_launched
         assert 0 <= row.guess_count <= left, f"{row.guess_count} guesses behind a token, and {left} tokens are left"

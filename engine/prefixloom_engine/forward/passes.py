@@ -116,8 +116,8 @@ class ForwardPass:
         """Check the logits, and sample the rows that want a token; None: there are none."""
         newest, rows = self.newest, self.rows
         requests = [row.job.request for row in rows]
-        likeliest = logits.argmax(-1)
-        self.usable = copy_to_host(usable(logits, likeliest))
+        highest, likeliest = logits.max(-1)
+        self.usable = copy_to_host(usable(highest))
         sampling = [i for i, row in enumerate(rows) if row.samples]
         if not sampling:
             return None
@@ -184,12 +184,12 @@ class ForwardPass:
 # ---------------------------------------------------------------- sampling
 
 
-def usable(logits: Tensor, likeliest: Tensor) -> Tensor:
-    """For each row and position: whether at least one logit is finite and none is NaN or plus infinity.
+def usable(highest: Tensor) -> Tensor:
+    """By the highest logit of each row and position: whether one logit is finite and none is NaN or plus infinity.
 
-    ``likeliest`` is the argmax of the logits. To argmax, NaN is greater than all numbers, so the logit there tells.
+    To ``max``, NaN is greater than all numbers, so the highest logit tells.
     """
-    return logits.gather(-1, likeliest[..., None])[..., 0].isfinite()
+    return highest.isfinite()
 
 
 def sample(logits: Tensor, likeliest: Tensor, requests: Sequence[Request | None], positions: Sequence[int]) -> Tensor:

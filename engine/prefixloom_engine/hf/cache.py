@@ -38,6 +38,8 @@ class PooledCache(TransformersCache):
         self._states: dict[int, States] = {
             at: states for at, layer in enumerate(self.layers) for states in _attributes_of(layer, States)
         }
+        self._entered: States | None = None
+        """The states of the layer that was the last to read or write its own in this pass."""
         self._length = 0
         _check_entries(self._pages)
 
@@ -64,6 +66,7 @@ class PooledCache(TransformersCache):
             pages.end()
         for states in self._states.values():
             states.end()
+        self._entered = None
 
     def check(self, rows: Rows) -> None:
         """Raise if a layer ran without the cache. Called before ``end`` when the model has returned.
@@ -119,6 +122,9 @@ class PooledCache(TransformersCache):
     def _enter(self, layer: int) -> None:
         states = self._states.get(layer)
         if states is not None:
+            if self._entered is not states and self._entered is not None:
+                self._entered.leave()
+            self._entered = states
             states.enter()
 
     # ------------------------------------------------------------ what pools cannot do

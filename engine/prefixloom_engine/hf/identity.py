@@ -55,7 +55,7 @@ class ModelIdentity:
         check_evaluating(self._model)
         config = _config_text(self._model.config)
         known = self._known
-        if known is not None and known.model == config and not self.changed():
+        if known is not None and known.model == config and not self.changed() and self._weights.same():
             return known
         _refuse_hidden_weights(self._model)
         digests = self._weights.digests()
@@ -80,7 +80,7 @@ class ModelIdentity:
         return (
             self._known is None
             or self._model.training
-            or not self._weights.same()
+            or not self._weights.seem_same()
             or [_adapter_state(layer) for layer in self._adapters.values()] != self._states
             or _kernels(self._model.config) != self._kernels
         )

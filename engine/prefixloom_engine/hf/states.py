@@ -2,7 +2,8 @@
 
 transformers' code for these layers reads a state, passes a new one to be copied, or writes it in place. A single row on
 a CPU gets a view of its slot, so all of this happens in the pool itself. Several rows get a copy, which is written back
-at the end of the pass; so does a row on another device, since a view would need the slot's number on the host.
+when the pass comes to another layer, while the processor's caches still have it; so does a row on another device, since
+a view would need the slot's number on the host.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class States:
         self._rows: Rows | None = None
         self._copied: Tensor | None = None
         self.entered = False
+        """Whether the layer has read or written a state in this pass."""
+        self._fetched = False
         owner.is_conv_states_initialized[0] = CONV in memory.rows
         owner.is_recurrent_states_initialized[0] = RECURRENT in memory.rows
         if CONV in memory.rows:
@@ -42,14 +45,14 @@ class States:
         self._owner.has_previous_state[0] = rows.past_count > 0
 
     def enter(self) -> None:
-        """Called whenever the layer reads or writes a state; fetches the states at the first call in a pass."""
-        if self.entered:
+        """Called whenever the layer reads or writes a state; fetches the states unless the layer has them."""
+        if self._fetched:
             return
         rows = self._rows
         if rows is None:
             raise called_outside_pass(self.layer)
         rows.batch.gate(self.layer)
-        self.entered = True
+        self.entered = self._fetched = True
         slots = rows.batch.tables[self.memory.component][:, 0]
         in_place = len(rows) == 1 and slots.device.type == "cpu"
         index = slots.long()
@@ -61,14 +64,20 @@ class States:
             else:
                 self._held[name][0] = pool.index_select(0, index)
 
-    def end(self) -> None:
-        """End a pass: write copied states back into the pool."""
+    def leave(self) -> None:
+        """The pass has come to another layer, or ends: write copied states back into the pool."""
         for name, pool in self.memory.rows.items():
             held = self._held[name][0]
             if held is not None and self._copied is not None:
                 pool.index_copy_(0, self._copied, held)
             self._held[name][0] = None
-        self._copied = self._rows = None
+        self._copied = None
+        self._fetched = False
+
+    def end(self) -> None:
+        """End a pass."""
+        self.leave()
+        self._rows = None
         self.entered = False
 
     def check(self, name: str, new: Tensor) -> None:

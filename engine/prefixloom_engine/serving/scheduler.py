@@ -4,8 +4,9 @@ It plans from what the planning thread knows and never reads a tensor, so it can
 planned step's slots are reserved in the pools when it is planned. The rules:
 
 - Jobs that decode come first. What is left of the ``chunk`` goes to prefill, and then to waiting jobs, which are
-  admitted as far as *every* pool has pages. If a pool runs short, the running job that ranks last is retracted: what it
-  computed stays cached, and it waits for its next turn.
+  admitted as far as *every* pool has pages. A step in which nobody decodes delays nobody's next token, so it takes
+  further prompts, of up to ``BURST`` chunks, if it can compute all that is left of them. If a pool runs short, the
+  running job that ranks last is retracted: what it computed stays cached, and it waits for its next turn.
 - A prefill step ends where a checkpoint is useful: at the end of a chunk, at the branch that the match reported, at the
   last boundary of the prompt, and where a waiting job's prompt diverges from this one.
 - A job waits while a running one computes a prefix that both have, instead of computing the same tokens again.
@@ -33,6 +34,8 @@ from .admission import POLICIES, PageBudget, cached_tokens
 from .guessing import Guesser
 
 log = logging.getLogger("prefixloom.engine")
+BURST = 8
+"""How many chunks of whole prompts a step computes in which nobody decodes."""
 RETRIES = 2
 """How many times in a row a job starts over because a step that computed it alone, or a copy that it read, failed. The
 last time it restores nothing from below the device."""
@@ -117,9 +120,9 @@ class Scheduler:
                 self._plan_decode(job, planned)
         budget = self.chunk - len(planned)
         for job in together:
-            if job.sequence is not None and job.prefilling and job.restoring is None and budget > 0:
+            if job.sequence is not None and job.prefilling and job.restoring is None:
                 budget -= self._plan_prefill(job, budget, planned)
-        if budget > 0 and not any(job.apart_until for job in self.waiting):  # those are admitted first
+        if not any(job.apart_until for job in self.waiting):  # those are admitted first
             self._admit(self.waiting, budget, planned)
 
     def _plan_apart(self, planned: dict[int, PlannedRow]) -> None:
@@ -184,7 +187,10 @@ class Scheduler:
         """Plan the next chunk of a prompt; return the number of its tokens."""
         if job.handover is not None:
             return self._plan_handover_copy(job, job.handover, planned)
-        end = self._chunk_end(job, budget, not planned)
+        allowed = self._allowed(job.prefill_end - job.launched, budget, planned)
+        if not allowed:
+            return 0
+        end = self._chunk_end(job, allowed, not planned)
         count = end - job.launched
         if count <= 0 or not self._grow(job, count, planned):
             return 0
@@ -224,6 +230,14 @@ class Scheduler:
             job.handover, job.guesses_kept = None, -1
         return count
 
+    def _allowed(self, left: int, budget: int, planned: dict[int, PlannedRow]) -> int:
+        """How many tokens of a prompt, of which ``left`` are not computed, a step may take; ``budget`` of its chunk are
+        not taken yet."""
+        most = min(self.chunk, budget + (BURST - 1) * self.chunk)
+        if budget < left <= most and all(row.prefill for row in planned.values()):
+            return left
+        return max(budget, 0)
+
     def _chunk_end(self, job: Job, budget: int, alone: bool) -> int:
         """Where the next chunk ends: at the end of the prompt or on a boundary.
 
@@ -250,10 +264,12 @@ class Scheduler:
         if not jobs or not self.free_rows:
             return
         for job in self.order(jobs, self.cache):
-            if budget <= 0 or not self.free_rows or (planned and job.apart_until):
+            if not self.free_rows or (planned and job.apart_until):
                 return
             if job.unread_passes or self._awaits_prefix(job, planned):
                 continue
+            if budget <= 0 and not self._allowed(len(job.tokens) - cached_tokens(job, self.cache), budget, planned):
+                return
             if not self._open(job):
                 return
             if job.restoring is not None:

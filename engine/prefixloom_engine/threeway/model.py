@@ -103,7 +103,7 @@ class ThreeWay:
         return self._identity
 
     def changed(self) -> bool:
-        return not self._weights.same()
+        return not self._weights.seem_same()
 
     @property
     def vocabulary(self) -> int:
