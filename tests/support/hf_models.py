@@ -183,7 +183,9 @@ class Served:
         return torch.cat(rows)
 
     def step(self, sequences: Sequence[Any], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
-        """One pass over rows of equally many tokens; their logits, (rows, tokens, vocabulary)."""
+        """One pass over rows; the logits of all columns, (rows, columns, vocabulary)."""
+        count = max(map(len, tokens))
+        ids = torch.tensor([[0] * (count - len(each)) + list(each) for each in tokens])
         spans = [Span(s.committed, s.committed + len(t)) for s, t in zip(sequences, tokens, strict=True)]
         for sequence, span in zip(sequences, spans, strict=True):
             sequence.grow(span.end - sequence.reserved)
@@ -192,7 +194,7 @@ class Served:
             tables = {name: step.table(name) for name in self.components}
             depth = self.cache.composition.max_rewind
             singles = {name: step.rewind_table(name) for name in self.states} if depth else {}
-            batch = Batch(torch.tensor(tokens), spans, tables, singles, wanted=len(tokens[0]))
+            batch = Batch(ids, spans, tables, singles, wanted=count)
             return self.runner.forward(batch)
 
     def published(self, tokens: Sequence[int], cuts: Iterable[int]) -> None:

@@ -13,6 +13,7 @@ import attrs
 import torch
 
 from prefixloom import CompositionError
+from prefixloom_engine import Span
 from prefixloom_engine.hf import session
 from prefixloom_engine.hf.refusals import refuse
 
@@ -113,6 +114,33 @@ def generated(served: Served, tokens: list[int]) -> list[int]:
             use_cache=True, **{served.runner.cache_name: opened.cache},
         )  # fmt: skip
     return [int(token) for token in out[0, len(tokens) :]]
+
+
+def grouped(model: Any) -> tuple[float, int]:
+    """Rows with other counts and pasts, in the groups of the runner: how far their logits are from those of the model
+    alone, and how many passes they were. A second step reads what the first has written."""
+    served = Served(model.config.model_type, model=model)
+    pasts, counts, again = (0, 64, 33, 0, 7), (20, 9, 1, 12, 17), (1, 3, 1, 1, 3)
+    texts = [prompt(seed, sum(each)) for seed, each in enumerate(zip(pasts, counts, again, strict=True))]
+    sequences = [served.cache.open(text) for text in texts]
+    for sequence, past, text in zip(sequences, pasts, texts, strict=True):
+        if past:
+            served.compute(sequence, text, (past,))
+    expected = [alone(model, text) for text in texts]
+    error, passes = 0.0, 0
+    for part in (counts, again):
+        spans = [Span(s.committed, s.committed + count) for s, count in zip(sequences, part, strict=True)]
+        for group in served.runner.groups(spans):
+            new = [texts[row][spans[row].start : spans[row].end] for row in group]
+            found = served.step([sequences[row] for row in group], new)
+            for row, logits in zip(group, found, strict=True):
+                right = expected[row][spans[row].start : spans[row].end]
+                error = max(error, distance(logits[-len(right) :], right))
+            passes += 1
+    for sequence in sequences:
+        sequence.abort()
+    served.settled()
+    return error, passes
 
 
 def spoiled(served: Served, component: str, tokens: list[int], expected: torch.Tensor) -> float:

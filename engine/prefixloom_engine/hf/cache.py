@@ -48,6 +48,11 @@ class PooledCache(TransformersCache):
         """Whether a layer keeps a state, which a pass with padding would change."""
         return bool(self._states)
 
+    @property
+    def has_pages(self) -> bool:
+        """Whether a layer attends to tokens of the past."""
+        return bool(self._pages)
+
     # ------------------------------------------------------------ passes
     def begin(self, batch: Batch) -> Rows:
         """Begin a pass: the model is called next, with the tokens of ``batch``."""

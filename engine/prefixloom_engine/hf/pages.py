@@ -6,6 +6,8 @@ equal, bit for bit, what transformers' own cache layer would return.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from prefixloom import CompositionError, ProtocolError
@@ -58,13 +60,12 @@ class Pages:
     def _extended(self, name: str, new: Tensor, rows: Rows, past: int) -> Tensor:
         pool = self.memory.rows[name]
         self._check(name, new, pool, rows)
-        batch, heads, count, width = new.shape
+        batch, heads, count, _ = new.shape
         entries = new.transpose(1, 2).reshape(batch * count, *pool.shape[2:])
         _write(pool, rows.fresh(self.memory), entries.index_select(0, rows.new) if rows.uneven else entries)
         if not past and not rows.uneven:
             return new.contiguous()
-        found = _read(pool, rows.readable(self.memory, past + count))
-        return found.view(batch, past + count, heads, width).transpose(1, 2)
+        return _read(pool, rows.readable(self.memory, past + count), heads, rows.by_head)
 
     def _check(self, name: str, new: Tensor, pool: Tensor, rows: Rows) -> None:
         batch, heads, count, width = new.shape
@@ -89,8 +90,17 @@ def _write(pool: Tensor, at: Tensor, entries: Tensor) -> None:
         pool.index_put_((at // pool.shape[1], at % pool.shape[1]), entries)
 
 
-def _read(pool: Tensor, at: Tensor) -> Tensor:
-    """Read the entries at indices ``at``, counted as in ``_write``."""
+def _read(pool: Tensor, at: Tensor, heads: int, by_head: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Read the entries ``at`` (rows, columns), counted as in ``_write``: (rows, heads, columns, width), contiguous.
+
+    ``by_head(at, heads)`` are the indices of their heads; so they are copied once, and come out in the order of models.
+    """
+    rows, columns = at.shape
     if pool.is_contiguous():
-        return pool.flatten(0, 1).index_select(0, at)
-    return pool[at // pool.shape[1], at % pool.shape[1]]
+        return (
+            pool.view(-1, pool[0, 0].numel() // heads)
+            .index_select(0, by_head(at, heads))
+            .view(rows, heads, columns, -1)
+        )
+    found = pool[at // pool.shape[1], at % pool.shape[1]]
+    return found.view(rows, columns, heads, -1).transpose(1, 2).contiguous()

@@ -43,6 +43,9 @@ REFUSED = {
     "nemotron_h": NO_CLAMP,
 }
 """By model type: why it is not served."""
+UNPADDED = frozenset({"git", "moss_transcribe_diarize"})
+"""Model types that transformers computes wrongly where rows have pasts of different lengths. The one puts places of an
+image before the mask of a past, and the other takes no positions. Their rows go together if they are equally long."""
 REMEDY = "Use another architecture, or an engine with kernels of its own for it"
 NO_MODEL = "HFModel takes a causal language model of transformers (AutoModelForCausalLM)"
 CACHE_NAMES = ("past_key_values", "cache_params")

@@ -39,6 +39,7 @@ class Rows:
         self.uneven = any(span.count != self.count for span in batch.spans)
         self._ragged = any(span.end != batch.longest for span in batch.spans)
         self._readable: dict[tuple[str, int], Tensor] = {}
+        self._by_head: dict[tuple[int, int], Tensor] = {}
         self._fresh: dict[str, Tensor] = {}
         self._ends: Tensor | None = None
         self._new: Tensor | None = None
@@ -96,7 +97,7 @@ class Rows:
         return found
 
     def readable(self, memory: LayerMemory, width: int) -> Tensor:
-        """(rows * width): the indices of the entries of the last ``width`` columns.
+        """(rows, width): the indices of the entries of the last ``width`` columns.
 
         Where a column belongs to no token, or its page is absent, this is the entry of the row's last token. The mask
         gives it weight 0. What lies elsewhere may be NaN, and 0 times NaN is not 0.
@@ -105,8 +106,16 @@ class Rows:
         found = self._readable.get(key)
         if found is None:
             entries = self._entries(memory, self._positions(-width, 0))
-            found = torch.where(entries < 0, entries[:, -1:], entries).flatten()
-            self._readable[key] = found
+            found = self._readable[key] = torch.where(entries < 0, entries[:, -1:], entries)
+        return found
+
+    def by_head(self, entries: Tensor, heads: int) -> Tensor:
+        """(rows * heads * width): the indices of the heads of entries that ``readable`` has returned."""
+        key = (id(entries), heads)
+        found = self._by_head.get(key)
+        if found is None:
+            every = torch.arange(heads, device=entries.device)[:, None]
+            found = self._by_head[key] = (entries[:, None] * heads + every).flatten()
         return found
 
     def _entries(self, memory: LayerMemory, positions: Tensor) -> Tensor:

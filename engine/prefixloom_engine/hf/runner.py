@@ -15,8 +15,9 @@ from prefixloom import Cache, InputError
 from ..contract.model import Batch, Span
 from .cache import cache_over
 from .images import images_in, positions_of
-from .refusals import cache_parameter
+from .refusals import UNPADDED, cache_parameter
 from .rope import length_dependent
+from .rows import Rows
 
 POSITION_TABLES = ("wpe", "embed_positions", "position_embedding", "position_embeddings")
 """The names that models of transformers give to a table of learned positions. Some have rows before position 0, and
@@ -43,6 +44,7 @@ class HFRunner:
         self.scans_from_zero = scans_from_zero(model)
         self.places_images = hasattr(model.base_model, "get_rope_index")
         """Whether rotary embeddings use positions that the model makes of images."""
+        self._unpadded = model.config.model_type in UNPADDED
         self._takes_positions = "position_ids" in takes
         self._takes_wanted = "logits_to_keep" in takes
         self._positions = learned_positions(model)
@@ -62,15 +64,16 @@ class HFRunner:
         longest = max((span.end for span in spans), default=0)
         if self._positions is not None and longest > self._positions:
             raise InputError(f"{type(self._model).__name__} has learned {self._positions} positions, not {longest}")
-        found: dict[tuple[int, bool], list[int]] = {}
+        found: dict[tuple[int, int], list[int]] = {}
         alone: list[list[int]] = []  # the model is given the images of one prompt in a pass
         for row, span in enumerate(spans):
             if images_in(span):
                 alone.append([row])
             else:
-                found.setdefault((span.count, span.start == 0), []).append(row)
+                past = span.start if self._unpadded else int(span.start > 0)
+                found.setdefault((span.count, past), []).append(row)
         alike = list(found.values())
-        return [*(alike if self.pooled.has_states else joined(alike, spans)), *alone]
+        return [*(alike if self.pooled.has_states or self._unpadded else joined(alike, spans)), *alone]
 
     def forward(self, batch: Batch) -> Tensor:
         with torch.no_grad():
@@ -84,12 +87,21 @@ class HFRunner:
         rows = self.pooled.begin(batch)
         try:
             logits = self.call(
-                batch.tokens, positions_of(rows), rows.mask(), max(batch.wanted, 1), **self.media_inputs(batch.spans)
+                batch.tokens,
+                positions_of(rows),
+                self._mask(rows),
+                max(batch.wanted, 1),
+                **self.media_inputs(batch.spans),
             )
             self.pooled.check(rows)
         finally:
             self.pooled.end()
         return logits[:, logits.shape[1] - batch.wanted :]
+
+    def _mask(self, rows: Rows) -> Tensor | None:
+        """The mask of the columns; a model without attention needs none, and Mamba's first takes it for one of the new
+        tokens."""
+        return rows.mask() if self.pooled.has_pages else None
 
     def media_inputs(self, spans: Sequence[Span]) -> dict[str, Any]:
         """What the model is given of images in a pass over ``spans``."""

@@ -8,9 +8,11 @@ pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is n
 
 import transformers
 
-from tests.support.hf_outcome import Outcome, measured, outcome_of
+from prefixloom import CompositionError
+from tests.support.hf_outcome import SINGLE, Outcome, grouped, measured, outcome_of
 from tests.support.hf_table import PAGE, told, verdict, written
 from tests.support.hf_tiny import MODEL_TYPES, tiny_model
+from tests.support.sampling import only
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -18,6 +20,17 @@ pytestmark = [
 ]
 QUICK = ("dots3_note_text", "gpt_neo", "hy_v4", "jetmoe", "longcat_flash", "mimo_v2_flash", "qwen4_exp_text", "zaya")
 """Model types whose composition, or whose way of using the cache, is like that of no other."""
+GROUPED = (
+    "git",
+    "moss_transcribe_diarize",
+    "gpt_neox_japanese",
+    "bloom",
+    "mamba",
+    "gemma3_text",
+    "qwen3_5_text",
+    "opt",
+)
+"""Model types whose code takes padding, or a mask, as that of no other."""
 
 
 @pytest.mark.slow
@@ -34,6 +47,21 @@ def test_a_model_type_is_exact_or_refused_as_the_page_says(model_type: str) -> N
 @pytest.mark.parametrize("model_type", QUICK)
 def test_what_is_composed_from_a_config_is_what_the_modules_write(model_type: str) -> None:
     assert told(outcome_of(model_type)).startswith("exact")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("model_type", only(MODEL_TYPES, *GROUPED))
+def test_rows_of_other_lengths_and_counts_are_exact_in_the_groups_in_which_they_are_computed(model_type: str) -> None:
+    try:
+        error, _ = grouped(tiny_model(model_type))
+    except (CompositionError, ImportError, AttributeError, ValueError) as why:
+        pytest.skip(f"no such model is served: {why}")
+    assert error < SINGLE
+
+
+@pytest.mark.parametrize(("model_type", "passes"), [("llama", 2), ("bloom", 2), ("lfm3", 7), ("git", 10)])
+def test_rows_of_other_counts_go_through_one_pass_where_padding_changes_nothing(model_type: str, passes: int) -> None:
+    assert grouped(tiny_model(model_type))[1] == passes
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba", "jamba", "zamba"])
