@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -147,6 +148,8 @@ def test_a_stop_string_ends_the_answer_in_front_of_it(client: openai.OpenAI) -> 
         ("completions", {"prompt": "x", "max_tokens": 3000}, 400, "and 3000 of an answer"),
         ("completions", {"prompt": "x", "stop_token_ids": [999]}, 400, "has the stop 999"),
         ("completions", {"prompt": "x", "suffix": "y"}, 400, "suffix is not served"),
+        ("completions", {"prompt": "x", "stop_token_ids": [1] * 2000}, 400, "at most 1024 items"),
+        ("completions", {"prompt": ["x"] * 40, "n": 2}, 400, "80 answers are asked for at once, and this server takes 64"),
         ("completions", "[1, 2", 400, "the body is no JSON"),
         ("completions", "\"\\ud800\"", 400, "the body is no JSON"),
         ("nothing", {}, 404, "there is no /v1/nothing here"),
@@ -162,6 +165,30 @@ def test_what_cannot_be_served_is_refused_in_the_apis_own_shape(
         error = answer.json()["error"]
         assert says in error["message"]
         assert error.keys() == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [None] * 200_000},
+        {"prompt": [[None]] * 200_000},
+        {"prompt": ["x"] * 200_000, "n": 128},
+        {"prompt": "x", "stop": [0] * 200_000},
+        {"prompt": "x", "logit_bias": {str(token): [] for token in range(100_000)}},
+        {"messages": [None] * 200_000},
+        {"messages": [{"role": "user", "content": [None] * 200_000}]},
+    ],
+    ids=lambda body: " ".join(body),
+)
+def test_a_long_body_is_refused_without_delay(server: RunningServer, body: Any) -> None:
+    path = "chat/completions" if "messages" in body else "completions"
+    with server.client() as client:
+        content = json.dumps(body)
+        begun = time.process_time()
+        answer = client.post(f"/v1/{path}", content=content)
+        took = time.process_time() - begun
+    assert answer.status_code == 400 and len(answer.content) < 1000
+    assert took < 1
 
 
 def test_the_neutral_values_that_clients_send_are_taken(client: openai.OpenAI) -> None:

@@ -179,6 +179,7 @@ class Server:
         tenant = self.tenant(request)
         asked = await self.body(request, ChatAsked)
         self.check_model(asked.model)
+        self.worker.check_room(asked.n)
         prompt = await self.chat_prompt(asked)
         form = ChatForm(self.name, self.fingerprint, asked, self.tokenizer, prompt.tokens)
         answers = await self.begin(asked, [prompt], tenant, self.limits.answer)
@@ -197,6 +198,7 @@ class Server:
         several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
         if not several or not all(several):
             raise ApiError(400, "prompt: it has at least one token", param="prompt")
+        self.worker.check_room(len(several) * asked.n)
         for each in several:
             self.check_tokens("" if isinstance(each, str) else each, "prompt")
         prompts = await self.text(

@@ -6,13 +6,17 @@ not, since clients send them with their neutral values. Unknown fields are ignor
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 MOST_CHOICES = 128
 MOST_ALTERNATIVES = 20
 MOST_STOPS = 16
+MOST_STOP_TOKENS = 1024
+T = TypeVar("T")
+Several = Annotated[list[T], Field(fail_fast=True)]
+"""A list, of which the first wrong item is told. An error for each of a million wrong items would take minutes."""
 
 
 class ApiError(Exception):
@@ -49,17 +53,17 @@ class SampledBody(Body):
     temperature: float | None = Field(None, ge=0, le=100, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
+    stop: str | Several[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     user: str | None = None
     cache_salt: str = Field("", max_length=512)
     priority: int = Field(0, ge=-(2**31), lt=2**31)
     ignore_eos: bool = False
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Several[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
 
     @model_validator(mode="after")
     def _served(self) -> SampledBody:
@@ -84,7 +88,7 @@ class SampledBody(Body):
 class CompletionAsked(SampledBody):
     """The body of ``/v1/completions``."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Several[str] | Several[int] | Several[Several[int]]
     max_tokens: int | None = Field(16, ge=1)
     logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
     echo: bool = False
@@ -122,8 +126,8 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")  # a template may know more, such as a name
 
     role: str = Field(max_length=64)
-    content: str | list[ContentPart] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Several[ContentPart] | None = None
+    tool_calls: Several[dict[str, Any]] | None = None
 
 
 class ResponseFormat(Body):
@@ -133,15 +137,15 @@ class ResponseFormat(Body):
 class ChatAsked(SampledBody):
     """The body of ``/v1/chat/completions``."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Several[Message] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
-    tools: list[dict[str, Any]] | None = None
+    tools: Several[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
-    modalities: list[str] | None = None
+    modalities: Several[str] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -164,8 +168,8 @@ class ChatAsked(SampledBody):
 class TokenizeAsked(Body):
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Several[Message] | None = None
+    tools: Several[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -177,7 +181,7 @@ class TokenizeAsked(Body):
 
 class DetokenizeAsked(Body):
     model: str | None = None
-    tokens: list[int]
+    tokens: Several[int]
 
 
 class StoreAsked(Body):

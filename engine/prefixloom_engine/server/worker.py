@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from prefixloom import PrefixloomError
+from prefixloom import InputError, PrefixloomError
 
 from ..contract.requests import Answer, Request
 from ..serving.engine import Engine
@@ -142,11 +142,17 @@ class EngineWorker:
         """How many requests run or wait."""
         return len(self._tickets)
 
-    async def add(self, *requests: Request) -> list[PendingAnswer]:
-        """Add requests, all or none. ``QueueFull``: there are too many already. ``InputError``: one is refused."""
-        if self.load + len(requests) > self.most:
+    def check_room(self, count: int) -> None:
+        """Refuse so many requests, if they never fit at once (``InputError``) or do not fit now (``QueueFull``)."""
+        if count > self.most:
+            raise InputError(f"{count} answers are asked for at once, and this server takes {self.most} at most")
+        if self.load + count > self.most:
             ahead = max(self.load - self.most // 2, 1)
             raise QueueFull(self.load, max(1, min(60, round(self.seconds_per_answer * ahead / self.most))))
+
+    async def add(self, *requests: Request) -> list[PendingAnswer]:
+        """Add requests, all or none. ``QueueFull``: there are too many already. ``InputError``: one is refused."""
+        self.check_room(len(requests))
         tickets = [PendingAnswer(request) for request in requests]
         self._tickets.update(tickets)
         try:
