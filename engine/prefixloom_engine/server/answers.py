@@ -72,8 +72,8 @@ class TextAnswer:
     def _expire(self, seconds: float) -> None:
         error = ApiError(504, f"the answer took more than {seconds:g} seconds", code="timeout")
         if not self.ticket.over:
-            self._worker.abort(self.ticket)
             self.ticket.put(News([], [], [], "error", error, self.ticket.hit))
+            self._worker.abort(self.ticket)
 
     async def pieces(self) -> AsyncIterator[TextPiece]:
         """The answer as it comes, to its end. Who leaves early has to ``leave``."""

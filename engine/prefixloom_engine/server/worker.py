@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import attrs
@@ -67,6 +68,9 @@ class PendingAnswer:
         self._come = asyncio.Event()
 
     def put(self, news: News) -> None:
+        """Tell what is new. After the end nothing is: the engine may answer on for a step after an abort."""
+        if self.over:
+            return
         self._news.append(news)
         self.hit = news.hit
         self.over = bool(news.reason)
@@ -121,6 +125,10 @@ class EngineWorker:
         self._tickets: set[PendingAnswer] = set()
         self._running: dict[PendingAnswer, DrivenAnswer] = {}
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._asking = threading.Lock()
+        """Held where a call is added, and where the last ones are taken, so that none is left without an answer."""
+        self._over = False
+        """Whether the engine is driven no more."""
         self._wake = threading.Event()
         self._stopping = False
         self._patience = 0.0
@@ -164,8 +172,9 @@ class EngineWorker:
         return tickets
 
     def abort(self, ticket: PendingAnswer) -> None:
-        """End a request whose client has gone."""
+        """End a request whose client has gone. Whoever still waits for its answer is told."""
         self._end(ticket, self.engine.abort)
+        ticket.put(News([], [], [], "aborted", None, ticket.hit))
 
     def finish(self, ticket: PendingAnswer) -> None:
         """End a request that has answered enough; what is computed stays cached."""
@@ -187,11 +196,12 @@ class EngineWorker:
 
     def _ask(self, what: Callable[[], T]) -> Future[T]:
         asked: Future[T] = Future()
-        if self.error is not None or not self._thread.is_alive():
-            asked.set_exception(self.error or EngineDown("the engine is not running"))
-            return asked
-        self._calls.append((asked, what))
-        self._wake.set()
+        with self._asking:
+            if not self._over:
+                self._calls.append((asked, what))
+                self._wake.set()
+                return asked
+        asked.set_exception(self.error or EngineDown("the engine is not running"))
         return asked
 
     async def stop(self, seconds: float) -> None:
@@ -210,14 +220,22 @@ class EngineWorker:
             made.set_exception(error)
             return
         self._started.wait()
-        self._drive()
-        self.engine.close()
-        if self.error is None:
-            self._write_out()
+        try:
+            self._drive()
+        except BaseException as error:
+            log.exception("the engine is given up")
+            self._give_up(error)
+        self._take_no_more()
+        try:
+            self.engine.close()
+            if self.error is None:
+                self._write_out()
+        except Exception:
+            log.exception("the engine could not be closed")
         self._ended()
 
     def _drive(self) -> None:
-        """Step until the worker is stopped and nothing runs, or the engine is given up."""
+        """Step until the worker is stopped and nothing runs. What it raises is why the engine has to be given up."""
         failures = 0
         while not (self._stopping and not self._running and not self._calls):
             self._wake.clear()
@@ -225,12 +243,11 @@ class EngineWorker:
             try:
                 worked = self.engine.step()
                 failures = 0
-            except Exception as error:
+            except Exception:
                 failures += 1
                 log.exception("a step of the engine raised (%d of %d)", failures, MOST_FAILURES)
                 if failures == MOST_FAILURES:
-                    self._give_up(error)
-                    return
+                    raise
                 continue
             self._tell()
             if not worked and not self._calls:
@@ -308,9 +325,16 @@ class EngineWorker:
         self.error.__cause__ = error
         self._send([(each.ticket, News([], [], [], "error", self.error, 0)) for each in self._running.values()])
         self._running.clear()
+        self._take_no_more()
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(self._failed, self.error)
+
+    def _take_no_more(self) -> None:
+        """Whoever asks something of the engine from now on, or has asked and waits, is told that it is down."""
+        with self._asking:
+            self._over = True
         while self._calls:
             asked, _ = self._calls.popleft()
             if asked.set_running_or_notify_cancel():
-                asked.set_exception(self.error)
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._failed, self.error)
+                asked.set_exception(self.error or EngineDown("the engine is not running"))

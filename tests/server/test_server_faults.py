@@ -1,0 +1,81 @@
+"""The engine fails, and answers are given up: whoever waits is told, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from prefixloom import compose
+from prefixloom_engine import Engine, Request
+from prefixloom_engine.server.protocol import ApiError
+from prefixloom_engine.server.worker import EngineWorker, News, PendingAnswer
+from tests.support.servers import CAPACITY, serving, text_model
+
+BODY = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True}
+
+
+class Panic(BaseException):
+    """What no ``except Exception`` catches."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
+def test_an_engine_that_is_given_up_tells_everybody(error: type[BaseException]) -> None:
+    broken = threading.Event()
+
+    def prepare(engine: Any) -> None:
+        step = engine.step
+
+        def fails() -> bool:
+            if broken.is_set():
+                raise error("broken")
+            return bool(step())
+
+        engine.step = fails
+
+    with serving(prepare=prepare, most=2) as server, server.client() as client:
+        with client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            broken.set()
+            *_, last = filter(None, lines)
+        assert "the engine has failed" in last
+        refused = client.post("/v1/completions", json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_down")
+        assert client.get("/health").status_code == 503
+
+
+def test_nothing_is_new_of_an_answer_that_is_over() -> None:
+    """An answer that takes too long may go on for a step; its reader is slow, and still learns that it is over."""
+
+    async def read() -> News:
+        ticket = PendingAnswer(Request((1,)))
+        ticket.put(News([], [], [], "error", ApiError(504, "too long"), 0))
+        ticket.put(News([7], [], [], "", None, 0))
+        return await ticket.next()
+
+    news = asyncio.run(read())
+    assert isinstance(news.error, ApiError) and news.tokens == []
+
+
+def test_whoever_waits_for_an_aborted_answer_is_told() -> None:
+    def make() -> Engine:
+        return Engine(text_model(), compose(text_model().config, capacity=CAPACITY))
+
+    async def read() -> str:
+        worker = EngineWorker(make, 4, lambda error: None)
+        worker.start()
+        try:
+            (ticket,) = await worker.add(Request((1,), 1500, stops=()))
+            await ticket.next()
+            worker.abort(ticket)
+            while True:
+                news = await asyncio.wait_for(ticket.next(), 5)
+                if news.reason:
+                    return news.reason
+        finally:
+            await worker.stop(0)
+
+    assert asyncio.run(read()) == "aborted"
