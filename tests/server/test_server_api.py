@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from prefixloom_engine.threeway.text import ByteTokenizer
+from prefixloom_engine.threeway.text import END, ByteTokenizer
 from tests.support.servers import RunningServer, greedy, serving
 
 TEXT = ByteTokenizer()
@@ -128,6 +128,17 @@ def test_a_stop_string_ends_the_answer_in_front_of_it(client: openai.OpenAI) -> 
         assert "".join(chunk.choices[0].text for chunk in ask(given, stream=True)) == whole[:at]
 
 
+def test_a_stop_token_ends_the_answer_even_where_the_models_own_do_not(client: openai.OpenAI) -> None:
+    tokens = greedy(TEXT.encode("To stop"), 20, ends=False)
+    at = next(at for at, token in enumerate(tokens) if at > 3 and token < END)
+    told = client.completions.create(
+        model="built-in", prompt="To stop", max_tokens=20, temperature=0,
+        extra_body={"ignore_eos": True, "stop_token_ids": [tokens[at]]},
+    )  # fmt: skip
+    first = tokens.index(tokens[at])
+    assert (told.choices[0].text, told.choices[0].finish_reason) == (TEXT.decode(tokens[:first]), "stop")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
@@ -198,6 +209,18 @@ def test_the_neutral_values_that_clients_send_are_taken(client: openai.OpenAI) -
         metadata={"a": "b"},
     )  # fmt: skip
     assert told.choices[0].message.role == "assistant"
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_what_has_a_default_may_be_null(server: RunningServer, path: str) -> None:
+    names = ["model", "n", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "presence_penalty"]
+    names += ["frequency_penalty", "logit_bias", "user", "logprobs", "cache_salt", "priority", "ignore_eos"]
+    names += ["stop_token_ids", *({"completions": ["echo", "best_of", "suffix"]}.get(path, []))]
+    names += ["tools", "tool_choice", "response_format", "top_logprobs", "chat_template_kwargs"]
+    begin = {"prompt": "x"} if path == "completions" else {"messages": TALK}
+    with server.client() as client:
+        answer = client.post(f"/v1/{path}", json={**dict.fromkeys(names), **begin, "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
 
 
 def test_models_tokens_and_health_are_told(server: RunningServer, client: openai.OpenAI) -> None:

@@ -12,6 +12,8 @@ from prefixloom import compose
 from prefixloom_engine import Engine, Request
 from prefixloom_engine.server.protocol import ApiError
 from prefixloom_engine.server.worker import EngineWorker, News, PendingAnswer
+from prefixloom_engine.threeway.text import ByteDetokenizer, ByteTokenizer
+from tests.server.test_server_clients import eventually
 from tests.support.servers import CAPACITY, serving, text_model
 
 BODY = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True}
@@ -45,6 +47,29 @@ def test_an_engine_that_is_given_up_tells_everybody(error: type[BaseException]) 
         refused = client.post("/v1/completions", json=BODY)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_down")
         assert client.get("/health").status_code == 503
+
+
+class Confused(ByteTokenizer):
+    """Fails where an answer has become long."""
+
+    def detokenizer(self) -> ByteDetokenizer:
+        class Failing(ByteDetokenizer):
+            left = 20
+
+            def push(self, token: int) -> str:
+                self.left -= 1
+                return "x" * (8 // self.left)
+
+        return Failing()
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_a_stream_in_which_something_fails_says_so(choices: int) -> None:
+    with serving(tokenizer=Confused()) as server, server.client() as client:
+        told = client.post("/v1/completions", json={**BODY, "stream": True, "n": choices}).text
+        assert "something went wrong" in told.split("\n\n")[-2]
+        assert client.post("/v1/completions", json={**BODY, "n": choices}).status_code == 500
+        eventually(lambda: server.server.worker.load == 0)
 
 
 def test_nothing_is_new_of_an_answer_that_is_over() -> None:

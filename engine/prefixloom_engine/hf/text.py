@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import copy
+import inspect
 import io
 import json
 import os
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoProcessor, AutoTokenizer
+from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase, ProcessorMixin
 
 from prefixloom import CompositionError, InputError
 
@@ -23,6 +24,14 @@ REPLACEMENT = "\ufffd"
 MOST_PENDING = 16
 """After so many tokens that make no whole character, their text is told as it is."""
 DATA = "data:"
+IMAGES = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""The formats that are read. Pillow knows others, for some of which it starts programs."""
+ARGUMENTS = {
+    name
+    for kind in (PreTrainedTokenizerBase, ProcessorMixin)
+    for name in inspect.signature(kind.apply_chat_template).parameters
+} - {"documents"}
+"""What transformers takes beside the variables of a template. Clients have no say in it."""
 
 
 def load_tokenizer(path: str | os.PathLike[str], *, images: bool) -> FolderTokenizer:
@@ -58,7 +67,7 @@ class FolderTokenizer:
         return list(self._tokenizer(text)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self._reading.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token: int) -> bytes:
         return str(self._reading.decode([token], clean_up_tokenization_spaces=False)).encode()
@@ -72,6 +81,9 @@ class FolderTokenizer:
     ) -> ChatPrompt:
         given = [self._message(message, at) for at, message in enumerate(messages)]
         maker = self._tokenizer if self._processor is None else self._processor
+        for name in more:  # a template of the client's own could run for ever
+            if name in ARGUMENTS or name.endswith("_kwargs"):
+                raise InputError(f"chat_template_kwargs has {name!r}, which is no variable of a chat template")
         try:
             made = maker.apply_chat_template(
                 given, tools=list(tools) or None, add_generation_prompt=True, tokenize=True, return_dict=True, **more
@@ -109,11 +121,13 @@ class FolderTokenizer:
 
 def _call(call: Mapping[str, Any], at: int) -> dict[str, Any]:
     """A tool call of an earlier answer: templates take its arguments as an object, and the API has them as text."""
-    function = {**call.get("function", {})}
+    if not isinstance(call.get("function"), Mapping):
+        raise InputError(f"messages[{at}] has a tool call without a function")
+    function = {**call["function"]}
     if isinstance(function.get("arguments"), str):
         try:
             function["arguments"] = json.loads(function["arguments"] or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"messages[{at}] has a tool call whose arguments are no JSON: {error}") from error
     return {**call, "function": function}
 
@@ -133,7 +147,7 @@ def _image(url: str, at: int) -> Any:
     try:
         if not head.endswith(";base64"):
             raise ValueError("it is not in base64")
-        return Image.open(io.BytesIO(base64.b64decode(body, validate=True))).convert("RGB")
+        return Image.open(io.BytesIO(base64.b64decode(body, validate=True)), formats=IMAGES).convert("RGB")
     except (ValueError, OSError, binascii.Error, Image.DecompressionBombError) as error:
         raise InputError(f"messages[{at}] has an image that cannot be read: {sentence(error)}") from error
 

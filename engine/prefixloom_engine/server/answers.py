@@ -147,7 +147,7 @@ def requests_of(
     else:
         logprobs, alternatives = asked.logprobs is not None, asked.logprobs or 0
     seed = secrets.randbits(60) if asked.seed is None else asked.seed
-    ends = frozenset() if asked.ignore_eos else stops | frozenset(asked.stop_token_ids or ())
+    ends = (frozenset() if asked.ignore_eos else stops) | frozenset(asked.stop_token_ids or ())
     return [
         Request(
             tuple(tokens), most, stops=ends, temperature=temperature, top_p=1.0 if asked.top_p is None else asked.top_p,

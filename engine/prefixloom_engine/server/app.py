@@ -37,6 +37,7 @@ from .worker import EngineDown, EngineWorker, QueueFull
 log = logging.getLogger("prefixloom.server")
 T = TypeVar("T", bound=BaseModel)
 R = TypeVar("R")
+UNEXPECTED = ApiError(500, "something went wrong in the server")
 CLIENT_LEFT = 499
 """The status that logs have of a request whose client has gone."""
 
@@ -102,7 +103,7 @@ class Server:
         """Run what takes text to tokens, which may take long, beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._texts, what)
 
-    def room(self, tokens: int, asked: int | None, otherwise: int) -> int:
+    def room(self, tokens: int, asked: int | None) -> int:
         """How many tokens the answer to a prompt of so many tokens may have. ``ApiError``: the prompt is too long."""
         left = self.longest + 1 - tokens  # of the answer's last token nothing is computed
         if left < (asked or 1):
@@ -111,11 +112,11 @@ class Server:
                 400, f"the prompt has {tokens} tokens{more}: this server takes {self.longest + 1} together at most",
                 code="context_length_exceeded",
             )  # fmt: skip
-        return min(left, otherwise) if asked is None else asked
+        return min(left, self.limits.answer) if asked is None else asked
 
     # ------------------------------------------------------------ answering
     async def begin(
-        self, asked: ChatAsked | CompletionAsked, prompts: Sequence[ChatPrompt], tenant: Tenant, otherwise: int
+        self, asked: ChatAsked | CompletionAsked, prompts: Sequence[ChatPrompt], tenant: Tenant
     ) -> list[TextAnswer]:
         """Ask the engine for all choices of all prompts."""
         most = asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens
@@ -124,7 +125,7 @@ class Server:
             each
             for prompt in prompts
             for each in requests_of(
-                asked, prompt.tokens, prompt.inputs, self.room(len(prompt.tokens), most, otherwise), namespace, stops,
+                asked, prompt.tokens, prompt.inputs, self.room(len(prompt.tokens), most), namespace, stops,
                 tenant.name or "a client",
             )
         ]  # fmt: skip
@@ -161,6 +162,9 @@ class Server:
         except ApiError as error:
             log.warning("a stream ended with an error: %s", error.message)
             yield sent(error.body)
+        except Exception:
+            log.exception("a stream ended with an error")
+            yield sent(UNEXPECTED.body)
 
     async def respond(
         self, request: Request, form: Form, answers: list[TextAnswer], usage: Usage, asked: ChatAsked | CompletionAsked
@@ -182,7 +186,7 @@ class Server:
         self.worker.check_room(asked.n)
         prompt = await self.chat_prompt(asked)
         form = ChatForm(self.name, self.fingerprint, asked, self.tokenizer, prompt.tokens)
-        answers = await self.begin(asked, [prompt], tenant, self.limits.answer)
+        answers = await self.begin(asked, [prompt], tenant)
         return await self.respond(request, form, answers, Usage(len(prompt.tokens)), asked)
 
     async def chat_prompt(self, asked: ChatAsked | TokenizeAsked) -> ChatPrompt:
@@ -206,7 +210,7 @@ class Server:
         )
         echoes = [each if isinstance(each, str) else self.tokenizer.decode(each) for each in several if asked.echo]
         form = CompletionForm(self.name, self.fingerprint, asked, echoes)
-        answers = await self.begin(asked, prompts, tenant, self.longest)
+        answers = await self.begin(asked, prompts, tenant)
         return await self.respond(request, form, answers, Usage(sum(len(each.tokens) for each in prompts)), asked)
 
     async def tokenize(self, request: Request) -> Response:
@@ -281,7 +285,7 @@ def make_app(server: Server, more: Sequence[Route] = ()) -> Starlette:
         ClientDisconnect: lambda request, error: Response(status_code=CLIENT_LEFT),
         404: lambda request, error: told(ApiError(404, f"there is no {request.url.path} here")),
         405: lambda request, error: told(ApiError(405, f"{request.url.path} does not take {request.method}")),
-        500: lambda request, error: told(ApiError(500, "something went wrong in the server")),
+        500: lambda request, error: told(UNEXPECTED),
     }
     return Starlette(routes=[*server.routes(), *more], exception_handlers=handlers, lifespan=lifespan)
 

@@ -40,6 +40,12 @@ KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, given: Any) -> Any:
+        """A field that is null has its default: the API lets clients say so."""
+        return {name: each for name, each in given.items() if each is not None} if isinstance(given, dict) else given
+
 
 class StreamOptions(Body):
     include_usage: bool = False
@@ -89,7 +95,7 @@ class CompletionAsked(SampledBody):
     """The body of ``/v1/completions``."""
 
     prompt: str | Several[str] | Several[int] | Several[Several[int]]
-    max_tokens: int | None = Field(16, ge=1)
+    max_tokens: int = Field(16, ge=1)
     logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
     echo: bool = False
     best_of: int | None = None

@@ -83,10 +83,26 @@ def test_a_folder_is_served_with_its_own_template_and_stops(server: RunningServe
                 "image_url",
             ),
             ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "no JSON"),
+            ({"messages": [{"role": "assistant", "tool_calls": [{"function": None}]}]}, "without a function"),
+            (
+                {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 100_000}}]}]},
+                "no JSON",
+            ),
+            ({"messages": messages, "chat_template_kwargs": {"chat_template": "mine"}}, "'chat_template', which is no"),
+            ({"messages": messages, "chat_template_kwargs": {"return_tensors": "pt"}}, "'return_tensors', which is no"),
+            ({"messages": messages, "chat_template_kwargs": {"messages": []}}, "cannot take these messages"),
             ({"prompt": "x" * 2100}, "the prompt has 2100 tokens"),
         ):
             refused = client.post(f"/v1/{'completions' if 'prompt' in wrong else 'chat/completions'}", json=wrong)
             assert refused.status_code == 400 and says in refused.json()["error"]["message"]
+
+
+def test_templates_get_variables_of_their_own(folder: Path) -> None:
+    knowing = PreTrainedTokenizerFast.from_pretrained(folder)
+    knowing.chat_template = "{{ mood }}{% for d in documents %}({{ d.text }}){% endfor %}"
+    tokenizer = FolderTokenizer(knowing)
+    made = tokenizer.chat([{"role": "user", "content": "x"}], [], {"mood": "calm", "documents": [{"text": "y"}]})
+    assert tokenizer.decode(made.tokens) == "calm(y)"
 
 
 def test_tools_reach_the_template_and_their_calls_come_back_apart(folder: Path) -> None:
@@ -130,6 +146,26 @@ def test_tokens_come_as_whole_characters(folder: Path) -> None:
         pieces = [come.push(token) for token in tokens]
         assert "".join([*pieces, come.end()]) == text == tokenizer.decode(tokens)
         assert text == "\ufffd" or not any(piece.endswith("\ufffd") for piece in pieces)
+
+
+def test_no_tokenizer_is_used_by_two_threads_at_once(folder: Path) -> None:
+    """One thread makes prompts while the event loop decodes."""
+    made, used = PreTrainedTokenizerFast.from_pretrained(folder), []
+
+    class Watched:
+        def __call__(self, text: str) -> Any:
+            used.append(("encodes", id(self)))
+            return made(text)
+
+        def decode(self, tokens: list[int], **options: Any) -> Any:
+            used.append(("decodes", id(self)))
+            return made.decode(tokens, **options)
+
+    tokenizer = FolderTokenizer(Watched())
+    assert tokenizer.decode(tokenizer.encode("text")) == "text"
+    tokenizer.token_bytes(tokenizer.encode("t")[0])
+    encoding, decoding = ({it for what, it in used if what == which} for which in ("encodes", "decodes"))
+    assert len(encoding) == len(decoding) == 1 and encoding != decoding
 
 
 def test_a_folder_without_a_tokenizer_or_a_template_says_so(folder: Path, tmp_path: Path) -> None:
