@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,32 @@ def test_a_signal_lets_answers_end_and_refuses_new_clients() -> None:
         assert server.wait(30) in (0, -signal.SIGTERM)
         with pytest.raises(httpx.ConnectError):
             client.get("/health")
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
+def test_answers_that_the_end_cuts_say_so(signals: list[signal.Signals]) -> None:
+    """After the drain, or at the second Ctrl-C, whoever waits gets an error."""
+    with process("--drain", "1" if len(signals) == 1 else "60", "--max-running", "2") as (server, client):
+        body = {**BODY, "max_tokens": 3000, "n": 8, "ignore_eos": True}
+        told: list[httpx.Response] = []
+
+        def ask(stream: bool) -> None:
+            told.append(client.post("/v1/completions", json={**body, "stream": stream}))
+
+        asking = [threading.Thread(target=ask, args=[stream]) for stream in (True, False)]
+        for each in asking:
+            each.start()
+        time.sleep(1)
+        for each in signals:
+            server.send_signal(each)
+            time.sleep(0.3)
+        for each in asking:
+            each.join(30)
+        assert sorted(answer.status_code for answer in told) == [200, 503]
+        assert all('"code":"server_ends"' in answer.text for answer in told)
+        assert server.wait(30) in (-signals[0], 128 + signals[0])
+        assert server.stderr is not None
+        assert len(signals) == 2 or "Traceback" not in server.stderr.read()
 
 
 def test_a_killed_server_finds_its_prefixes_in_the_store(tmp_path: Path) -> None:

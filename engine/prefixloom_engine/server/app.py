@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 import anyio
@@ -381,16 +382,36 @@ async def unless_left(request: Request, answer: Awaitable[Response]) -> Response
 
 
 class Announced(uvicorn.Server):
-    """Serves until a signal comes, and says on standard output when it has begun."""
+    """Serves until a signal comes, and says on standard output when it has begun.
 
-    def __init__(self, config: uvicorn.Config, what: str, lines: Sequence[str]) -> None:
+    Answers that run then may end within ``drain_seconds``. After these, or at a second signal, they end with an error.
+    """
+
+    def __init__(self, config: uvicorn.Config, server: Server, what: str, lines: Sequence[str]) -> None:
         super().__init__(config)
-        self._what, self._lines = what, lines
+        self._server, self._what, self._lines = server, what, lines
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             port = self.servers[0].sockets[0].getsockname()[1]
             host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
             print(f"{self._what} at http://{host}:{port}/v1")
             print("\n".join(f"  {line}" for line in self._lines), flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        late = asyncio.get_running_loop().call_later(self._server.limits.drain_seconds, self._abort_all)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            late.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._abort_all)
+        super().handle_exit(sig, frame)
+
+    def _abort_all(self) -> None:
+        self._server.worker.abort_all(ApiError(503, "the server ends before this answer does", code="server_ends"))

@@ -33,6 +33,8 @@ NUMBERS = {
 }
 """The least and the greatest value of each option that is a whole number."""
 SIZES = ("memory", "host_memory", "max_body")
+LAST_SECONDS = 5
+"""How long clients may take to read the error of an answer that the end of the server has cut."""
 BUILT_IN = "prefixloom-threeway"
 
 
@@ -169,8 +171,9 @@ def _serve(settings: ServeSettings) -> int:
     http = Announced(
         uvicorn.Config(
             app, host=args.host, port=numbers["port"], log_level="warning", access_log=False, lifespan="on",
-            timeout_graceful_shutdown=numbers["drain"], backlog=2048,
+            timeout_graceful_shutdown=numbers["drain"] + LAST_SECONDS, backlog=2048,
         ),
+        server,
         f"prefixloom serves {name} ({about})",
         [str(line) for line in worker.engine.cache.composition.sizing],
     )  # fmt: skip

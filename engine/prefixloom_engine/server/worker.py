@@ -176,6 +176,12 @@ class EngineWorker:
         self._end(ticket, self.engine.abort)
         ticket.put(News([], [], [], "aborted", None, ticket.hit))
 
+    def abort_all(self, error: BaseException) -> None:
+        """End every request. Whoever waits for its answer gets the error."""
+        for ticket in list(self._tickets):
+            ticket.put(News([], [], [], "error", error, ticket.hit))
+            self.abort(ticket)
+
     def finish(self, ticket: PendingAnswer) -> None:
         """End a request that has answered enough; what is computed stays cached."""
         self._end(ticket, self.engine.finish)
