@@ -197,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
     headers = {"authorization": f"Bearer {_key(args.key_file)}", "content-type": "application/json"}
     asked = urllib.request.Request(args.server.rstrip("/") + path, data=body, headers=headers, method=method)
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
             print(json.dumps(json.load(answer), indent=2))
             return 0
     except urllib.error.HTTPError as error:

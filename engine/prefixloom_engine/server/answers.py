@@ -75,6 +75,11 @@ class TextAnswer:
             self.ticket.put(News([], [], [], "error", error, self.ticket.hit))
             self._worker.abort(self.ticket)
 
+    @property
+    def cut(self) -> bool:
+        """Whether a stop string ended it, so that its tokens say more than its text."""
+        return self._stops.met
+
     async def pieces(self) -> AsyncIterator[TextPiece]:
         """The answer as it comes, to its end. Who leaves early has to ``leave``."""
         reason = ""
@@ -287,7 +292,8 @@ class ChatForm(Form):
 
     def _message(self, answer: TextAnswer, piece: TextPiece) -> tuple[Object, str]:
         """What a piece says, with the tools that it calls where the tokenizer knows their form; and why it ends."""
-        parsed = self._tokenizer.parse(answer.tokens, self._prompt, self._tools or ()) if self.parses else None
+        whole = self.parses and not answer.cut
+        parsed = self._tokenizer.parse(answer.tokens, self._prompt, self._tools or ()) if whole else None
         if parsed is None:
             return ({"content": piece.text} if piece.text else {}), piece.reason
         message: Object = {}

@@ -117,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
     if "threads" in settings.numbers:
         torch.set_num_threads(settings.numbers["threads"])
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("prefixloom.server").setLevel(logging.INFO)  # which tells what administrators do
     return _serve(settings)
 
 

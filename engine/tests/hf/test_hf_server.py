@@ -127,7 +127,7 @@ def test_tools_reach_the_template_and_their_calls_come_back_apart(folder: Path) 
     said = 'Let me see.<tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
 
     class Answered:
-        index, tokens = 0, tokenizer.encode(said)
+        index, tokens, cut = 0, tokenizer.encode(said), False
 
     told = form.choice(Answered(), TextPiece(said, (), "stop"))  # type: ignore[arg-type]
     (made,) = told["message"]["tool_calls"]
@@ -135,6 +135,9 @@ def test_tools_reach_the_template_and_their_calls_come_back_apart(folder: Path) 
     assert (told["message"]["content"], told["finish_reason"]) == ("Let me see.", "tool_calls")
     (delta,) = form.deltas(Answered(), TextPiece(said, (), "stop"))  # type: ignore[arg-type]
     assert delta["delta"]["tool_calls"][0]["function"] == made["function"]
+    Answered.cut = True
+    stopped = form.choice(Answered(), TextPiece("Let me", (), "stop"))  # type: ignore[arg-type]
+    assert (stopped["message"]["content"], stopped["finish_reason"]) == ("Let me", "stop")
     plain = ChatForm("m", "fp", ChatAsked.model_validate({"messages": messages}), tokenizer, prompt.tokens)
     assert not plain.parses
 
