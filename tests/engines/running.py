@@ -106,6 +106,17 @@ class Bench:
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
+    def test(self, command: Sequence[str], settings: Mapping[str, str], folder: Path, report: Path) -> None:
+        """Run pytest in a folder of the engine's own tests. It must write its report."""
+        log = report.with_suffix(".log")
+        with log.open("w") as output:
+            subprocess.run(
+                command, cwd=folder, env=self.variables(settings), stdin=subprocess.DEVNULL, stdout=output,
+                stderr=output, timeout=3000,
+            )  # fmt: skip
+        if not report.exists():
+            raise RuntimeError(f"pytest wrote no report; see {log}")
+
     def variables(self, more: Mapping[str, str]) -> dict[str, str]:
         found = variables_of(self.engine)
         paths = [more.get("PYTHONPATH"), str(ROOT), found.get("PYTHONPATH")]

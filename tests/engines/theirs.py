@@ -148,14 +148,7 @@ def run_tests(bench: Bench, tests: Path, files: Sequence[str], inside: bool) -> 
         "HF_HOME": str(offline_hub(bench.folder / "theirs" / "hub")), "OURS_INSIDE": str(int(inside)),
         "PYTHONPATH": str(Path(__file__).parent),  # not as tests.engines: the engine has a package 'tests' too
     }  # fmt: skip
-    log = report.with_suffix(".log")
-    with log.open("w") as output:
-        subprocess.run(
-            command, cwd=tests.parent, env=bench.variables(settings), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output, timeout=3000,
-        )  # fmt: skip
-    if not report.exists():
-        raise RuntimeError(f"pytest wrote no report; see {log}")
+    bench.test(command, settings, tests.parent, report)
     return outcomes(report)
 
 

@@ -7,7 +7,6 @@ applicable, and one that makes no cache says nothing of ours (``inside_sglang.py
 
 from __future__ import annotations
 
-import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,14 +77,7 @@ def run_tests(
         chosen = report.with_suffix(".only")
         chosen.write_text("\n".join(only))
         settings["OURS_ONLY"] = str(chosen)
-    log = report.with_suffix(".log")
-    with log.open("w") as output:
-        subprocess.run(
-            command, cwd=tests.parent, env=bench.variables(settings), stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output, timeout=3000,
-        )  # fmt: skip
-    if not report.exists():
-        raise RuntimeError(f"pytest wrote no report; see {log}")
+    bench.test(command, settings, tests.parent, report)
     return outcomes(report)
 
 
