@@ -106,16 +106,26 @@ class Bench:
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
-    def test(self, command: Sequence[str], settings: Mapping[str, str], folder: Path, report: Path) -> None:
-        """Run pytest in a folder of the engine's own tests. It must write its report."""
+    def test(self, tests: Path, files: Sequence[str], inside: bool, settings: Mapping[str, str]) -> Path:
+        """Run these files of the engine's own tests, with our cache in place or without; return pytest's report."""
+        report = self.folder / "theirs" / f"{self.engine}-{'inside' if inside else 'plain'}.xml"
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.unlink(missing_ok=True)
+        existing = [str(tests / each) for each in files if (tests / each).exists()]
+        command = [str(self.python), "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider",
+                   "--continue-on-collection-errors", "-p", f"inside_{self.engine}",
+                   f"--junitxml={report}", *existing]  # fmt: skip
+        here = str(Path(__file__).parent)  # not as tests.engines: the engine has a package 'tests' too
+        variables = self.variables({"OURS_INSIDE": str(int(inside)), "PYTHONPATH": here, **settings})
         log = report.with_suffix(".log")
         with log.open("w") as output:
             subprocess.run(
-                command, cwd=folder, env=self.variables(settings), stdin=subprocess.DEVNULL, stdout=output,
-                stderr=output, timeout=3000,
+                command, cwd=tests.parent, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                timeout=3000,
             )  # fmt: skip
         if not report.exists():
             raise RuntimeError(f"pytest wrote no report; see {log}")
+        return report
 
     def variables(self, more: Mapping[str, str]) -> dict[str, str]:
         found = variables_of(self.engine)

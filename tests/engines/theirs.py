@@ -138,18 +138,8 @@ def offline_hub(folder: Path) -> Path:
 
 def run_tests(bench: Bench, tests: Path, files: Sequence[str], inside: bool) -> dict[str, Outcome]:
     """Run these files, with our cache in place or without."""
-    report = bench.folder / "theirs" / f"{bench.engine}-{'inside' if inside else 'plain'}.xml"
-    report.unlink(missing_ok=True)
-    existing = [str(tests / each) for each in files if (tests / each).exists()]
-    command = [str(bench.python), "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider",
-               "--continue-on-collection-errors", "-p", f"inside_{bench.engine}",
-               f"--junitxml={report}", *existing]  # fmt: skip
-    settings = {
-        "HF_HOME": str(offline_hub(bench.folder / "theirs" / "hub")), "OURS_INSIDE": str(int(inside)),
-        "PYTHONPATH": str(Path(__file__).parent),  # not as tests.engines: the engine has a package 'tests' too
-    }  # fmt: skip
-    bench.test(command, settings, tests.parent, report)
-    return outcomes(report)
+    hub = offline_hub(bench.folder / "theirs" / "hub")
+    return outcomes(bench.test(tests, files, inside, {"HF_HOME": str(hub)}))
 
 
 def file_of(name: str) -> str:

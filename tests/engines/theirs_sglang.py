@@ -60,25 +60,15 @@ def run_tests(
     bench: Bench, tests: Path, files: Sequence[str], inside: bool, only: Sequence[str] = ()
 ) -> dict[str, Outcome]:
     """Run these files, with our cache in place or without. ``only``: the tests that are worth it; none: all."""
-    report = bench.folder / "theirs" / f"{bench.engine}-{'inside' if inside else 'plain'}.xml"
-    report.parent.mkdir(parents=True, exist_ok=True)
-    report.unlink(missing_ok=True)
-    existing = [str(tests / each) for each in files if (tests / each).exists()]
-    command = [str(bench.python), "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider",
-               "--continue-on-collection-errors", "-p", f"inside_{bench.engine}",
-               f"--junitxml={report}", *existing]  # fmt: skip
     settings = {
-        "OURS_INSIDE": str(int(inside)),
-        "PYTHONPATH": str(Path(__file__).parent),  # not as tests.engines: the engine has a package 'tests' too
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",  # the tree into which SGLang's tests look
         "SGLANG_TEST_MAX_RETRY": "0",
-    }  # fmt: skip
+    }
     if only:
-        chosen = report.with_suffix(".only")
+        chosen = bench.folder / "theirs" / "only"
         chosen.write_text("\n".join(only))
         settings["OURS_ONLY"] = str(chosen)
-    bench.test(command, settings, tests.parent, report)
-    return outcomes(report)
+    return outcomes(bench.test(tests, files, inside, settings))
 
 
 COLUMNS = {
