@@ -20,7 +20,6 @@ from prefixloom import (
     Manifest,
     Path,
     Point,
-    ProtocolError,
     Sinks,
     ThreadStream,
     TierManifest,
@@ -47,6 +46,7 @@ def follow(changes: list[Change], known: Pieces) -> None:
     for change in changes:
         if change.kind == "cleared":
             known.clear()
+        if change.kind in ("cleared", "refused"):
             continue
         found = pieces_of(change)
         if change.kind == "stored":
@@ -141,19 +141,22 @@ def test_what_is_told_has_tokens_keys_and_pages() -> None:
     assert (change.spans, change.boundary) == (((0, 4),), None)
 
 
-def test_a_cache_has_one_journal_and_after_its_close_none() -> None:
+def test_each_journal_of_a_cache_has_all_changes_until_its_close() -> None:
     cache = small()
-    journal = cache.journal()
-    with pytest.raises(ProtocolError, match="has a journal already"):
-        cache.journal()
-    journal.close()
+    journal, second = cache.journal(), cache.journal(1)
     run(cache, [1, 2], "", 2)
-    assert journal.take() == []
-    second = cache.journal()
-    journal.close()
+    assert len(journal.take()) == 1
     run(cache, [3, 4], "", 2)
+    journal.close()
+    run(cache, [5, 6], "", 2)
+    assert [change.tokens.tolist() for change in journal.take()] == [[3, 4]]
+    assert second.missing and [change.tokens.tolist() for change in second.take()] == [[5, 6]]
+    journal.close()
+    run(cache, [7, 8], "", 2)
     assert len(second.take()) == 1
     second.close()
+    run(cache, [9, 8], "", 2)
+    assert second.take() == journal.take() == []
     for most in (0, True, 2.0):
         with pytest.raises(InputError, match="at least 1 change"):
             cache.journal(most)  # type: ignore[arg-type]

@@ -38,6 +38,8 @@ class ComponentStats:
     """Bytes of a cached state, if the tree keeps states in another form (``stored_as``); else 0."""
     outside: int = 0
     evictable: int = 0
+    missed_tokens: int = 0
+    """Tokens of opened sequences that the keys agree with and that did not hit on the device because of it."""
 
     def __str__(self) -> str:
         unit = f"pages of {self.page_tokens} tokens" if self.page_tokens else "state slots"
@@ -70,6 +72,8 @@ class CacheStats:
     in_flight: int = 0
     sizing: tuple[str, ...] = ()
     tier: TierStats | None = None
+    new_tokens: int = 0
+    """Tokens of opened sequences that the keys did not agree with, up to the deepest boundary that was asked for."""
 
     def __str__(self) -> str:
         rate = f"{self.hit_tokens / self.asked_tokens:.0%}" if self.asked_tokens else "nothing asked yet"
@@ -89,7 +93,7 @@ def cache_stats(core: Core) -> CacheStats:
     """Return the present statistics of the cache of ``core``."""
     tree, counts = core.index.tree, core.counts
     return CacheStats(
-        components={lane.name: _component(lane) for lane in core.shape.lanes},
+        components={lane.name: _component(lane, counts.missed.get(lane.name, 0)) for lane in core.shape.lanes},
         nodes=tree.nodes,
         namespaces=len(tree.roots),
         sequences=len(core.live),
@@ -103,10 +107,11 @@ def cache_stats(core: Core) -> CacheStats:
         in_flight=len(core.flight.works),
         sizing=core.shape.composition.sizing,
         tier=None if core.below is None else core.below.stats(),
+        new_tokens=counts.new_tokens,
     )
 
 
-def _component(lane: Lane) -> ComponentStats:
+def _component(lane: Lane, missed: int) -> ComponentStats:
     return ComponentStats(
         capacity=sum(pool.capacity for pool in lane.pools),
         free=sum(pool.free for pool in lane.pools),
@@ -119,4 +124,5 @@ def _component(lane: Lane) -> ComponentStats:
         rest_bytes=lane.pool.slot_bytes if lane.live is not lane.pool else 0,
         outside=lane.pool.outside,
         evictable=lane.evictable,
+        missed_tokens=missed,
     )

@@ -209,8 +209,8 @@ def drop_namespace(core: Core, namespace: str) -> int:
         core.below.namespace_dropped(namespace)
     meant = [each for each in core.index.tree.roots if means(namespace, each)]
     for each in meant:
-        if core.journal is not None:
-            core.journal.dropped(core.shape.all_lanes, core.index.tree.roots[each])
+        if core.recorder is not None:
+            core.recorder.dropped(core.shape.all_lanes, core.index.tree.roots[each])
         core.index.drop_root(each)
     return sweep(core) if meant else 0
 

@@ -15,7 +15,7 @@ from ..device.pool import NO_SLOT
 from ..tree.keys import Tokens, encode, numbers_in, spans_of
 from ..tree.radix import Node, descendants
 from .lease import ask_receipts, cover, uncover
-from .match import wanted_at
+from .match import limit_of, walked_boundary, wanted_at
 from .publish import split
 from .room import make_room
 from .state import CLEAR, Core, Fill, Match, Running
@@ -78,6 +78,11 @@ def open_at(core: Core, match: Match, label: str, priority: int, *, arrives: boo
         counts.opened += 1
         counts.asked_tokens += running.names.count
         counts.hit_tokens += running.ready
+        known = walked_boundary(core, match)
+        if known > running.ready:
+            name = match.limited_by or ""
+            counts.missed[name] = counts.missed.get(name, 0) + known - running.ready
+        counts.new_tokens += limit_of(core, match) - known
     core.live[running] = None
     return running
 
@@ -96,7 +101,7 @@ def _make_room(core: Core, running: Running) -> None:
     """Make room for what a new sequence takes: running states, what is rebuilt by replay, and what plugins claim."""
     match = running.match
     lacking = [(lane, state) for lane, state in running.states if state.slot == NO_SLOT]
-    make_room(core, wanted_at(core, match, [lane for lane, _ in lacking]), "open a sequence")
+    make_room(core, wanted_at(core, match, [lane for lane, _ in lacking]), "open a sequence", by=running.label)
     for lane, state in lacking:
         lane.start(state)
     for lane, holding in running.paged:

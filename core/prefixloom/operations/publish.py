@@ -47,7 +47,8 @@ def split(core: Core, node: Node, boundary: int) -> Node:
     for lane in core.shape.all_lanes:
         lane.divide(upper, node)
     for lane in dropping:
-        lane.drop_cell(node.cells[lane.index])
+        with core.because("split"):
+            lane.drop_cell(node.cells[lane.index])
         index.lose()
     index.prune(node)  # all that it held may lie above the cut
     upper.leases -= 1
@@ -311,6 +312,8 @@ def _kept_by_plugins(core: Core, running: Running, giving: Many[Lane], upto: int
         if claim is not None and claim.keep is not None:
             if lane.unit == "boundary":
                 if not claim.keep:
+                    if running.held[lane.index].checkpoint(upto) == upto:
+                        core.left_out(lane, running, upto, "policy")
                     continue
             elif any(isinstance(span, int) for span in claim.keep):
                 core.plugins.go_on_without(
@@ -336,6 +339,7 @@ def _admitted(core: Core, running: Running, giving: Many[Lane], upto: int, end: 
                 extra = clipped(running.names.extra, 0, upto)
                 view = StateView(lane.name, running.namespace, upto, deepest, len(above), at_branch, last, extra)
                 if core.plugins.ask_policy(lane.policy, "admit", "True or False", bool, lane.admit, view) is False:
+                    core.left_out(lane, running, upto, "policy")
                     continue
         left.append(lane)
     return left
@@ -349,9 +353,9 @@ def _with_slots_to_go_on(core: Core, running: Running, giving: Many[Lane], upto:
     for lane in core.shape.state_lanes:
         if not lane.live.at_hand and lane in giving and lane.donates(running.held[lane.index], upto):
             try:
-                make_room(core, [(lane, 1, None)], "checkpoint")
+                make_room(core, [(lane, 1, None)], "checkpoint", who=running)
             except CapacityError:
-                core.counts.skipped_checkpoints += 1
+                core.left_out(lane, running, upto, "room")
                 unable.append(lane)
     return [lane for lane in giving if lane not in unable] if unable else giving
 
@@ -400,15 +404,15 @@ def _encode_states(core: Core, running: Running, node: Node, giving: Many[Lane])
         if lane not in giving or not lane.to_encode(node, holding):
             continue
         try:
-            make_room(core, [(lane, 1, None)], "checkpoint")
+            make_room(core, [(lane, 1, None)], "checkpoint", who=running)
         except CapacityError:
-            core.counts.skipped_checkpoints += 1
+            core.left_out(lane, running, node.end, "room")
             continue
         slot = lane.pool.take_one()
         running.take_fence(core.flight)
         if core.flight.blocked(running.fence):
             lane.pool.give_slots([slot])
-            core.counts.skipped_checkpoints += 1
+            core.left_out(lane, running, node.end, "room")
             continue
         try:
             over = run_apart(core, running, lane, "encode", [holding.slot], [slot])
@@ -433,7 +437,8 @@ def _thin(core: Core, running: Running, giving: Many[Lane], node: Node) -> None:
             if victim is not None:
                 if core.below is not None:
                     core.below.losing(lane, [victim])
-                lane.drop_cell(victim)
+                with core.because("path limit"):
+                    lane.drop_cell(victim)
                 lane.evicted += 1
                 core.index.lose()
 

@@ -83,8 +83,14 @@ def grow_arriving(core: Core, running: Running, count: int) -> None:
 # ---------------------------------------------------------------- making room
 
 
-def make_room(core: Core, wanted: Wanted, verb: str, count: int = 0, who: object = None) -> None:
-    """Evict until each of ``wanted`` can have its slots; CapacityError, nothing evicted, if one cannot."""
+def make_room(
+    core: Core, wanted: Wanted, verb: str, count: int = 0, who: Running | None = None, *, by: str = ""
+) -> None:
+    """Evict until each of ``wanted`` can have its slots; CapacityError, nothing evicted, if one cannot.
+
+    ``who`` needs them, or a sequence that is told to journals only, with the label ``by``.
+    """
+    by = by or (who.label if who is not None else "")
     if core.flight.works:
         core.flight.poll(between_operations=False)
     short = []
@@ -99,7 +105,9 @@ def make_room(core: Core, wanted: Wanted, verb: str, count: int = 0, who: object
                 raise _refusal(core, wanted, verb, count, who)
     for lane, pages in short:
         missing = pages - lane.pool.free  # some may have gone with another's
-        if missing > 0 and evict(core, lane, missing) < missing:  # the books were wrong, or a hook raised half-way
+        if (
+            missing > 0 and evict(core, lane, missing, "room", by) < missing
+        ):  # the books were wrong, or a hook raised half-way
             raise _refusal(core, wanted, verb, count, who)
 
 
@@ -156,17 +164,22 @@ def _evict_each(core: Core, wanted: Many[tuple[Lane, int]], unneeded: bool = Fal
     for lane, count in wanted:
         missing = count - lane.evicted - freed[lane.name]  # some went with another's
         if missing > 0:
-            evict(core, lane, missing, unneeded)
+            evict(core, lane, missing, "asked", unneeded=unneeded)
     for lane, _ in wanted:
         freed[lane.name] += lane.evicted
     return freed
 
 
-def evict(core: Core, lane: Lane, count: int, unneeded: bool = False) -> int:
+def evict(core: Core, lane: Lane, count: int, cause: str, by: str = "", *, unneeded: bool = False) -> int:
     """Free at least ``count`` pages of one component, if so much may go; the number that was freed.
 
-    ``unneeded``: only pages that no boundary at a node's end needs.
+    ``cause`` and ``by`` are for journals. ``unneeded``: only pages that no boundary at a node's end needs.
     """
+    with core.because(cause, by):
+        return _evict(core, lane, count, unneeded)
+
+
+def _evict(core: Core, lane: Lane, count: int, unneeded: bool) -> int:
     freed: list[Node] = []
     emptied: list[Node] = []
     below, index = core.below, core.index
@@ -184,8 +197,9 @@ def evict(core: Core, lane: Lane, count: int, unneeded: bool = False) -> int:
         lane.evicted += before - lane.in_tree
         try:
             gone = freed if below is None else below.gone(lane, freed)
-            for other in lane.feeds:
-                other.fall(gone, lane)
+            with core.because("unneeded", lane.name):
+                for other in lane.feeds:
+                    other.fall(gone, lane)
         finally:  # a reach that is plain Python may raise
             index.prune_all(freed)
     return got

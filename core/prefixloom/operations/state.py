@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +24,7 @@ from ..device.handles import Dropped, Handle
 from ..device.pool import Pool
 from ..device.streams import Stream, stream_for
 from ..errors import InputError, ProtocolError
-from ..tree.journal import Recorder
+from ..tree.journal import Journal, Recorder
 from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Span, Tokens
 from ..tree.lane import Lane, PageLane
 from ..tree.lookahead import Lookahead
@@ -530,10 +531,12 @@ class Watcher(Protocol):
 class CacheCounts:
     """What a cache counts for its statistics, since it was made."""
 
-    __slots__ = ("asked_tokens", "hit_tokens", "opened", "skipped_checkpoints")
+    __slots__ = ("asked_tokens", "hit_tokens", "missed", "new_tokens", "opened", "skipped_checkpoints")
 
     def __init__(self) -> None:
-        self.opened = self.asked_tokens = self.hit_tokens = 0
+        self.opened = self.asked_tokens = self.hit_tokens = self.new_tokens = 0
+        self.missed: dict[str, int] = {}
+        """Tokens that the keys agree with and that did not hit, by the component (or plugin) that stopped the match."""
         self.skipped_checkpoints = 0
 
 
@@ -546,8 +549,8 @@ class Core:
     """
 
     __slots__ = (
-        "__weakref__", "below", "counts", "dropped", "flight", "guarded", "identity", "index", "inline", "journal",
-        "keys", "live", "plugins", "shape", "streams", "tables", "unwritten", "watcher",
+        "__weakref__", "below", "counts", "dropped", "flight", "guarded", "identity", "index", "inline", "keys", "live",
+        "plugins", "recorder", "shape", "streams", "tables", "unwritten", "watcher",
     )  # fmt: skip
 
     below: Below | None
@@ -571,20 +574,40 @@ class Core:
         self.identity: Identity | None = None
         self.below = None
         self.watcher = None
-        self.journal: Recorder | None = None
+        self.recorder: Recorder | None = None
+        """What journals are told through; None while nobody follows."""
 
-    def record(self, journal: Recorder) -> None:
-        """Record every change of what is cached in ``journal``."""
-        self.journal = journal
+    def follow(self, most: int) -> Journal:
+        """A journal that records from now on every change of what is cached."""
+        if self.recorder is None:
+            self._record(Recorder(self.keys, self.index.is_found))
+        assert self.recorder is not None
+        journal = Journal(most, self._stop_following)
+        self.recorder.journals.append(journal)
+        return journal
+
+    def _stop_following(self, journal: Journal) -> None:
+        if self.recorder is not None and journal in self.recorder.journals:
+            self.recorder.journals.remove(journal)
+            if not self.recorder.journals:
+                self._record(None)
+
+    def _record(self, recorder: Recorder | None) -> None:
+        self.recorder = recorder
         for lane in self.shape.all_lanes:
-            lane.journal = journal
+            lane.recorder = recorder
 
-    def stop_recording(self, journal: Recorder) -> None:
-        """Record nothing in ``journal`` any more."""
-        if self.journal is journal:
-            self.journal = None
-            for lane in self.shape.all_lanes:
-                lane.journal = None
+    def because(self, cause: str, by: str = "") -> AbstractContextManager[None]:
+        """What is removed in this block goes for this reason, which journals are told."""
+        return nullcontext() if self.recorder is None else self.recorder.because(cause, by)
+
+    def left_out(self, lane: Lane, running: Running, boundary: int, cause: str) -> None:
+        """The state of ``running`` at ``boundary`` is not kept; ``cause`` as in a ``Change`` that is "refused"."""
+        if cause == "room":
+            self.counts.skipped_checkpoints += 1
+        if self.recorder is not None:
+            tokens = running.names.tokens.part(0, boundary + self.shape.lookahead)
+            self.recorder.refused(lane.name, "device", running.namespace, tokens, cause, boundary)
 
     def guard(self) -> None:
         """The next operation has something to do before it begins. Any thread may say so."""

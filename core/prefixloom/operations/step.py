@@ -181,9 +181,9 @@ class Step:
         old = holding.replaceable()
         if old is None:
             try:
-                make_room(self._core, [(lane, 1, holding)], "checkpoint")
+                make_room(self._core, [(lane, 1, holding)], "checkpoint", who=running)
             except CapacityError:
-                self._core.counts.skipped_checkpoints += 1
+                self._core.left_out(lane, running, due[0], "room")
                 return
         at, source = due
         assert isinstance(self._tracks, list)

@@ -77,8 +77,9 @@ def fail_work(core: Core, work: Work[Hold], followers: Many[Hold], error: BaseEx
     for node in sorted(nodes, key=lambda node: -node.end):
         for publication in doomed:
             if node in publication.nodes:
-                for lane, slots in publication.slots:
-                    lane.retract(node, slots)
+                with core.because("failed"):
+                    for lane, slots in publication.slots:
+                        lane.retract(node, slots)
     core.index.prune_all(below)
     core.unwritten.forget(doomed)
 
@@ -115,7 +116,7 @@ def forget_everything(core: Core) -> None:
     core.unwritten.flushed()
     core.tables = Tables(core.flight, shape.composition.device, core.tables if core.flight.works else None)
     core.keys.forget()
-    if core.journal is not None:
-        core.journal.cleared()
+    if core.recorder is not None:
+        core.recorder.cleared()
     if core.watcher is not None:
         core.watcher.flushed()

@@ -100,7 +100,8 @@ class HostCopies:
         for host, node in sources:
             cell = node.cells[host.index]
             if cell is not None and not cell.locks:
-                host.drop_cell(cell)
+                with self.core.because("failed"):
+                    host.drop_cell(cell)
                 self.core.index.prune(node)
         self.core.index.lose()
 
@@ -235,7 +236,8 @@ class HostCopies:
             return None
         if missing > 0:
             freed: list[Node] = []
-            self.evicted += lane.evict(missing, freed)
+            with self.core.because("room"):
+                self.evicted += lane.evict(missing, freed)
             self.core.index.prune_all(freed)
             if pool.free < count:
                 return None

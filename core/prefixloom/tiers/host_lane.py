@@ -87,8 +87,8 @@ class HostLane(Lane):
         i = self.index
         node.cells[i] = cell
         self.in_tree += pages
-        if self.journal is not None:
-            self.journal.changed(self, node, None, data)
+        if self.recorder is not None:
+            self.recorder.changed(self, node, None, data)
         if self.closed_upward:
             cell.below = sum(kid.cells[i] is not None for kid in node.children)
             above = node.parent.cells[i]
@@ -158,8 +158,8 @@ class HostLane(Lane):
         slots = self.slots_of(cell)
         node.cells[self.index] = None
         gone += slots
-        if self.journal is not None:
-            self.journal.changed(self, node, cell.data, None)
+        if self.recorder is not None:
+            self.recorder.changed(self, node, cell.data, None)
         self.queue.forget(cell)
 
     def _give_all(self, gone: list[int]) -> int:
@@ -207,8 +207,8 @@ class HostPages(HostLane):
             return
         before = cell.data
         cell.data = data.tobytes()
-        if self.journal is not None:
-            self.journal.changed(self, node, before, cell.data)
+        if self.recorder is not None:
+            self.recorder.changed(self, node, before, cell.data)
         cell.stored = 0
         cell.pages += len(slots)
         self.in_tree += len(slots)
@@ -253,8 +253,8 @@ class HostPages(HostLane):
             return
         before = cell.data
         cell.data = array("i", [ABSENT if slot in slots else slot for slot in array("i", before)]).tobytes()
-        if self.journal is not None:
-            self.journal.changed(self, node, before, cell.data)
+        if self.recorder is not None:
+            self.recorder.changed(self, node, before, cell.data)
         cell.pages -= len(gone)
         self.in_tree -= len(gone)
         if cell.locks:

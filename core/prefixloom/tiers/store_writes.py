@@ -10,18 +10,21 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
+
+import attrs
 
 from ..device.flight import Work
 from ..device.host_pool import HostPool
 from ..device.pool import ABSENT
 from ..operations.lease import sweep
 from ..operations.state import Core, Hold
-from ..storage import Backend, Fingerprint, Record, Stored
-from ..tree.radix import Node
+from ..storage import Backend, Fingerprint, Record, Refused, Stored
+from ..tree.radix import Node, Root, path_key
 from .host_lane import HostCell, HostLane
 from .pieces import Spares, links_at, piece_key
-from .store_link import StoreLink
+from .store_link import PendingCall, StoreLink
 
 PER_POLL = 256
 """The most places of edges that are handed over at one poll: about a millisecond of the scheduling thread."""
@@ -33,13 +36,25 @@ PieceToStore = tuple[bytes, int, int, int]
 """(link, start, end, slot); the store's thread makes the key from the link."""
 
 
+@attrs.frozen
+class Writing:
+    """A call that writes ``count`` pieces.
+
+    ``paths`` are what journals are told of each piece that is refused; empty where nobody followed the cache.
+    """
+
+    call: PendingCall
+    count: int
+    paths: Sequence[dict[str, Any]]
+
+
 class StoreWrites:
     """The writes of one cache to its store: the cells that were offered, and the calls that are not over yet."""
 
     def __init__(self, link: StoreLink) -> None:
         self.link = link
         self.queue: deque[tuple[HostLane, Node]] = deque()
-        self.calls: list[tuple[Any, int]] = []
+        self.calls: list[Writing] = []
         self.let_go: dict[int, Callable[[], None]] = {}
         self.handed = self.stored = self.refused = self.unnamed = 0
 
@@ -52,7 +67,7 @@ class StoreWrites:
     @property
     def outstanding(self) -> int:
         """What was offered and is not handed over, and the pieces of calls whose results are not counted."""
-        return len(self.queue) + sum(count for _, count in self.calls)
+        return len(self.queue) + sum(writing.count for writing in self.calls)
 
     def handed_of(self, cell: HostCell) -> int:
         """The number of places of ``cell`` that the present store was given."""
@@ -71,13 +86,16 @@ class StoreWrites:
     def poll(self) -> None:
         """Count the results of calls that are over, and hand over more."""
         going = []
-        for call, count in self.calls:
-            if not call.over:
-                going.append((call, count))
+        for writing in self.calls:
+            if not writing.call.over:
+                going.append(writing)
                 continue
-            stored = min(count, sum(isinstance(answer, Stored) for answer in call.answers))
+            answers = writing.call.answers or ()
+            stored = min(writing.count, sum(isinstance(answer, Stored) for answer in answers))
             self.stored += stored
-            self.refused += count - stored
+            self.refused += writing.count - stored
+            for path, answer in zip_longest(writing.paths, answers[: len(writing.paths)]):
+                self._tell(path, answer)
         self.calls = going
         left = PER_POLL
         for _ in range(len(self.queue)):
@@ -122,7 +140,7 @@ class StoreWrites:
             fingerprint = self.link.fingerprints[lane.index]
             write = partial(put, spares=spares, fingerprint=fingerprint, lane=lane, pieces=batch, payloads=payloads)
             call = store.ask(write, nothing(len(batch)), writes=True, size=len(batch) * pool.record_bytes)
-            self.calls.append((call, len(batch)))
+            self.calls.append(Writing(call, len(batch), self._paths(lane, cell.node, batch)))
             if call.over:  # the store did not take it, and would not take the others either
                 self.refused += len(pieces) - first - len(batch)
                 return
@@ -188,7 +206,33 @@ class StoreWrites:
         self.handed += len(pieces)
         self.let_go[ticket] = let_go
         call = store.ask(write, nothing(len(pieces)), writes=True, size=size, released=released)
-        self.calls.append((call, len(pieces)))
+        self.calls.append(Writing(call, len(pieces), self._paths(lane, node, pieces)))
+
+    # ------------------------------------------------------------ journals
+    def _paths(self, lane: HostLane, node: Node, pieces: Sequence[PieceToStore]) -> Sequence[dict[str, Any]]:
+        """What a journal is told of each piece if the store refuses it."""
+        recorder = self.link.core.recorder
+        if recorder is None:
+            return ()
+        root = node
+        while root.parent is not None:
+            root = root.parent
+        assert isinstance(root, Root)
+        tokens, is_state = self.link.core.keys.tokens_in(path_key(node)), lane.unit == "boundary"
+        common = {"component": lane.name, "namespace": root.namespace, "tokens": tokens}
+        return [
+            {**common, "boundary": high} if is_state else {**common, "spans": ((low, high),)}
+            for _, low, high, _ in pieces
+        ]
+
+    def _tell(self, path: dict[str, Any], answer: Any) -> None:
+        """Tell journals if a piece is not in the store, with its reason."""
+        recorder = self.link.core.recorder
+        if recorder is not None and not isinstance(answer, Stored):
+            if isinstance(answer, Refused):
+                answer = f"{answer.reason}: {answer.detail}".strip(": ")
+            cause = answer if isinstance(answer, str) else "the copy to the host failed"
+            recorder.refused(tier="store", cause=cause, **path)
 
 
 def content(spares: Spares, pool: Any, slot: int) -> memoryview:
@@ -220,8 +264,8 @@ def put(
 
 
 def nothing(count: int) -> Callable[[Any, str], tuple[Any, ...]]:
-    """Return the function that answers for so many pieces if the store fails: none of them is stored."""
-    return lambda reason, detail: (None,) * count
+    """Return the function that answers for so many pieces if the store fails: for each, why it is not stored."""
+    return lambda reason, detail: (f"{reason}: {detail}".strip(": "),) * count
 
 
 def copied(copies: Sequence[Work], before: Sequence[Work], writers: Sequence[Hold]) -> bool:

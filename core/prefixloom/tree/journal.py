@@ -1,14 +1,15 @@
 """Journal: what the tree has come to hold and has lost, told by position, for whoever follows a cache.
 
-Lanes record each change of a cell while they make it. A reader takes what was recorded between two operations, so it is
-never called from inside of one. Splits change nothing that is cached, and are not recorded. What a dropped namespace
-still has under leases counts as lost: nobody finds it.
+Lanes record each change of a cell while they make it, and operations say why something goes and what was not kept. A
+reader takes what was recorded between two operations, so it is never called from inside of one. Splits change nothing
+that is cached, and are not recorded. What a dropped namespace still has under leases counts as lost: nobody finds it.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 import attrs
@@ -38,42 +39,53 @@ class Keeper(Protocol):
 
 @attrs.frozen
 class Change:
-    """Something that is cached now, or no longer.
+    """Something that is cached now, or no longer, or that was not kept.
 
-    ``kind``       "stored"; "removed"; or "cleared": nothing is cached any more
+    ``kind``       "stored"; "removed"; "refused": it could have been kept here and was not; or "cleared": nothing is
+                   cached any more
     ``component``  whose it is, on which ``tier``; of "cleared" both are empty
     ``namespace``  where it is found
     ``tokens``     the path to it, with extra keys; with a lookahead of L, and L tokens more
     ``spans``      the token positions, in whole pages; of a state none. A page is known by its positions, and by the
                    path to the end of the page of the *tree* in which it lies
     ``boundary``   the boundary of a state; None for pages
+    ``cause``      why it was removed ("room", "asked", "unneeded", "path limit", "failed", "dropped"), or why it was
+                   refused ("room", "policy", or what a store said); else empty
+    ``by``         of "room": the label of the sequence that needed it; of "unneeded": the component that it served
     """
 
-    kind: Literal["stored", "removed", "cleared"]
+    kind: Literal["stored", "removed", "refused", "cleared"]
     component: str = ""
-    tier: Tier | Literal[""] = ""
+    tier: Tier | Literal["store", ""] = ""
     namespace: str = ""
     tokens: Tokens = attrs.field(default=Tokens(), repr=False)
     spans: tuple[Interval, ...] = ()
     boundary: int | None = None
+    cause: str = ""
+    by: str = ""
 
 
 class Recorder:
-    """What lanes tell of their cells, kept for the reader of a ``Journal``.
+    """What lanes and operations tell, handed to each of the ``journals`` that follow a cache."""
 
-    It holds at most ``most`` changes, with ``BYTES`` of tokens. One more, and it begins again and is ``missing`` some.
-    """
+    __slots__ = ("_by", "_cause", "_is_found", "_keys", "journals")
 
-    __slots__ = ("_is_found", "_keys", "_size", "changes", "missing", "most")
-
-    def __init__(self, keys: KeyMaker, is_found: Callable[[Root], bool], most: int) -> None:
+    def __init__(self, keys: KeyMaker, is_found: Callable[[Root], bool]) -> None:
         """``is_found``: whether matches may find what hangs below a root."""
         self._keys = keys
         self._is_found = is_found
-        self._size = 0
-        self.changes: list[Change] = []
-        self.most = most
-        self.missing = False
+        self._cause = self._by = ""
+        self.journals: list[Journal] = []
+
+    @contextmanager
+    def because(self, cause: str, by: str = "") -> Iterator[None]:
+        """What is removed in this block goes for this reason."""
+        before = self._cause, self._by
+        self._cause, self._by = cause, by
+        try:
+            yield
+        finally:
+            self._cause, self._by = before
 
     def changed(self, lane: Keeper, node: Node, before: Any, after: Any) -> None:
         """The cell of ``node`` had ``before`` and has ``after``: page numbers of the last pages of the edge, or a slot.
@@ -86,42 +98,50 @@ class Recorder:
         assert isinstance(root, Root)
         if self._is_found(root):
             for change in changes_of(self._keys, root.namespace, lane, node, before, after):
-                self._size += len(change.tokens)
-                if len(self.changes) >= self.most or self._size > BYTES:
-                    self.begin_again()
-                    self._size = len(change.tokens)
-                    self.missing = True
-                self.changes.append(change)
+                if change.kind == "removed" and self._cause:
+                    change = attrs.evolve(change, cause=self._cause, by=self._by)
+                self.record(change)
+
+    def refused(
+        self, component: str, tier: Tier | Literal["store"], namespace: str, tokens: Tokens, cause: str,
+        boundary: int | None = None, spans: tuple[Interval, ...] = (),
+    ) -> None:  # fmt: skip
+        """A state at ``boundary``, or pages, on the path ``tokens`` could have been kept on a tier and were not."""
+        self.record(Change("refused", component, tier, namespace, tokens, spans, boundary, cause))
+
+    def record(self, change: Change) -> None:
+        for journal in self.journals:
+            journal.add(change)
 
     def dropped(self, lanes: Iterable[Keeper], root: Root) -> None:
         """Nothing below ``root`` is found any more."""
-        for node in descendants(root):
-            for lane in lanes:
-                cell = node.cells[lane.index]
-                if cell is not None:
-                    self.changed(lane, node, cell.data, None)
+        with self.because("dropped"):
+            for node in descendants(root):
+                for lane in lanes:
+                    cell = node.cells[lane.index]
+                    if cell is not None:
+                        self.changed(lane, node, cell.data, None)
 
     def cleared(self) -> None:
         """Nothing is cached any more."""
-        self.begin_again()
-        self.changes.append(Change("cleared"))
-
-    def begin_again(self) -> list[Change]:
-        """Forget all changes, and return them."""
-        taken, self.changes = self.changes, []
-        self._size = 0
-        self.missing = False
-        return taken
+        for journal in self.journals:
+            journal.clear()
 
 
 class Journal:
-    """The changes of one cache since they were last taken. Made by ``Cache.journal``."""
+    """The changes of one cache since they were last taken. Made by ``Cache.journal``.
 
-    __slots__ = ("_close", "_recorder")
+    It holds at most ``most`` changes, with ``BYTES`` of tokens. One more, and it begins again and is ``missing`` some.
+    """
 
-    def __init__(self, recorder: Recorder, close: Callable[[], None]) -> None:
-        self._recorder = recorder
+    __slots__ = ("_changes", "_close", "_missing", "_most", "_size")
+
+    def __init__(self, most: int, close: Callable[[Journal], None]) -> None:
         self._close = close
+        self._most = most
+        self._size = 0
+        self._changes: list[Change] = []
+        self._missing = False
 
     @property
     def missing(self) -> bool:
@@ -129,15 +149,32 @@ class Journal:
 
         Then ``Cache.contents`` says what is cached.
         """
-        return self._recorder.missing
+        return self._missing
 
     def take(self) -> list[Change]:
         """The changes since the last call, in their order."""
-        return self._recorder.begin_again()
+        taken, self._changes = self._changes, []
+        self._size = 0
+        self._missing = False
+        return taken
 
     def close(self) -> None:
         """Record nothing any more. A second close does nothing."""
-        self._close()
+        self._close(self)
+
+    def add(self, change: Change) -> None:
+        """For the cache, and no part of the public interface: this has changed."""
+        self._size += len(change.tokens)
+        if len(self._changes) >= self._most or self._size > BYTES:
+            self.take()
+            self._size = len(change.tokens)
+            self._missing = True
+        self._changes.append(change)
+
+    def clear(self) -> None:
+        """For the cache, and no part of the public interface: nothing is cached any more."""
+        self.take()
+        self._changes.append(Change("cleared"))
 
 
 def changes_of(keys: KeyMaker, namespace: str, lane: Keeper, node: Node, before: Any, after: Any) -> list[Change]:

@@ -53,8 +53,8 @@ class Lane(Generic[C, H]):
     """What every lane has. ``in_tree`` and ``leased`` count pages, so that a shortage is known before evicting."""
 
     __slots__ = (
-        "closed_upward", "evicted", "feeds", "hooks", "in_tree", "index", "journal", "leased", "live", "name", "part",
-        "pool", "queue", "replay", "shared", "surplus",
+        "closed_upward", "evicted", "feeds", "hooks", "in_tree", "index", "leased", "live", "name", "part",
+        "pool", "queue", "recorder", "replay", "shared", "surplus",
     )  # fmt: skip
 
     unit = "page"
@@ -80,7 +80,7 @@ class Lane(Generic[C, H]):
         """Lanes whose cell at a node may serve nothing any more once this lane has lost its own."""
         self.surplus: dict[Any, H] = {}
         """What running sequences hold that may be more than they need, since there was room."""
-        self.journal: Recorder | None = None
+        self.recorder: Recorder | None = None
         """Who is told of each change of a cell; None where nobody follows the cache."""
         self.replay = part.manifest.replay
         self.shared = part.manifest.shareable and not self.replay  # what is rebuilt is not worth keeping

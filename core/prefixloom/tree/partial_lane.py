@@ -172,8 +172,8 @@ class PartialLane(PageLane[C, R]):
         before = cell.data
         gone = without_absent(before[a:b])
         cell.data = strip(before[:a] + ABSENT_BYTES * (last - first) + before[b:])
-        if self.journal is not None:
-            self.journal.changed(self, cell.node, before, cell.data)
+        if self.recorder is not None:
+            self.recorder.changed(self, cell.node, before, cell.data)
         lost = self._lose(cell, gone)
         self._look_for_gaps(cell)
         return lost
@@ -191,8 +191,8 @@ class PartialLane(PageLane[C, R]):
             before = cell.data
             left = array("i", [ABSENT if slot in slots else slot for slot in array("i", before)])
             cell.data = strip(left.tobytes())
-            if self.journal is not None:
-                self.journal.changed(self, node, before, cell.data)
+            if self.recorder is not None:
+                self.recorder.changed(self, node, before, cell.data)
             self._lose(cell, gone.tobytes())
             self._look_for_gaps(cell)
             if node.cells[self.index] is cell:
@@ -363,8 +363,8 @@ class PartialLane(PageLane[C, R]):
         cell = PartialCell(node, mine, pages, locks)
         node.cells[self.index] = cell
         self.in_tree += pages
-        if self.journal is not None:
-            self.journal.changed(self, node, None, mine)
+        if self.recorder is not None:
+            self.recorder.changed(self, node, None, mine)
         if low // self.page > first:
             if whole and first >= self.head:  # the pages before the tail are slack, and present
                 self._enter_slack(cell, low // self.page - first)
@@ -411,8 +411,8 @@ class PartialLane(PageLane[C, R]):
             self._drop_slack(cell)
             before = cell.data
             cell.data = strip(tree.tobytes())
-            if self.journal is not None:
-                self.journal.changed(self, node, before, cell.data)
+            if self.recorder is not None:
+                self.recorder.changed(self, node, before, cell.data)
             cell.pages += filled
             self.in_tree += filled
             if cell.locks:
@@ -456,8 +456,8 @@ class PartialLane(PageLane[C, R]):
         self._drop_slack(cell)
         node.cells[self.index] = None
         gone.append(cell.data)
-        if self.journal is not None:
-            self.journal.changed(self, node, cell.data, None)
+        if self.recorder is not None:
+            self.recorder.changed(self, node, cell.data, None)
         self.queue.forget(cell)
 
     def _give_all(self, gone: list[bytes]) -> int:

@@ -164,8 +164,8 @@ class PathLane(PageLane[PathCell, PageHolding]):
                 up.below += 1
                 node.cells[i] = cell
                 self.in_tree += last - first
-                if self.journal is not None:
-                    self.journal.changed(self, node, None, cell.data)
+                if self.recorder is not None:
+                    self.recorder.changed(self, node, None, cell.data)
             else:
                 self._give_duplicates(table[first:last].tobytes())
                 if not ends:
@@ -208,8 +208,8 @@ class PathLane(PageLane[PathCell, PageHolding]):
                 cell = PathCell(node, table[first:last].tobytes(), up)
                 node.cells[i] = cell
                 self.in_tree += last - first
-                if self.journal is not None:
-                    self.journal.changed(self, node, None, cell.data)
+                if self.recorder is not None:
+                    self.recorder.changed(self, node, None, cell.data)
             else:  # ours are duplicates: they are freed, and the tree's are read
                 self._give_duplicates(table[first:last].tobytes())
                 table[first:last] = array("i", cell.data)
@@ -308,8 +308,8 @@ class PathLane(PageLane[PathCell, PageHolding]):
                     node = cell.node
                     node.cells[i] = None
                     freed.append(node)
-                    if self.journal is not None:
-                        self.journal.changed(self, node, data, None)
+                    if self.recorder is not None:
+                        self.recorder.changed(self, node, data, None)
                     cell = cell.up
                     below = cell.below = cell.below - 1
                     if below or cell.locks or cell.next is not None:
@@ -350,8 +350,8 @@ class PathLane(PageLane[PathCell, PageHolding]):
     def _detach(self, cell: PathCell, node: Node, gone: list[bytes]) -> None:
         node.cells[self.index] = None
         gone.append(cell.data)
-        if self.journal is not None:
-            self.journal.changed(self, node, cell.data, None)
+        if self.recorder is not None:
+            self.recorder.changed(self, node, cell.data, None)
         self.queue.forget(cell)
 
     def _give_all(self, gone: list[bytes]) -> int:

@@ -142,8 +142,8 @@ class StateLane(Lane[Cell, Any]):
         cell = Cell(node, holding.slot)
         node.cells[i] = cell
         self.in_tree += 1
-        if self.journal is not None:
-            self.journal.changed(self, node, None, cell.data)
+        if self.recorder is not None:
+            self.recorder.changed(self, node, None, cell.data)
         holding.slot = NO_SLOT
         holding.ready = False
         if ends:
@@ -186,8 +186,8 @@ class StateLane(Lane[Cell, Any]):
         """The tree takes over a state that stands beside a running one."""
         cell = node.cells[self.index] = Cell(node, slot)
         self.in_tree += 1
-        if self.journal is not None:
-            self.journal.changed(self, node, None, slot)
+        if self.recorder is not None:
+            self.recorder.changed(self, node, None, slot)
         self.queue.add(cell)
 
     def follow(self, run: list[Node], holding: StateHolding, cover: Cell | None) -> Cell | None:
@@ -272,8 +272,8 @@ class StateLane(Lane[Cell, Any]):
     def _detach(self, cell: Cell, node: Node, gone: list[int]) -> None:
         node.cells[self.index] = None
         gone.append(cell.data)
-        if self.journal is not None:
-            self.journal.changed(self, node, cell.data, None)
+        if self.recorder is not None:
+            self.recorder.changed(self, node, cell.data, None)
         self.queue.forget(cell)
 
     def _give_all(self, gone: list[int]) -> int:

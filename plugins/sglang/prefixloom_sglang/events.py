@@ -50,7 +50,7 @@ class Events:
                     node = self._node(change, start, end)
                     if change.kind == "stored":
                         self._recorder.record_store(node)
-                    else:
+                    elif change.kind == "removed":
                         self._recorder.record_remove(node)
         events: list[Any] = self._recorder.take()
         return events

@@ -387,7 +387,7 @@ class ComparedCache:
             if change.kind == "cleared":
                 for pieces in known.values():
                     pieces.clear()
-            elif change.tier == "device":
+            elif change.tier == "device" and change.kind != "refused":
                 f, tokens = self.facts[change.component], change.tokens
                 ids = self.ids(change.namespace, tokens.tolist(), tokens.extra)
                 indices = [change.boundary] if f.boundary else []
