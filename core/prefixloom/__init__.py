@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .cache.cache import Cache
+from .cache.explanation import Explanation, Finding
+from .cache.history import History, Loss
 from .cache.match_plan import MatchPlan
 from .cache.sequence import Sequence
 from .cache.stats import CacheStats, ComponentStats
@@ -74,7 +76,10 @@ __all__ = [
     "CompositionError",
     "Consensus",
     "EvictionPolicy",
+    "Explanation",
+    "Finding",
     "GroupConsensus",
+    "History",
     "Identity",
     "InputError",
     "Inserted",
@@ -83,6 +88,7 @@ __all__ = [
     "LayerFacts",
     "Lease",
     "LocalConsensus",
+    "Loss",
     "Manifest",
     "MatchPlan",
     "ModelFacts",

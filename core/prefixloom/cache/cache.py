@@ -26,6 +26,9 @@ from ..operations.step import Step
 from ..operations.teardown import forget_everything
 from ..tree.journal import MOST, Change, Journal, contents
 from ..tree.keys import namespace_of
+from .explanation import Explanation, explain
+from .history import MOST as HISTORY
+from .history import History
 from .match_plan import MatchPlan
 from .sequence import Sequence
 from .session import SessionPlugin, open_session
@@ -39,6 +42,7 @@ class Cache:
         """``sessions`` answers the installed adapters of models, in their order."""
         self._core = core
         self._sessions = sessions
+        self._history: History | None = None
 
     @property
     def composition(self) -> Composition:
@@ -310,6 +314,40 @@ class Cache:
         core = self._core
         core.enter()
         return contents(core.keys, core.shape.all_lanes, core.index.tree.roots.values())
+
+    def history(self, most: int = HISTORY) -> History:
+        """Remember from now on what is lost or not kept, and why, for ``explain``: the last ``most`` losses.
+
+        A cache has one history: a second call returns the same one. Poll it once per step, or close it.
+        """
+        core = self._core
+        core.enter()
+        if most.__class__ is not int or most < 1:
+            raise InputError(f"a history remembers at least 1 loss, got {most!r}")
+        if self._history is None or self._history.closed:
+            pages = {lane.name: lane.part.page_tokens for lane in core.shape.lanes}
+            self._history = History(
+                core.follow(MOST), self.contents, pages, core.shape.page, core.shape.lookahead, most
+            )
+        return self._history
+
+    def explain(
+        self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Extra = (), closely: bool = True
+    ) -> Explanation:
+        """Why ``tokens`` hit what they hit: component by component, and what would have helped. Pure.
+
+        ``tokens`` may also be a ``MatchPlan``. What has gone, when and why is known where there is a ``history``.
+        ``closely``: look into other namespaces as well, and at single tokens where the keys part.
+        """
+        core = self._core
+        if core.guarded:
+            core.enter()
+        if tokens.__class__ is MatchPlan:
+            match = current(core, tokens.match_for(core))
+        else:
+            match = find(core, ask(core, tokens, namespace, leave, extra))
+        history = None if self._history is None or self._history.closed else self._history
+        return explain(core, match, history, closely)
 
     def stats(self) -> CacheStats:
         """Counters and gauges, by component and in all."""

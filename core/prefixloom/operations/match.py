@@ -6,14 +6,17 @@ losses only: splits and inserts leave it true. A stale match is searched again, 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..contract.identity import MARK
-from ..contract.reach import Interval
+from ..contract.reach import Interval, merged
 from ..contract.values import Claim, WalkView
+from ..device.pool import ABSENT
 from ..errors import InputError, ProtocolError
 from ..tree.keys import TOKEN_BYTES, Span, Tokens, encode, namespace_of, spans_of
+from ..tree.lane import PageLane
 from ..tree.radix import Node, climb
 from ..tree.state_lane import StateLane
 from .room import Wanted
@@ -92,11 +95,16 @@ def walked_boundary(core: Core, match: Match) -> int:
     return limit_of(core, match) if match.walked > match.most else match.walked
 
 
-def search(core: Core, match: Match, most: int) -> None:
+Lowered = list[tuple[str, int, int]]
+"""(component, from where, to where): who lowered the boundary of a match, in order."""
+
+
+def search(core: Core, match: Match, most: int, trace: Lowered | None = None) -> None:
     """Find the deepest boundary up to ``most`` that every component accepts: the fixpoint from below.
 
     It begins with the deepest boundary that the keys agree with, and lowers this until no component lowers it further.
     A reach that is closed upward is asked once: where it can resume, it can resume anywhere above. 0 needs nothing.
+    ``trace`` is told of each lowering.
     """
     index, shape = core.index, core.shape
     tree = index.tree
@@ -115,6 +123,8 @@ def search(core: Core, match: Match, most: int) -> None:
         node, lower = lane.deepest(node, boundary)
         if lower != boundary:
             limited_by = lane.name
+            if trace is not None:
+                trace.append((lane.name, boundary, lower))
             boundary = lower
     if not shape.only_paths:
         lowered = True
@@ -124,6 +134,8 @@ def search(core: Core, match: Match, most: int) -> None:
                 node, lower = partial.deepest(node, paged)
                 if lower != paged:
                     limited_by = partial.name
+                    if trace is not None:
+                        trace.append((partial.name, paged, lower))
                     paged = lower
             boundary = paged
             if paged != before:  # the first may accept less than the last left
@@ -132,6 +144,8 @@ def search(core: Core, match: Match, most: int) -> None:
                 node, lower = state.deepest(node, boundary)
                 if lower != boundary:
                     limited_by = state.name
+                    if trace is not None:
+                        trace.append((state.name, boundary, lower))
                     boundary = lower
             lowered = boundary != paged
             if lowered and branch is None:
@@ -139,6 +153,8 @@ def search(core: Core, match: Match, most: int) -> None:
             if not lowered and shape.validators:
                 node, lower, name = _narrow(core, match, node, boundary)
                 if lower != boundary:
+                    if trace is not None and name is not None:
+                        trace.append((name, boundary, lower))
                     limited_by, boundary, lowered = name, lower, True
     match.node = node
     match.ready = boundary
@@ -216,6 +232,46 @@ def candidates(core: Core, match: Match) -> tuple[Interval, ...]:
     else:
         runs.append((0, 0))
     return tuple(reversed(runs))
+
+
+# ---------------------------------------------------------------- what is missing
+
+
+def lowerings(core: Core, match: Match) -> Lowered:
+    """Who kept ``match`` from being deeper, from the deepest boundary that the keys agree with down to its end."""
+    trace: Lowered = []
+    again = match.of(match.key, match.single, match.most)
+    search(core, again, match.most, trace)
+    while again.ready > match.ready:  # a plugin rejected this boundary when it was asked to claim
+        _, rejected_by = claims_at(core, again, again.ready)
+        before, again = again.ready, match.of(match.key, match.single, again.ready - core.shape.page)
+        trace.append((rejected_by or "", before, before - core.shape.page))
+        search(core, again, again.most, trace)
+    return trace
+
+
+def lacking(lane: PageLane, node: Node, boundary: int) -> tuple[Interval, ...]:
+    """What resuming at ``boundary``, which lies in ``node``, needs of pages and the device has not."""
+    return absent_in(lane.needs(boundary), node, lane.page, lane.edge)
+
+
+def absent_in(wanted: Iterable[Interval], node: Node, page: int, edge: Callable[[Node], bytes]) -> tuple[Interval, ...]:
+    """The positions of ``wanted``, in whole pages, that are *absent* in the ``edge`` of each node above ``node``."""
+    wanted = tuple(wanted)
+    found: list[Interval] = []
+    while node.parent is not None:
+        start = node.parent.end
+        here = [(max(low, start), min(high, node.end)) for low, high in wanted if low < node.end and high > start]
+        if here:
+            data = array("i", edge(node))
+            found += [
+                (start + place * page, start + (place + 1) * page)
+                for low, high in here
+                for place in range((low - start) // page, -(-(high - start) // page))
+                if data[place] == ABSENT
+            ]
+        node = node.parent
+    return merged(sorted(found))
 
 
 def wanted_at(core: Core, match: Match, states: Iterable[StateLane]) -> Wanted:

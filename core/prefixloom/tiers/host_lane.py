@@ -242,6 +242,12 @@ class HostPages(HostLane):
             if upper.cells[i] is None:
                 self.lose_below(upper)
 
+    def edge(self, node: Node) -> bytes:
+        """The host's slot of each page in the edge of ``node``, *absent* where it has none."""
+        cell: HostCell | None = node.cells[self.index]
+        data: bytes = ABSENT_BYTES * ((node.end - node.parent.end) // self.page) if cell is None else cell.data
+        return data
+
     def slots_of(self, cell: HostCell | None) -> list[int]:
         return [] if cell is None else [slot for slot in array("i", cell.data) if slot != ABSENT]
 

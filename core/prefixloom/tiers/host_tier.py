@@ -13,13 +13,15 @@ from collections.abc import Sequence as Many
 from typing import Any
 
 from ..contract.composition import TierPart
+from ..contract.reach import Interval
 from ..errors import InvariantError
+from ..operations.match import absent_in
 from ..operations.state import Core, Match, Running
 from ..operations.tier_answers import Restored, TierStats
 from ..tree.lane import Lane
 from ..tree.radix import Node
 from .host_copies import HostCopies
-from .host_lane import HostLane
+from .host_lane import HostLane, HostPages
 from .match_below import usable
 from .restore import restorable_at, restore
 from .store import StoreBehind
@@ -102,6 +104,14 @@ class LowerTier:
     # ------------------------------------------------------------ questions
     def restorable(self, match: Match, node: Node, boundary: int) -> None:
         match.below, match.restorable = restorable_at(self.copies, match, node, boundary)
+
+    def absent(self, lane: Lane, node: Node, wanted: tuple[Interval, ...]) -> tuple[Interval, ...]:
+        host = self.copies.by_component[lane.index]
+        return absent_in(wanted, node, host.page, host.edge) if isinstance(host, HostPages) else wanted
+
+    def has_state(self, lane: Lane, node: Node) -> bool:
+        host = self.copies.by_component[lane.index]
+        return host is not None and node.cells[host.index] is not None
 
     def restore(self, running: Running) -> Restored:
         """Restore what the host has, and start a fetch of what only a store may have."""

@@ -173,8 +173,9 @@ class Journal:
 
     def clear(self) -> None:
         """For the cache, and no part of the public interface: nothing is cached any more."""
-        self.take()
-        self._changes.append(Change("cleared"))
+        if self._missing:  # what was missed matters no more
+            self.take()
+        self.add(Change("cleared"))
 
 
 def changes_of(keys: KeyMaker, namespace: str, lane: Keeper, node: Node, before: Any, after: Any) -> list[Change]:

@@ -61,6 +61,10 @@ class Allowances:
         )
 
 
+GONE = ("evicted", "flushed", "failed")
+"""The reasons of a miss that say that something was cached once."""
+
+
 class ComparedCache:
     """A cache compared with the model: the state that all operations share, and the checks after each."""
 
@@ -99,6 +103,9 @@ class ComparedCache:
             cache.lend({f.name: range(f.capacity) for f in facts})
         self.reader = Reader(cache, self.model, self.slots)
         self.journal = cache.journal()
+        self.history = cache.history()
+        self.once: dict[str, set[Piece]] = {f.name: set() for f in facts}
+        """What the journal has ever said to be cached, by component."""
         self.followed: dict[str, set[Piece]] = {f.name: set() for f in facts}
         """What the journal says is cached, by component."""
         self.figures = dict.fromkeys(("opened", "asked_tokens", "hit_tokens", "recovered"), 0)
@@ -396,6 +403,7 @@ class ComparedCache:
                 if change.kind == "stored":
                     require(not pieces & known[f.name], "%s is stored twice", change)
                     known[f.name] |= pieces
+                    self.once[f.name] |= pieces
                 else:
                     require(pieces <= known[f.name], "%s was not stored", change)
                     known[f.name] -= pieces
@@ -520,7 +528,50 @@ class ComparedCache:
             every = self.model.candidates(ids, limit)
             agree = set(got) <= set(every) if self.allowances.narrows else got == every
             require(agree, "candidates %s, not %s", got, every)
+            self.check_explanation(plan, ids, min(plan.walked, limit), limit)
         return plan
+
+    def check_explanation(self, plan: Any, ids: list[int], walked: int, limit: int) -> None:
+        """Check that each token which did not hit has one reason, and that what is said to have gone has been there."""
+        told = self.cache.explain(plan, closely=self.operations % 16 == 0)
+        at = plan.ready
+        for finding in told.findings:
+            require(finding.start == at < finding.end, "%s explains from %s on", finding, at)
+            at = finding.end
+            f = self.facts.get(finding.component)
+            if f is not None and at <= walked and finding.reason != "plugin":
+                self.check_what_is_lacking(f, finding, ids)
+            elif f is not None and finding.reason in GONE:
+                first, last = finding.start // f.page, finding.end // f.page
+                pieces = {self.model.piece(f, ids, at if f.boundary else i) for i in range(first, last)}
+                require(pieces <= self.once[f.name], "%s: %s was never there", finding, pieces - self.once[f.name])
+            elif finding.reason == "new":
+                self.check_never_there(finding.start, limit, ids)
+        require(at == plan.key_tokens, "tokens from %s on are not explained", at)
+        for f in self.model.facts:
+            has = max(b for b in range(0, walked + 1, self.model.page) if self.model.has(f, ids, b))
+            require(told.alone[f.name] == has, "%s alone: %s, not %s", f.name, told.alone[f.name], has)
+
+    def check_what_is_lacking(self, f: Facts, finding: Any, ids: list[int]) -> None:
+        """Check what a component lacks at the end of a finding, and whether it has been there."""
+        lacks = self.model.pieces(f, ids, finding.end) - self.model.resident[f.name]
+        pages = [i for low, high in finding.lacks for i in range(low // f.page, high // f.page)]
+        told = {self.model.piece(f, ids, i) for i in pages}
+        require(lacks and (f.boundary or told == lacks), "%s lacks %s", finding, lacks)
+        if finding.reason in GONE:
+            require(lacks <= self.once[f.name], "%s: %s was never there", finding, lacks - self.once[f.name])
+        elif finding.reason == "never kept":
+            require(not lacks <= self.once[f.name], "%s: all of it was there", finding)
+        else:
+            require(finding.reason == "refused", "%s: its keys are there", finding)
+
+    def check_never_there(self, start: int, limit: int, ids: list[int]) -> None:
+        """Check that nothing was ever cached of the page of the tree that begins at ``start``, nor a state below it."""
+        for f in self.model.facts:
+            ends = range(start + self.model.page, limit + 1, self.model.page)
+            indices = ends if f.boundary else range(start // f.page, (start + self.model.page) // f.page)
+            there = [self.model.piece(f, ids, i) in self.once[f.name] for i in indices]
+            require(not (any(there) if f.boundary else all(there)), "%s: what is new at %s was there", f.name, start)
 
     def check_plan(self, plan: Any, ids: list[int], limit: int) -> None:
         """Check what a plan says beside its boundary: how far keys lead, who is in the way, and what opening takes."""

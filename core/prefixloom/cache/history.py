@@ -1,0 +1,228 @@
+"""History: what a cache has lost or has not kept, when and why, so that a miss can be explained afterwards.
+
+It follows the cache through a journal and knows each page and state by a number: the hash of the path to it. So it
+holds no tokens. It remembers everything that is cached now, and the last ``most`` of what is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+
+import attrs
+
+from ..contract.reach import Interval
+from ..tree.journal import Change, Journal
+from ..tree.keys import TOKEN_BYTES, Tokens, clipped, moved
+
+MOST = 1 << 18
+"""The most losses that a history remembers, unless it is made with another number."""
+AGES = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+"""Upper bounds of the histograms, in seconds."""
+
+
+@attrs.frozen
+class Loss:
+    """A page or a state that is not cached any more, or that was not kept.
+
+    ``kind``    "removed", "refused" or "cleared", as of a ``Change``, which ``cause`` and ``by`` come from as well
+    ``tier``    where it was, or would have been
+    ``when``    the time of it, and ``stored`` when it had come; None if that is not known
+    ``number``  how many pages (states) the component had lost on this tier by then
+    """
+
+    kind: str
+    tier: str
+    cause: str
+    by: str
+    when: float
+    stored: float | None
+    number: int
+
+
+@attrs.define
+class Histogram:
+    """How many times fell below each bound of ``AGES``, and above the last; with their sum."""
+
+    counts: list[int] = attrs.field(factory=lambda: [0] * (len(AGES) + 1))
+    sum: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.sum += seconds
+        for place, bound in enumerate(AGES):
+            if seconds <= bound:
+                self.counts[place] += 1
+                return
+        self.counts[-1] += 1
+
+
+@attrs.define
+class Losses:
+    """What one component has lost on one tier so far.
+
+    ``count``  pages (states), and ``causes`` how many by cause
+    ``ages``   how long they had been cached
+    ``gaps``   how long after the loss a prompt missed them
+    """
+
+    count: int = 0
+    causes: dict[str, int] = attrs.field(factory=dict)
+    ages: Histogram = attrs.field(factory=Histogram)
+    gaps: Histogram = attrs.field(factory=Histogram)
+
+
+class Paths:
+    """Numbers of paths: one for each page of the tree, which stands for its tokens and all before them."""
+
+    def __init__(self, page: int, lookahead: int) -> None:
+        self.page = page
+        self._page_bytes = page * TOKEN_BYTES
+        self._more = lookahead * TOKEN_BYTES
+        self._last: tuple[str, Tokens, list[int]] = ("", Tokens(), [])
+
+    def of(self, namespace: str, tokens: Tokens, upto: int) -> list[int]:
+        """The numbers of the paths to the boundaries of ``tokens`` up to ``upto``."""
+        known_in, known, links = self._last
+        size = self._page_bytes
+        if known_in == namespace and not (tokens.extra or known.extra):
+            if known.startswith(tokens) and upto <= len(links) * self.page:
+                return links[: upto // self.page]
+            links = links[:] if tokens.startswith(known) else []
+        else:
+            links = []
+        link = links[-1] if links else hash(namespace)
+        for at in range(len(links) * size, upto * TOKEN_BYTES - size + 1, size):
+            end = at + size + self._more
+            link = hash((link, tokens[at:end], *self._extra(tokens, at // TOKEN_BYTES, end // TOKEN_BYTES)))
+            links.append(link)
+        self._last = (namespace, tokens, links)
+        return links
+
+    def _extra(self, tokens: Tokens, start: int, end: int) -> tuple[object, ...]:
+        return moved(clipped(tokens.extra, start, end), -start) if tokens.extra else ()
+
+
+class History:
+    """The losses of one cache since this was made. Made by ``Cache.history``; ``Cache.explain`` asks it.
+
+    Somebody must ``poll`` it now and then, once per step for instance: this reads the cache's journal.
+    """
+
+    def __init__(
+        self, journal: Journal, contents: Callable[[], list[Change]], pages: Mapping[str, int], page: int,
+        lookahead: int, most: int, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """``pages``: the tokens of a page of each component; of a boundary component 0. ``page``: of the tree."""
+        self._journal = journal
+        self._pages = pages
+        self._contents = contents
+        self._paths = Paths(page, lookahead)
+        self._most = most
+        self.closed = False
+        self.clock = clock
+        self.begun = clock()
+        self.by_component: dict[tuple[str, str], Losses] = {}
+        """By component and tier."""
+        self._stored: dict[int, float] = {}
+        self._lost: dict[int, Loss] = {}
+        for change in contents():
+            self._note(change)
+
+    def close(self) -> None:
+        """Follow the cache no longer."""
+        self.closed = True
+        self._journal.close()
+
+    @property
+    def remembered(self) -> int:
+        """How many losses it remembers now."""
+        return len(self._lost)
+
+    def poll(self) -> None:
+        """Read what has changed since the last call."""
+        missing, changes = self._journal.missing, self._journal.take()
+        if missing:  # what went meanwhile is not known: begin again with what there is
+            self._stored.clear()
+            changes = self._contents()
+        for change in changes:
+            self._note(change)
+
+    def losses(self, component: str, tier: str) -> Losses:
+        """What a component has lost on a tier so far."""
+        return self.by_component.setdefault((component, tier), Losses())
+
+    def find(
+        self, component: str, tiers: tuple[str, ...], namespace: str, tokens: Tokens,
+        spans: tuple[Interval, ...] = (), boundary: int | None = None,
+    ) -> list[Loss | None]:  # fmt: skip
+        """For each page of ``spans``, or for the state at ``boundary``, the loss on ``tiers`` that decided: the latest,
+        or that the store below had refused what was lost then.
+        """
+        return [
+            _decisive([loss for tier in tiers if (loss := self._lost.get(keys[tier])) is not None])
+            for keys in self._keys_by_tier(component, tiers, namespace, tokens, spans, boundary)
+        ]
+
+    def missed(self, component: str, loss: Loss) -> None:
+        """A prompt has missed what this loss took."""
+        if loss.kind == "removed":
+            self.losses(component, loss.tier).gaps.add(self.clock() - loss.when)
+
+    # ------------------------------------------------------------ following
+    def _keys_by_tier(
+        self, component: str, tiers: tuple[str, ...], namespace: str, tokens: Tokens, spans: tuple[Interval, ...],
+        boundary: int | None,
+    ) -> Iterator[dict[str, int]]:  # fmt: skip
+        if boundary is not None:
+            links = self._paths.of(namespace, tokens, boundary)
+            yield {tier: hash((component, tier, links[-1], boundary)) for tier in tiers}
+            return
+        page, tree_page = self._pages[component], self._paths.page
+        deepest = max((high for _, high in spans), default=0)
+        links = self._paths.of(namespace, tokens, -(-deepest // tree_page) * tree_page)
+        for low, high in spans:
+            for start in range(low, high, page):
+                link = links[start // tree_page]
+                yield {tier: hash((component, tier, link, start)) for tier in tiers}
+
+    def _note(self, change: Change) -> None:
+        now = self.clock()
+        if change.kind == "cleared":
+            for key, stored in self._stored.items():
+                self._lose(key, Loss("cleared", "", "flushed", "", now, stored, 0))
+            self._stored.clear()
+            return
+        losses = self.losses(change.component, change.tier)
+        keys = self._keys_by_tier(
+            change.component, (change.tier,), change.namespace, change.tokens, change.spans, change.boundary
+        )
+        for by_tier in keys:
+            key = by_tier[change.tier]
+            if change.kind == "stored":
+                self._stored[key] = now
+                self._lost.pop(key, None)
+                continue
+            came = self._stored.pop(key) if change.kind == "removed" and key in self._stored else None
+            losses.count += 1
+            cause = change.cause if change.kind == "removed" else f"refused: {change.cause.partition(':')[0]}"
+            losses.causes[cause] = losses.causes.get(cause, 0) + 1
+            if came is not None:
+                losses.ages.add(now - came)
+            self._lose(key, Loss(change.kind, change.tier, change.cause, change.by, now, came, losses.count))
+
+    def _lose(self, key: int, loss: Loss) -> None:
+        self._lost.pop(key, None)  # the latest stand last
+        self._lost[key] = loss
+        if len(self._lost) > self._most:
+            for old in list(islice(self._lost, max(1, self._most // 16))):
+                del self._lost[old]
+
+
+def _decisive(losses: list[Loss]) -> Loss | None:
+    """Of the losses of one page on several tiers, the one without which it would be there."""
+    if not losses:
+        return None
+    latest = max(losses, key=lambda loss: loss.when)
+    refused = (loss for loss in losses if loss.kind == "refused" and loss.when >= (latest.stored or loss.when))
+    return next(refused, latest) if latest.kind == "removed" else latest

@@ -1,0 +1,267 @@
+"""Why a prompt missed, as ``Cache.explain`` says it: each kind of a miss by its name, and what would have helped.
+
+That every token which did not hit has one reason, and that what is said to have gone has been there, is checked by the
+random model.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from prefixloom import (
+    Component,
+    Explanation,
+    Identity,
+    InputError,
+    Path,
+    Point,
+    ThreadStream,
+    TierManifest,
+    Window,
+    hookimpl,
+)
+from prefixloom.storage import Refused
+from prefixloom_hicache import HostTier, MemoryBackend
+from tests.support.helpers import cache_of, part, path_cache, serve
+from tests.support.stores import composed, idle
+
+TOKENS = list(range(100, 140))
+
+
+def reasons(told: Explanation) -> list[tuple[int, int, str, str]]:
+    return [(each.start, each.end, each.reason, each.component) for each in told.findings]
+
+
+def test_a_first_time() -> None:
+    cache = path_cache()
+    cache.history()
+    told = cache.explain(TOKENS)
+    assert reasons(told) == [(0, 40, "new", "")]
+    assert told.sentences == ["0 of 40 tokens hit.", "Tokens 0 to 40: nothing that begins so has been cached."]
+
+
+def test_a_window_that_was_evicted_says_by_whom_and_how_many_pages_were_lacking() -> None:
+    cache = cache_of(part("path", Path()), part("near", Window(10)), capacity={"near": 40})
+    cache.history()
+    serve(cache, TOKENS)
+    serve(cache, [1] * 40, label="the other")
+    told = cache.explain(TOKENS)
+    (finding,) = told.findings
+    assert (finding.reason, finding.component, finding.lacks) == ("evicted", "near", ((28, 40),))
+    assert (told.ready, told.alone) == (0, {"path": 40, "near": 0})
+    assert finding.loss is not None and (finding.loss.cause, finding.loss.by) == ("room", "the other")
+    assert finding.pages == cache.stats().components["near"].evicted
+    assert "evicted to make room for 'the other' from the device" in str(told)
+    assert f"{finding.pages} more pages of 'near' on the device" in str(told)
+
+
+def test_a_state_that_no_step_left_behind() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()))
+    cache.history()
+    serve(cache, TOKENS)
+    told = cache.explain(TOKENS[:38])
+    assert reasons(told) == [(0, 36, "never kept", "state"), (36, 38, "page", "")]
+    assert told.findings[0].help == "a step that ends at 36, with its state published"
+
+
+def test_a_state_for_which_there_was_no_slot() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()), slots=2)
+    cache.history()
+    with cache.open([1] * 8) as other:  # has one of the two slots
+        serve(cache, TOKENS, chunk=20)
+        told = cache.explain([*TOKENS[:20], 7, 7, 7, 7])
+        assert (20, 24, "new", "") in reasons(told)
+        assert reasons(told)[0] == (0, 20, "refused", "state")
+        assert "no slot could be had" in str(told)
+        assert other.open
+
+
+def test_a_state_that_a_policy_did_not_want() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()), admission="branch-and-last")
+    cache.history()
+    serve(cache, TOKENS, chunk=20)
+    told = cache.explain([*TOKENS[:20], 7, 7, 7, 7])
+    assert reasons(told)[0] == (0, 20, "refused", "state")
+    assert "a policy did not want it" in str(told)
+
+
+def test_another_namespace_and_another_adapter() -> None:
+    cache = path_cache()
+    cache.history()
+    cache.identity = Identity(model="m", weights="1")
+    serve(cache, TOKENS, namespace="a")
+    told = cache.explain([*TOKENS, 1, 2, 3, 4], namespace="b")
+    assert reasons(told) == [(0, 40, "namespace", ""), (40, 44, "new", "")]
+    assert "in 'a'" in str(told)
+    assert reasons(cache.explain(TOKENS, namespace="b", closely=False)) == [(0, 40, "new", "")]
+    cache.identity = Identity(model="m", weights="1", adapters="tuned")
+    assert reasons(cache.explain(TOKENS, namespace="a")) == [(0, 40, "identity", "")]
+
+
+def test_a_prompt_that_parts_in_the_midst_of_a_page() -> None:
+    cache = path_cache()
+    cache.history()
+    serve(cache, TOKENS)
+    inside = cache.explain([*TOKENS[:22], *range(10)])
+    assert reasons(inside) == [(20, 24, "branch", ""), (24, 32, "new", "")]
+    assert "2 tokens of the page of 4 that begins at 20" in str(inside)
+    at_a_node = cache.explain([*TOKENS, 1, 2, 3, 4])
+    assert reasons(at_a_node) == [(40, 44, "new", "")]
+    serve(cache, [*TOKENS, 1, 2, 3, 9])
+    assert reasons(cache.explain([*TOKENS, 1, 2, 3, 4])) == [(40, 44, "branch", "")]
+    assert reasons(cache.explain([100, 101, 7, 7])) == [(0, 4, "branch", "")]
+
+
+def test_what_was_used_longest_ago_has_gone_with_its_keys() -> None:
+    cache = path_cache(tokens=80)
+    cache.history()
+    for first in (0, 1000, 2000):
+        serve(cache, range(first, first + 40), label=f"request {first}")
+    told = cache.explain([*range(40), 7, 7, 7, 7])
+    assert reasons(told) == [(0, 40, "evicted", "path"), (40, 44, "new", "")]
+    assert "to make room for 'request 2000'" in str(told)
+    assert told.findings[0].pages == 10
+
+
+def test_a_prompt_that_is_larger_than_a_pool() -> None:
+    cache = path_cache(tokens=80)
+    cache.history()
+    with pytest.raises(InputError, match="longer than the pool"):
+        serve(cache, range(100))
+    told = cache.explain(range(100))
+    assert reasons(told) == [(0, 100, "too large", "path")]
+    assert "the pool of 'path' holds 80 tokens" in str(told)
+
+
+def test_a_page_that_the_store_refused() -> None:
+    class Full(MemoryBackend):
+        def put(self, records: Any) -> Any:
+            return tuple(Refused(record.key, "capacity", "no room for 10 pages") for record in records)
+
+    store = Full(capacity=1 << 20)
+    cache, _ = composed(part("path", Path()), store=store, host=40, tokens=40)
+    cache.history()
+    for first in range(0, 4000, 1000):
+        serve(cache, range(first, first + 40))
+        idle(cache)
+    told = cache.explain(range(2000, 2040))
+    reason = told.findings[0]
+    assert reason.reason == "refused" and reason.loss is not None and reason.loss.tier == "store", str(told)
+    assert "the store refused it" in str(told) and "capacity: no room for 10 pages" in str(told)
+
+
+def test_what_lies_below_the_device_needs_a_load() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()), HostTier(TierManifest(capacity=4096)), tokens=80)
+    cache.history()
+    serve(cache, TOKENS)
+    cache.evict({"path": 20})
+    told = cache.explain(TOKENS)
+    assert (told.ready, told.restorable) == (0, 40)
+    assert reasons(told) == [(0, 40, "below", "path")]
+    assert "can bring back 40 tokens" in str(told)
+
+
+def test_tokens_whose_content_depends_on_what_follows() -> None:
+    cache = cache_of(part("path", Path(), lookahead=2))
+    cache.history()
+    serve(cache, [*TOKENS, 1, 2])
+    assert reasons(cache.explain(TOKENS)) == [(36, 40, "lookahead", "")]
+    assert reasons(cache.explain([*TOKENS, 1, 2], leave=9)) == [(32, 40, "left", ""), (40, 42, "page", "")]
+
+
+def test_what_failed_was_flushed_or_dropped() -> None:
+    stream = ThreadStream("forward")
+    cache = path_cache()
+    cache.history()
+    with cache.open(TOKENS) as sequence:
+        sequence.grow(40)
+        with cache.step([sequence]) as step:
+            step.run_ops(stream)
+            stream.run(_fail)
+        sequence.publish()
+        stream.close()
+        cache.poll()
+    told = cache.explain(TOKENS)
+    assert reasons(told) == [(0, 40, "failed", "path")]
+    serve(cache, TOKENS, namespace="gone")
+    cache.drop_namespace("gone")
+    assert reasons(cache.explain(TOKENS, namespace="gone")) == [(0, 40, "flushed", "path")]
+    assert "its namespace was dropped" in str(cache.explain(TOKENS, namespace="gone"))
+    serve(cache, TOKENS)
+    cache.flush()
+    assert "the cache was flushed" in str(cache.explain(TOKENS))
+
+
+def _fail() -> None:
+    raise RuntimeError("the layers failed")
+
+
+def test_a_plugin_that_rejects_a_boundary_is_named() -> None:
+    class Picky(Component):
+        @hookimpl
+        def create_match_validator(self) -> Any:
+            return lambda view: min(view.boundary, 20)
+
+    cache = cache_of(part("path", Path(), kind=Picky))
+    cache.history()
+    serve(cache, TOKENS)
+    assert reasons(cache.explain(TOKENS)) == [(20, 40, "plugin", "path")]
+
+
+def test_without_a_history_it_is_said_that_none_is_kept() -> None:
+    cache = cache_of(part("path", Path()), part("near", Window(10)))
+    serve(cache, TOKENS)
+    cache.evict({"near": 64})
+    told = cache.explain(TOKENS)
+    assert reasons(told) == [(0, 40, "absent", "near")]
+    assert "no history is kept" in str(told)
+    history = cache.history()
+    assert cache.history() is history
+    history.close()
+    assert reasons(cache.explain(TOKENS)) == [(0, 40, "absent", "near")]
+    assert cache.history() is not history
+
+
+def test_a_history_remembers_so_many_losses_and_no_tokens() -> None:
+    cache = path_cache(tokens=80)
+    history = cache.history(most=16)
+    for first in range(0, 20000, 1000):
+        serve(cache, range(first, first + 40))
+    assert cache.explain(range(18000, 18040)).ready == 40
+    assert reasons(cache.explain(range(17000, 17040))) == [(0, 40, "evicted", "path")]
+    old = cache.explain(range(40))
+    assert reasons(old) == [(0, 40, "new", "")]
+    assert "longer ago than the last losses that are remembered" in str(old)
+    assert 0 < history.remembered <= 16
+    with pytest.raises(InputError, match="at least 1 loss"):
+        path_cache().history(0)
+
+
+def test_an_explanation_is_data_as_well_and_changes_nothing() -> None:
+    cache = path_cache(tokens=80)
+    cache.history()
+    for first in (0, 1000, 2000):
+        serve(cache, range(first, first + 40))
+    before = cache.contents(), cache.stats()
+    plan = cache.match(range(60), leave=5)
+    told = cache.explain(plan)
+    assert (cache.contents(), cache.stats()) == before
+    assert told == cache.explain(range(60), leave=5) or told.findings == cache.explain(range(60), leave=5).findings
+    data = json.loads(json.dumps(told.as_dict()))
+    assert [each["reason"] for each in data["findings"]] == ["evicted", "new", "left"]
+    assert data["findings"][0]["loss"]["cause"] == "room"
+    assert data["findings"][0]["loss"]["seconds_cached"] >= 0
+
+
+def test_missed_tokens_are_counted_by_component_and_add_up() -> None:
+    cache = cache_of(part("path", Path()), part("near", Window(10)))
+    serve(cache, TOKENS)
+    cache.evict({"near": 64})
+    serve(cache, [*TOKENS, *range(12), 1], leave=1)
+    stats = cache.stats()
+    assert {name: each.missed_tokens for name, each in stats.components.items()} == {"path": 0, "near": 40}
+    assert stats.new_tokens == 40 + 12
+    assert stats.asked_tokens - stats.hit_tokens - stats.new_tokens - 40 == 1
