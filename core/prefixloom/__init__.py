@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .cache.cache import Cache
 from .cache.explanation import Explanation, Finding
-from .cache.history import History, Loss
+from .cache.figures import Figure
+from .cache.history import Histogram, History, Loss
 from .cache.match_plan import MatchPlan
 from .cache.sequence import Sequence
 from .cache.stats import CacheStats, ComponentStats
@@ -77,8 +78,10 @@ __all__ = [
     "Consensus",
     "EvictionPolicy",
     "Explanation",
+    "Figure",
     "Finding",
     "GroupConsensus",
+    "Histogram",
     "History",
     "Identity",
     "InputError",

@@ -21,6 +21,7 @@ from prefixloom_engine import Engine, ThreeWay
 from prefixloom_engine.server.access import Access, Tenant
 from prefixloom_engine.server.admin import Admin, AttachedStore
 from prefixloom_engine.server.app import Limits, Server, make_app
+from prefixloom_engine.server.insight import Insight
 from prefixloom_engine.server.worker import EngineWorker
 from prefixloom_engine.threeway import SIZES
 from prefixloom_engine.threeway.text import BYTE_VOCABULARY, END, ByteTokenizer
@@ -96,7 +97,7 @@ def serving(
 
     worker = EngineWorker(make, most, lambda error: None, ended)
     server = Server(worker, tokenizer or ByteTokenizer(), Access(keys or {}), limits or Limits(), "built-in", "fp_0")
-    app = make_app(server, Admin(server, store).routes())
+    app = make_app(server, [*Admin(server, store).routes(), *Insight(server).routes()])
     http = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=20))
     thread = threading.Thread(target=http.run)
     thread.start()

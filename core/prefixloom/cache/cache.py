@@ -27,6 +27,7 @@ from ..operations.teardown import forget_everything
 from ..tree.journal import MOST, Change, Journal, contents
 from ..tree.keys import namespace_of
 from .explanation import Explanation, explain
+from .figures import Figure, figures_of
 from .history import MOST as HISTORY
 from .history import History
 from .match_plan import MatchPlan
@@ -290,6 +291,8 @@ class Cache:
             core.flight.poll()
         if core.below is not None:
             core.below.poll()
+        if self._history is not None and not self._history.closed:
+            self._history.poll()
         core.leave("poll")
 
     # ------------------------------------------------------------ telling
@@ -336,18 +339,39 @@ class Cache:
     ) -> Explanation:
         """Why ``tokens`` hit what they hit: component by component, and what would have helped. Pure.
 
-        ``tokens`` may also be a ``MatchPlan``. What has gone, when and why is known where there is a ``history``.
-        ``closely``: look into other namespaces as well, and at single tokens where the keys part.
+        ``tokens`` may also be a ``MatchPlan``, or a ``Sequence`` that was just opened. What has gone, when and why is
+        known where there is a ``history``. ``closely``: look into other namespaces as well, and at single tokens where
+        the keys part.
         """
         core = self._core
         if core.guarded:
             core.enter()
         if tokens.__class__ is MatchPlan:
             match = current(core, tokens.match_for(core))
+        elif tokens.__class__ is Sequence:
+            match = tokens.running_for(core).match
         else:
             match = find(core, ask(core, tokens, namespace, leave, extra))
         history = None if self._history is None or self._history.closed else self._history
         return explain(core, match, history, closely)
+
+    def account(self, sequence: Sequence) -> Explanation:
+        """Explain the hit of a sequence that was just opened, and count it in the ``history``, which this may begin.
+
+        Call it once for each request, so that ``figures`` say why tokens miss.
+        """
+        history = self.history()
+        told = self.explain(sequence, closely=False)
+        history.account(told.findings)
+        history.hit(sequence.namespace, sequence.tokens, told.ready)
+        return told
+
+    def figures(self) -> list[Figure]:
+        """What the cache counts and measures, by name and label; of losses and misses what its ``history`` knows."""
+        history = None if self._history is None or self._history.closed else self._history
+        if history is not None:
+            history.poll()
+        return figures_of(self.stats(), history)
 
     def stats(self) -> CacheStats:
         """Counters and gauges, by component and in all."""

@@ -7,8 +7,10 @@ holds no tokens. It remembers everything that is cached now, and the last ``most
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from typing import Protocol
 
 import attrs
 
@@ -18,6 +20,10 @@ from ..tree.keys import TOKEN_BYTES, Tokens, clipped, moved
 
 MOST = 1 << 18
 """The most losses that a history remembers, unless it is made with another number."""
+RECENT = 64
+"""So many of the latest losses are kept as they were told."""
+HOT = 512
+"""So many hot prefixes are counted; of more, those that were hit last."""
 AGES = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 """Upper bounds of the histograms, in seconds."""
 
@@ -72,6 +78,46 @@ class Losses:
     gaps: Histogram = attrs.field(factory=Histogram)
 
 
+@attrs.frozen
+class Lost:
+    """Some pages (states) of one component that went together, or were not kept."""
+
+    when: float
+    component: str
+    tier: str
+    cause: str
+    by: str
+    count: int
+
+
+@attrs.define
+class HotPrefix:
+    """A prefix that requests have hit: its length in tokens, how often, and when last."""
+
+    tokens: int
+    hits: int
+    last: float
+
+
+class Missed(Protocol):
+    """Why the tokens [start, end) of a prompt did not hit, as far as a history counts it."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def component(self) -> str: ...
+
+    @property
+    def loss(self) -> Loss | None: ...
+
+
 class Paths:
     """Numbers of paths: one for each page of the tree, which stands for its tokens and all before them."""
 
@@ -106,7 +152,7 @@ class Paths:
 class History:
     """The losses of one cache since this was made. Made by ``Cache.history``; ``Cache.explain`` asks it.
 
-    Somebody must ``poll`` it now and then, once per step for instance: this reads the cache's journal.
+    ``poll`` reads the cache's journal, and takes the time of what it finds; ``Cache.poll`` does so once per step.
     """
 
     def __init__(
@@ -124,6 +170,12 @@ class History:
         self.begun = clock()
         self.by_component: dict[tuple[str, str], Losses] = {}
         """By component and tier."""
+        self.missed: dict[tuple[str, str, str], int] = {}
+        """Tokens by component, tier and reason, as far as ``account`` was told of them."""
+        self.recent: deque[Lost] = deque(maxlen=RECENT)
+        """The latest losses, the oldest first."""
+        self.hot: dict[int, HotPrefix] = {}
+        """The prefixes that were hit most, as far as ``hit`` was told of them, by the number of their path."""
         self._stored: dict[int, float] = {}
         self._lost: dict[int, Loss] = {}
         for change in contents():
@@ -164,10 +216,29 @@ class History:
             for keys in self._keys_by_tier(component, tiers, namespace, tokens, spans, boundary)
         ]
 
-    def missed(self, component: str, loss: Loss) -> None:
-        """A prompt has missed what this loss took."""
-        if loss.kind == "removed":
-            self.losses(component, loss.tier).gaps.add(self.clock() - loss.when)
+    def account(self, findings: Iterable[Missed]) -> None:
+        """Count why the tokens of a request missed: the findings of its explanation."""
+        now = self.clock()
+        for each in findings:
+            loss = each.loss
+            key = each.component, "" if loss is None else loss.tier, each.reason
+            self.missed[key] = self.missed.get(key, 0) + each.end - each.start
+            if loss is not None and loss.kind == "removed":
+                self.losses(each.component, loss.tier).gaps.add(now - loss.when)
+
+    def hit(self, namespace: str, tokens: Tokens, ready: int) -> None:
+        """Count that a request has hit ``ready`` of its tokens."""
+        links = self._paths.of(namespace, tokens, ready)
+        if not links:
+            return
+        known = self.hot.get(links[-1])
+        if known is not None:
+            known.hits, known.last = known.hits + 1, self.clock()
+            return
+        if len(self.hot) >= HOT:
+            for number, _ in sorted(self.hot.items(), key=lambda each: each[1].last)[: HOT // 4]:
+                del self.hot[number]
+        self.hot[links[-1]] = HotPrefix(ready, 1, self.clock())
 
     # ------------------------------------------------------------ following
     def _keys_by_tier(
@@ -197,6 +268,7 @@ class History:
         keys = self._keys_by_tier(
             change.component, (change.tier,), change.namespace, change.tokens, change.spans, change.boundary
         )
+        before = losses.count
         for by_tier in keys:
             key = by_tier[change.tier]
             if change.kind == "stored":
@@ -210,6 +282,9 @@ class History:
             if came is not None:
                 losses.ages.add(now - came)
             self._lose(key, Loss(change.kind, change.tier, change.cause, change.by, now, came, losses.count))
+        if losses.count > before:
+            cause = change.cause if change.kind == "removed" else f"refused: {change.cause}"
+            self.recent.append(Lost(now, change.component, change.tier, cause, change.by, losses.count - before))
 
     def _lose(self, key: int, loss: Loss) -> None:
         self._lost.pop(key, None)  # the latest stand last

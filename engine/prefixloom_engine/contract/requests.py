@@ -161,6 +161,7 @@ class Answer:
     ``restored``                how many of these a tier below the device brought back
     ``drafted``, ``accepted``   how many tokens were guessed ahead, and how many of these guesses were right
     ``handed``                  what another engine needs to go on, if the request asks for it
+    ``admitted_at``             when it was first admitted, on the clock ``time.monotonic``; 0: not yet
     """
 
     request: Request
@@ -174,6 +175,7 @@ class Answer:
     drafted: int = 0
     accepted: int = 0
     handed: Handover | None = None
+    admitted_at: float = 0.0
 
     @property
     def done(self) -> bool:

@@ -8,15 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import attrs
 from starlette.requests import Request
@@ -26,11 +22,10 @@ from starlette.routing import Route
 from prefixloom import InputError, PrefixloomError, open_store
 
 from .app import Server
+from .client import KEY_VARIABLE, ServerRefused, add_server_arguments, ask, key_of
 from .protocol import ApiError, StoreAsked
 
 log = logging.getLogger("prefixloom.server")
-KEY_VARIABLE = "PREFIXLOOM_ADMIN_KEY"
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class Tier(Protocol):
@@ -178,10 +173,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name in WITH_NAME:
             action.add_argument("name", metavar=WITH_NAME[name])
-        action.add_argument("--server", default=DEFAULT_URL, metavar="URL", help=f"default: {DEFAULT_URL}")
-        action.add_argument(
-            "--key-file", metavar="FILE", help=f"has the administrator's key alone (default: ${KEY_VARIABLE})"
-        )
+        add_server_arguments(action)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -191,37 +183,12 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "drop":
         path += quote(args.name, safe="")
     elif args.action == "attach":
-        body = json.dumps({"url": args.name}).encode()
-    if urlsplit(args.server).scheme not in ("http", "https"):
-        raise InputError(f"--server {args.server!r} is no address: write {DEFAULT_URL}")
-    headers = {"authorization": f"Bearer {_key(args.key_file)}", "content-type": "application/json"}
-    asked = urllib.request.Request(args.server.rstrip("/") + path, data=body, headers=headers, method=method)
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=60) as answer:
-            print(json.dumps(json.load(answer), indent=2))
-            return 0
-    except urllib.error.HTTPError as error:
-        print(f"prefixloom: {_said(error)}", file=sys.stderr)
-        return 1
-    except (OSError, ValueError) as error:
-        raise InputError(f"{args.server} does not answer: {getattr(error, 'reason', error)}") from error
-
-
-def _key(path: str | None) -> str:
-    if path is None:
-        key = os.environ.get(KEY_VARIABLE, "")
-    else:
-        try:
-            key = Path(path).read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--key-file {path} cannot be read: {error}") from error
-    if not key.strip():
+        body = {"url": args.name}
+    if not key_of(args.key_file):
         raise InputError(f"an administrator shows a key: give --key-file FILE, or set {KEY_VARIABLE}")
-    return key.strip()
-
-
-def _said(error: urllib.error.HTTPError) -> str:
     try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return str(error)
+        print(json.dumps(ask(args, method, path, body), indent=2))
+        return 0
+    except ServerRefused as error:
+        print(f"prefixloom: {error}", file=sys.stderr)
+        return 1

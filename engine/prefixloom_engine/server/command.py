@@ -63,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serving.add_argument(
         "--max-answer", default="2048", metavar="N", help="tokens, if a chat does not say how many (default: 2048)"
     )
+    serving.add_argument(
+        "--no-insight", dest="insight", action="store_false", help="no metrics, no page, and no history of misses"
+    )
     serving.add_argument("--timeout", default="600", metavar="S", help="seconds of an answer (default: 600)")
     serving.add_argument(
         "--drain", default="30", metavar="S", help="seconds that the end waits for answers and store (default: 30)"
@@ -168,7 +171,12 @@ def _serve(settings: ServeSettings) -> int:
     limits = Limits(sizes["max_body"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"])
     name = args.name or (BUILT_IN if args.model is None else Path(args.model).resolve().name)
     server = Server(worker, tokenizer, access, limits, name, f"fp_{identity.digest[:12]}" if identity else "fp_unknown")
-    app = make_app(server, Admin(server, store).routes())
+    routes = Admin(server, store).routes()
+    if args.insight:
+        from .insight import Insight
+
+        routes += Insight(server).routes()
+    app = make_app(server, routes)
     http = Announced(
         uvicorn.Config(
             app, host=args.host, port=numbers["port"], log_level="warning", access_log=False, lifespan="on",

@@ -185,6 +185,14 @@ class TokenizeAsked(Body):
         return self
 
 
+class ExplainAsked(TokenizeAsked):
+    """``namespace``: an administrator's, in place of the tenant's own."""
+
+    prompt: str | Several[int] | None = None  # type: ignore[assignment]
+    cache_salt: str = ""
+    namespace: str | None = None
+
+
 class DetokenizeAsked(Body):
     model: str | None = None
     tokens: Several[int]

@@ -54,16 +54,24 @@ class News:
     reason: str
     error: BaseException | None
     hit: int
+    admitted_at: float = 0.0
 
 
 class PendingAnswer:
-    """One request of a client: its answer as it comes. It belongs to the event loop."""
+    """One request of a client: its answer as it comes. It belongs to the event loop.
 
-    def __init__(self, request: Request) -> None:
+    ``begun``, ``admitted_at``, ``first_at``, ``last_at``  when it was asked, was admitted, and had its first and its
+    last tokens, on the clock ``time.monotonic``; 0: not yet. ``count`` are its tokens so far. ``ended`` is called once.
+    """
+
+    def __init__(self, request: Request, ended: Callable[[PendingAnswer], None] = lambda _: None) -> None:
         self.request = request
         self.begun = time.monotonic()
-        self.hit = 0
+        self.admitted_at = self.first_at = self.last_at = 0.0
+        self.count = self.hit = 0
+        self.reason = ""
         self.over = False
+        self._ended = ended
         self._news: deque[News] = deque()
         self._come = asyncio.Event()
 
@@ -73,8 +81,16 @@ class PendingAnswer:
             return
         self._news.append(news)
         self.hit = news.hit
+        self.admitted_at = news.admitted_at or self.admitted_at
+        if news.tokens:
+            self.last_at = time.monotonic()
+            self.first_at = self.first_at or self.last_at
+            self.count += len(news.tokens)
         self.over = bool(news.reason)
         self._come.set()
+        if self.over:
+            self.reason = news.reason
+            self._ended(self)
 
     async def next(self) -> News:
         """Wait for what is new. What came meanwhile comes at once."""
@@ -123,6 +139,7 @@ class EngineWorker:
         """A running mean of how long requests take from the first step to the end."""
         self._failed, self._ended = failed, ended
         self._tickets: set[PendingAnswer] = set()
+        self._observers: list[Callable[[PendingAnswer], None]] = []
         self._running: dict[PendingAnswer, DrivenAnswer] = {}
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._asking = threading.Lock()
@@ -161,7 +178,7 @@ class EngineWorker:
     async def add(self, *requests: Request) -> list[PendingAnswer]:
         """Add requests, all or none. ``QueueFull``: there are too many already. ``InputError``: one is refused."""
         self.check_room(len(requests))
-        tickets = [PendingAnswer(request) for request in requests]
+        tickets = [PendingAnswer(request, self._tell_end) for request in requests]
         self._tickets.update(tickets)
         try:
             await self.call(lambda: self._add(tickets))
@@ -170,6 +187,15 @@ class EngineWorker:
                 self.abort(ticket)
             raise
         return tickets
+
+    def observe(self, ended: Callable[[PendingAnswer], None]) -> None:
+        """Have the engine account for its hits, and call ``ended`` with each request that has ended, in the loop."""
+        self._observers.append(ended)
+        self.engine.account()
+
+    def _tell_end(self, ticket: PendingAnswer) -> None:
+        for observer in self._observers:
+            observer(ticket)
 
     def abort(self, ticket: PendingAnswer) -> None:
         """End a request whose client has gone. Whoever still waits for its answer is told."""
@@ -185,6 +211,7 @@ class EngineWorker:
     def finish(self, ticket: PendingAnswer) -> None:
         """End a request that has answered enough; what is computed stays cached."""
         self._end(ticket, self.engine.finish)
+        ticket.put(News([], [], [], "stop", None, ticket.hit))
 
     def _end(self, ticket: PendingAnswer, how: Callable[[Answer], None]) -> None:
         self._tickets.discard(ticket)
@@ -301,7 +328,7 @@ class EngineWorker:
                 continue
             news = News(
                 answer.tokens[told:], answer.logprobs[told:], answer.alternatives[told:],
-                answer.reason, answer.error, answer.hit,
+                answer.reason, answer.error, answer.hit, answer.admitted_at,
             )  # fmt: skip
             running.told = len(answer.tokens)
             found.append((running.ticket, news))

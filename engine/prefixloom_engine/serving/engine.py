@@ -431,6 +431,16 @@ class Engine:
     def counts(self) -> Counts:
         return self._scheduler.counts
 
+    @property
+    def load(self) -> tuple[int, int]:
+        """How many requests run, and how many wait."""
+        return len(self._scheduler.running), len(self._scheduler.waiting)
+
+    def account(self) -> None:
+        """From now on, count in the cache's history why the tokens of each request miss (``Cache.account``)."""
+        self._scheduler.accounts = True
+        self.cache.history()
+
     def drain(self) -> None:
         """Read the results of everything that was launched, without launching more."""
         with defer_interrupts(), self._restart_all_on_error():

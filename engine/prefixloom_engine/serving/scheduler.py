@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Iterable
 
 import attrs
@@ -88,6 +89,8 @@ class Scheduler:
         self.by_priority = policy == "priority"
         self.budget = PageBudget(cache, self.chunk)
         self.counts = Counts()
+        self.accounts = False
+        """Whether the cache is told to account for the hit of each request."""
         self.jobs: dict[Answer, Job] = {}
         self.waiting: list[Job] = []
         self.running: list[Job] = []
@@ -335,6 +338,10 @@ class Scheduler:
         self.waiting.remove(job)
         self.running.append(job)
         self.counts.admitted += 1
+        if not job.answer.admitted_at:
+            job.answer.admitted_at = time.monotonic()
+            if self.accounts:
+                self.cache.account(sequence)
         job.restoring = sequence.restore() if job.failures < RETRIES else None
         if job.restoring is None or job.restoring.over:
             self._finish_restore(job)
