@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prefixloom import InputError
 from prefixloom_engine.server import explaining, top
+from tests.support.places import ROOT
 from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, serving
 
 PROMPT = "a prompt of more than one page " * 4
@@ -187,3 +189,18 @@ def test_the_commands(server: RunningServer, capsys: pytest.CaptureFixture[str],
         run(explaining, "@/nowhere")
     with pytest.raises(InputError, match="seconds from"):
         run(top, "--every", "never")
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    board = json.loads((ROOT / "docs/insight-dashboard.json").read_text())
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"(?:vllm|sglang|prefixloom):\w+", target["expr"])
+    }
+    with serving(capacity=SMALL, debug=False, chunk=64) as it:
+        for number in range(8):
+            complete(it, f"{number} {PROMPT}")
+        there = metrics(it).keys()
+    assert asked and asked <= there, asked - there

@@ -1,0 +1,92 @@
+"""What it costs to know why prompts miss: the same conversations with a history that accounts for each request, and
+without.
+
+``python -m bench.workloads.insight [--size medium] [--users 16] [--turns 4] [--rounds 5]``
+
+Two engines over one model serve the same conversations in turn, in a pool that holds about half of them. In every round
+each serves all of them once, from a flushed cache, and the other begins the next round. Figures are the CPU time of the
+process, medians over the rounds: a turn, and a step that only decodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import attrs
+import torch
+
+from prefixloom import compose
+from prefixloom_engine import Engine, Request, ThreeWay
+from prefixloom_engine.threeway import SIZES
+from prefixloom_engine.threeway.text import BYTE_VOCABULARY
+
+FIRST, MORE, ANSWER = 320, 48, 16
+"""Tokens of a first prompt, of what each turn adds, and of an answer."""
+
+
+def serve(engine: Engine, users: int, turns: int) -> float:
+    """CPU seconds of a turn."""
+    engine.cache.flush()
+    prompts = [[(user * 7 + at * at) % 251 for at in range(FIRST)] for user in range(users)]
+    begun = time.process_time()
+    for turn in range(turns):
+        for user, prompt in enumerate(prompts):
+            (answer,) = engine.generate([Request(prompt, ANSWER, stops=())])
+            prompt += [*answer.tokens, *((user + turn + at) % 251 for at in range(MORE))]
+    return (time.process_time() - begun) / (users * turns)
+
+
+def decode(engine: Engine) -> float:
+    """CPU seconds of a step that decodes eight rows."""
+    engine.cache.flush()
+    answers = [engine.add(Request([row] * 64, 200, stops=())) for row in range(8)]
+    while not all(answer.tokens for answer in answers):
+        engine.step()
+    begun = time.process_time()
+    for _ in range(100):
+        engine.step()
+    seconds = (time.process_time() - begun) / 100
+    for answer in answers:
+        engine.abort(answer)
+    engine.drain()
+    return seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="medium", choices=sorted(SIZES))
+    parser.add_argument("--users", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    model = ThreeWay(attrs.evolve(SIZES[args.size], vocabulary=BYTE_VOCABULARY))
+    length = FIRST + args.turns * (MORE + ANSWER)
+    sides = {}
+    for name in ("without", "with"):
+        capacity = {"full": length * args.users // 2, "swa": length * args.users // 2, "mamba": 8 * args.users}
+        sides[name] = Engine(model, compose(model.config, capacity=capacity), max_running=8, overlap=False)
+    sides["with"].account()
+    took: dict[str, dict[str, list[float]]] = {name: {"turn": [], "decode": []} for name in sides}
+    for number in range(args.rounds + 1):  # the first one warms up
+        for name in sorted(sides, reverse=bool(number % 2)):
+            turn, step = serve(sides[name], args.users, args.turns), decode(sides[name])
+            if number:
+                took[name]["turn"].append(turn)
+                took[name]["decode"].append(step)
+    history = sides["with"].cache.history()
+    print(f"{model.parameters / 1e6:.1f}M parameters; missed: {dict(sorted(history.missed.items()))}")
+    for what in ("turn", "decode"):
+        without, with_ = (statistics.median(took[name][what]) for name in ("without", "with"))
+        spread = [f"{1e3 * min(took[name][what]):.3f} to {1e3 * max(took[name][what]):.3f}" for name in took]
+        print(f"{what}: {1e3 * without:.3f} ms ({spread[0]}), with a history {1e3 * with_:.3f} ms ({spread[1]}): "
+              f"{100 * (with_ / without - 1):+.2f} %")  # fmt: skip
+    for engine in sides.values():
+        engine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
