@@ -22,7 +22,7 @@ SMALL = {"full": 512, "swa": 512, "mamba": 24}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with serving(debug=False) as it:
+    with serving() as it:
         yield it
 
 
@@ -54,7 +54,7 @@ OF_MODEL = (("engine", "0"), ("model_name", "built-in"))
 
 
 def test_metrics_have_the_names_that_users_of_engines_know_and_agree_with_the_answers() -> None:
-    with serving(debug=False) as it:
+    with serving() as it:
         used = [complete(it, PROMPT), complete(it, PROMPT + "and more"), complete(it, PROMPT, stop="\0")]
         told = metrics(it)
     prompt = sum(each["prompt_tokens"] for each in used)
@@ -77,7 +77,7 @@ def test_metrics_have_the_names_that_users_of_engines_know_and_agree_with_the_an
 
 
 def test_missed_and_lost_are_told_by_component_and_cause() -> None:
-    with serving(capacity=SMALL, debug=False, chunk=64) as it:
+    with serving(capacity=SMALL, chunk=64) as it:
         for turn in range(2):
             for number in range(8):
                 complete(it, f"{number} {PROMPT}", cache_salt=str(turn * number))
@@ -103,7 +103,7 @@ def test_many_scrapers_ask_the_engine_once(server: RunningServer) -> None:
 
 
 def test_no_prompt_and_no_tenant_is_in_figures() -> None:
-    with serving(keys=KEYS, debug=False) as it:
+    with serving(keys=KEYS) as it:
         complete(it, "a secret that nobody is to see " * 5, ALICE, cache_salt="hidden")
         with it.client() as client:
             shown = client.get("/metrics").text + client.get("/insight").text
@@ -149,7 +149,7 @@ def test_what_cannot_be_explained_is_refused(server: RunningServer, body: dict[s
 
 
 def test_a_tenant_learns_nothing_of_others() -> None:
-    with serving(keys=KEYS, capacity=SMALL, debug=False, chunk=64) as it:
+    with serving(keys=KEYS, capacity=SMALL, chunk=64) as it:
         assert explain(it, prompt=PROMPT).status_code == 401
         complete(it, PROMPT, ALICE)
         assert explain(it, ALICE, prompt=PROMPT).json()["ready"] > 0
@@ -199,7 +199,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
         for target in panel["targets"]
         for name in re.findall(r"(?:vllm|sglang|prefixloom):\w+", target["expr"])
     }
-    with serving(capacity=SMALL, debug=False, chunk=64) as it:
+    with serving(capacity=SMALL, chunk=64) as it:
         for number in range(8):
             complete(it, f"{number} {PROMPT}")
         there = metrics(it).keys()

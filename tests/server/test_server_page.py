@@ -104,7 +104,7 @@ def complete(it: RunningServer, prompt: str, key: str = "") -> None:
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (380, True)])
 def test_the_page_follows_a_server(driver: int, tmp_path: Path, width: int, dark: bool) -> None:
-    with serving(capacity={"full": 512, "swa": 512, "mamba": 24}, debug=False, chunk=64) as it:
+    with serving(capacity={"full": 512, "swa": 512, "mamba": 24}, chunk=64) as it:
         browser = Browser(driver, tmp_path, width, dark)
         try:
             browser.open(it.root)
@@ -130,7 +130,7 @@ def test_the_page_follows_a_server(driver: int, tmp_path: Path, width: int, dark
 
 
 def test_the_page_says_when_nobody_answers_and_takes_a_key(driver: int, tmp_path: Path) -> None:
-    with serving(keys=KEYS, debug=False) as it:
+    with serving(keys=KEYS) as it:
         browser = Browser(driver, tmp_path, 800, False)
         browser.open(it.root)
         browser.until("document.getElementById('state').textContent === 'live'")

@@ -191,7 +191,7 @@ class EngineWorker:
     def observe(self, ended: Callable[[PendingAnswer], None]) -> None:
         """Have the engine account for its hits, and call ``ended`` with each request that has ended, in the loop."""
         self._observers.append(ended)
-        self.engine.account()
+        self._ask(self.engine.account)  # in the worker's thread
 
     def _tell_end(self, ticket: PendingAnswer) -> None:
         for observer in self._observers:
