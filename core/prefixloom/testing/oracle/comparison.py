@@ -542,8 +542,8 @@ class ComparedCache:
             if f is not None and at <= walked and finding.reason != "plugin":
                 self.check_what_is_lacking(f, finding, ids)
             elif f is not None and finding.reason in GONE:
-                first, last = finding.start // f.page, finding.end // f.page
-                pieces = {self.model.piece(f, ids, at if f.boundary else i) for i in range(first, last)}
+                indices = [at] if f.boundary else range(finding.start // f.page, at // f.page)
+                pieces = {self.model.piece(f, ids, index) for index in indices}
                 require(pieces <= self.once[f.name], "%s: %s was never there", finding, pieces - self.once[f.name])
             elif finding.reason == "new":
                 self.check_never_there(finding.start, limit, ids)
@@ -568,8 +568,9 @@ class ComparedCache:
     def check_never_there(self, start: int, limit: int, ids: list[int]) -> None:
         """Check that nothing was ever cached of the page of the tree that begins at ``start``, nor a state below it."""
         for f in self.model.facts:
-            ends = range(start + self.model.page, limit + 1, self.model.page)
-            indices = ends if f.boundary else range(start // f.page, (start + self.model.page) // f.page)
+            end = start + self.model.page
+            boundaries = range(end, limit + 1, self.model.page)
+            indices = boundaries if f.boundary else range(start // f.page, end // f.page)
             there = [self.model.piece(f, ids, i) in self.once[f.name] for i in indices]
             require(not (any(there) if f.boundary else all(there)), "%s: what is new at %s was there", f.name, start)
 
