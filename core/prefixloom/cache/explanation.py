@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from ..contract.identity import means, plain_name
-from ..contract.reach import Interval
+from ..contract.reach import Interval, merged
 from ..operations.match import lacking, limit_of, lowerings, walked_boundary
 from ..operations.state import Core, Match
 from ..tree.keys import with_spans
@@ -308,19 +308,19 @@ class _Explainer:
         return found
 
     def _lost_from(self, at: int) -> Finding | None:
-        """What became of the pages from ``at`` on, of the first component that a history tells of."""
+        """What became of the deepest that was cached from ``at`` on, of the first component that a history tells of."""
         for lane in self.core.shape.in_order if self.history is not None else ():
             if isinstance(lane, PageLane):
-                losses = self._find(lane, spans=((at, self.limit),))
-                known = next((n for n, loss in enumerate(losses) if loss is None), len(losses))
-                end = at + known * lane.page // self.page * self.page
-                lacks: tuple[Interval, ...] = ((at, end),)
+                losses, page = self._find(lane, spans=((at, self.limit),)), lane.page
+                gone = [place for place, loss in enumerate(losses) if loss is not None]
+                lacks = merged((at + place * page, at + (place + 1) * page) for place in gone)
+                end = at + -(-(gone[-1] + 1) * page // self.page) * self.page if gone else at
             else:
                 deepest = (b for b in range(self.limit, at, -self.page) if self._find(lane, boundary=b)[0])
                 end, lacks = next(deepest, at), ()
                 losses = self._find(lane, boundary=end) if end > at else []
             if end > at:
-                return self._finding(lane, at, end, lacks, losses[: (end - at) // (lane.part.page_tokens or 1)])
+                return self._finding(lane, at, end, lacks, [loss for loss in losses if loss is not None])
         return None
 
     def _never_seen(self, at: int) -> list[Finding]:

@@ -16,7 +16,7 @@ import attrs
 
 from ..contract.reach import Interval
 from ..tree.journal import Change, Journal
-from ..tree.keys import TOKEN_BYTES, Tokens, clipped, moved
+from ..tree.keys import TOKEN_BYTES, Tokens, exact_key
 
 MOST = 1 << 18
 """The most losses that a history remembers, unless it is made with another number."""
@@ -143,10 +143,17 @@ class Paths:
             link = hash((link, tokens[at:end], *self._extra(tokens, at // TOKEN_BYTES, end // TOKEN_BYTES)))
             links.append(link)
         self._last = (namespace, tokens, links)
-        return links
+        return links[: upto // self.page]
 
     def _extra(self, tokens: Tokens, start: int, end: int) -> tuple[object, ...]:
-        return moved(clipped(tokens.extra, start, end), -start) if tokens.extra else ()
+        """The extra keys of [start, end). A span's beginning counts, since two that meet are not one."""
+        if not tokens.extra:
+            return ()
+        return tuple(
+            (low - start, min(high, end) - start, exact_key(key))
+            for low, high, key in tokens.extra
+            if low < end and high > start
+        )
 
 
 class History:

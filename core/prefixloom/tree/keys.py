@@ -216,14 +216,14 @@ class KeyMaker:
     def with_extra(self, tokens: bytes, spans: Iterable[Span]) -> bytes:
         """``tokens`` with the positions of ``spans`` replaced by the numbers that are known."""
         known = self._numbers
-        return _replaced(tokens, spans, lambda key, below, first: known.get((_exact(key), below, first), UNKNOWN))
+        return _replaced(tokens, spans, lambda key, below, first: known.get((exact_key(key), below, first), UNKNOWN))
 
     def name_extra(self, tokens: bytes, spans: Iterable[Span]) -> bytes:
         """``with_extra``; what has no number yet is given one."""
         return _replaced(tokens, spans, self._number)
 
     def _number(self, key: Hashable, below: int, first: bool) -> int:
-        what = (_exact(key), below, first)
+        what = (exact_key(key), below, first)
         number = self._numbers.get(what)
         if number is None:
             number = self._next
@@ -246,7 +246,7 @@ class KeyMaker:
                 kept[number] = self._meant[number]
                 number = kept[number][1]
         self._meant = kept
-        self._numbers = {(_exact(key), below, first): number for number, (key, below, first) in kept.items()}
+        self._numbers = {(exact_key(key), below, first): number for number, (key, below, first) in kept.items()}
         self._kept = len(kept)
 
     def forget(self) -> None:
@@ -290,8 +290,8 @@ class KeyMaker:
             here: list[list[Any]] = []
             while number in self._meant:
                 extra_key, number, first = self._meant[number]
-                exact = _exact(extra_key)
-                span = None if first else next((each for each in left if _exact(each[2]) == exact), None)
+                exact = exact_key(extra_key)
+                span = None if first else next((each for each in left if exact_key(each[2]) == exact), None)
                 if span is None:
                     span = [at, at, extra_key]
                     above = next((place for place, each in enumerate(found) if here and each is here[-1]), len(found))
@@ -333,9 +333,9 @@ def spans_of(tokens: Tokens, extra: object) -> tuple[Span, ...]:
     """The extra keys that ``tokens`` have, and the spans of ``extra``, checked; what is in both counts once."""
     if not tokens.extra:
         return spans_in(extra, tokens.count)
-    known = {(start, end, _exact(key)) for start, end, key in tokens.extra}
+    known = {(start, end, exact_key(key)) for start, end, key in tokens.extra}
     given = spans_in(extra, tokens.count)
-    return (*tokens.extra, *(span for span in given if (*span[:2], _exact(span[2])) not in known))
+    return (*tokens.extra, *(span for span in given if (*span[:2], exact_key(span[2])) not in known))
 
 
 def spans_in(extra: object, count: int) -> tuple[Span, ...]:
@@ -369,14 +369,14 @@ def numbers_in(key: bytes | bytearray) -> Iterable[int]:
     return {number for number in array("i", bytes(key)) if number < 0}
 
 
-def _exact(key: Hashable) -> Hashable:
+def exact_key(key: Hashable) -> Hashable:
     """``key`` so that only what is the same in a store is equal: 1, True and 1.0 are three keys."""
     said = _lasting(key)
     if said is not None:
         return said
     if isinstance(key, frozenset):
-        return frozenset(map(_exact, key))
-    return tuple(map(_exact, key)) if isinstance(key, tuple) else (type(key), key)
+        return frozenset(map(exact_key, key))
+    return tuple(map(exact_key, key)) if isinstance(key, tuple) else (type(key), key)
 
 
 def _lasting(what: object) -> str | None:

@@ -542,8 +542,9 @@ class ComparedCache:
             if f is not None and at <= walked and finding.reason != "plugin":
                 self.check_what_is_lacking(f, finding, ids)
             elif f is not None and finding.reason in GONE:
-                indices = [at] if f.boundary else range(finding.start // f.page, at // f.page)
-                pieces = {self.model.piece(f, ids, index) for index in indices}
+                pages = [i for low, high in finding.lacks for i in range(low // f.page, high // f.page)]
+                pieces = {self.model.piece(f, ids, index) for index in ([at] if f.boundary else pages)}
+                require(pieces, "%s: nothing of it is said to be gone", finding)
                 require(pieces <= self.once[f.name], "%s: %s was never there", finding, pieces - self.once[f.name])
             elif finding.reason == "new":
                 self.check_never_there(finding.start, limit, ids)
@@ -566,13 +567,12 @@ class ComparedCache:
             require(finding.reason == "refused", "%s: its keys are there", finding)
 
     def check_never_there(self, start: int, limit: int, ids: list[int]) -> None:
-        """Check that nothing was ever cached of the page of the tree that begins at ``start``, nor a state below it."""
+        """Check that nothing from ``start`` on was ever cached, neither pages nor states."""
         for f in self.model.facts:
-            end = start + self.model.page
-            boundaries = range(end, limit + 1, self.model.page)
-            indices = boundaries if f.boundary else range(start // f.page, end // f.page)
-            there = [self.model.piece(f, ids, i) in self.once[f.name] for i in indices]
-            require(not (any(there) if f.boundary else all(there)), "%s: what is new at %s was there", f.name, start)
+            boundaries = range(start + self.model.page, limit + 1, self.model.page)
+            indices = boundaries if f.boundary else range(start // f.page, limit // f.page)
+            there = {self.model.piece(f, ids, i) for i in indices} & self.once[f.name]
+            require(not there, "%s: %s of what is new from %s on was there", f.name, there, start)
 
     def check_plan(self, plan: Any, ids: list[int], limit: int) -> None:
         """Check what a plan says beside its boundary: how far keys lead, who is in the way, and what opening takes."""
