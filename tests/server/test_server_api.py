@@ -158,6 +158,7 @@ def test_a_stop_token_ends_the_answer_even_where_the_models_own_do_not(client: o
         ("completions", {"prompt": "x" * 3000}, 400, "the prompt has 3000 tokens"),
         ("completions", {"prompt": "x", "max_tokens": 3000}, 400, "and 3000 of an answer"),
         ("completions", {"prompt": "x", "stop_token_ids": [999]}, 400, "has the stop 999"),
+        ("completions", {"prompt": "x", "ttl": -1}, 400, "ttl: "),
         ("completions", {"prompt": "x", "suffix": "y"}, 400, "suffix is not served"),
         ("completions", {"prompt": "x", "stop_token_ids": [1] * 2000}, 400, "at most 1024 items"),
         ("completions", {"prompt": ["x"] * 40, "n": 2}, 400, "80 answers are asked for at once"),
@@ -214,7 +215,7 @@ def test_the_neutral_values_that_clients_send_are_taken(client: openai.OpenAI) -
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_what_has_a_default_may_be_null(server: RunningServer, path: str) -> None:
     names = ["model", "n", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "presence_penalty"]
-    names += ["frequency_penalty", "logit_bias", "user", "logprobs", "cache_salt", "priority", "ignore_eos"]
+    names += ["frequency_penalty", "logit_bias", "user", "logprobs", "cache_salt", "priority", "ttl", "ignore_eos"]
     names += ["stop_token_ids", *({"completions": ["echo", "best_of", "suffix"]}.get(path, []))]
     names += ["tools", "tool_choice", "response_format", "top_logprobs", "chat_template_kwargs"]
     begin = {"prompt": "x"} if path == "completions" else {"messages": TALK}

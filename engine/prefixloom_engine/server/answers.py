@@ -156,7 +156,7 @@ def requests_of(
     return [
         Request(
             tuple(tokens), most, stops=ends, temperature=temperature, top_p=1.0 if asked.top_p is None else asked.top_p,
-            seed=(seed + choice) % 2**63, namespace=namespace, priority=asked.priority, logprobs=logprobs,
+            seed=(seed + choice) % 2**63, namespace=namespace, priority=asked.priority, ttl=asked.ttl, logprobs=logprobs,
             top_logprobs=alternatives, label=label, inputs=inputs,
         )
         for choice in range(asked.n)

@@ -52,7 +52,7 @@ class StreamOptions(Body):
 
 
 class SampledBody(Body):
-    """What chats and completions have in common. The last five are additions to the API, which others have too."""
+    """What chats and completions have in common. The last six are additions to the API, which others have too."""
 
     model: str | None = None
     n: int = Field(1, ge=1, le=MOST_CHOICES)
@@ -68,6 +68,7 @@ class SampledBody(Body):
     user: str | None = None
     cache_salt: str = Field("", max_length=512)
     priority: int = Field(0, ge=-(2**31), lt=2**31)
+    ttl: float | None = Field(None, ge=0, lt=2**31, allow_inf_nan=False)
     ignore_eos: bool = False
     stop_token_ids: Several[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
 

@@ -14,7 +14,7 @@ EXTRA_KEYS: tuple[Hashable, ...] = ("an image", 1, True, 1.0)
 WEIGHTS = {
     "turn": 24, "open": 9, "grow": 12, "append": 7, "step": 14, "commit": 6, "publish": 12, "rewind": 6, "close": 10,
     "evict": 3, "match": 8, "plan": 4, "open_plan": 4, "lease": 4, "release": 5, "drop_namespace": 1, "flush": 0.6,
-    "poll": 1, "arrive": 2, "decode": 6, "illegal": 2,
+    "poll": 1, "arrive": 2, "decode": 6, "illegal": 2, "want": 2, "expire": 2,
 }  # fmt: skip
 ARRIVALS = {"beside": 10, "turn": 4, "decode": 3, "evict": 2, "close": 3, "rewind": 2, "match": 1}
 """The weights of scripts in which much of what is computed elsewhere arrives."""
@@ -212,6 +212,12 @@ class Writer:
 
     def release(self) -> None:
         self.say("release", self.below(4), self.below(3))
+
+    def want(self) -> None:
+        self.say("want", self.below(5), self.below(16))
+
+    def expire(self) -> None:
+        self.say("expire", self.below(16))
 
     def drop_namespace(self) -> None:
         self.say("drop_namespace", NAMESPACES[self.below(2)])
