@@ -151,7 +151,9 @@ def test_a_stop_token_ends_the_answer_even_where_the_models_own_do_not(client: o
         ("chat/completions", {"messages": TALK, "top_logprobs": 2}, 400, "top_logprobs goes with logprobs"),
         ("chat/completions", {"messages": TALK, "response_format": {"type": "json_object"}}, 400, "response_format"),
         ("chat/completions", {"messages": TALK, "tools": [{"type": "function"}]}, 400, "knows no tools"),
-        ("chat/completions", {"messages": TALK, "stop": ""}, 400, "none of them empty"),
+        ("chat/completions", {"messages": TALK, "stop": ""}, 400, "of 1 to 1024 characters"),
+        ("completions", {"prompt": "x", "stop": "y" * 1025}, 400, "of 1 to 1024 characters"),
+        ("../detokenize", {"tokens": [1] * 5000}, 400, "there are at most"),
         ("chat/completions", {"messages": TALK, "model": "gpt"}, 404, "the model 'gpt' is not served here"),
         ("completions", {"prompt": ""}, 400, "at least one token"),
         ("completions", {"prompt": [999]}, 400, "the model's tokens are from 0 to 259"),
@@ -237,4 +239,6 @@ def test_models_tokens_and_health_are_told(server: RunningServer, client: openai
         assert http.post("/detokenize", json={"tokens": [-1]}).status_code == 400
         assert http.post("/tokenize", json={}).status_code == 400
         assert http.get("/health").json() == {"status": "ok"}
-        assert http.get("/v1/completions").status_code == 405
+        refused = http.get("/v1/completions")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+        assert refused.json()["error"]["message"] == "/v1/completions does not take GET"

@@ -73,8 +73,8 @@ class Request:
     ``speculate``   how many tokens are guessed ahead and checked in one pass; None: as the engine is set
     ``namespace``   requests of different namespaces share nothing in the cache
     ``priority``    with the engine's policy "priority", the request with the highest priority is admitted first
-    ``ttl``         seconds, from its last use by this request, after which nobody needs what the request used and left in
-                    the cache: then it is evicted before all else, unless others use it. None: for ever
+    ``ttl``         seconds, from the request's end, after which nobody needs what it used and left in the cache: then
+                    that is evicted before all else, unless others use it. None: for ever
     ``logprobs``    whether ``Answer.logprobs`` is filled
     ``top_logprobs``  with ``logprobs``: how many of the likeliest tokens ``Answer.alternatives`` tells for each token
     ``hand_over``   None, or how many tokens of this prompt another engine has: ``Answer.handed`` then carries what that

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 MOST_CHOICES = 128
 MOST_ALTERNATIVES = 20
 MOST_STOPS = 16
+LONGEST_STOP = 1024
 MOST_STOP_TOKENS = 1024
 T = TypeVar("T")
 Several = Annotated[list[T], Field(fail_fast=True)]
@@ -79,8 +80,8 @@ class SampledBody(Body):
                 raise ValueError(f"{name} is not served by this server: leave it out")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options goes with stream: true alone")
-        if not all(self.stops) or len(self.stops) > MOST_STOPS:
-            raise ValueError(f"stop has at most {MOST_STOPS} strings, none of them empty")
+        if not all(0 < len(stop) <= LONGEST_STOP for stop in self.stops) or len(self.stops) > MOST_STOPS:
+            raise ValueError(f"stop has at most {MOST_STOPS} strings, of 1 to {LONGEST_STOP} characters")
         return self
 
     @property
