@@ -14,12 +14,18 @@ EXTRA_KEYS: tuple[Hashable, ...] = ("an image", 1, True, 1.0)
 WEIGHTS = {
     "turn": 24, "open": 9, "grow": 12, "append": 7, "step": 14, "commit": 6, "publish": 12, "rewind": 6, "close": 10,
     "evict": 3, "match": 8, "plan": 4, "open_plan": 4, "lease": 4, "release": 5, "drop_namespace": 1, "flush": 0.6,
-    "poll": 1, "arrive": 2, "decode": 6, "illegal": 2, "want": 2, "expire": 2,
+    "poll": 1, "arrive": 2, "decode": 6, "illegal": 2,
 }  # fmt: skip
 ARRIVALS = {"beside": 10, "turn": 4, "decode": 3, "evict": 2, "close": 3, "rewind": 2, "match": 1}
 """The weights of scripts in which much of what is computed elsewhere arrives."""
 CHECKPOINTS = {"tracked": 10, "turn": 3, "decode": 2, "evict": 2, "close": 3, "rewind": 2, "step": 2, "match": 1}
 """The weights of scripts in which requests keep several checkpoints before they publish."""
+
+TIMES = {
+    "turn": 12, "want": 4, "expire": 6, "evict": 6, "close": 6, "decode": 2, "lease": 2, "release": 3, "plan": 1,
+    "open_plan": 2, "rewind": 1, "flush": 0.3, "drop_namespace": 0.5,
+}  # fmt: skip
+"""The weights of scripts in which what is cached is wanted for some time only."""
 
 
 class Writer:
