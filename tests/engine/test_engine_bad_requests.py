@@ -362,6 +362,7 @@ def test_a_reader_of_content_that_is_not_finite_computes_it_itself(overlap: bool
     [({"temperature": value}, "temperature=") for value in (10**400, -(10**400), True, 1e300, 1e-300, 10**5000)]
     + [({field: 10**5000}, f"{field}=") for field in ("max_tokens", "seed", "priority", "speculate", "hand_over")]
     + [({"seed": -(2**63) - 1}, "seed="), ({"priority": 2**63}, "priority="), ({"logprobs": 1}, "logprobs=1")]
+    + [({"ttl": value}, "ttl=") for value in (-1, 10**400, True, float("nan"), float("inf"), "5m")]
     + [({"stops": [-1]}, "stops are token ids, got -1"), ({"stops": [10**5000]}, "stops are token ids, got <int>")]
     + [({"label": label}, "label=") for label in ("two\nlines", "\x1b[31m", "\ud800", "x" * 201)],
 )

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from prefixloom.testing.oracle.machine import SCRIPT, fails, replay, shrink, written
 from prefixloom.testing.oracle.operations import Op
-from prefixloom.testing.oracle.writer import ARRIVALS, WEIGHTS
+from prefixloom.testing.oracle.writer import ARRIVALS, TIMES, WEIGHTS
 from tests.support import setups as compositions
 from tests.support.setups import setups
 
@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", default="1")
     parser.add_argument("--compositions", default="all", help="all, or part of the names")
     parser.add_argument("--arrivals", action="store_true", help="much is computed elsewhere, and arrives")
+    parser.add_argument("--times", action="store_true", help="much is wanted for some time only")
     parser.add_argument("--first", action="store_true", help="stop at the first failure, and do not shrink it")
     parser.add_argument("--no-debug", action="store_true", help="without the cache's own checks: the model alone")
     options = parser.parse_args(arguments)
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done, start, failed = 0, time.monotonic(), 0
     for name in names:
         try:
-            of = ARRIVALS if options.arrivals else WEIGHTS
+            of = ARRIVALS if options.arrivals else TIMES if options.times else WEIGHTS
             counts = run(name, options.seed, each, 0 if options.first else 60, of)
         except AssertionError as error:
             print(f"FAILED {error}\n", flush=True)

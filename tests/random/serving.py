@@ -146,6 +146,7 @@ class Clients:
         kind = rng.random()
         prompt, answer = rng.choice(self.prompts)
         body = {"prompt": prompt, "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
+        body["ttl"] = rng.choice((None, None, 0, 0.1, 60))
         if kind < 0.1:
             good = [json.dumps(body)]
             got = await client.post("/v1/completions", content=spoiled(rng, good))

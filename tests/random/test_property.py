@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prefixloom.testing.oracle.machine import fails, replay, shrink, written
-from prefixloom.testing.oracle.writer import ARRIVALS, CHECKPOINTS
+from prefixloom.testing.oracle.writer import ARRIVALS, CHECKPOINTS, TIMES
 from tests.random.property import run, setups
 
 OPERATIONS = 400
@@ -24,6 +24,12 @@ def test_random_arrivals_agree_with_the_sets(name: str) -> None:
     counts = run(name, "arrivals", OPERATIONS // 2, of=ARRIVALS)
     assert counts["open"] > 5, counts
     assert counts.get("arrive", 0) + counts.get("arrive refused", 0) + counts.get("grow too long", 0) > 3, counts
+
+
+@pytest.mark.parametrize("name", list(setups()))
+def test_random_times_agree_with_the_sets(name: str) -> None:
+    counts = run(name, "times", OPERATIONS // 2, of=TIMES)
+    assert min(counts["open"], counts["expire"], counts["want"], counts["publish"]) > 3, counts
 
 
 TRACKING = [name for name, setup in setups().items() if any("checkpoint_every" in facts for *_, facts in setup.parts)]

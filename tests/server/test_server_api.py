@@ -151,13 +151,16 @@ def test_a_stop_token_ends_the_answer_even_where_the_models_own_do_not(client: o
         ("chat/completions", {"messages": TALK, "top_logprobs": 2}, 400, "top_logprobs goes with logprobs"),
         ("chat/completions", {"messages": TALK, "response_format": {"type": "json_object"}}, 400, "response_format"),
         ("chat/completions", {"messages": TALK, "tools": [{"type": "function"}]}, 400, "knows no tools"),
-        ("chat/completions", {"messages": TALK, "stop": ""}, 400, "none of them empty"),
+        ("chat/completions", {"messages": TALK, "stop": ""}, 400, "of 1 to 1024 characters"),
+        ("completions", {"prompt": "x", "stop": "y" * 1025}, 400, "of 1 to 1024 characters"),
+        ("../detokenize", {"tokens": [1] * 5000}, 400, "there are at most"),
         ("chat/completions", {"messages": TALK, "model": "gpt"}, 404, "the model 'gpt' is not served here"),
         ("completions", {"prompt": ""}, 400, "at least one token"),
         ("completions", {"prompt": [999]}, 400, "the model's tokens are from 0 to 259"),
         ("completions", {"prompt": "x" * 3000}, 400, "the prompt has 3000 tokens"),
         ("completions", {"prompt": "x", "max_tokens": 3000}, 400, "and 3000 of an answer"),
         ("completions", {"prompt": "x", "stop_token_ids": [999]}, 400, "has the stop 999"),
+        ("completions", {"prompt": "x", "ttl": -1}, 400, "ttl: "),
         ("completions", {"prompt": "x", "suffix": "y"}, 400, "suffix is not served"),
         ("completions", {"prompt": "x", "stop_token_ids": [1] * 2000}, 400, "at most 1024 items"),
         ("completions", {"prompt": ["x"] * 40, "n": 2}, 400, "80 answers are asked for at once"),
@@ -214,7 +217,7 @@ def test_the_neutral_values_that_clients_send_are_taken(client: openai.OpenAI) -
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_what_has_a_default_may_be_null(server: RunningServer, path: str) -> None:
     names = ["model", "n", "temperature", "top_p", "seed", "stop", "stream", "stream_options", "presence_penalty"]
-    names += ["frequency_penalty", "logit_bias", "user", "logprobs", "cache_salt", "priority", "ignore_eos"]
+    names += ["frequency_penalty", "logit_bias", "user", "logprobs", "cache_salt", "priority", "ttl", "ignore_eos"]
     names += ["stop_token_ids", *({"completions": ["echo", "best_of", "suffix"]}.get(path, []))]
     names += ["tools", "tool_choice", "response_format", "top_logprobs", "chat_template_kwargs"]
     begin = {"prompt": "x"} if path == "completions" else {"messages": TALK}
@@ -236,4 +239,6 @@ def test_models_tokens_and_health_are_told(server: RunningServer, client: openai
         assert http.post("/detokenize", json={"tokens": [-1]}).status_code == 400
         assert http.post("/tokenize", json={}).status_code == 400
         assert http.get("/health").json() == {"status": "ok"}
-        assert http.get("/v1/completions").status_code == 405
+        refused = http.get("/v1/completions")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+        assert refused.json()["error"]["message"] == "/v1/completions does not take GET"

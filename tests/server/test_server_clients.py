@@ -156,6 +156,29 @@ def test_malformed_bodies_get_an_error_and_harm_nobody() -> None:
         assert client.post("/v1/completions", json=ask("b", 4)).json()["choices"][0]["text"] == right("b", 4)
 
 
+def test_what_a_request_says_it_does_not_need_goes_first() -> None:
+    """By its priority it would go last. The engine is idle when its time comes."""
+    prompts = {ttl: f"prompt number {number} " * 8 for number, ttl in enumerate((None, 0, 0.2, 3600))}
+    with serving() as server, server.client() as client:
+        for ttl, prompt in prompts.items():
+            more = {} if ttl is None else {"ttl": ttl, "priority": 9}
+            assert client.post("/v1/completions", json=ask(prompt, 2, **more)).status_code == 200
+        time.sleep(0.5)
+        cache = server.server.worker.engine.cache
+
+        def evict() -> list[Any]:
+            cache.evict(256)
+            return [ttl for ttl, prompt in prompts.items() if cache.peek(TEXT.encode(prompt), namespace=space)]
+
+        space = server.server.worker.engine.namespace("")
+        assert asyncio.run(asyncio.wait_for(called(server, evict), 20)) == [None, 3600]
+
+
+async def called(server: RunningServer, what: Callable[[], Any]) -> Any:
+    """Run something in the thread of the engine."""
+    return await server.server.worker.call(what)
+
+
 # ---------------------------------------------------------------- tenants
 
 

@@ -135,6 +135,8 @@ def test_a_prompt_is_explained(server: RunningServer) -> None:
     assert chat.status_code == 200
     with server.client() as client:
         by_get = client.get("/cache/explain", params={"prompt": "asked " * 30})
+        assert client.get("/cache/explain", params={"prompt": "x", "cache_salt": "y" * 600}).status_code == 400
+        assert client.get("/cache/explain").status_code == 400
     assert by_get.json()["ready"] == told["ready"]
 
 

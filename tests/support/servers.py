@@ -21,6 +21,7 @@ from prefixloom_engine import Engine, ThreeWay
 from prefixloom_engine.server.access import Access, Tenant
 from prefixloom_engine.server.admin import Admin, AttachedStore
 from prefixloom_engine.server.app import Limits, Server, make_app
+from prefixloom_engine.server.connection import HEAD_SECONDS, STALLED_SECONDS, Connection
 from prefixloom_engine.server.insight import Insight
 from prefixloom_engine.server.worker import EngineWorker
 from prefixloom_engine.threeway import SIZES
@@ -71,6 +72,8 @@ def serving(
     most: int = 64,
     prepare: Callable[[Engine], None] = lambda engine: None,
     debug: bool = True,
+    head_seconds: float = HEAD_SECONDS,
+    stalled_seconds: float = STALLED_SECONDS,
     **options: Any,
 ) -> Iterator[RunningServer]:
     """A server that answers while the block runs; nothing is left of it in the end."""
@@ -98,7 +101,12 @@ def serving(
     worker = EngineWorker(make, most, lambda error: None, ended)
     server = Server(worker, tokenizer or ByteTokenizer(), Access(keys or {}), limits or Limits(), "built-in", "fp_0")
     app = make_app(server, [*Admin(server, store).routes(), *Insight(server).routes()])
-    http = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=20))
+    kind = type("Kind", (Connection,), {"head_seconds": head_seconds, "stalled_seconds": stalled_seconds})
+    http = uvicorn.Server(
+        uvicorn.Config(
+            app, port=0, log_level="warning", lifespan="on", timeout_graceful_shutdown=20, http=kind, ws="none"
+        )
+    )
     thread = threading.Thread(target=http.run)
     thread.start()
     while not http.started:

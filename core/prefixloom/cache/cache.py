@@ -24,8 +24,10 @@ from ..operations.room import evict_named, evict_tokens
 from ..operations.state import Core, Running
 from ..operations.step import Step
 from ..operations.teardown import forget_everything
+from ..tree.expiries import check_until, is_time
 from ..tree.journal import MOST, Change, Journal, contents
 from ..tree.keys import namespace_of
+from ..tree.radix import FOREVER
 from .explanation import Explanation, explain
 from .figures import Figure, figures_of
 from .history import MOST as HISTORY
@@ -118,24 +120,28 @@ class Cache:
         extra: Extra = (),
         label: str = "",
         priority: int = 0,
+        until: float = FOREVER,
     ) -> Sequence:
         """A sequence over ``tokens``: match, lease, and a slot for each running state.
 
         ``tokens`` may also be a ``MatchPlan``, which has its own namespace, leave and extra; a stale one is planned
-        again. CapacityError: no running slot can be had.
+        again. ``until``: when nobody wants any more what it uses and leaves (``expire``). CapacityError: no running
+        slot can be had.
         """
         core = self._core
         if core.guarded:
             core.enter()
         if label.__class__ is not str or priority.__class__ is not int:
             raise InputError(f"a label is a string and a priority a whole number, got {label!r} and {priority!r}")
+        if until != FOREVER:
+            check_until(until)
         if tokens.__class__ is MatchPlan:
             if namespace or leave or extra:
                 raise InputError("a plan has its namespace, leave and extra already: give them to match")
             match = current(core, tokens.match_for(core))
         else:
             match = find(core, ask(core, tokens, namespace, leave, extra))
-        sequence = Sequence(core, open_at(core, match, label, priority))
+        sequence = Sequence(core, open_at(core, match, label, priority, until))
         if core.below is not None:  # a copy down may be interrupted: by now the sequence gives back what it holds
             core.below.used(sequence.running.node)
         if core.watcher is not None:
@@ -189,6 +195,7 @@ class Cache:
         namespace: str = "",
         extra: Extra = (),
         priority: int = 0,
+        until: float = FOREVER,
         stream: Any = None,
     ) -> Inserted:
         """Publish what an engine computed in slots of its own, with ``compose(slots="lent")``.
@@ -209,8 +216,9 @@ class Cache:
             core.enter()
         if priority.__class__ is not int:
             raise InputError(f"a priority is a whole number, got {priority!r}")
+        check_until(until)
         behind = None if stream is None else core.stream(stream)
-        inserted = insert(core, ask(core, tokens, namespace, 0, extra), slots, start, priority, behind)
+        inserted = insert(core, ask(core, tokens, namespace, 0, extra), slots, start, priority, until, behind)
         core.leave("insert")
         return inserted
 
@@ -247,6 +255,23 @@ class Cache:
         if core.watcher is not None:
             core.leave("evict")
         return freed
+
+    def expire(self, now: float) -> None:
+        """What nobody wants any more at ``now`` is evicted before all else, until it is used again.
+
+        Sequences say until when they want what they use and leave (``open``), in seconds or whatever the engine's clock
+        counts; what several used is wanted until the latest of their times. The cache reads no clock: an engine calls
+        this with its own, once per step. If nothing is due, it costs nothing. Ranks of one model give the same times.
+        """
+        core = self._core
+        if core.guarded:
+            core.enter()
+        if not is_time(now) or now == FOREVER:
+            raise InputError(f"now is a number on the engine's clock, got {now!r}")
+        if core.index.expiries is not None:
+            core.index.expiries.expire(core.shape.all_lanes, now)
+        if core.watcher is not None:
+            core.leave("expire")
 
     def reclaim(self) -> dict[str, int]:
         """Have running sequences give back at once what they keep only because there is room; pages by component."""

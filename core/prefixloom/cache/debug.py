@@ -177,6 +177,8 @@ class Debug:
             for first, kid in found.items():
                 if kid.parent is not node:
                     raise InvariantError(f"{kid!r} does not know its parent")
+                if kid.until > node.until:
+                    raise InvariantError(f"{kid!r} is wanted longer than what it hangs from")
                 if kid.first != first or len(first) != tree.page_bytes * told_apart:
                     raise InvariantError(f"{kid!r} stands under the wrong first page")
                 if not kid.key or len(kid.key) % tree.page_bytes:

@@ -23,6 +23,7 @@ from ..operations.state import Core, Running
 from ..operations.step import check_alone, fill_alone
 from ..operations.teardown import give_back
 from ..operations.tier_answers import Restored
+from ..tree.expiries import check_until
 from ..tree.keys import Tokens
 
 
@@ -97,6 +98,20 @@ class Sequence(Handle):
         if priority.__class__ is not int:
             raise InputError(f"a priority is a whole number, got {priority!r}")
         self._running.priority = priority
+
+    @property
+    def until(self) -> float:
+        """When nobody wants any more what it uses and leaves. A later time that is set counts at once."""
+        return self._running.until
+
+    @until.setter
+    def until(self, until: float) -> None:
+        check_until(until)
+        self._enter()
+        self._running.until = until
+        self._core.index.want(self._running.node, until)
+        if self._core.watcher is not None:
+            self._core.leave("until")
 
     @property
     def branch(self) -> int | None:

@@ -53,7 +53,7 @@ class _Handed:
 
 
 def insert(
-    core: Core, match: Match, slots: Mapping[str, Any], start: int, priority: int, stream: Stream | None
+    core: Core, match: Match, slots: Mapping[str, Any], start: int, priority: int, until: float, stream: Stream | None
 ) -> Inserted:
     """Hand over what an engine computed of ``match``, or what ``stream`` still computes.
 
@@ -69,7 +69,7 @@ def insert(
     work = None if stream is None or stream.inline else _being_written(core, stream, handed)
     followers: tuple[Running, ...] = ()
     try:
-        running = open_at(core, match, "", priority, arrives=True)
+        running = open_at(core, match, "", priority, until, arrives=True)
         followers = (running,)
     except BaseException:
         for each in handed:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..device.pool import NO_SLOT
 from ..tree.keys import Tokens, encode, numbers_in, spans_of
-from ..tree.radix import Node, descendants
+from ..tree.radix import FOREVER, Node, descendants
 from .lease import ask_receipts, cover, uncover
 from .match import limit_of, walked_boundary, wanted_at
 from .publish import split
@@ -22,7 +22,7 @@ from .state import CLEAR, Core, Fill, Match, Running
 from .teardown import give_back
 
 
-def open_at(core: Core, match: Match, label: str, priority: int, *, arrives: bool = False) -> Running:
+def open_at(core: Core, match: Match, label: str, priority: int, until: float, *, arrives: bool = False) -> Running:
     """A running request that resumes at ``match``, which is current. CapacityError: a slot cannot be had.
 
     ``arrives``: all that it will hold was computed elsewhere. It gets no running state, and is not counted as opened.
@@ -61,7 +61,7 @@ def open_at(core: Core, match: Match, label: str, priority: int, *, arrives: boo
             point.start(state)
         if not arrives:
             fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
-    running = Running(core, match, node, covers, receipts, held, fills, label, priority)
+    running = Running(core, match, node, covers, receipts, held, fills, label, priority, until)
     node.leases += 1
     try:
         if core.unwritten.nodes:
@@ -84,6 +84,8 @@ def open_at(core: Core, match: Match, label: str, priority: int, *, arrives: boo
             counts.missed[name] = counts.missed.get(name, 0) + known - running.ready
         counts.new_tokens += limit_of(core, match) - known
     core.live[running] = None
+    if node.until < until or until != FOREVER:
+        core.index.want(node, until)
     return running
 
 

@@ -17,6 +17,7 @@ from ..contract.admission import StateView
 from ..contract.values import Claim, NodeView, Receipt, SplitRule, WalkView
 from ..device.pool import NO_SLOT, Stage
 from ..errors import CapacityError
+from ..tree.expiries import NEVER
 from ..tree.keys import clipped
 from ..tree.lane import Cell, Lane
 from ..tree.radix import Node, path_key
@@ -89,17 +90,22 @@ def nodes_for(core: Core, running: Running, upto: int) -> list[Node]:
                 run.insert(0, above)
                 above = above.parent
             node = reached
-    add_nodes(core, node, running.names.key_between(node.end, upto), upto, run)
+    leaf = add_nodes(core, node, running.names.key_between(node.end, upto), upto, run)
     priority = running.priority
     if priority:
         for node in run:
-            if priority > node.priority:
+            if priority > node.priority or node is leaf:
                 node.priority = priority
+    if core.index.expiries is not None:
+        core.index.want(run[-1], running.until)
     return run
 
 
-def add_nodes(core: Core, node: Node, key: bytes, upto: int, run: list[Node]) -> None:
-    """Add to ``run`` the nodes below ``node`` that ``key`` leads to, down to ``upto``: the last may be a new leaf."""
+def add_nodes(core: Core, node: Node, key: bytes, upto: int, run: list[Node]) -> Node | None:
+    """Add to ``run`` the nodes below ``node`` that ``key`` leads to, down to ``upto``.
+
+    The last may be a new leaf, which is returned. Nobody wants it yet.
+    """
     tree = core.index.tree
     start = node.end
     at = 0
@@ -121,7 +127,12 @@ def add_nodes(core: Core, node: Node, key: bytes, upto: int, run: list[Node]) ->
         run.append(node)
         kids = node.kids
     if at < len(key):
-        run.append(tree.attach(node, key, upto, at))
+        leaf = tree.attach(node, key, upto, at)
+        if core.index.expiries is not None:
+            leaf.until = NEVER
+        run.append(leaf)
+        return leaf
+    return None
 
 
 # ---------------------------------------------------------------- publishing

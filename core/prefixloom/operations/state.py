@@ -24,11 +24,12 @@ from ..device.handles import Dropped, Handle
 from ..device.pool import Pool
 from ..device.streams import Stream, stream_for
 from ..errors import InputError, ProtocolError
+from ..tree.expiries import Expiries
 from ..tree.journal import Journal, Recorder
 from ..tree.keys import TOKEN_BYTES, KeyMaker, NamedTokens, Span, Tokens
 from ..tree.lane import Lane, PageLane
 from ..tree.lookahead import Lookahead
-from ..tree.radix import Counted, Node, Root, Tree, unlink
+from ..tree.radix import FOREVER, Counted, Node, Root, Tree, unlink
 from .plugin_calls import PluginCalls
 from .tables import Tables
 from .tier_answers import Restored, TierStats
@@ -121,7 +122,9 @@ class Shape:
 class Index:
     """The tree and its truth. The epoch counts losses, so that a plan made before one is known to be stale."""
 
-    __slots__ = ("_make_tree", "_paths", "dropped_roots", "empty_root", "epoch", "flushed_at", "flushes", "tree")
+    __slots__ = (
+        "_make_tree", "_paths", "dropped_roots", "empty_root", "epoch", "expiries", "flushed_at", "flushes", "tree",
+    )  # fmt: skip
 
     def __init__(self, shape: Shape, element_bytes: int) -> None:
         kind = Node if shape.composition.tier is None else Counted
@@ -134,6 +137,8 @@ class Index:
         self.tree = self._make_tree()
         self.empty_root = self._new_root("")
         self.dropped_roots: list[Root] = []
+        self.expiries: Expiries | None = None
+        """None while everything is wanted for ever."""
 
     def _new_root(self, namespace: str) -> Root:
         root = self.tree.root(namespace)
@@ -147,6 +152,14 @@ class Index:
         if root is None:
             root = self.tree.roots[namespace] = self._new_root(namespace)
         return root
+
+    def want(self, node: Node, until: float) -> None:
+        """Somebody wants ``node``, and with it all that lies above, until then."""
+        if self.expiries is None:
+            if until == FOREVER:
+                return
+            self.expiries = Expiries(self.tree)
+        self.expiries.want(node, until)
 
     def lose(self) -> None:
         """Something that a plan may lead to has gone."""
@@ -295,6 +308,7 @@ class Running(Hold):
     __slots__ = (
         "_core", "branch", "claimed_ops", "committed", "fills", "held", "high", "looks", "lost", "match", "names",
         "namespace", "open_steps", "planned", "priority", "published", "reached", "ready", "reserved", "row",
+        "until",
     )  # fmt: skip
 
     held: list[Any]
@@ -314,10 +328,12 @@ class Running(Hold):
     """Where the steps end that are open, of which there are ``open_steps``."""
     row: int
     """Its row in the page tables that kernels read; -1: none yet."""
+    until: float
+    """When nobody wants any more what it used and left."""
 
     def __init__(
         self, core: Core, match: Match, node: Node, covers: list[Any], receipts: list[Receipt | None] | None,
-        held: list[Any], fills: list[Fill], label: str, priority: int,
+        held: list[Any], fills: list[Fill], label: str, priority: int, until: float,
     ) -> None:  # fmt: skip
         self.core = self._core = core
         self.node = node
@@ -336,6 +352,7 @@ class Running(Hold):
         self.fills = fills
         self.claimed_ops = ()
         self.priority = priority
+        self.until = until
         self.namespace = match.namespace
         self.branch = match.branch
         self.match = match

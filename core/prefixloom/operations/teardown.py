@@ -21,6 +21,8 @@ def end_running(core: Core, running: Running) -> None:
     """``running`` is no running sequence any more. It is taken from ``live`` last: what is there a flush ends."""
     if core.shape.partial_lanes:
         forget_surplus(core, running)
+    if core.index.expiries is not None:
+        core.index.want(running.node, running.until)
     if running.row >= 0 and running.active:
         core.tables.leave(running)
 

@@ -354,4 +354,6 @@ def _resume_at(core: Core, running: Running, end: Node, lease: Lease, filled: se
             cell = end.cells[lane.index]
             fills.append((lane, state, "clear", CLEAR) if cell is None else (lane, state, lane.taken, cell.data))
     running.resume_at(end.end, fills)
+    if core.index.expiries is not None:
+        core.index.want(end, running.until)
     running.take_fence(core.flight)

@@ -7,8 +7,12 @@ of the *lower* half, so a reference to a node always stands for the same boundar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+FOREVER = math.inf
+"""Until when a node is wanted if nobody said how long."""
 
 
 class Node:
@@ -21,9 +25,11 @@ class Node:
     ``rest``    the edge after ``first``
     ``cells``   what each component keeps here, or None
     ``leases``  the number of leases that are anchored here: a boundary in use is not unlinked, even if it holds nothing
+    ``priority``  the highest of the sequences that published here
+    ``until``   when nobody wants any more what hangs here, nor anything below it (``expiries``)
     """
 
-    __slots__ = ("cells", "end", "first", "kids", "leases", "parent", "priority", "rest")
+    __slots__ = ("cells", "end", "first", "kids", "leases", "parent", "priority", "rest", "until")
 
     parent: Node
     kids: Node | dict[bytes, Node] | None
@@ -39,12 +45,14 @@ class Node:
         self.cells = [None] * width
         self.leases = 0
         self.priority = 0
+        self.until = FOREVER
 
     def above(self, rest: bytes, end: int, pages: int) -> Node:
         """Make the upper half of a split of this node, of so many pages, with the same properties as the whole."""
         assert self.first is not None
         upper = type(self)(self.parent, self.first, rest, end, len(self.cells))
         upper.priority = self.priority
+        upper.until = self.until
         return upper
 
     @property

@@ -73,6 +73,8 @@ class Request:
     ``speculate``   how many tokens are guessed ahead and checked in one pass; None: as the engine is set
     ``namespace``   requests of different namespaces share nothing in the cache
     ``priority``    with the engine's policy "priority", the request with the highest priority is admitted first
+    ``ttl``         seconds, from the request's end, after which nobody needs what it used and left in the cache: then
+                    that is evicted before all else, unless others use it. None: for ever
     ``logprobs``    whether ``Answer.logprobs`` is filled
     ``top_logprobs``  with ``logprobs``: how many of the likeliest tokens ``Answer.alternatives`` tells for each token
     ``hand_over``   None, or how many tokens of this prompt another engine has: ``Answer.handed`` then carries what that
@@ -93,6 +95,7 @@ class Request:
     speculate: int | None = attrs.field(default=None, kw_only=True)
     namespace: str = attrs.field(default="", kw_only=True)
     priority: int = attrs.field(default=0, kw_only=True)
+    ttl: float | None = attrs.field(default=None, kw_only=True)
     logprobs: bool = attrs.field(default=False, kw_only=True)
     top_logprobs: int = attrs.field(default=0, kw_only=True)
     hand_over: int | None = attrs.field(default=None, kw_only=True)
@@ -119,6 +122,8 @@ class Request:
                 raise InputError(
                     f"{name} has {field}={shown(value)}: it is a whole number{low}, of at most {bits} bits"
                 )
+        if self.ttl is not None and (not _is_number(self.ttl) or not 0 <= self.ttl < WORD):
+            raise InputError(f"{name} has ttl={shown(self.ttl)}: it is a number of seconds from 0 up, or None")
         self._check_drawing(name)
         if self.logprobs.__class__ is not bool:
             raise InputError(f"{name} has logprobs={shown(self.logprobs)}: it is True or False")

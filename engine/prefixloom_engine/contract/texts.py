@@ -20,6 +20,11 @@ class ChatPrompt:
     tokens: list[int]
     inputs: Mapping[str, Any] = attrs.field(factory=dict)
 
+    @property
+    def bytes(self) -> int:
+        """The memory of the inputs."""
+        return sum(int(getattr(each, "nbytes", 0)) for each in self.inputs.values())
+
 
 class Detokenizer(Protocol):
     """Turns the tokens of one answer into text, as they come."""

@@ -20,7 +20,7 @@ from ..contract.requests import Request
 from ..forward.handover import pages_needed
 from ..serving.engine import Engine
 
-VERSION = 4
+VERSION = 5
 """Of the messages. Both sides compare it when they connect, as a part of ``cache_format``."""
 
 
@@ -67,8 +67,9 @@ def encode_question(request: Request, have: int, identity: Identity) -> bytes:
     """Ask for the prompt of a request of which ``have`` tokens are cached here, computed under ``identity``."""
     question = {
         "identity": identity.digest,
-        "tokens": request.tokens, "temperature": request.temperature, "seed": request.seed,
-        "namespace": request.namespace, "priority": request.priority, "logprobs": request.logprobs, "have": have,
+        "tokens": request.tokens, "temperature": request.temperature, "top_p": request.top_p, "seed": request.seed,
+        "namespace": request.namespace, "priority": request.priority, "ttl": request.ttl, "logprobs": request.logprobs,
+        "have": have,
     }  # fmt: skip
     return json.dumps(question).encode()
 

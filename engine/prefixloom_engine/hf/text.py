@@ -9,7 +9,9 @@ import inspect
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,11 @@ MOST_PENDING = 16
 DATA = "data:"
 IMAGES = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """The formats that are read. Pillow knows others, for some of which it starts programs."""
+MOST_PIXELS = 50_000_000
+UNREADABLE = (ValueError, OSError, EOFError, SyntaxError, struct.error, binascii.Error)
+"""What Pillow raises of images that are broken."""
+SPACE = "\u2581"
+BYTE_NAME = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 ARGUMENTS = {
     name
     for kind in (PreTrainedTokenizerBase, ProcessorMixin)
@@ -58,6 +65,8 @@ class FolderTokenizer:
         self._tokenizer, self._processor = tokenizer, processor
         self._reading = copy.deepcopy(tokenizer)
         """Decodes, while another thread may encode: the tokenizers of transformers are for one thread each."""
+        self._pieces = _readers(tokenizer)
+        self._special = frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
 
     @property
     def parses(self) -> bool:
@@ -70,6 +79,11 @@ class FolderTokenizer:
         return str(self._reading.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def token_bytes(self, token: int) -> bytes:
+        name = self._reading.convert_ids_to_tokens(token)
+        if token not in self._special and isinstance(name, str):
+            for read in self._pieces:
+                if (piece := read(name)) is not None:
+                    return piece
         return str(self._reading.decode([token], clean_up_tokenization_spaces=False)).encode()
 
     def detokenizer(self) -> WindowDetokenizer:
@@ -79,15 +93,18 @@ class FolderTokenizer:
     def chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], more: Mapping[str, Any]
     ) -> ChatPrompt:
-        given = [self._message(message, at) for at, message in enumerate(messages)]
+        pixels = PixelBudget()
+        given = [self._message(message, at, pixels) for at, message in enumerate(messages)]
         maker = self._tokenizer if self._processor is None else self._processor
         for name in more:  # a template of the client's own could run for ever
             if name in ARGUMENTS or name.endswith("_kwargs"):
                 raise InputError(f"chat_template_kwargs has {name!r}, which is no variable of a chat template")
+        tensors = {} if self._processor is None else {"return_tensors": "pt"}  # else images are lists of arrays
         try:
             made = maker.apply_chat_template(
-                given, tools=list(tools) or None, add_generation_prompt=True, tokenize=True, return_dict=True, **more
-            )
+                given, tools=list(tools) or None, add_generation_prompt=True, tokenize=True, return_dict=True,
+                **tensors, **more,
+            )  # fmt: skip
         except Exception as error:  # the template's own, those of its engine, and those of processors
             raise InputError(f"the model's chat template cannot take these messages: {sentence(error)}") from error
         fields = dict(made)
@@ -96,15 +113,15 @@ class FolderTokenizer:
         fields.pop("token_type_ids", None)
         if self._processor is None:
             return ChatPrompt(list(tokens))
-        return ChatPrompt(list(tokens[0]), {name: each for name, each in fields.items() if each is not None})
+        return ChatPrompt(tokens[0].tolist(), {name: each for name, each in fields.items() if each is not None})
 
-    def _message(self, message: Message, at: int) -> dict[str, Any]:
+    def _message(self, message: Message, at: int, pixels: PixelBudget) -> dict[str, Any]:
         """A message as templates know it."""
         out = {**message}
         if self._processor is None:
             out["content"] = plain_text(message, at)
         elif not isinstance(message.get("content"), str):
-            out["content"] = [_part(part, at) for part in message.get("content") or ()]
+            out["content"] = [_part(part, at, pixels) for part in message.get("content") or ()]
         if message.get("tool_calls"):
             out["tool_calls"] = [_call(call, at) for call in message["tool_calls"]]
         return out
@@ -117,6 +134,50 @@ class FolderTokenizer:
         except Exception:  # the model did not keep to the form: its answer is told as it is
             return None
         return parsed if isinstance(parsed, Mapping) else None
+
+
+# ---------------------------------------------------------------- the bytes of a token
+
+
+def _readers(tokenizer: Any) -> list[Callable[[str], bytes | None]]:
+    """What reads the name of a token as bytes, by the steps of the tokenizer's decoder. The first that can counts.
+
+    Decoding a token by itself loses what only its neighbours complete: a part of a character, or a space in front.
+    """
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    try:
+        spec = json.loads(decoder.__getstate__()) if decoder is not None else {}
+    except (AttributeError, TypeError, ValueError):
+        spec = {}
+    steps = [step["type"] for step in spec.get("decoders", [spec]) if "type" in step]
+    readers: list[Callable[[str], bytes | None]] = []
+    if "ByteLevel" in steps:
+        readers.append(_of_byte_letters)
+    if "ByteFallback" in steps:
+        readers.append(_of_byte_name)
+    if "Metaspace" in steps or ("Replace" in steps and SPACE in json.dumps(spec, ensure_ascii=False)):
+        readers.append(lambda name: name.replace(SPACE, " ").encode())
+    return readers
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters that stand for bytes in the names of byte-level tokens: itself where it is printable, else moved."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    moved = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + at): byte for at, byte in enumerate(moved)}
+
+
+LETTERS = _byte_letters()
+
+
+def _of_byte_letters(name: str) -> bytes | None:
+    found = [LETTERS.get(letter) for letter in name]
+    return None if None in found else bytes(each for each in found if each is not None)
+
+
+def _of_byte_name(name: str) -> bytes | None:
+    """Of names such as <0xE2>."""
+    return bytes([int(name[3:5], 16)]) if BYTE_NAME.fullmatch(name) else None
 
 
 def _call(call: Mapping[str, Any], at: int) -> dict[str, Any]:
@@ -132,14 +193,37 @@ def _call(call: Mapping[str, Any], at: int) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-def _part(part: Mapping[str, Any], at: int) -> dict[str, Any]:
+# ---------------------------------------------------------------- images
+
+
+class PixelBudget:
+    """How many pixels the images of one chat may still have. A few bytes can say that they are a huge image."""
+
+    def __init__(self) -> None:
+        self.left = MOST_PIXELS
+
+    def take(self, count: int, at: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise InputError(
+                f"messages[{at}] has an image of {count} pixels: the images of a request have {MOST_PIXELS} together "
+                f"at most"
+            )
+
+
+def _part(part: Mapping[str, Any], at: int, pixels: PixelBudget) -> dict[str, Any]:
     if part["type"] != "image_url":
         return dict(part)
-    return {"type": "image", "image": _image(part["image_url"]["url"], at)}
+    return {"type": "image", "image": _image(part["image_url"]["url"], at, pixels)}
 
 
-def _image(url: str, at: int) -> Any:
-    from PIL import Image
+def _image(url: str, at: int, pixels: PixelBudget) -> Any:
+    try:
+        from PIL import Image
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"messages[{at}] has an image, which this server cannot read without the package Pillow"
+        ) from error
 
     if not url.startswith(DATA):
         raise InputError(f"messages[{at}] has an image by its address: the server fetches nothing, so send a data: URL")
@@ -147,8 +231,10 @@ def _image(url: str, at: int) -> Any:
     try:
         if not head.endswith(";base64"):
             raise ValueError("it is not in base64")
-        return Image.open(io.BytesIO(base64.b64decode(body, validate=True)), formats=IMAGES).convert("RGB")
-    except (ValueError, OSError, binascii.Error, Image.DecompressionBombError) as error:
+        opened = Image.open(io.BytesIO(base64.b64decode(body, validate=True)), formats=IMAGES)
+        pixels.take(opened.width * opened.height, at)  # before they are decoded
+        return opened.convert("RGB")
+    except (*UNREADABLE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"messages[{at}] has an image that cannot be read: {sentence(error)}") from error
 
 
@@ -170,7 +256,10 @@ class WindowDetokenizer:
     def push(self, token: int) -> str:
         self._pending.append(token)
         text = self._fresh()
-        if not text or (text.endswith(REPLACEMENT) and len(self._pending) < MOST_PENDING):
+        if len(self._pending) < MOST_PENDING and (not text or text.endswith(REPLACEMENT)):
+            return ""
+        if not text:  # so many tokens without a text are special ones: they change nothing of the next one's
+            self._pending = []
             return ""
         self._context, self._pending = self._pending, []
         return text

@@ -9,7 +9,8 @@ It knows HTTP, text and tenants; it must not know a component, a tree or a model
 ``app``               the routes, limits and errors
 ``answers``           from what a client asks to requests of the engine, and from their tokens to text
 ``protocol``          what a client may ask, and the objects that it gets
-``texts``             tokens to text and back, chat templates, stop strings
+``stops``             stop strings
+``connection``        what a client may do with a connection
 ``access``            keys, tenants, and the namespaces of what they ask
 ``admin``             what an administrator may ask, over HTTP and from the command line
 ``worker``            the thread that drives the engine

@@ -138,7 +138,8 @@ class Admin:
 
     async def attach(self, request: Request) -> Response:
         self.server.access.admin(request.headers.get("authorization"))
-        body = await self.server.body(request, StoreAsked)
+        with self.server.memory.share() as share:
+            body = await self.server.body(request, StoreAsked, share)
         return await self._do(request, lambda: self._changed(lambda: self.store.attach(body.url)))
 
     async def detach(self, request: Request) -> Response:

@@ -156,8 +156,8 @@ def requests_of(
     return [
         Request(
             tuple(tokens), most, stops=ends, temperature=temperature, top_p=1.0 if asked.top_p is None else asked.top_p,
-            seed=(seed + choice) % 2**63, namespace=namespace, priority=asked.priority, logprobs=logprobs,
-            top_logprobs=alternatives, label=label, inputs=inputs,
+            seed=(seed + choice) % 2**63, namespace=namespace, priority=asked.priority, ttl=asked.ttl,
+            logprobs=logprobs, top_logprobs=alternatives, label=label, inputs=inputs,
         )
         for choice in range(asked.n)
     ]  # fmt: skip
@@ -168,12 +168,14 @@ def requests_of(
 
 @attrs.define
 class Usage:
-    """The tokens of a body: of its prompts, of these from the cache, and of its answers."""
+    """The tokens of a body: of its prompts, of these from the cache, and of its answers.
+
+    ``choices``: how many answers each prompt has. The first of them tells what of the prompt was cached.
+    """
 
     prompt: int
-    answers: Sequence[TextAnswer] = ()
-    choices: int = 1
-    """How many answers each prompt has: the first of them tells what of the prompt was cached."""
+    answers: Sequence[TextAnswer]
+    choices: int
 
     @property
     def told(self) -> Object:

@@ -11,7 +11,7 @@ import json
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import FrameType
@@ -39,21 +39,77 @@ log = logging.getLogger("prefixloom.server")
 T = TypeVar("T", bound=BaseModel)
 R = TypeVar("R")
 UNEXPECTED = ApiError(500, "something went wrong in the server")
+HURRIED_SECONDS = 2.0
 CLIENT_LEFT = 499
 """The status that logs have of a request whose client has gone."""
 
 
 @attrs.frozen
 class Limits:
-    """``body``: bytes of a body. ``body_seconds``: how long a client may take to send it. ``seconds``: how long an
+    """``body``: bytes of a body. ``bodies``: of all bodies that are read or turned into tokens, and of all images that
+    wait to be computed, together. ``body_seconds``: how long a client may take to send a body. ``seconds``: how long an
     answer may take. ``answer``: the tokens of an answer to a chat that does not say how many. ``drain_seconds``: how
     long the end of the server waits for running answers, and then for the store."""
 
     body: int = 8 << 20
+    bodies: int = 256 << 20
     body_seconds: float = 30.0
     seconds: float = 600.0
     answer: int = 2048
     drain_seconds: float = 30.0
+
+
+class Share:
+    """What one request has of the memory for ``Limits.bodies``. A context manager, at whose end it has nothing, unless
+    it is ``kept``: then whoever answers gives it back."""
+
+    kept = False
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory, self._bytes = memory, 0
+
+    def hold(self, count: int) -> None:
+        """Have so many bytes from now on. ``ApiError``: others have too much."""
+        memory = self._memory
+        if count > self._bytes and memory.used + count - self._bytes > memory.most:
+            raise ApiError(
+                503, "the requests that this server has at hand are too large together: ask again in a second",
+                code="too_many_bodies", retry_after=1,
+            )  # fmt: skip
+        memory.used += count - self._bytes
+        self._bytes = count
+
+    def __enter__(self) -> Share:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self.kept:
+            self.hold(0)
+
+
+@attrs.define
+class BodyMemory:
+    """The memory for what requests bring along: ``most`` bytes, of which ``used`` are in use."""
+
+    most: int
+    used: int = 0
+
+    def share(self) -> Share:
+        return Share(self)
+
+
+@attrs.frozen
+class Begun:
+    """What a body asks, once the engine has it. The body itself is not needed any more, and may be large.
+
+    ``stream``: whether the answer goes as events. ``with_usage``: these tell the usage as well.
+    """
+
+    form: Form
+    answers: list[TextAnswer]
+    usage: Usage
+    stream: bool
+    with_usage: bool
 
 
 class Server:
@@ -66,14 +122,17 @@ class Server:
         self.name, self.fingerprint = name, fingerprint
         self.longest = worker.engine.longest
         self.begun = int(time.time())
+        self.memory = BodyMemory(limits.bodies)
+        self.hurried = False
+        """Whether the server ends at once, and waits for nothing."""
         self._texts = ThreadPoolExecutor(1, thread_name_prefix="prefixloom texts")
 
     # ------------------------------------------------------------ reading a request
     def tenant(self, request: Request) -> Tenant:
         return self.access.tenant(request.headers.get("authorization"))
 
-    async def body(self, request: Request, kind: type[T]) -> T:
-        """Read and check a body within the limits."""
+    async def body(self, request: Request, kind: type[T], share: Share) -> T:
+        """Read and check a body within the limits; ``share`` holds its bytes."""
         data = bytearray()
         try:
             with anyio.fail_after(self.limits.body_seconds):
@@ -81,6 +140,7 @@ class Server:
                     data += chunk
                     if len(data) > self.limits.body:
                         raise ApiError(413, f"the body has more than {self.limits.body} bytes", code="body_too_large")
+                    share.hold(len(data))
         except TimeoutError:
             raise ApiError(408, f"the body took more than {self.limits.body_seconds:g} seconds") from None
         try:
@@ -100,9 +160,9 @@ class Server:
         if not all(0 <= token < most for token in tokens):
             raise ApiError(400, f"{param}: the model's tokens are from 0 to {most - 1}", param=param)
 
-    async def text(self, what: Callable[[], R]) -> R:
-        """Run what takes text to tokens, which may take long, beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._texts, what)
+    async def text(self, request: Request, what: Callable[[], R]) -> R:
+        """Run what takes text to tokens, which may take long, beside the event loop, unless the client leaves."""
+        return await unless_left(request, asyncio.get_running_loop().run_in_executor(self._texts, what))
 
     def room(self, tokens: int, asked: int | None) -> int:
         """How many tokens the answer to a prompt of so many tokens may have. ``ApiError``: the prompt is too long."""
@@ -117,9 +177,11 @@ class Server:
 
     # ------------------------------------------------------------ answering
     async def begin(
-        self, asked: ChatAsked | CompletionAsked, prompts: Sequence[ChatPrompt], tenant: Tenant
-    ) -> list[TextAnswer]:
+        self, asked: ChatAsked | CompletionAsked, form: Form, prompts: Sequence[ChatPrompt], tenant: Tenant,
+        share: Share,
+    ) -> Begun:  # fmt: skip
         """Ask the engine for all choices of all prompts."""
+        share.hold(sum(each.bytes for each in prompts))
         most = asked.most_tokens if isinstance(asked, ChatAsked) else asked.max_tokens
         namespace, stops = tenant.namespace_of(asked.cache_salt), self.worker.engine.model.stops | self.tokenizer.stops
         requests = [
@@ -131,10 +193,12 @@ class Server:
             )
         ]  # fmt: skip
         tickets = await self.worker.add(*requests)
-        return [
+        answers = [
             TextAnswer(self.worker, ticket, self.tokenizer, asked.stops, at, self.limits.seconds)
             for at, ticket in enumerate(tickets)
         ]
+        usage = Usage(sum(len(each.tokens) for each in prompts), answers, asked.n)
+        return Begun(form, answers, usage, bool(asked.stream), asked.include_usage)
 
     async def whole(self, form: Form, answers: Sequence[TextAnswer], usage: Usage) -> Response:
         choices = await asyncio.gather(*(self._choice(form, answer) for answer in answers))
@@ -167,37 +231,48 @@ class Server:
             log.exception("a stream ended with an error")
             yield sent(UNEXPECTED.body)
 
-    async def respond(
-        self, request: Request, form: Form, answers: list[TextAnswer], usage: Usage, asked: ChatAsked | CompletionAsked
-    ) -> Response:
-        usage.answers, usage.choices = answers, asked.n
-        if asked.stream:
-            return EventStream(self.events(form, answers, usage, asked.include_usage), answers)
+    async def respond(self, request: Request, begun: Begun, share: Share) -> Response:
+        form, answers, usage = begun.form, begun.answers, begun.usage
+
+        def over() -> None:
+            share.hold(0)
+            for answer in answers:
+                answer.leave()
+
+        if begun.stream:
+            share.kept = True
+            return EventStream(self.events(form, answers, usage, begun.with_usage), over)
         try:
             return await unless_left(request, self.whole(form, answers, usage))
         finally:
-            for answer in answers:
-                answer.leave()
+            over()
 
     # ------------------------------------------------------------ routes
     async def chat(self, request: Request) -> Response:
         tenant = self.tenant(request)
-        asked = await self.body(request, ChatAsked)
+        with self.memory.share() as share:
+            return await self.respond(request, await self._begin_chat(request, tenant, share), share)
+
+    async def _begin_chat(self, request: Request, tenant: Tenant, share: Share) -> Begun:
+        asked = await self.body(request, ChatAsked, share)
         self.check_model(asked.model)
         self.worker.check_room(asked.n)
-        prompt = await self.chat_prompt(asked)
+        prompt = await self.chat_prompt(request, asked)
         form = ChatForm(self.name, self.fingerprint, asked, self.tokenizer, prompt.tokens)
-        answers = await self.begin(asked, [prompt], tenant)
-        return await self.respond(request, form, answers, Usage(len(prompt.tokens)), asked)
+        return await self.begin(asked, form, [prompt], tenant, share)
 
-    async def chat_prompt(self, asked: ChatAsked | TokenizeAsked) -> ChatPrompt:
+    async def chat_prompt(self, request: Request, asked: ChatAsked | TokenizeAsked) -> ChatPrompt:
         messages = [each.model_dump(exclude_none=True) for each in asked.messages or ()]
         tools = asked.tools or [] if getattr(asked, "tool_choice", None) != "none" else []
-        return await self.text(lambda: self.tokenizer.chat(messages, tools, asked.chat_template_kwargs))
+        return await self.text(request, lambda: self.tokenizer.chat(messages, tools, asked.chat_template_kwargs))
 
     async def completions(self, request: Request) -> Response:
         tenant = self.tenant(request)
-        asked = await self.body(request, CompletionAsked)
+        with self.memory.share() as share:
+            return await self.respond(request, await self._begin_completions(request, tenant, share), share)
+
+    async def _begin_completions(self, request: Request, tenant: Tenant, share: Share) -> Begun:
+        asked = await self.body(request, CompletionAsked, share)
         self.check_model(asked.model)
         given = asked.prompt
         several: list[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else list(given)
@@ -207,29 +282,33 @@ class Server:
         for each in several:
             self.check_tokens("" if isinstance(each, str) else each, "prompt")
         prompts = await self.text(
-            lambda: [ChatPrompt(self.tokenizer.encode(each) if isinstance(each, str) else each) for each in several]
+            request,
+            lambda: [ChatPrompt(self.tokenizer.encode(each) if isinstance(each, str) else each) for each in several],
         )
         echoes = [each if isinstance(each, str) else self.tokenizer.decode(each) for each in several if asked.echo]
         form = CompletionForm(self.name, self.fingerprint, asked, echoes)
-        answers = await self.begin(asked, prompts, tenant)
-        return await self.respond(request, form, answers, Usage(sum(len(each.tokens) for each in prompts)), asked)
+        return await self.begin(asked, form, prompts, tenant, share)
 
     async def tokenize(self, request: Request) -> Response:
         self.tenant(request)
-        asked = await self.body(request, TokenizeAsked)
-        self.check_model(asked.model)
-        if asked.prompt is None:
-            tokens = (await self.chat_prompt(asked)).tokens
-        else:
-            text = asked.prompt
-            tokens = await self.text(lambda: self.tokenizer.encode(text))
+        with self.memory.share() as share:
+            asked = await self.body(request, TokenizeAsked, share)
+            self.check_model(asked.model)
+            if asked.prompt is None:
+                tokens = (await self.chat_prompt(request, asked)).tokens
+            else:
+                text = asked.prompt
+                tokens = await self.text(request, lambda: self.tokenizer.encode(text))
         return JSONResponse({"count": len(tokens), "max_model_len": self.longest + 1, "tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
         self.tenant(request)
-        asked = await self.body(request, DetokenizeAsked)
+        with self.memory.share() as share:
+            asked = await self.body(request, DetokenizeAsked, share)
         self.check_model(asked.model)
         self.check_tokens(asked.tokens, "tokens")
+        if len(asked.tokens) > self.longest + 1:  # more may take long, and are no prompt here
+            raise ApiError(400, f"tokens: there are at most {self.longest + 1}", param="tokens")
         return JSONResponse({"prompt": self.tokenizer.decode(asked.tokens)})
 
     async def models(self, request: Request) -> Response:
@@ -276,7 +355,7 @@ def make_app(server: Server, more: Sequence[Route] = ()) -> Starlette:
         try:
             yield
         finally:
-            await server.worker.stop(server.limits.drain_seconds)
+            await server.worker.stop(0 if server.hurried else server.limits.drain_seconds)
 
     handlers: dict[Any, Any] = {
         ApiError: lambda request, error: told(error),
@@ -285,14 +364,17 @@ def make_app(server: Server, more: Sequence[Route] = ()) -> Starlette:
         EngineDown: lambda request, error: told(ApiError(503, str(error), code="engine_down")),
         ClientDisconnect: lambda request, error: Response(status_code=CLIENT_LEFT),
         404: lambda request, error: told(ApiError(404, f"there is no {request.url.path} here")),
-        405: lambda request, error: told(ApiError(405, f"{request.url.path} does not take {request.method}")),
-        500: lambda request, error: told(UNEXPECTED),
+        405: lambda request, error: told(
+            ApiError(405, f"{request.url.path} does not take {request.method}"), error.headers
+        ),
+        500: lambda request, error: told(UNEXPECTED, {"connection": "close"}),  # which is what happens then
     }
     return Starlette(routes=[*server.routes(), *more], exception_handlers=handlers, lifespan=lifespan)
 
 
-def told(error: ApiError) -> Response:
-    headers = {"retry-after": str(error.retry_after)} if error.retry_after else None
+def told(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    if error.retry_after:
+        headers = {**(headers or {}), "retry-after": str(error.retry_after)}
     return JSONResponse(error.body, error.status, headers)
 
 
@@ -304,16 +386,15 @@ def sent(told: Object) -> bytes:
 class EventStream(StreamingResponse):
     """A stream of events, which ends the answers behind it whatever becomes of the client."""
 
-    def __init__(self, events: AsyncIterator[bytes], answers: Sequence[TextAnswer]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], over: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        self._answers = answers
+        self._over = over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            for answer in self._answers:
-                answer.leave()
+            self._over()
 
 
 async def collected(answer: TextAnswer) -> TextPiece:
@@ -360,8 +441,8 @@ async def side_by_side(answers: Sequence[TextAnswer], *, whole: bool) -> AsyncIt
             task.cancel()
 
 
-async def unless_left(request: Request, answer: Awaitable[Response]) -> Response:
-    """Await ``answer``, and cancel it if the client goes away meanwhile."""
+async def unless_left(request: Request, answer: Awaitable[R]) -> R:
+    """Await ``answer``, and cancel it if the client goes away meanwhile: ``ClientDisconnect``."""
 
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -385,6 +466,7 @@ class Announced(uvicorn.Server):
     """Serves until a signal comes, and says on standard output when it has begun.
 
     Answers that run then may end within ``drain_seconds``. After these, or at a second signal, they end with an error.
+    A second signal waits for clients that have to read that error for ``HURRIED_SECONDS``, and for nothing else.
     """
 
     def __init__(self, config: uvicorn.Config, server: Server, what: str, lines: Sequence[str]) -> None:
@@ -409,9 +491,19 @@ class Announced(uvicorn.Server):
             late.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._abort_all)
-        super().handle_exit(sig, frame)
+        if self.should_exit and self._loop is not None and not self._server.hurried:
+            self._server.hurried = True
+            self._loop.call_soon_threadsafe(self._hurry)
+        elif not self.should_exit or self._loop is None:
+            super().handle_exit(sig, frame)
+
+    def _hurry(self) -> None:
+        self._abort_all()
+        assert self._loop is not None
+        self._loop.call_later(HURRIED_SECONDS, self._force)
+
+    def _force(self) -> None:
+        self.force_exit = True
 
     def _abort_all(self) -> None:
         self._server.worker.abort_all(ApiError(503, "the server ends before this answer does", code="server_ends"))

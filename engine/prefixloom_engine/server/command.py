@@ -32,9 +32,10 @@ NUMBERS = {
     "drain": (0, 1 << 20),
 }
 """The least and the greatest value of each option that is a whole number."""
-SIZES = ("memory", "host_memory", "max_body")
+SIZES = ("memory", "host_memory", "max_body", "max_bodies")
 LAST_SECONDS = 5
 """How long clients may take to read the error of an answer that the end of the server has cut."""
+MOST_FILES = 1 << 16
 BUILT_IN = "prefixloom-threeway"
 
 
@@ -60,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serving.add_argument("--chunk", default="512", metavar="N", help="tokens of one step (default: 512)")
     serving.add_argument("--speculate", default="0", metavar="N", help="tokens guessed ahead (default: 0)")
     serving.add_argument("--max-body", default="8MiB", metavar="SIZE", help="of a request (default: 8MiB)")
+    serving.add_argument(
+        "--max-bodies", default="256MiB", metavar="SIZE", help="of all requests that are read at once (default: 256MiB)"
+    )
     serving.add_argument(
         "--max-answer", default="2048", metavar="N", help="tokens, if a chat does not say how many (default: 2048)"
     )
@@ -131,6 +135,7 @@ def _serve(settings: ServeSettings) -> int:
     from .access import Access, read_keys
     from .admin import Admin, AttachedStore
     from .app import Announced, Limits, Server, make_app
+    from .connection import Connection
     from .worker import EngineWorker
 
     args, numbers, sizes = settings.args, settings.numbers, settings.sizes
@@ -168,7 +173,9 @@ def _serve(settings: ServeSettings) -> int:
         http.should_exit = True
 
     worker = EngineWorker(make, numbers["max_running"] + numbers["max_queue"], failed, store.close)
-    limits = Limits(sizes["max_body"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"])
+    limits = Limits(
+        sizes["max_body"], sizes["max_bodies"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"]
+    )
     name = args.name or (BUILT_IN if args.model is None else Path(args.model).resolve().name)
     server = Server(worker, tokenizer, access, limits, name, f"fp_{identity.digest[:12]}" if identity else "fp_unknown")
     routes = Admin(server, store).routes()
@@ -180,16 +187,29 @@ def _serve(settings: ServeSettings) -> int:
     http = Announced(
         uvicorn.Config(
             app, host=args.host, port=numbers["port"], log_level="warning", access_log=False, lifespan="on",
-            timeout_graceful_shutdown=numbers["drain"] + LAST_SECONDS, backlog=2048,
+            timeout_graceful_shutdown=numbers["drain"] + LAST_SECONDS, backlog=2048, http=Connection, ws="none",
         ),
         server,
         f"prefixloom serves {name} ({about})",
         [str(line) for line in worker.engine.cache.composition.sizing],
     )  # fmt: skip
+    _allow_many_files()
     http.run()
     for error in failures:
         print(f"prefixloom: {error}", file=sys.stderr)
     return 1 if failures or not http.started else 0
+
+
+def _allow_many_files() -> None:
+    """Each connection is an open file, of which a process often may have 1024 only, if it does not ask for more."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # on Windows there is no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _model(args: argparse.Namespace) -> tuple[Model, Tokenizer, str]:

@@ -16,6 +16,7 @@ import attrs
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -23,7 +24,7 @@ from starlette.routing import Route
 from prefixloom import CacheStats, Explanation, Figure, Path, Window
 
 from .app import Server
-from .protocol import ApiError, ExplainAsked
+from .protocol import ApiError, ExplainAsked, refused
 from .worker import PendingAnswer
 
 FRESH_SECONDS = 0.5
@@ -196,14 +197,13 @@ class Insight:
     async def explain(self, request: Request) -> Response:
         """Why a prompt would hit what it hits now. Whoever is no administrator learns nothing of others."""
         tenant = self.server.tenant(request)
-        if request.method == "GET":
-            asked = ExplainAsked(
-                prompt=request.query_params.get("prompt"), cache_salt=request.query_params.get("cache_salt", "")
-            )
-        else:
-            asked = await self.server.body(request, ExplainAsked)
-        self.server.check_model(asked.model)
-        tokens = await self._tokens(asked)
+        with self.server.memory.share() as share:
+            if request.method == "GET":
+                asked = by_query(request)
+            else:
+                asked = await self.server.body(request, ExplainAsked, share)
+            self.server.check_model(asked.model)
+            tokens = await self._tokens(request, asked)
         whole = tenant.admin or not self.server.access.keys
         name = tenant.namespace_of(asked.cache_salt)
         if asked.namespace is not None:
@@ -218,17 +218,26 @@ class Insight:
         told = await self.server.worker.call(look)
         return JSONResponse((told if whole else told.without_others()).as_dict())
 
-    async def _tokens(self, asked: ExplainAsked) -> list[int]:
+    async def _tokens(self, request: Request, asked: ExplainAsked) -> list[int]:
         if asked.messages is not None:
-            return list((await self.server.chat_prompt(asked)).tokens)
+            return list((await self.server.chat_prompt(request, asked)).tokens)
         prompt = asked.prompt
         if not prompt:
             raise ApiError(400, "give a prompt, or messages", param="prompt")
         if isinstance(prompt, str):
             text = prompt
-            return list(await self.server.text(lambda: self.server.tokenizer.encode(text)))
+            return list(await self.server.text(request, lambda: self.server.tokenizer.encode(text)))
         self.server.check_tokens(prompt, "prompt")
         return list(prompt)
+
+
+def by_query(request: Request) -> ExplainAsked:
+    """What a GET asks."""
+    given = {name: request.query_params[name] for name in ("prompt", "cache_salt") if name in request.query_params}
+    try:
+        return ExplainAsked.model_validate(given)
+    except ValidationError as error:
+        raise refused(error) from None
 
 
 def family_of(figure: Figure) -> Metric:

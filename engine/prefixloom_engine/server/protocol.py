@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 MOST_CHOICES = 128
 MOST_ALTERNATIVES = 20
 MOST_STOPS = 16
+LONGEST_STOP = 1024
 MOST_STOP_TOKENS = 1024
 T = TypeVar("T")
 Several = Annotated[list[T], Field(fail_fast=True)]
@@ -52,7 +53,7 @@ class StreamOptions(Body):
 
 
 class SampledBody(Body):
-    """What chats and completions have in common. The last five are additions to the API, which others have too."""
+    """What chats and completions have in common. The last six are additions to the API, which others have too."""
 
     model: str | None = None
     n: int = Field(1, ge=1, le=MOST_CHOICES)
@@ -68,6 +69,7 @@ class SampledBody(Body):
     user: str | None = None
     cache_salt: str = Field("", max_length=512)
     priority: int = Field(0, ge=-(2**31), lt=2**31)
+    ttl: float | None = Field(None, ge=0, lt=2**31, allow_inf_nan=False)
     ignore_eos: bool = False
     stop_token_ids: Several[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
 
@@ -78,8 +80,8 @@ class SampledBody(Body):
                 raise ValueError(f"{name} is not served by this server: leave it out")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options goes with stream: true alone")
-        if not all(self.stops) or len(self.stops) > MOST_STOPS:
-            raise ValueError(f"stop has at most {MOST_STOPS} strings, none of them empty")
+        if not all(0 < len(stop) <= LONGEST_STOP for stop in self.stops) or len(self.stops) > MOST_STOPS:
+            raise ValueError(f"stop has at most {MOST_STOPS} strings, of 1 to {LONGEST_STOP} characters")
         return self
 
     @property
@@ -189,7 +191,7 @@ class ExplainAsked(TokenizeAsked):
     """``namespace``: an administrator's, in place of the tenant's own."""
 
     prompt: str | Several[int] | None = None  # type: ignore[assignment]
-    cache_salt: str = ""
+    cache_salt: str = Field("", max_length=512)
     namespace: str | None = None
 
 

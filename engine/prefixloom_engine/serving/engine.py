@@ -12,7 +12,7 @@ import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -42,6 +42,7 @@ class Engine:
     ``overlap``      plan a step while the one before runs
     ``speculate``    how many tokens are guessed ahead for requests that do not say; the cache must be composed with at
                      least as much ``max_rewind``
+    ``clock``        seconds, by which the ``ttl`` of requests is counted
     ``guesser``      what makes the guesses (default: the model's draft, if it has one, else ``PromptLookup``)
     """
 
@@ -56,6 +57,7 @@ class Engine:
         overlap: bool = True,
         speculate: int = 0,
         guesser: Guesser | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not isinstance(cache, Cache) or not callable(getattr(model, "bind", None)):
             raise InputError(
@@ -71,7 +73,7 @@ class Engine:
         if guesser is None and getattr(runner, "drafter", None) is None:
             guesser = PromptLookup()
         checked = None if guesser is None else CheckedGuesser(guesser, model.vocabulary)
-        self._scheduler = Scheduler(cache, policy, chunk, max_running, checked)
+        self._scheduler = Scheduler(cache, policy, chunk, max_running, checked, clock)
         self._forward = ForwardStream(runner, cache, max_running, overlap)
         self._in_flight: deque[LaunchedStep] = deque()
         self._streams: dict[Answer, weakref.ref[AnswerStream]] = {}
@@ -79,6 +81,9 @@ class Engine:
         self._identified = model if isinstance(model, Identified) else None
         self._identity: Identity | None = None
         self._jobs_added = 0
+        self._clock = clock
+        self._expires = False
+        """Whether a request ever had a ``ttl``."""
         self._closed = False
         self.forward_seconds = 0.0
 
@@ -98,6 +103,7 @@ class Engine:
         job = Job(answer, self._jobs_added, list(request.tokens), key, namespace, stops, speculate, media)
         job.handover = handed
         self._jobs_added += 1
+        self._expires |= request.ttl is not None
         try:
             with defer_interrupts():
                 self._scheduler.add(job)
@@ -220,6 +226,8 @@ class Engine:
             self._end_dropped()
             if self._identified is not None and self._identified.changed():
                 self._identify()
+            if self._expires:
+                self.cache.expire(self._clock())
             rows = self._scheduler.plan()
             if rows:
                 self._launch(rows)

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import attrs
 
@@ -29,7 +30,7 @@ from prefixloom import Cache, CapacityError, InputError, PluginError, encode
 
 from ..contract.handover import Handover
 from ..contract.model import Span
-from ..contract.requests import Answer, Reason
+from ..contract.requests import Answer, Reason, Request
 from ..forward.jobs import Job, PlannedRow
 from .admission import POLICIES, PageBudget, cached_tokens
 from .guessing import Guesser
@@ -76,10 +77,13 @@ class Scheduler:
     ``guesser``   None where a draft model guesses on the device
     """
 
-    def __init__(self, cache: Cache, policy: str, chunk: int, max_running: int, guesser: Guesser | None) -> None:
+    def __init__(
+        self, cache: Cache, policy: str, chunk: int, max_running: int, guesser: Guesser | None,
+        clock: Callable[[], float],
+    ) -> None:  # fmt: skip
         if policy not in POLICIES:
             raise InputError(f"a policy is one of {', '.join(POLICIES)}, got {policy!r}")
-        self.cache = cache
+        self.cache, self.clock = cache, clock
         self.page, self.lookahead = cache.composition.page, cache.composition.lookahead
         self.chunk = max(chunk // self.page * self.page, self.page)
         self.free_rows = list(range(max_running))[::-1]
@@ -325,7 +329,7 @@ class Scheduler:
         try:
             sequence = self.cache.open(
                 job.key, namespace=job.namespace, leave=1, extra=job.extra, label=request.label,
-                priority=request.priority,
+                priority=request.priority, until=self._until(request),
             )  # fmt: skip
         except CapacityError:
             return False
@@ -346,6 +350,10 @@ class Scheduler:
         if job.restoring is None or job.restoring.over:
             self._finish_restore(job)
         return True
+
+    def _until(self, request: Request) -> float:
+        """When nobody needs any more what a request uses now."""
+        return math.inf if request.ttl is None else self.clock() + request.ttl
 
     @property
     def fetching(self) -> list[Job]:
@@ -445,6 +453,8 @@ class Scheduler:
         if job.sequence is None:
             self.waiting.remove(job)
             return
+        if job.request.ttl is not None and job.sequence.open:
+            job.sequence.until = self._until(job.request)
         if reason in ("length", "stop"):
             job.sequence.close()
         else:

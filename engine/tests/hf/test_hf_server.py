@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from prefixloom import CompositionError, InputError
 from prefixloom_engine.hf import load
-from prefixloom_engine.hf.text import FolderTokenizer, load_tokenizer
+from prefixloom_engine.hf.text import FolderTokenizer, WindowDetokenizer, load_tokenizer
 from prefixloom_engine.server.answers import ChatForm, TextPiece
 from prefixloom_engine.server.protocol import ChatAsked
 from tests.support.servers import RunningServer, serving
@@ -151,6 +151,49 @@ def test_tokens_come_as_whole_characters(folder: Path) -> None:
         assert text == "\ufffd" or not any(piece.endswith("\ufffd") for piece in pieces)
 
 
+def word_pieces() -> PreTrainedTokenizerFast:
+    """Tokens as of SentencePiece: spaces are letters, and what no token has is spelled in bytes."""
+    names = ["<s>", "<|end|>", *[f"<0x{byte:02X}>" for byte in range(256)], *"\u2581abcdehinor", "\u2581a", "\u2581the"]
+    names += ["he", "the"]
+    at = {name: number for number, name in enumerate(names)}
+    merges = [("h", "e"), ("\u2581", "a")]
+    raw = Tokenizer(models.BPE(at, merges, byte_fallback=True, fuse_unk=True))
+    raw.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="<|end|>")
+
+
+@pytest.mark.parametrize("text", ["a häuser 🌧️ ok", "the end", "日本語", " b  c"])
+def test_the_bytes_of_tokens_come_to_the_text(folder: Path, text: str) -> None:
+    """A token may be a part of a character, or begin with a space that decoding it alone would drop."""
+    for made in (load_tokenizer(folder, images=False), FolderTokenizer(word_pieces())):
+        pieces = [made.token_bytes(token) for token in made.encode(text)]
+        assert b"".join(pieces).decode() in (text, f" {text}")  # one of the two puts a space in front
+        assert all(pieces) and len(pieces) > 3
+        assert made.token_bytes(made.encode("<|end|>")[-1]) == b"<|end|>"
+
+
+def test_a_long_run_of_tokens_without_text_costs_the_same_each(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder, images=False)
+    end, decoded = tokenizer.encode("<|end|>"), []
+
+    class Counting(FolderTokenizer):
+        def __init__(self) -> None:
+            pass
+
+        def decode(self, tokens: Any) -> str:
+            decoded.append(len(tokens))
+            return tokenizer.decode(tokens)
+
+    come = WindowDetokenizer(Counting())
+    assert len(end) == 1
+    tokens = [*tokenizer.encode("häu"), *end * 2000, *tokenizer.encode("ser 🌧️")]
+    assert "".join([*map(come.push, tokens), come.end()]) == "häuser 🌧️"
+    assert max(decoded) <= 40
+
+
 def test_no_tokenizer_is_used_by_two_threads_at_once(folder: Path) -> None:
     """One thread makes prompts while the event loop decodes."""
     made, used = PreTrainedTokenizerFast.from_pretrained(folder), []
@@ -159,6 +202,10 @@ def test_no_tokenizer_is_used_by_two_threads_at_once(folder: Path) -> None:
         def __call__(self, text: str) -> Any:
             used.append(("encodes", id(self)))
             return made(text)
+
+        def convert_ids_to_tokens(self, token: int) -> Any:
+            used.append(("decodes", id(self)))
+            return made.convert_ids_to_tokens(token)
 
         def decode(self, tokens: list[int], **options: Any) -> Any:
             used.append(("decodes", id(self)))

@@ -19,7 +19,7 @@ from .view import Cached, Reader, View, contents, free_slots, require
 
 CHECKED = frozenset({
     "open", "grow", "arrive", "append", "fill", "commit", "step", "publish", "rewind", "close", "abort", "evict",
-    "drop_namespace", "flush", "poll", "insert", "lend",
+    "drop_namespace", "flush", "poll", "insert", "lend", "want", "expire",
 })  # fmt: skip
 """After these operations debug mode looks at everything."""
 Lost = dict[str, int]

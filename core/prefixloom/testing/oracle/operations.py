@@ -6,6 +6,7 @@ there are, so that every part of a script is itself a valid script.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -237,7 +238,8 @@ class Operations(SequenceOperations):
         self.remember(namespace, tokens, extra, leave)
         ids = self.ids(namespace, tokens, extra)
         limit = self.model.limit(len(tokens), leave)
-        options = {"namespace": namespace, "leave": leave, "extra": extra, "priority": priority}
+        until = float(salt) if salt % 4 == 3 else math.inf
+        options = {"namespace": namespace, "leave": leave, "extra": extra, "priority": priority, "until": until}
         self.open_sequence(
             list(tokens),
             options,
@@ -270,7 +272,7 @@ class Operations(SequenceOperations):
         try:
             sequence = self.cache.open(what, **options)
         except CapacityError:
-            asked = {name: option for name, option in options.items() if name != "priority"}
+            asked = {name: option for name, option in options.items() if name not in ("priority", "until")}
             with self.cache.lease(self.cache.match(what, **asked) if asked else what) as lease:
                 view = self.view = self.reader.read([*self.anchors(), (namespace, anchor(lease))])
                 states.update({f.name: f.replayed(lease.boundary) for f in self.model.facts if f.replay})
@@ -444,6 +446,18 @@ class Operations(SequenceOperations):
         self.plans = []
         for run in self.running:
             self.expect_refusal("use after flush", ProtocolError, run.sequence.grow, 1)
+
+    def do_want(self, number: int, until: int) -> None:
+        """Say until when what a sequence uses and leaves is wanted; 0: for ever."""
+        run = self.pick(number)
+        if run is not None:
+            run.sequence.until = until or math.inf
+            self.compare("want")
+
+    def do_expire(self, now: int) -> None:
+        """The time comes at which some things are wanted no more: nothing goes by that."""
+        self.cache.expire(now)
+        self.compare("expire")
 
     def do_poll(self) -> None:
         self.cache.poll()

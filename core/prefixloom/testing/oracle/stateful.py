@@ -50,6 +50,8 @@ def arguments(longest: int) -> dict[str, tuple[st.SearchStrategy[Any], ...]]:
         "close": (NUMBER, st.integers(0, 4)),
         "evict": (st.integers(0, 6), st.integers(0, 30)),
         "drop_namespace": (st.sampled_from(NAMESPACES),),
+        "want": (NUMBER, salt),
+        "expire": (salt,),
         "flush": (),
         "poll": (),
         "illegal": (NUMBER, NUMBER),

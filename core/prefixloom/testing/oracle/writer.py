@@ -21,6 +21,12 @@ ARRIVALS = {"beside": 10, "turn": 4, "decode": 3, "evict": 2, "close": 3, "rewin
 CHECKPOINTS = {"tracked": 10, "turn": 3, "decode": 2, "evict": 2, "close": 3, "rewind": 2, "step": 2, "match": 1}
 """The weights of scripts in which requests keep several checkpoints before they publish."""
 
+TIMES = {
+    "turn": 12, "want": 4, "expire": 6, "evict": 6, "close": 6, "decode": 2, "lease": 2, "release": 3, "plan": 1,
+    "open_plan": 2, "rewind": 1, "flush": 0.3, "drop_namespace": 0.5,
+}  # fmt: skip
+"""The weights of scripts in which what is cached is wanted for some time only."""
+
 
 class Writer:
     """Makes scripts from a seed, without looking at any cache.
@@ -212,6 +218,12 @@ class Writer:
 
     def release(self) -> None:
         self.say("release", self.below(4), self.below(3))
+
+    def want(self) -> None:
+        self.say("want", self.below(5), self.below(16))
+
+    def expire(self) -> None:
+        self.say("expire", self.below(16))
 
     def drop_namespace(self) -> None:
         self.say("drop_namespace", NAMESPACES[self.below(2)])

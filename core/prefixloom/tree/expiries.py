@@ -1,0 +1,93 @@
+"""Expiries: until when somebody wants what hangs at each node, and what becomes of it then.
+
+Times are numbers that an engine gives, of a clock that it reads itself: nothing here does. A node is wanted until the
+latest time that was given by a sequence which used it, so at least as long as whatever hangs below it. What nobody
+wants any more is not freed. It is the next to go, until it is used again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+
+from ..errors import InputError
+from .lane import Lane
+from .radix import FOREVER, Node, Tree
+
+NEVER = -math.inf
+"""Until when a node is wanted that no sequence has used yet."""
+
+
+def is_time(given: object) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool) and given > NEVER
+
+
+def check_until(given: object) -> None:
+    if not is_time(given):
+        raise InputError(f"until is a number on the engine's clock, or infinity, got {given!r}")
+
+
+class Expiries:
+    """The nodes that are not wanted for ever, in the order of their times.
+
+    There is none while no sequence gave a time: then all nodes are wanted for ever, and nothing is noted.
+    """
+
+    __slots__ = ("_heap", "_number", "_tree")
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._heap: list[tuple[float, int, Node]] = []
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def want(self, node: Node, until: float) -> None:
+        """Somebody wants ``node``, and with it all that lies above, until then. A root is wanted for ever.
+
+        The same time again is noted again: when it came before, leases may have covered what hangs here.
+        """
+        if node.until > until:
+            return
+        above = node
+        while above.until < until:
+            above.until = until
+            above = above.parent
+        if until < FOREVER:
+            self._note(until, node)
+
+    def _note(self, until: float, node: Node) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, (until, self._number, node))
+        if len(self._heap) > 2 * self._tree.nodes + 64:
+            self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Keep one entry for each node at most: a later one replaces it, and what was unlinked stands for what is
+        left above it.
+        """
+        newest: dict[Node, tuple[float, int, Node]] = {}
+        for until, number, node in self._heap:
+            while node.first is None and node.parent is not None:
+                node = node.parent
+            if node.until == until:
+                newest[node] = (until, number, node)
+        self._heap = sorted(newest.values())
+
+    def expire(self, lanes: Iterable[Lane], now: float) -> None:
+        """What nobody wants any more at ``now`` is the next to go of its component and tier, the deepest first."""
+        heap = self._heap
+        unwanted: set[Node] = set()
+        while heap and heap[0][0] <= now:
+            node = heapq.heappop(heap)[2]
+            while node.until <= now and node not in unwanted:
+                unwanted.add(node)
+                node = node.parent
+        for node in sorted(unwanted, key=lambda node: node.end):
+            for lane in lanes:
+                cell = node.cells[lane.index]
+                if cell is not None and cell.next is not None:
+                    lane.queue.remove(cell)
+                    lane.queue.add_first(cell)

@@ -1,0 +1,214 @@
+"""Images over HTTP, through the processor of a model's folder: answered as without a server, and cached by pixels."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5.23", reason="the extra hf is not installed")
+pytest.importorskip("PIL", reason="Pillow is not installed: it is part of the extra images")
+
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    CLIPImageProcessorPil,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+
+from prefixloom_engine.hf import load
+from prefixloom_engine.hf.text import MOST_PIXELS, load_tokenizer
+from prefixloom_engine.server.app import Limits
+from tests.server.test_server_clients import eventually
+from tests.support.hf_images import CONFIGS, PATCH, PIXELS
+from tests.support.servers import RunningServer, serving
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+    "{% if c.type == 'image' %}<image>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}<|end|>{% endfor %}"
+    "<assistant>"
+)
+BEFORE, BEHIND = "Look at this picture, please: ", " What do you see there, and what do you not see?"
+PLACES = (PIXELS // PATCH) ** 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llava of random weights whose tokens are bytes, with the processor of its images."""
+    path = tmp_path_factory.mktemp("model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE({each: at for at, each in enumerate(alphabet)}, []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<|end|>", additional_special_tokens=["<image>"]
+    )
+    LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(size={"shortest_edge": PIXELS}, crop_size=PIXELS),
+        tokenizer=tokenizer, patch_size=PATCH, vision_feature_select_strategy="default", chat_template=TEMPLATE,
+        num_additional_image_tokens=1,
+    ).save_pretrained(path)  # fmt: skip
+    torch.manual_seed(0)
+    facts = CONFIGS["llava"]
+    config = AutoConfig.for_model(
+        "llava", **{**facts, "text_config": {**facts["text_config"], "vocab_size": len(tokenizer)}},
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"), eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    model = AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.2)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[RunningServer]:
+    model = load(folder, dtype="float64")
+    limits = Limits(bodies=1 << 20)
+    with serving(model, load_tokenizer(folder, images=True), capacity={"full": 2048}, limits=limits) as running:
+        yield running
+
+
+def drawn(seed: int) -> Image.Image:
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randint(0, 256, (20, 30, 3), generator=generator, dtype=torch.uint8)
+    return Image.frombytes("RGB", (30, 20), bytes(data.flatten().tolist()))
+
+
+def url(image: Image.Image, kind: str = "png") -> str:
+    file = io.BytesIO()
+    image.save(file, kind)
+    return data_url(file.getvalue(), kind)
+
+
+def data_url(data: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def asked(*urls: str, count: int = 12) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": each}} for each in urls]
+    content = [{"type": "text", "text": BEFORE}, *parts, {"type": "text", "text": BEHIND}]
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": count, "temperature": 0, "logprobs": True}
+
+
+Said = list[tuple[bytes, float]]
+"""The tokens of an answer with their log-probabilities."""
+
+
+def alone(server: RunningServer, folder: Path, *images: Image.Image, count: int = 12) -> Said:
+    """What transformers' own ``generate`` answers, with the same processor."""
+    tokenizer = load_tokenizer(folder, images=True)
+    body = asked(*map(url, images))
+    prompt = tokenizer.chat(body["messages"], [], {})
+    model: Any = server.server.worker.engine.model
+    ids = torch.tensor([prompt.tokens])
+    pixels = torch.as_tensor(prompt.inputs["pixel_values"]).to(torch.float64)
+    with torch.no_grad():
+        told = model.model.generate(
+            input_ids=ids, pixel_values=pixels, max_new_tokens=count, do_sample=False, output_logits=True,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+    tokens = told.sequences[0, ids.shape[1] :].tolist()
+    scores = [logits[0].log_softmax(-1) for logits in told.logits]
+    return [(tokenizer.token_bytes(token), float(row[token])) for token, row in zip(tokens, scores, strict=True)]
+
+
+def same(said: Said, right: Said) -> bool:
+    return [text for text, _ in said] == [text for text, _ in right] and all(
+        abs(mine - theirs) < 1e-4 for (_, mine), (_, theirs) in zip(said, right, strict=True)
+    )
+
+
+def test_images_are_answered_as_without_a_server_and_hit_by_their_pixels(server: RunningServer, folder: Path) -> None:
+    one, other = drawn(1), drawn(2)
+    start = len(f"<user>{BEFORE}")
+    whole = start + PLACES + len(BEHIND) + 1 + len("<assistant>")
+    with server.client() as client:
+
+        def ask(*urls: str) -> tuple[Said, int]:
+            told = client.post("/v1/chat/completions", json=asked(*urls)).json()
+            assert told["usage"]["prompt_tokens"] == whole + PLACES * (len(urls) - 1)
+            (choice,) = told["choices"]
+            said = [(bytes(info["bytes"]), info["logprob"]) for info in choice["logprobs"]["content"]]
+            return said, told["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        right, wrong = alone(server, folder, one), alone(server, folder, other)
+        assert not same(right, wrong)
+        first, hit = ask(url(one))
+        assert same(first, right) and hit == 0
+        for kind in ("png", "bmp"):  # the pixels count, and not their format
+            again, hit = ask(url(one, kind))
+            assert same(again, right) and hit == (whole - 1) // 16 * 16
+        second, hit = ask(url(other))
+        assert same(second, wrong)
+        assert hit == start // 16 * 16, "of another image only what stands before it hits"
+        both, hit = ask(url(one), url(other))
+        assert same(both, alone(server, folder, one, other))
+        assert hit == (start + PLACES) // 16 * 16
+    assert server.server.memory.used == 0
+
+
+def huge(width: int, height: int) -> bytes:
+    """A few bytes that say they are a large image, and are one as far as they go."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("urls", "says"),
+    [
+        (["http://localhost/x.png"], "the server fetches nothing"),
+        (["data:image/png,abc"], "cannot be read: it is not in base64"),
+        (["data:image/png;base64,&&&&"], "cannot be read"),
+        ([data_url(b"no image at all")], "cannot be read"),
+        ([url(drawn(1))[:200]], "cannot be read"),
+        ([data_url(huge(30_000, 30_000))], "cannot be read"),
+        ([data_url(huge(9000, 9000))], f"the images of a request have {MOST_PIXELS} together at most"),
+        ([data_url(huge(5000, 5000)[:60])], "cannot be read"),
+    ],
+    ids=["address", "text", "base64", "words", "cut", "gigapixel", "large", "large and cut"],
+)
+def test_an_image_that_cannot_be_read_is_refused(server: RunningServer, urls: list[str], says: str) -> None:
+    with server.client() as client:
+        told = client.post("/v1/chat/completions", json=asked(*urls))
+        assert told.status_code == 400, told.text
+        assert says in told.json()["error"]["message"]
+
+
+def test_the_images_of_a_request_are_bounded_together(server: RunningServer) -> None:
+    blank = url(Image.new("1", (5000, 4000)))
+    with server.client() as client:
+        told = client.post("/v1/chat/completions", json=asked(*[blank] * 3))
+        assert told.status_code == 400
+        assert "has an image of 20000000 pixels" in told.json()["error"]["message"]
+
+
+def test_what_images_become_counts_until_they_are_answered(server: RunningServer) -> None:
+    """Each of them is small as a file, and large as what the model computes."""
+    with server.client() as client:
+        body = {**asked(*[url(drawn(1))] * 40), "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as first:
+            assert first.status_code == 200
+            held = server.server.memory.used
+            assert held == 40 * 3 * PIXELS**2 * 4
+            server.server.memory.most = held + len(json.dumps(body)) + 1000
+            refused = client.post("/v1/chat/completions", json=body)
+            assert refused.json()["error"]["code"] == "too_many_bodies"
+            server.server.memory.most = 1 << 20
+    eventually(lambda: server.server.memory.used == 0 and server.server.worker.load == 0)
