@@ -175,7 +175,7 @@ def build_draft_decode_metadata_cpu(
 
 
 def fill_bonus_tokens_cpu(accepted: Tensor, lengths: Tensor, bonus: Tensor, width: int) -> None:
-    bonus.copy_(accepted[torch.arange(len(lengths)) * width + lengths.long() - 1])
+    bonus.copy_(accepted.flatten()[torch.arange(len(lengths)) * width + lengths.long() - 1])
 
 
 def fill_accept_out_cache_loc_cpu(accept_index: Tensor, slots: Tensor, accepted: Tensor, size: int = 0) -> None:
