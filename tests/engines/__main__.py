@@ -47,7 +47,7 @@ def comparison(bench: Bench, shared: Mapping[str, Any], modes: Sequence[str], la
         begun = time.monotonic()
         settings = {"PREFIXLOOM_DEBUG": "1" if "prefixloom" in mode else "0"}
         if bench.engine == "sglang":
-            settings |= {"SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1"}
+            settings |= {"SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
         else:
             settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         try:

@@ -308,6 +308,12 @@ def rms_norm_gated(
     return (normed * gated).to(x.dtype)
 
 
+def gate_shared_expert(inputs: Tensor, weight: Tensor, shared: Tensor, result: Tensor, *, do_add: bool) -> None:
+    """The expert that all tokens share, gated, to what the other experts say."""
+    gated = (inputs.float() @ weight.float()).sigmoid().unsqueeze(1) * shared.float()
+    result.copy_(gated + result.float() if do_add else gated)
+
+
 def track_states(
     conv: Tensor, states: Tensor, sources: Tensor, mask: Tensor, targets: Tensor, batch: int,
     check_freed_slots: bool = False,
@@ -343,6 +349,13 @@ def place() -> None:
             replace(library, kernel)
     for kernel in OPERATORS:
         setattr(torch.ops.sgl_kernel, kernel.__name__, kernel)
+    from sglang.kernels.ops.attention.fla import fused_norm_gate
+    from sglang.kernels.ops.elementwise import elementwise
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend
+
+    fused_norm_gate.rms_norm_gated = rms_norm_gated
+    elementwise._launch_fused_gate_sigmoid_mul = gate_shared_expert
+    hybrid_linear_attn_backend.track_mamba_states_all_layers = track_states
 
 
 def replace(library: Any, kernel: Callable[..., Any]) -> None:
@@ -355,12 +368,3 @@ def replace(library: Any, kernel: Callable[..., Any]) -> None:
         for name, value in list(vars(module).items()):
             if value is before:
                 setattr(module, name, kernel)
-
-
-def place_states() -> None:
-    """Put the kernels that SGLang has in Triton alone in place, once a model with states is loaded."""
-    from sglang.kernels.ops.attention.fla import fused_norm_gate
-    from sglang.srt.layers.attention import hybrid_linear_attn_backend
-
-    fused_norm_gate.rms_norm_gated = rms_norm_gated
-    hybrid_linear_attn_backend.track_mamba_states_all_layers = track_states

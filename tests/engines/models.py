@@ -69,11 +69,13 @@ def qwen3_next() -> Any:
     """Gated delta-net states in three layers of four, full attention in the fourth."""
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
-    return Qwen3NextForCausalLM, Qwen3NextConfig(
+    config = Qwen3NextConfig(
         **COMMON, **BESIDE_STATES, num_hidden_layers=4, linear_num_key_heads=1, linear_num_value_heads=2,
         linear_key_head_dim=128, linear_value_head_dim=128, num_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=64, shared_expert_intermediate_size=64, mlp_only_layers=[],
     )  # fmt: skip
+    config.full_attention_interval = 4  # SGLang reads this in place of the kinds of layers
+    return Qwen3NextForCausalLM, config
 
 
 def qwen3_5() -> Any:

@@ -105,6 +105,7 @@ def main() -> None:
             answer["drafts"] = drafts.get(answer["name"], {})
     time.sleep(2)  # idle: the scheduler checks its pools
     ask([[9, 10, 11]], [1])  # it still lives, so they add up
+    time.sleep(1)  # SGLang forgets nothing in the round in which it has answered
     flushed = bool(engine.flush_cache().success)
     time.sleep(2)
     ask([[9, 10, 11]], [1])
