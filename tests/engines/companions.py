@@ -24,6 +24,8 @@ PROJECTIONS = {
     "o_proj": (QUERIES, HIDDEN),
 }
 """The matrices of attention: what they take, and what they give."""
+SOME = 0.5
+"""How much of what a draft model says comes from elsewhere than the next token."""
 
 
 def matrix(generator: Any, inputs: int, outputs: int, gain: float = 1.0) -> Any:
@@ -56,22 +58,22 @@ def adapter(folder: Path, seed: int) -> None:
 def draft(folder: Path, seed: int) -> None:
     """One layer of a Llama over the model's hidden state and the next token's embedding, as EAGLE has it.
 
-    Embeddings and the head are the model's own.
+    Embeddings and the head are the model's own. Most of what it says comes from the next token's embedding, as it is in
+    the model itself, so that some of its drafts are taken. The rest is its memory, so that it shows when that is wrong.
     """
     import torch
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(seed)
     inner = COMMON["intermediate_size"]
-    weights = {"fc.weight": matrix(generator, 2 * HIDDEN, HIDDEN), "fc.bias": torch.zeros(HIDDEN)}
+    both = torch.cat([torch.eye(HIDDEN), matrix(generator, HIDDEN, HIDDEN, SOME)], dim=1)
+    weights = {"fc.weight": both, "fc.bias": torch.zeros(HIDDEN)}
     for name, (inputs, outputs) in PROJECTIONS.items():
-        weights[f"layers.0.self_attn.{name}.weight"] = matrix(generator, inputs, outputs)
-    for name, (inputs, outputs) in {
-        "gate_proj": (HIDDEN, inner),
-        "up_proj": (HIDDEN, inner),
-        "down_proj": (inner, HIDDEN),
-    }.items():
-        weights[f"layers.0.mlp.{name}.weight"] = matrix(generator, inputs, outputs)
+        gain = SOME if name == "o_proj" else 1.0
+        weights[f"layers.0.self_attn.{name}.weight"] = matrix(generator, inputs, outputs, gain)
+    layer = {"gate_proj": (HIDDEN, inner, 1.0), "up_proj": (HIDDEN, inner, 1.0), "down_proj": (inner, HIDDEN, SOME)}
+    for name, (inputs, outputs, gain) in layer.items():
+        weights[f"layers.0.mlp.{name}.weight"] = matrix(generator, inputs, outputs, gain)
     weights["layers.0.post_attention_layernorm.weight"] = torch.ones(HIDDEN)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = {**COMMON, **ATTENTION, "model_type": "llama", "architectures": ["LlamaForCausalLMEagle"],

@@ -6,7 +6,8 @@ reads through the table as well.
 
 Its LoRA adapters pin the host's memory, for copies to a GPU, which torch refuses where there is none. Here nothing is
 pinned. Speculation and states need kernels that its library for CPUs has, and ``kernels_sglang`` has them in torch:
-SGLang's attention backend for CPUs, ``intel_amx``, then runs without that library.
+SGLang's attention backend for CPUs, ``intel_amx``, then runs without that library. They give states after each chunk,
+too, so SGLang may be asked for its extra buffer of states, which it has on GPUs alone.
 
 Nothing else of SGLang is changed: pools, allocators, scheduler and caches are its own.
 
@@ -27,6 +28,7 @@ TABLE = 4
 
 
 def register() -> None:
+    from sglang.srt.arg_groups import mamba_hook
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.runtime_context import override_platform
 
@@ -36,6 +38,7 @@ def register() -> None:
     torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
     kernels_sglang.place()
     override_platform(has_amx=True).install()  # whoever asks for ``intel_amx`` gets it
+    mamba_hook._platform_supports_mamba_cache_extra_buffer = lambda: True
 
 
 def unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
