@@ -18,7 +18,7 @@ from tests.engines.theirs_sglang import theirs_of_sglang
 from tests.engines.verdict import cached, compare, judge
 from tests.engines.worlds import WAYS
 
-PAGES = {"sglang": {}, "vllm": {"qwen3_next": 64, "qwen3_5": 64}}
+PAGES = {"sglang": {}, "vllm": {"qwen3_next": 64, "qwen3_next_slow": 64, "qwen3_5": 64}}
 """Tokens of a page or block. vLLM rounds them up where a state is larger than a block, so they are given as it says."""
 USUAL_PAGE = {"sglang": 1, "vllm": 32}
 MODES = ("off", "off again", "off once more", "own", "prefixloom", "spoiled own", "spoiled prefixloom")

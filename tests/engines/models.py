@@ -78,6 +78,11 @@ def qwen3_next() -> Any:
     return Qwen3NextForCausalLM, config
 
 
+def qwen3_next_slow() -> Any:
+    """The same with states that remember some fifty tokens, where those of ``qwen3_next`` forget at once."""
+    return qwen3_next()
+
+
 def qwen3_5() -> Any:
     """Gated delta-net states in three layers of four, dense."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
@@ -151,9 +156,14 @@ def jamba() -> Any:
 
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": llama, "gemma3": gemma3, "cohere2": cohere2, "gpt_oss": gpt_oss, "qwen3_next": qwen3_next,
+    "qwen3_next_slow": qwen3_next_slow,
     "qwen3_5": qwen3_5, "mamba2": mamba2, "bamba": bamba, "falcon_h1": falcon_h1, "jamba": jamba,
     "granite_hybrid": granite_hybrid, "lfm2": lfm2,
 }  # fmt: skip
+
+
+SLOW = {"qwen3_next_slow": 0.02}
+"""How much of a state is forgotten with each token, about."""
 
 
 def embedding_size(model: Any) -> float:
@@ -187,6 +197,15 @@ def strengthen(model: Any, seed: int) -> None:
             weight.copy_(torch.randn(weight.shape, generator=generator) * gain / math.sqrt(fan_in))
 
 
+def slow_down(model: Any, rate: float) -> None:
+    import torch
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("A_log"):
+                weight.fill_(math.log(rate))
+
+
 def save(name: str, folder: Path, seed: int = 20261125) -> None:
     import torch
 
@@ -195,6 +214,8 @@ def save(name: str, folder: Path, seed: int = 20261125) -> None:
     config.dtype = torch.float32
     model = kind(config).to(torch.float32)
     strengthen(model, seed)
+    if name in SLOW:
+        slow_down(model, SLOW[name])
     model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
     assert written["architectures"], written

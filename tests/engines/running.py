@@ -158,10 +158,10 @@ class Bench:
 
 PLUGINS = {"sglang": "sglang.srt.plugins", "vllm": "vllm.general_plugins"}
 """The group of entry points that each engine runs in all of its processes."""
-GROUPS = {"llama": 1, "gemma3": 3, "cohere2": 4, "gpt_oss": 2, "qwen3_next": 4, "qwen3_5": 4, "mamba2": 1, "bamba": 4,
-          "falcon_h1": 2, "jamba": 4, "granite_hybrid": 4, "lfm2": 3}  # fmt: skip
+GROUPS = {"llama": 1, "gemma3": 3, "cohere2": 4, "gpt_oss": 2, "qwen3_next": 4, "qwen3_next_slow": 4, "qwen3_5": 4,
+          "mamba2": 1, "bamba": 4, "falcon_h1": 2, "jamba": 4, "granite_hybrid": 4, "lfm2": 3}  # fmt: skip
 """How many groups vLLM makes of a model's layers: a block holds content of one group."""
-BFLOAT16 = ("qwen3_next", "qwen3_5")
+BFLOAT16 = ("qwen3_next", "qwen3_next_slow", "qwen3_5")
 """Models whose states vLLM's kernels for a CPU take in this type alone. All others run in float32."""
 SPARE = 64
 """Tokens that a pool has at least beyond the longest request."""

@@ -26,9 +26,7 @@ def test_the_delta_rule_is_that_of_transformers_from_any_state_on() -> None:
     pool = made(6, VALUE_HEADS, WIDTH, WIDTH)
     before = pool.clone()
     stays, enters = kernels.fused_gdn_gating_cpu(decay, a, b, bias)
-    found, last, chunks = kernels.chunk_gated_delta_rule_cpu(
-        q, k, v, stays, enters, pool, torch.tensor(slots), bounds
-    )
+    found, last, chunks = kernels.chunk_gated_delta_rule_cpu(q, k, v, stays, enters, pool, torch.tensor(slots), bounds)
     for i, slot in enumerate(slots):
         part = slice(int(bounds[i]), int(bounds[i + 1]))
         wanted, state = transformers.torch_recurrent_gated_delta_rule(
@@ -89,9 +87,7 @@ def test_drafts_are_linked_and_followed_as_a_tree() -> None:
     ]  # fmt: skip
     says = torch.tensor([[7, 0, 9, 0, 5]])  # the model follows token 0 by 7, token 2 by 9, token 4 by 5
     predicts, taken, count = torch.zeros(5, dtype=torch.int), torch.full((1, 3), -1), torch.zeros(1, dtype=torch.int)
-    kernels.verify_tree_greedy_cpu(
-        predicts, taken, count, torch.tensor([[1, 6, 7, 8, 9]]), index, child, sibling, says
-    )
+    kernels.verify_tree_greedy_cpu(predicts, taken, count, torch.tensor([[1, 6, 7, 8, 9]]), index, child, sibling, says)
     assert (taken.tolist(), count.tolist()) == ([[0, 2, 4]], [2])
     assert [int(predicts[at]) for at in (0, 2, 4)] == [7, 9, 5]
 
