@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if killed(bench, shared, f"{label} killed") else 1
     if told.verb == "restart":
         return 0 if restart(bench, shared, f"{label} restart") else 1
-    controls = (BLIND,) if told.engine == "sglang" and (told.apart != "none" or told.draft) else ()
+    controls = (BLIND,) if told.apart != "none" or told.draft else ()
     modes = told.modes.split(",") if told.modes else (*MODES, *controls)
     return 0 if comparison(bench, shared, modes, label) else 1
 
