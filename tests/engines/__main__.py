@@ -16,11 +16,14 @@ from tests.engines.running import Bench, Failed, scene
 from tests.engines.theirs import theirs
 from tests.engines.theirs_sglang import theirs_of_sglang
 from tests.engines.verdict import cached, compare, judge
+from tests.engines.worlds import WAYS
 
-PAGES = {"sglang": {}, "vllm": {"qwen3_next": 64, "qwen3_5": 64}}
+PAGES = {"sglang": {}, "vllm": {"qwen3_next": 64, "qwen3_next_slow": 64, "qwen3_5": 64}}
 """Tokens of a page or block. vLLM rounds them up where a state is larger than a block, so they are given as it says."""
 USUAL_PAGE = {"sglang": 1, "vllm": 32}
 MODES = ("off", "off again", "off once more", "own", "prefixloom", "spoiled own", "spoiled prefixloom")
+BLIND = "blind prefixloom"
+"""A control: the cache does not see what keeps requests apart, or what a draft model adds to a token's key."""
 CHUNKS = {"off again": 2, "off once more": 4}
 """How many times smaller chunks are: sums then run in another order, as a hit makes them do."""
 HOST = {"memory": "64MiB"}
@@ -29,8 +32,9 @@ HOST = {"memory": "64MiB"}
 
 def options_of(mode: str, shared: Mapping[str, Any]) -> dict[str, Any]:
     """A mode of a run, as its child is told."""
-    told = {**shared, "mode": mode.split()[-1] if mode.startswith("spoiled") else mode.split()[0]}
-    told["spoil"] = mode.startswith("spoiled")
+    first, last = mode.split()[0], mode.split()[-1]
+    told = {**shared, "mode": last if first in ("spoiled", "blind") else first}
+    told["spoil"], told["blind"] = first == "spoiled", first == "blind"
     told["chunk"] = shared["chunk"] // CHUNKS.get(mode, 1)
     return told
 
@@ -43,7 +47,7 @@ def comparison(bench: Bench, shared: Mapping[str, Any], modes: Sequence[str], la
         begun = time.monotonic()
         settings = {"PREFIXLOOM_DEBUG": "1" if "prefixloom" in mode else "0"}
         if bench.engine == "sglang":
-            settings |= {"SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1"}
+            settings |= {"SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
         else:
             settings |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         try:
@@ -148,7 +152,9 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--page", type=int)
         each.add_argument("--no-overlap", action="store_true")
         each.add_argument("--dtype")
-        each.add_argument("--modes", default=",".join(MODES))
+        each.add_argument("--modes")
+        each.add_argument("--apart", choices=WAYS, default="none", help="what keeps requests apart")
+        each.add_argument("--draft", action="store_true", help="with a draft model (EAGLE), in SGLang")
         each.add_argument("--extra", type=json.loads, default={}, help="more arguments of the engine, as JSON")
         each.add_argument("--connector", type=json.loads, default=HOST, help="kv_connector_extra_config, as JSON")
     return made
@@ -164,7 +170,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def shared_of(bench: Bench, model: str, requests: int) -> dict[str, Any]:
         page = told.page or PAGES[bench.engine].get(model, USUAL_PAGE[bench.engine])
-        made = scene(bench, model, requests, told.seed, told.fraction, page, not told.no_overlap, told.dtype)
+        made = scene(
+            bench,
+            model,
+            requests,
+            told.seed,
+            told.fraction,
+            page,
+            not told.no_overlap,
+            told.dtype,
+            told.apart,
+            told.draft,
+        )
         return {**made, "extra": told.extra, "connector": told.connector}
 
     if told.verb == "short":
@@ -184,12 +201,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(lines))
         return 0 if enough else 1
     shared = shared_of(bench, told.model, told.requests)
-    label = f"{told.engine} {told.model} {told.requests}"
+    label = f"{told.engine} {told.model} {told.requests}{' draft' if told.draft else ''}"
+    label += f" {told.apart}" if told.apart != "none" else ""
     if told.verb == "killed":
         return 0 if killed(bench, shared, f"{label} killed") else 1
     if told.verb == "restart":
         return 0 if restart(bench, shared, f"{label} restart") else 1
-    return 0 if comparison(bench, shared, told.modes.split(","), label) else 1
+    controls = (BLIND,) if told.apart != "none" or told.draft else ()
+    modes = told.modes.split(",") if told.modes else (*MODES, *controls)
+    return 0 if comparison(bench, shared, modes, label) else 1
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from tests.engines.traffic import Traffic
+from tests.engines.traffic import Traffic, Turn
 
 
 @attrs.frozen
@@ -25,7 +25,7 @@ class Answer:
     """How many tokens of the prompt the engine says it did not compute."""
 
 
-Generate = Callable[[Sequence[Sequence[int]], Sequence[int]], list[Answer]]
+Generate = Callable[[Sequence[Turn]], list[Answer]]
 
 
 def drive(told: dict[str, Any], generate: Generate) -> dict[str, Any]:
@@ -35,10 +35,11 @@ def drive(told: dict[str, Any], generate: Generate) -> dict[str, Any]:
     answers = []
     begun = time.monotonic()
     for turns in traffic.waves():
-        got = generate([turn.prompt for turn in turns], [turn.answer_length for turn in turns])
+        got = generate(turns)
         for turn, answer in zip(turns, got, strict=True):
             Traffic.answered(turn, answer.tokens)
-            answers.append({"name": turn.name, "prompt": list(turn.prompt), **attrs.asdict(answer)})
+            about = {"name": turn.name, "wave": turn.wave, "world": turn.conversation.world}
+            answers.append({**about, "prompt": list(turn.prompt), **attrs.asdict(answer)})
         with progress.open("a") as file:
             file.write(f"{len(answers)}\n")
     return {"answers": answers, "seconds": time.monotonic() - begun}

@@ -69,11 +69,18 @@ def qwen3_next() -> Any:
     """Gated delta-net states in three layers of four, full attention in the fourth."""
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
-    return Qwen3NextForCausalLM, Qwen3NextConfig(
+    config = Qwen3NextConfig(
         **COMMON, **BESIDE_STATES, num_hidden_layers=4, linear_num_key_heads=1, linear_num_value_heads=2,
         linear_key_head_dim=128, linear_value_head_dim=128, num_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=64, shared_expert_intermediate_size=64, mlp_only_layers=[],
     )  # fmt: skip
+    config.full_attention_interval = 4  # SGLang reads this in place of the kinds of layers
+    return Qwen3NextForCausalLM, config
+
+
+def qwen3_next_slow() -> Any:
+    """The same with states that remember some fifty tokens, where those of ``qwen3_next`` forget at once."""
+    return qwen3_next()
 
 
 def qwen3_5() -> Any:
@@ -149,9 +156,14 @@ def jamba() -> Any:
 
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": llama, "gemma3": gemma3, "cohere2": cohere2, "gpt_oss": gpt_oss, "qwen3_next": qwen3_next,
+    "qwen3_next_slow": qwen3_next_slow,
     "qwen3_5": qwen3_5, "mamba2": mamba2, "bamba": bamba, "falcon_h1": falcon_h1, "jamba": jamba,
     "granite_hybrid": granite_hybrid, "lfm2": lfm2,
 }  # fmt: skip
+
+
+SLOW = {"qwen3_next_slow": 0.02}
+"""How much of a state is forgotten with each token, about."""
 
 
 def embedding_size(model: Any) -> float:
@@ -185,6 +197,15 @@ def strengthen(model: Any, seed: int) -> None:
             weight.copy_(torch.randn(weight.shape, generator=generator) * gain / math.sqrt(fan_in))
 
 
+def slow_down(model: Any, rate: float) -> None:
+    import torch
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("A_log"):
+                weight.fill_(math.log(rate))
+
+
 def save(name: str, folder: Path, seed: int = 20261125) -> None:
     import torch
 
@@ -193,6 +214,8 @@ def save(name: str, folder: Path, seed: int = 20261125) -> None:
     config.dtype = torch.float32
     model = kind(config).to(torch.float32)
     strengthen(model, seed)
+    if name in SLOW:
+        slow_down(model, SLOW[name])
     model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
     assert written["architectures"], written

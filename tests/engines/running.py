@@ -16,6 +16,7 @@ from tests.engines.environment import RELEASES, ROOT, build
 from tests.engines.environment import variables as variables_of
 from tests.engines.models import MODELS
 from tests.engines.traffic import Traffic, sizes
+from tests.engines.worlds import ADAPTERS, WAYS
 
 LONGEST_RUN = 3600.0
 
@@ -41,9 +42,16 @@ class Bench:
     def model(self, name: str) -> Path:
         """The checkpoint of a tiny model, made once."""
         assert name in MODELS, f"no such model: {name}. There are {', '.join(MODELS)}"
-        folder = self.folder / "models" / name
-        if not (folder / "config.json").exists():
-            command = [str(self.python), "-m", "tests.engines.models", name, str(folder)]
+        return self._made("models", name)
+
+    def companion(self, name: str) -> Path:
+        """A draft model or an adapter for the tiny Llama, made once."""
+        return self._made("companions", name)
+
+    def _made(self, module: str, name: str) -> Path:
+        folder = self.folder / module / name
+        if not any(folder.glob("*config.json")):
+            command = [str(self.python), "-m", f"tests.engines.{module}", name, str(folder)]
             subprocess.run(command, check=True, cwd=ROOT, env=self.variables({}), stdin=subprocess.DEVNULL)
         return folder
 
@@ -67,6 +75,12 @@ class Bench:
         if told["spoil"]:
             plugins.append(f"spoil_{self.engine}")
             own["SPOIL"] = told["mode"]
+        if told["blind"]:
+            plugins.append(f"blind_{self.engine}")
+        if told["draft"]:
+            plugins.append("drafts_sglang")
+            own["DRAFTS"] = str(files / "drafts")
+            (files / "drafts").unlink(missing_ok=True)
         own["PYTHONPATH"] = str(self._entries(files, plugins))
         module = f"tests.engines.{child_module or f'serve_{self.engine}'}"
         with log.open("w") as output:
@@ -144,25 +158,31 @@ class Bench:
 
 PLUGINS = {"sglang": "sglang.srt.plugins", "vllm": "vllm.general_plugins"}
 """The group of entry points that each engine runs in all of its processes."""
-GROUPS = {"llama": 1, "gemma3": 3, "cohere2": 4, "gpt_oss": 2, "qwen3_next": 4, "qwen3_5": 4, "mamba2": 1, "bamba": 4,
-          "falcon_h1": 2, "jamba": 4, "granite_hybrid": 4, "lfm2": 3}  # fmt: skip
+GROUPS = {"llama": 1, "gemma3": 3, "cohere2": 4, "gpt_oss": 2, "qwen3_next": 4, "qwen3_next_slow": 4, "qwen3_5": 4,
+          "mamba2": 1, "bamba": 4, "falcon_h1": 2, "jamba": 4, "granite_hybrid": 4, "lfm2": 3}  # fmt: skip
 """How many groups vLLM makes of a model's layers: a block holds content of one group."""
-BFLOAT16 = ("qwen3_next", "qwen3_5")
+BFLOAT16 = ("qwen3_next", "qwen3_next_slow", "qwen3_5")
 """Models whose states vLLM's kernels for a CPU take in this type alone. All others run in float32."""
 SPARE = 64
 """Tokens that a pool has at least beyond the longest request."""
 
 
 def scene(
-    bench: Bench, model: str, requests: int, seed: int, fraction: float, page: int, overlap: bool, dtype: str | None
-) -> dict[str, Any]:
-    """What all runs of one comparison share: model, traffic, and pools for a fraction of what the traffic needs."""
-    traffic = {"requests": requests, "seed": seed, "wave": 8}
-    needed, longest = sizes(Traffic(requests, seed, 8))
+    bench: Bench, model: str, requests: int, seed: int, fraction: float, page: int, overlap: bool, dtype: str | None,
+    apart: str = "none", draft: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """What all runs of one comparison share: model, traffic, and pools for a fraction of what the traffic needs.
+
+    ``apart``: what keeps requests apart, of ``worlds.WAYS``. ``draft``: whether a draft model runs beside the model.
+    """
+    traffic = {"requests": requests, "seed": seed, "wave": 8, "worlds": WAYS[apart]}
+    needed, longest = sizes(Traffic(requests, seed, 8, WAYS[apart]))
+    named = [name for name in ADAPTERS if name] if apart == "adapters" else []
     tokens = max(int(needed * fraction), longest + SPARE)
     return {
         "model": str(bench.model(model)), "traffic": traffic, "needed": needed, "tokens": tokens, "page": page,
         "longest": longest + SPARE, "blocks": -(-tokens // page) * GROUPS[model], "chunk": 256, "overlap": overlap,
         "dtype": dtype or ("bfloat16" if model in BFLOAT16 else "float32"), "extra": {}, "connector": {},
-        "spoil": False,
+        "spoil": False, "blind": False, "draft": str(bench.companion("draft")) if draft else None,
+        "adapters": {name: str(bench.companion(f"adapter-{name}")) for name in named},
     }  # fmt: skip

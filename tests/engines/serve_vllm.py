@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.engines.companions import RANK
 from tests.engines.driving import Answer, drive, finish, margin
+from tests.engines.traffic import Turn
+from tests.engines.worlds import ADAPTERS
 
 FIXED: dict[str, Any] = {
     "enforce_eager": True, "skip_tokenizer_init": True, "disable_log_stats": False, "seed": 1, "max_logprobs": 4,
@@ -25,6 +28,8 @@ def options(told: dict[str, Any]) -> dict[str, Any]:
         max_model_len=told["longest"], max_num_batched_tokens=told["chunk"], max_num_seqs=told["traffic"]["wave"],
         enable_prefix_caching=told["mode"] != "off", block_size=told["page"], **told["extra"],
     )  # fmt: skip
+    if told["adapters"]:
+        chosen |= {"enable_lora": True, "max_loras": len(ADAPTERS), "max_lora_rank": RANK}
     if told["mode"] == "prefixloom":
         chosen["kv_transfer_config"] = {
             "kv_connector": "PrefixloomConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
@@ -36,19 +41,32 @@ def options(told: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     told = json.loads(Path(sys.argv[1]).read_text())
     import vllm
+    from vllm.lora.request import LoRARequest
 
     begun = time.monotonic()
     engine = vllm.LLM(**options(told))
     started = time.monotonic() - begun
 
-    def generate(prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[Answer]:
+    def prompt(turn: Turn) -> dict[str, Any]:
+        world = turn.conversation.world
+        salted = {"cache_salt": f"salt {world}"} if world and not told["adapters"] else {}
+        return {"prompt_token_ids": list(turn.prompt), **salted}
+
+    def adapter(turn: Turn) -> Any:
+        name = ADAPTERS[turn.conversation.world] if told["adapters"] else None
+        return name and LoRARequest(name, turn.conversation.world, told["adapters"][name])
+
+    def generate(turns: Sequence[Turn]) -> list[Answer]:
         outputs = engine.generate(
-            [{"prompt_token_ids": list(each)} for each in prompts],
+            [prompt(turn) for turn in turns],
             [
-                vllm.SamplingParams(temperature=0, max_tokens=each, ignore_eos=True, logprobs=2, detokenize=False)
-                for each in lengths
+                vllm.SamplingParams(
+                    temperature=0, max_tokens=turn.answer_length, ignore_eos=True, logprobs=2, detokenize=False
+                )
+                for turn in turns
             ],
             use_tqdm=False,
+            lora_request=[adapter(turn) for turn in turns] if told["adapters"] else None,
         )
         answers = []
         for output in outputs:

@@ -25,6 +25,8 @@ class Conversation:
     name: str
     text: list[int]
     turns_left: int
+    world: int
+    """Conversations of two worlds share no memory, though their texts may begin alike."""
 
 
 @attrs.frozen
@@ -32,6 +34,7 @@ class Turn:
     """One request. ``prompt`` is complete; ``conversation`` takes the answer."""
 
     name: str
+    wave: int
     prompt: tuple[int, ...]
     answer_length: int
     conversation: Conversation
@@ -45,6 +48,8 @@ class Traffic:
     seed: int
     wave: int = 8
     """The most turns at a time."""
+    worlds: int = 1
+    """How many worlds there are. Forks and first prompts give the same texts to several of them."""
     systems: int = 3
     longest: int = 900
     """A conversation that would be longer ends, and another one begins."""
@@ -56,7 +61,7 @@ class Traffic:
         rng = random.Random(self.seed)
         systems = [self._tokens(rng, rng.choice((64, 97, 160))) for _ in range(self.systems)]
         self.open_ones = open_ones = []
-        sent = begun = 0
+        sent = begun = waves = 0
         while sent < self.requests:
             while len(open_ones) < 2 * self.wave:
                 if open_ones and rng.random() < 0.3:
@@ -65,7 +70,7 @@ class Traffic:
                     text = origin.text[:fork]
                 else:
                     text = list(rng.choice(systems))
-                open_ones.append(Conversation(f"c{begun}", text, rng.randint(2, 6)))
+                open_ones.append(Conversation(f"c{begun}", text, rng.randint(2, 6), begun % self.worlds))
                 begun += 1
             size = min(rng.randint(1, self.wave), self.requests - sent)
             turns = []
@@ -73,9 +78,10 @@ class Traffic:
                 conversation.text.extend(self._tokens(rng, rng.choice((5, 17, 33, 64, 90))))
                 name = f"{conversation.name}.{conversation.turns_left}"
                 length = rng.choice((4, 8, 16, 24))
-                turns.append(Turn(name, tuple(conversation.text), length, conversation))
+                turns.append(Turn(name, waves, tuple(conversation.text), length, conversation))
                 conversation.turns_left -= 1
             sent += size
+            waves += 1
             yield turns
             open_ones[:] = [each for each in open_ones if each.turns_left and len(each.text) < self.longest]
 
@@ -100,8 +106,15 @@ def sizes(traffic: Traffic) -> tuple[int, int]:
             longest = max(longest, len(turn.prompt) + turn.answer_length)
             Traffic.answered(turn, list(range(fresh, fresh + turn.answer_length)))
             fresh += turn.answer_length
-        most = max(most, distinct([each.text for each in traffic.open_ones]))
+        most = max(most, sum(distinct(texts) for texts in by_world(traffic.open_ones).values()))
     return most, longest
+
+
+def by_world(conversations: Sequence[Conversation]) -> dict[int, list[list[int]]]:
+    found: dict[int, list[list[int]]] = {}
+    for each in conversations:
+        found.setdefault(each.world, []).append(each.text)
+    return found
 
 
 def distinct(texts: Sequence[Sequence[int]]) -> int:

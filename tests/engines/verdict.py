@@ -1,4 +1,4 @@
-"""Compares what an engine answered with and without a cache: tokens, log-probabilities, cached tokens."""
+"""Compares what an engine answered with and without a cache: tokens, log-probabilities, cached tokens, drafts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+
+from tests.engines.worlds import strayed
 
 Answers = Sequence[Mapping[str, Any]]
 
@@ -53,6 +55,20 @@ def compare(off: Answers, other: Answers, noise: float) -> Comparison:
     return Comparison(len(off), tokens, tuple(different), ties, moved, apart)
 
 
+def drafted(off: Answers, other: Answers) -> tuple[int, int]:
+    """Of requests with equal answers: how often a draft model proposed something in both runs, and how often otherwise.
+
+    A request that was taken back and began again has no proposal at some places.
+    """
+    places = different = 0
+    for one, two in zip(off, other, strict=True):
+        if one["prompt"] == two["prompt"] and one["tokens"] == two["tokens"]:
+            both = one["drafts"].keys() & two["drafts"].keys()
+            places += len(both)
+            different += sum(one["drafts"][place] != two["drafts"][place] for place in both)
+    return places, different
+
+
 def cached(answers: Answers) -> int:
     return sum(each["cached"] or 0 for each in answers)
 
@@ -61,7 +77,8 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str
     """Return what is to be said of the runs, by mode, and what is wrong.
 
     The modes: those that begin with ``off``, in chunks of other sizes, which together say how far runs without a cache
-    are apart; ``own``; ``prefixloom``; and those that begin with ``spoiled``, whose answers must differ.
+    are apart; ``own``; ``prefixloom``; those that begin with ``spoiled``, whose answers must differ; and those that
+    begin with ``blind``, where requests must get tokens of others, or other drafts.
     """
     said, wrong = [], []
     off = results["off"]["answers"]
@@ -73,6 +90,7 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str
             f"{one}, {two}: log-probabilities at most {again.apart:.2e} apart, {len(again.different)} requests differ"
         )
     allowed = max(noise, FLOOR)
+    apart, drafts = any(each["world"] for each in off), "drafts" in off[0]
     for mode, result in results.items():
         for check, passed in result["checks"].items():
             if not passed:
@@ -86,6 +104,18 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str
             f"{found.ties} at ties, {found.moved} after one of these, log-probabilities at most {found.apart:.2e} "
             f"apart, {hits} prompt tokens cached, {result['seconds']:.1f} s"
         )
+        astray = len(strayed(result["answers"]))
+        if apart:
+            said.append(f"  {astray} requests have more cached tokens than their world had sent")
+        places, other = drafted(off, result["answers"]) if drafts else (0, 0)
+        if drafts:
+            said.append(f"  {other} of {places} drafts differ")
+        if mode.startswith("blind"):
+            if not astray and not other:
+                wrong.append(f"{mode}: no request got what belongs to others, so the other runs say nothing")
+            continue
+        if astray:
+            wrong.append(f"{mode}: {astray} requests have more cached tokens than their world had sent")
         if mode.startswith("spoiled"):
             if not found.different and found.apart <= allowed:
                 wrong.append(f"{mode}: no answer changed, so equal answers of the other runs say nothing")
@@ -94,6 +124,8 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str
             wrong.append(f"{mode}: {len(found.different)} answers differ, the first is {found.different[0]}")
         if found.apart > allowed:
             wrong.append(f"{mode}: log-probabilities are {found.apart:.2e} apart, two runs without {noise:.2e}")
+        if drafts and (other or not places):
+            wrong.append(f"{mode}: {other} of {places} drafts differ")
         if not hits:
             wrong.append(f"{mode}: nothing was cached, so nothing was tried")
     if "own" in results and "prefixloom" in results:

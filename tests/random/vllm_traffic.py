@@ -670,7 +670,10 @@ class Traffic:
         for part, tokens in zip(step.parts, sampled, strict=True):
             request = part.request
             request.steps -= 1
-            if request.life is not part.life or request.state == "over":
+            if request.state == "over":
+                continue
+            if request.life is not part.life:  # it was preempted since, and what it sampled is dropped
+                del request.truth[request.num_tokens :]
                 continue
             if not tokens:
                 continue

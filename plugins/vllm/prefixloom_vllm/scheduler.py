@@ -138,12 +138,15 @@ class SchedulerSide:
     # ------------------------------------------------------------ requests
     def add(self, request: Any) -> Tracked | None:
         """Begin to follow a request. None: nothing of it can be kept, since its tokens do not say what it is."""
+        tracked = self.tracked.get(request.request_id)
+        if tracked is not None and tracked.request is not request:  # an id may come again while copies go on
+            del self.tracked[request.request_id]
+            tracked = None
         if request.prompt_embeds is not None or request.resumable:
             return None
         if request.lora_request is not None and self.books.options.store is not None:
             return None  # a store would find it by the adapter's name and path, which say nothing of its content
-        tracked = self.tracked.get(request.request_id)
-        if tracked is None or tracked.request is not request:  # an id may come again while copies go on
+        if tracked is None:
             tracked = Tracked(request, namespace_of(request), spans_of(request))
             self.tracked[request.request_id] = tracked
         return tracked

@@ -252,6 +252,21 @@ def test_an_id_that_comes_again_is_another_request(make: Any) -> None:
     assert engine.hit(request("c", list(range(9)))) == 8
 
 
+@pytest.mark.parametrize("odd", ["prompt_embeds", "resumable"])
+def test_an_id_that_comes_again_for_what_is_not_kept_is_another_request(make: Any, odd: str) -> None:
+    """Copies of the first go on. Nothing of the second may be kept under the tokens of the first."""
+    engine = make(FULL, STATE)
+    first = request("a", list(range(16)))
+    engine.hit(first)
+    engine.step(first, engine.new_blocks(16), 8, finish=False)
+    engine.side.finished(first)
+    second = request("a", [*range(12), 7, 7, 7, 7], **{odd: True})
+    assert engine.hit(second) == 0
+    engine.side.allocated(second, [], 0)
+    plan = engine.step(second, engine.new_blocks(16), 16)
+    assert not plan.stores, "nothing of such a request is kept"
+
+
 def test_a_load_that_lasts_keeps_its_place_in_the_table_of_copies(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("region", "scheduler"):
         monkeypatch.setattr(f"prefixloom_vllm.{module}.RING", 8)
