@@ -59,7 +59,7 @@ class Limits:
     drain_seconds: float = 30.0
 
 
-class Share:
+class BodyShare:
     """What one request has of the memory for ``Limits.bodies``. A context manager, at whose end it has nothing, unless
     it is ``kept``: then whoever answers gives it back."""
 
@@ -79,7 +79,7 @@ class Share:
         memory.used += count - self._bytes
         self._bytes = count
 
-    def __enter__(self) -> Share:
+    def __enter__(self) -> BodyShare:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -94,8 +94,8 @@ class BodyMemory:
     most: int
     used: int = 0
 
-    def share(self) -> Share:
-        return Share(self)
+    def share(self) -> BodyShare:
+        return BodyShare(self)
 
 
 @attrs.frozen
@@ -131,7 +131,7 @@ class Server:
     def tenant(self, request: Request) -> Tenant:
         return self.access.tenant(request.headers.get("authorization"))
 
-    async def body(self, request: Request, kind: type[T], share: Share) -> T:
+    async def body(self, request: Request, kind: type[T], share: BodyShare) -> T:
         """Read and check a body within the limits; ``share`` holds its bytes."""
         data = bytearray()
         try:
@@ -178,7 +178,7 @@ class Server:
     # ------------------------------------------------------------ answering
     async def begin(
         self, asked: ChatAsked | CompletionAsked, form: Form, prompts: Sequence[ChatPrompt], tenant: Tenant,
-        share: Share,
+        share: BodyShare,
     ) -> Begun:  # fmt: skip
         """Ask the engine for all choices of all prompts."""
         share.hold(sum(each.bytes for each in prompts))
@@ -231,7 +231,7 @@ class Server:
             log.exception("a stream ended with an error")
             yield sent(UNEXPECTED.body)
 
-    async def respond(self, request: Request, begun: Begun, share: Share) -> Response:
+    async def respond(self, request: Request, begun: Begun, share: BodyShare) -> Response:
         form, answers, usage = begun.form, begun.answers, begun.usage
 
         def over() -> None:
@@ -253,7 +253,7 @@ class Server:
         with self.memory.share() as share:
             return await self.respond(request, await self._begin_chat(request, tenant, share), share)
 
-    async def _begin_chat(self, request: Request, tenant: Tenant, share: Share) -> Begun:
+    async def _begin_chat(self, request: Request, tenant: Tenant, share: BodyShare) -> Begun:
         asked = await self.body(request, ChatAsked, share)
         self.check_model(asked.model)
         self.worker.check_room(asked.n)
@@ -271,7 +271,7 @@ class Server:
         with self.memory.share() as share:
             return await self.respond(request, await self._begin_completions(request, tenant, share), share)
 
-    async def _begin_completions(self, request: Request, tenant: Tenant, share: Share) -> Begun:
+    async def _begin_completions(self, request: Request, tenant: Tenant, share: BodyShare) -> Begun:
         asked = await self.body(request, CompletionAsked, share)
         self.check_model(asked.model)
         given = asked.prompt
