@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from prefixloom_engine.server.app import Limits
+from prefixloom_engine.server.connection import Connection
 from prefixloom_engine.threeway.text import ByteTokenizer
 from tests.server.test_server_clients import ask, eventually, right
 from tests.support.servers import RunningServer, serving
@@ -180,18 +181,26 @@ def test_a_head_without_end_is_cut() -> None:
         eventually(lambda: not server.http.server_state.connections)
 
 
+class SmallBuffer(Connection):
+    """What the system takes to send is little, so that a test need not wait until that is full."""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        super().connection_made(transport)
+
+
 @pytest.mark.parametrize("system", [True, False], ids=["by the system", "without it"])
 def test_a_client_that_reads_nothing_of_its_stream_is_cut(system: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not system:
         monkeypatch.delattr(socket, "TCP_USER_TIMEOUT", raising=False)
     elif not hasattr(socket, "TCP_USER_TIMEOUT"):
         pytest.skip("this system has no TCP_USER_TIMEOUT")
-    with serving(stalled_seconds=0.5) as server:
+    with serving(stalled_seconds=0.5, connection=SmallBuffer) as server:
         body = json.dumps(ask("slow", 1500, stream=True, n=8, logprobs=20)).encode()
         with socket.socket() as it:
             it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             it.connect(("127.0.0.1", int(server.root.rpartition(":")[2])))
             it.sendall(HEAD % len(body) + body)
             eventually(lambda: server.server.worker.load == 8)
-            eventually(lambda: server.server.worker.load == 0 and not server.http.server_state.connections)
+            eventually(lambda: server.server.worker.load == 0 and not server.http.server_state.connections, 90)
             assert server.server.worker.engine.counts.decoded < 8 * 1499
