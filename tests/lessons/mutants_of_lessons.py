@@ -392,7 +392,7 @@ def a_copied_source_is_not_covered(patch: pytest.MonkeyPatch) -> None:
 
 def a_donation_without_a_slot_to_go_on_with(patch: pytest.MonkeyPatch) -> None:
     """The state is handed to the tree before it is known that there is another slot."""
-    patch.setattr(publish, "make_room", lambda *args: None)
+    patch.setattr(publish, "make_room", lambda *args, **options: None)
 
 
 def a_checkpoint_without_room_fails_the_request(patch: pytest.MonkeyPatch) -> None:
