@@ -40,6 +40,7 @@ from .contract.values import (
     WalkView,
 )
 from .device.streams import Stream, ThreadStream, stream_for
+from .device.timeline import Activity, Timeline
 from .errors import (
     CapacityError,
     CompositionError,
@@ -60,6 +61,7 @@ from .tree.journal import Change, Journal
 from .tree.keys import Tokens, encode
 
 __all__ = [
+    "Activity",
     "AdmissionPolicy",
     "AnchorView",
     "Buffer",
@@ -121,6 +123,7 @@ __all__ = [
     "Tier",
     "TierManifest",
     "TierStats",
+    "Timeline",
     "Tokens",
     "Touch",
     "Traffic",
