@@ -39,7 +39,7 @@ from .contract.values import (
     TransferPlan,
     WalkView,
 )
-from .device.streams import Stream, ThreadStream, stream_for
+from .device.streams import Stamp, Stream, ThreadStream, stream_for
 from .device.timeline import Activity, Timeline
 from .errors import (
     CapacityError,
@@ -115,6 +115,7 @@ __all__ = [
     "Sequence",
     "Sinks",
     "SplitRule",
+    "Stamp",
     "StateView",
     "StorageError",
     "Stream",
