@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def agrees(trace: ReadTrace, engine: Engine, requests: int) -> None:
     for name in ("steps", "engine"):
         spans = trace.spans(name)
         assert all(not span.inside for span in spans)
-        assert all(one.end <= other.begin for one, other in zip(spans, spans[1:], strict=False))
+        assert all(one.end <= other.begin for one, other in pairwise(spans))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -85,7 +86,7 @@ def test_a_request_is_seen_to_wait_to_be_computed_and_to_answer(tmp_path: Path) 
     chunks = [phase for phase in cold.inside if phase.name == "prefill"]
     assert names == ["queued", "restoring", *["prefill"] * len(chunks), "decode"]
     assert chunks[0].values["from"] == 0 and chunks[-1].values["to"] == 200
-    assert all(one.values["to"] == other.values["from"] for one, other in zip(chunks, chunks[1:], strict=False))
+    assert all(one.values["to"] == other.values["from"] for one, other in pairwise(chunks))
     steps = {span.values["step"]: span for span in read.spans("steps")}
     for chunk in chunks:
         step = steps[chunk.values["step"]]
@@ -239,7 +240,7 @@ def test_a_killed_process_leaves_a_file_that_can_be_read(tmp_path: Path) -> None
 
 
 def test_a_full_disk_is_told_once_and_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The limit of a file's size stands in for the disk: the write that passes it is cut off, and the next one fails."""
+    """The limit of a file's size stands in for the disk: a write that passes it is cut off, and the next one fails."""
     it, requests = model(), mixed(6)
     before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with caplog.at_level(logging.WARNING, "prefixloom.engine"):
@@ -259,9 +260,9 @@ def test_a_full_disk_is_told_once_and_changes_nothing(tmp_path: Path, caplog: py
 
 def test_a_trace_ends_at_its_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     it = model()
-    with caplog.at_level(logging.WARNING, "prefixloom.engine"):
-        with Trace(tmp_path / "trace", size=4096, seconds=0.01) as trace:
-            served(it, mixed(6), cache_for(it), observers=[trace])
+    caplog.set_level(logging.WARNING, "prefixloom.engine")
+    with Trace(tmp_path / "trace", size=4096, seconds=0.01) as trace:
+        served(it, mixed(6), cache_for(it), observers=[trace])
     assert (tmp_path / "trace").stat().st_size <= 4096 and "4096" in trace.error
     assert len(caplog.records) == 1
     read_trace(tmp_path / "trace", killed=True)
@@ -306,9 +307,13 @@ def test_a_trace_without_room_is_refused(options: Any, tmp_path: Path) -> None:
 
 def test_a_trace_follows_one_engine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     it = model()
-    with Trace(tmp_path / "trace") as trace, Engine(it, cache_for(it), observers=[trace]):
-        with caplog.at_level(logging.ERROR, "prefixloom.engine"), Engine(it, cache_for(it), observers=[trace]) as other:
-            other.generate([prompt(1, 20)], 2)
+    caplog.set_level(logging.ERROR, "prefixloom.engine")
+    with (
+        Trace(tmp_path / "trace") as trace,
+        Engine(it, cache_for(it), observers=[trace]),
+        Engine(it, cache_for(it), observers=[trace]) as other,
+    ):
+        other.generate([prompt(1, 20)], 2)
     assert isinstance(caplog.records[0].exc_info[1], ProtocolError)  # type: ignore[index]
     assert read_trace(tmp_path / "trace").spans("request") == []
 

@@ -1,8 +1,8 @@
-"""Packets: the bytes of a trace in Perfetto's own format, which is a sequence of protobuf messages (``TracePacket``).
+"""Packets: the bytes of a trace in Perfetto's own format, a sequence of protobuf messages (``TracePacket``).
 
-Each packet stands alone: it has its names in full, and nothing in it depends on an earlier packet but the description of
-its track. So a file that ends in the midst of a packet is good up to there. The numbers below are those of the fields
-in Perfetto's ``trace_packet.proto``, ``track_event.proto``, ``track_descriptor.proto`` and ``clock_snapshot.proto``.
+Each packet stands alone: it has its names in full, and nothing in it depends on an earlier packet but the description
+of its track. So a file that ends in the midst of a packet is good up to there. The numbers of fields below are those of
+Perfetto's ``trace_packet.proto``, ``track_event.proto``, ``track_descriptor.proto`` and ``clock_snapshot.proto``.
 """
 
 from __future__ import annotations

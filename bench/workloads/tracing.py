@@ -1,0 +1,102 @@
+"""What a trace costs: the same turns of the reference engine, with a trace and without, by turns in one process.
+
+``python -m bench.workloads.tracing [--size small] [--rounds 20]``
+
+A turn goes on with a conversation whose beginning is cached: some prefill, and then decode steps. One thread computes and
+plans (``overlap=False``, one thread of torch), so its CPU time is the turn's. The CPU time of the trace's own thread is
+added to the turns with a trace. Figures are medians over the rounds, and the quartiles of the ratios of neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from prefixloom import compose
+from prefixloom_engine import Engine, Request, ThreeWay, Trace
+from prefixloom_engine.threeway import SIZES
+
+FIRST, MORE, ANSWER, TURNS = 256, 64, 32, 3
+"""Tokens of a conversation's first prompt, of each next one, and of each answer; and how many turns are timed."""
+
+
+def conversation(engine: Engine, number: int) -> float:
+    """CPU seconds of this thread for the turns of a new conversation after its first one."""
+    tokens = [(number * 7919 + at * 31) % engine.model.vocabulary for at in range(FIRST)]
+    spent = 0.0
+    for turn in range(TURNS + 1):
+        begun = time.thread_time()
+        (answer,) = engine.generate([Request(tokens, ANSWER, stops=[])])
+        if turn:
+            spent += time.thread_time() - begun
+        tokens = [*tokens, *answer.tokens, *((number + at) % engine.model.vocabulary for at in range(MORE))]
+    return spent / TURNS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="small", help=f"of the built-in model: {', '.join(SIZES)}")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    model = ThreeWay(args.size)
+
+    def engine(*observers: Trace) -> Engine:
+        cache = compose(model.config, capacity={"full": 4096, "swa": 4096, "mamba": 64})
+        return Engine(model, cache, overlap=False, observers=observers)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace")
+        trace = Trace(path)
+        writer = next(each for each in threading.enumerate() if each.name == "prefixloom trace")
+        clock = time.pthread_getcpuclockid(writer.ident or 0)
+        engines = {"without": engine(), "with": engine(trace)}
+        for number in range(2):
+            for each in engines.values():
+                conversation(each, number)
+        found: dict[str, list[float]] = {"without": [], "with": []}
+        steps, written = engines["with"].counts.steps, time.clock_gettime(clock)
+        for number in range(2, args.rounds + 2):
+            for name in ("without", "with") if number % 2 else ("with", "without"):
+                found[name].append(conversation(engines[name], number))
+        time.sleep(1.0)  # what waits is written
+        turns = args.rounds * (TURNS + 1)
+        steps = engines["with"].counts.steps - steps
+        writing = (time.clock_gettime(clock) - written) / turns
+        for each in engines.values():
+            each.close()
+        trace.close()
+        size = path.stat().st_size
+    ratios = [on / off for on, off in zip(found["with"], found["without"], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    off = statistics.median(found["without"])
+    results = {
+        "ms of a turn without": off * 1e3,
+        "ms of a turn with": statistics.median(found["with"]) * 1e3,
+        "steps of a turn": steps / turns,
+        "us of the trace's thread for a step": writing / (steps / turns) * 1e6,
+        "% of a turn in the trace's thread": writing / off * 100,
+        "% more in the engine's thread": (middle - 1) * 100,
+        "its quartiles": [(low - 1) * 100, (high - 1) * 100],
+        "bytes of a step": size / (steps / turns) / (turns + 2 * (TURNS + 1)),
+    }
+    if args.json:
+        print(json.dumps(results, indent=2))
+    else:
+        for name, value in results.items():
+            figures = value if isinstance(value, list) else [value]
+            print(f"{name:38} {'  '.join(f'{figure:8.2f}' for figure in figures)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
