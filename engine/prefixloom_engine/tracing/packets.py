@@ -28,15 +28,18 @@ def varint(number: int) -> bytes:
     """A whole number from 0 up, in as few bytes as it takes: seven bits each, the lowest first."""
     if number < 0x80:
         return _SMALL[number]
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
+    found = b""
+    while number > 0x3FFF:
+        found += _PAIRS[number & 0x3FFF]
+        number >>= 14
+    if number < 0x80:
+        return found + _SMALL[number]
+    return found + bytes((number & 0x7F | 0x80, number >> 7))
 
 
 _SMALL = [bytes((number,)) for number in range(0x80)]
+_PAIRS = [bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(0x4000)]
+"""Two bytes after which more come, by their fourteen bits: times are long."""
 
 
 def field(number: int, value: int | bytes | str) -> bytes:

@@ -71,13 +71,14 @@ class Timetable:
         made.append(engine.end(self._at(step.launched)))
         if step.ended:
             steps = self._track("steps", RANKS["steps"], made)
-            prefilled = step.prefilled
-            name = "decode" if not step.chunks else "prefill and decode" if step.decoded else "prefill"
-            about = {
-                "step": step.number, "rows": len(step.chunks) + step.decoded, "prefill": prefilled,
-                "arrived": sum(chunk.end - chunk.start for chunk in step.chunks) - prefilled,
-                "decode": step.decoded, "drafted": step.drafted,
-            }  # fmt: skip
+            name, about = "decode", {"step": step.number, "rows": step.decoded, "decode": step.decoded}
+            if step.chunks:
+                name, prefilled = "prefill and decode" if step.decoded else "prefill", step.prefilled
+                about["rows"] += len(step.chunks)
+                about["prefill"] = prefilled
+                about["arrived"] = sum(chunk.end - chunk.start for chunk in step.chunks) - prefilled
+            if step.drafted:
+                about["drafted"] = step.drafted
             if step.error is not None:
                 about["failed"] = 1
             made.append(steps.begin(self._at(step.begun), name, values(about)))
