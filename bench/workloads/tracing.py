@@ -15,8 +15,8 @@ import json
 import statistics
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,15 @@ class TimedTrace(Trace):
 
     spent = 0.0
 
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name not in CALLS:
-            return found
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, seconds=1e6)  # it writes at the end: a busy machine would count its waking
+        for name in CALLS:
+            setattr(self, name, self._timed(getattr(self, name)))
 
+    def _timed(self, call: Callable[..., None]) -> Callable[..., None]:
         def timed(*arguments: Any) -> None:
             begun = time.thread_time()
-            found(*arguments)
+            call(*arguments)
             self.spent += time.thread_time() - begun
 
         return timed
@@ -78,26 +79,25 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace")
         trace = TimedTrace(path)
-        writer = next(each for each in threading.enumerate() if each.name == "prefixloom trace")
-        clock = time.pthread_getcpuclockid(writer.ident or 0)
         engines = {"without": engine(), "with": engine(trace)}
         for number in range(2):
             for each in engines.values():
                 conversation(each, number)
         found: dict[str, list[float]] = {"without": [], "with": []}
-        steps, written, trace.spent = engines["with"].counts.steps, time.clock_gettime(clock), 0.0
+        before, trace.spent = engines["with"].counts.steps, 0.0
         for number in range(2, args.rounds + 2):
             for name in ("without", "with") if number % 2 else ("with", "without"):
                 found[name].append(conversation(engines[name], number))
-        time.sleep(1.0)  # what waits is written
         turns = args.rounds * (TURNS + 1)
-        steps = engines["with"].counts.steps - steps
         calls = trace.spent / turns
-        writing = (time.clock_gettime(clock) - written) / turns
         for each in engines.values():
             each.close()
+        written = time.process_time()
         trace.close()
-        size = path.stat().st_size
+        steps = engines["with"].counts.steps
+        writing = (time.process_time() - written) / steps  # of one step
+        size = path.stat().st_size / steps
+        steps -= before
     ratios = [on / off for on, off in zip(found["with"], found["without"], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     off = statistics.median(found["without"])
@@ -105,13 +105,13 @@ def main() -> int:
         "ms of a turn without": off * 1e3,
         "ms of a turn with": statistics.median(found["with"]) * 1e3,
         "steps of a turn": steps / turns,
-        "us of the trace's thread for a step": writing / (steps / turns) * 1e6,
+        "us of the trace's thread for a step": writing * 1e6,
         "us of its calls for a step": calls / (steps / turns) * 1e6,
-        "% of a turn in the trace's thread": writing / off * 100,
+        "% of a turn in the trace's thread": writing * steps / turns / off * 100,
         "% of a turn in its calls": calls / off * 100,
         "% more in the engine's thread": (middle - 1) * 100,
         "its quartiles": [(low - 1) * 100, (high - 1) * 100],
-        "bytes of a step": size / (steps / turns) / (turns + 2 * (TURNS + 1)),
+        "bytes of a step": size,
     }
     if args.json:
         print(json.dumps(results, indent=2))

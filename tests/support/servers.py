@@ -74,6 +74,7 @@ def serving(
     debug: bool = True,
     head_seconds: float = HEAD_SECONDS,
     stalled_seconds: float = STALLED_SECONDS,
+    around: Callable[[Server, Any], Any] = lambda server, app: app,
     **options: Any,
 ) -> Iterator[RunningServer]:
     """A server that answers while the block runs; nothing is left of it in the end."""
@@ -100,7 +101,7 @@ def serving(
 
     worker = EngineWorker(make, most, lambda error: None, ended)
     server = Server(worker, tokenizer or ByteTokenizer(), Access(keys or {}), limits or Limits(), "built-in", "fp_0")
-    app = make_app(server, [*Admin(server, store).routes(), *Insight(server).routes()])
+    app = around(server, make_app(server, [*Admin(server, store).routes(), *Insight(server).routes()]))
     kind = type("Kind", (Connection,), {"head_seconds": head_seconds, "stalled_seconds": stalled_seconds})
     http = uvicorn.Server(
         uvicorn.Config(

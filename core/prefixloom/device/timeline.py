@@ -90,6 +90,8 @@ class Timeline:
     def take(self) -> list[Activity]:
         """What is over and was not taken yet, in the order of the ends. It never waits."""
         over: list[Activity] = []
+        if not self._held:
+            return over
         for _ in range(len(self._held)):
             held = self._held.popleft()
             found = held if isinstance(held, Activity) else held.activity()

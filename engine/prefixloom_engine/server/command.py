@@ -16,6 +16,8 @@ from prefixloom import CompositionError, InputError, Traffic, compose, make_comp
 from ..serving.interrupts import reraise_interrupts
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from ..contract.model import Model
     from ..contract.texts import Tokenizer
 
@@ -70,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serving.add_argument(
         "--no-insight", dest="insight", action="store_false", help="no metrics, no page, and no history of misses"
     )
+    serving.add_argument("--otlp", metavar="URL", help="a collector of OpenTelemetry for the span of each request")
     serving.add_argument("--trace", metavar="FILE", help="write what the engine does, for ui.perfetto.dev")
     serving.add_argument("--trace-size", default="1GiB", metavar="SIZE", help="the trace ends there (default: 1GiB)")
     serving.add_argument("--timeout", default="600", metavar="S", help="seconds of an answer (default: 600)")
@@ -192,7 +195,11 @@ def _serve(settings: ServeSettings) -> int:
         from .insight import Insight
 
         routes += Insight(server).routes()
-    app = make_app(server, routes)
+    app: ASGIApp = make_app(server, routes)
+    if args.otlp is not None:
+        from .telemetry import Telemetry, batches_to
+
+        app = Telemetry(worker, name, [batches_to(args.otlp)]).around(app)
     http = Announced(
         uvicorn.Config(
             app, host=args.host, port=numbers["port"], log_level="warning", access_log=False, lifespan="on",

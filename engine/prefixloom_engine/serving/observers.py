@@ -38,13 +38,14 @@ class Observers:
 
     def _bind(self) -> None:
         for name in self.__annotations__:
-            called = [each for each in self._observers if getattr(type(each), name) is not getattr(Observer, name)]
-            setattr(self, name, functools.partial(self._call, name, called))
+            overriding = [each for each in self._observers if getattr(type(each), name) is not getattr(Observer, name)]
+            called = [(each, getattr(each, name)) for each in overriding]
+            setattr(self, name, functools.partial(self._call, called))
 
-    def _call(self, name: str, called: list[Observer], *arguments: Any) -> None:
-        for observer in called:
+    def _call(self, called: list[tuple[Observer, Callable[..., None]]], *arguments: Any) -> None:
+        for observer, method in called:
             try:
-                getattr(observer, name)(*arguments)
+                method(*arguments)
             except Exception:
                 log.exception("an observer of the engine is told nothing more: %r", observer)
                 self._observers.remove(observer)
