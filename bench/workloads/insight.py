@@ -8,13 +8,20 @@ each serves all of them once, from a flushed cache, and the other begins the nex
 process, medians over the rounds: a turn, and a step that only decodes. Their difference is often within the noise.
 So in one more round the time is taken that passes inside of what is done for the history alone: ``Cache.account``,
 ``History.poll``, and what lanes record.
+
+``--only trace`` measures what a trace (``prefixloom serve --trace``) costs in such turns, in two parts: the CPU time of
+the engine's thread in the calls of the trace, measured call by call, and that of the trace's own thread, which makes
+all bytes at the end here, as a busy machine would count its waking.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,7 +29,7 @@ import torch
 
 from prefixloom import Cache, History, compose
 from prefixloom.tree.journal import Recorder
-from prefixloom_engine import Engine, Request, ThreeWay
+from prefixloom_engine import Engine, Observer, Request, ThreeWay, Trace
 from prefixloom_engine.threeway import SIZES
 from prefixloom_engine.threeway.text import BYTE_VOCABULARY
 
@@ -82,19 +89,75 @@ class Spent:
         setattr(kind, name, timed)
 
 
+class TimedTrace(Trace):
+    """A trace that sums up the CPU seconds of its calls, with those of measuring them."""
+
+    spent = 0.0
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, seconds=1e6)
+        for name in vars(Observer):
+            if not name.startswith("_"):
+                setattr(self, name, self._timed(getattr(self, name)))
+
+    def _timed(self, call: Callable[..., None]) -> Callable[..., None]:
+        def timed(*arguments: Any) -> None:
+            begun = time.thread_time()
+            call(*arguments)
+            self.spent += time.thread_time() - begun
+
+        return timed
+
+
+def trace_costs(model: ThreeWay, capacity: dict[str, int], users: int, turns: int, rounds: int) -> None:
+    """Print what a trace costs."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace")
+        trace = TimedTrace(path)
+        sides = {
+            name: Engine(model, compose(model.config, capacity=capacity), overlap=False, observers=observers)
+            for name, observers in (("without", ()), ("with", (trace,)))
+        }
+        took: dict[str, list[float]] = {name: [] for name in sides}
+        for number in range(rounds + 1):  # the first one warms up
+            if number == 1:
+                before, trace.spent = sides["with"].counts.steps, 0.0
+            for name in sorted(sides, reverse=bool(number % 2)):
+                found = serve(sides[name], users, turns)
+                if number:
+                    took[name].append(found)
+        steps = sides["with"].counts.steps
+        for engine in sides.values():
+            engine.close()
+        calls, begun = trace.spent / (steps - before), time.process_time()
+        trace.close()
+        writing, size = (time.process_time() - begun) / steps, path.stat().st_size / steps
+    turn, with_ = (statistics.median(took[name]) for name in ("without", "with"))
+    each = (steps - before) / (rounds * users * turns)
+    print(f"{model.parameters / 1e6:.1f}M parameters; a turn: {1e3 * turn:.3f} ms, {each:.1f} steps; "
+          f"with a trace {1e3 * with_:.3f} ms: {100 * (with_ / turn - 1):+.2f} %")  # fmt: skip
+    print(f"calls of the trace: {1e6 * calls:.1f} us a step, {100 * calls * each / turn:.2f} % of a turn")
+    print(f"the trace's thread: {1e6 * writing:.1f} us a step, {100 * writing * each / turn:.2f} % of a turn")
+    print(f"the file: {size:.0f} bytes a step; left out: {trace.dropped}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="medium", choices=sorted(SIZES))
     parser.add_argument("--users", type=int, default=16)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=("history", "trace"), default="history")
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = ThreeWay(attrs.evolve(SIZES[args.size], vocabulary=BYTE_VOCABULARY))
     length = FIRST + args.turns * (MORE + ANSWER)
+    capacity = {"full": length * args.users // 2, "swa": length * args.users // 2, "mamba": 8 * args.users}
+    if args.only == "trace":
+        trace_costs(model, capacity, args.users, args.turns, args.rounds)
+        return 0
     sides = {}
     for name in ("without", "with"):
-        capacity = {"full": length * args.users // 2, "swa": length * args.users // 2, "mamba": 8 * args.users}
         sides[name] = Engine(model, compose(model.config, capacity=capacity), max_running=8, overlap=False)
     sides["with"].account()
     took: dict[str, dict[str, list[float]]] = {name: {"turn": [], "decode": []} for name in sides}

@@ -39,7 +39,8 @@ from .contract.values import (
     TransferPlan,
     WalkView,
 )
-from .device.streams import Stream, ThreadStream, stream_for
+from .device.streams import Stamp, Stream, ThreadStream, stream_for
+from .device.timeline import Activity, Timeline
 from .errors import (
     CapacityError,
     CompositionError,
@@ -60,6 +61,7 @@ from .tree.journal import Change, Journal
 from .tree.keys import Tokens, encode
 
 __all__ = [
+    "Activity",
     "AdmissionPolicy",
     "AnchorView",
     "Buffer",
@@ -113,6 +115,7 @@ __all__ = [
     "Sequence",
     "Sinks",
     "SplitRule",
+    "Stamp",
     "StateView",
     "StorageError",
     "Stream",
@@ -121,6 +124,7 @@ __all__ = [
     "Tier",
     "TierManifest",
     "TierStats",
+    "Timeline",
     "Tokens",
     "Touch",
     "Traffic",

@@ -8,6 +8,7 @@ Its rooms, from the top down; each imports only from rooms below it (two on one 
 ``disaggregation``    one process computes prompts, another decodes
 ``serving``           the engine and its scheduler: requests in, tokens out
 ``forward``           what runs on the forward stream: passes of the model, copies, sampling, drafts
+``tracing``           a trace of what an engine did, for Perfetto's viewer
 ``threeway``, ``hf``  models: the built-in one, and those of Hugging Face transformers
 ``contract``          what the engine, its models and its clients agree on
 ====================  ==================================================================================
@@ -24,10 +25,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .contract.memory import LayerMemory, layer_memories, memory_with
     from .contract.model import Batch, Drafter, Identified, Media, Model, Multimodal, Runner, Span, by_count
+    from .contract.observer import Observer, PrefillChunk, StepFacts
     from .contract.requests import Answer, Request
     from .serving.engine import AnswerStream, Engine
     from .serving.guessing import Guesser, PromptLookup
     from .threeway.model import ThreeWay
+    from .tracing.trace import Trace
 
 __all__ = [
     "Answer",
@@ -41,11 +44,15 @@ __all__ = [
     "Media",
     "Model",
     "Multimodal",
+    "Observer",
+    "PrefillChunk",
     "PromptLookup",
     "Request",
     "Runner",
     "Span",
+    "StepFacts",
     "ThreeWay",
+    "Trace",
     "by_count",
     "layer_memories",
     "memory_with",
@@ -53,10 +60,12 @@ __all__ = [
 HOMES = {
     "contract.memory": ("LayerMemory", "layer_memories", "memory_with"),
     "contract.model": ("Batch", "Drafter", "Identified", "Media", "Model", "Multimodal", "Runner", "Span", "by_count"),
+    "contract.observer": ("Observer", "PrefillChunk", "StepFacts"),
     "contract.requests": ("Answer", "Request"),
     "serving.engine": ("AnswerStream", "Engine"),
     "serving.guessing": ("Guesser", "PromptLookup"),
     "threeway.model": ("ThreeWay",),
+    "tracing.trace": ("Trace",),
 }
 
 

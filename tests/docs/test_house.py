@@ -54,8 +54,9 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "forward": {"contract"},
         "serving": {"contract", "forward"},
         "disaggregation": {"contract", "forward", "serving"},
-        "server": {"contract", "serving", "threeway", "hf"},
-        "demo": {"contract", "serving", "threeway", "hf"},
+        "tracing": {"contract"},
+        "server": {"contract", "serving", "threeway", "hf", "tracing"},
+        "demo": {"contract", "serving", "threeway", "hf", "tracing"},
     },
     "bench": {
         "runner": set(),

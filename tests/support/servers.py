@@ -75,6 +75,7 @@ def serving(
     head_seconds: float = HEAD_SECONDS,
     stalled_seconds: float = STALLED_SECONDS,
     connection: type[Connection] = Connection,
+    around: Callable[[Server, Any], Any] = lambda server, app: app,
     **options: Any,
 ) -> Iterator[RunningServer]:
     """A server that answers while the block runs; nothing is left of it in the end."""
@@ -101,7 +102,7 @@ def serving(
 
     worker = EngineWorker(make, most, lambda error: None, ended)
     server = Server(worker, tokenizer or ByteTokenizer(), Access(keys or {}), limits or Limits(), "built-in", "fp_0")
-    app = make_app(server, [*Admin(server, store).routes(), *Insight(server).routes()])
+    app = around(server, make_app(server, [*Admin(server, store).routes(), *Insight(server).routes()]))
     kind = type("Kind", (connection,), {"head_seconds": head_seconds, "stalled_seconds": stalled_seconds})
     http = uvicorn.Server(
         uvicorn.Config(

@@ -14,6 +14,8 @@ from typing import Any, Literal
 from ..contract.composition import Composition
 from ..contract.identity import Identity
 from ..device.pool import Pool
+from ..device.timeline import MOST as MOST_ACTIVITIES
+from ..device.timeline import Timeline
 from ..errors import InputError, ProtocolError
 from ..operations.insert import Inserted, insert, lend, take_back
 from ..operations.lease import Lease, acquire, drop_namespace
@@ -336,6 +338,18 @@ class Cache:
         if most.__class__ is not int or most < 1:
             raise InputError(f"a journal holds at least 1 change, got {most!r}")
         return core.follow(most)
+
+    def timeline(self, most: int = MOST_ACTIVITIES) -> Timeline:
+        """Time from now on copies between tiers, calls of a store and waits: ``Timeline.take`` returns what is over.
+
+        ``most``: how many activities it holds. More are left out and counted. A cache may have several timelines; each
+        goes on until its ``close``.
+        """
+        core = self._core
+        core.enter()
+        if most.__class__ is not int or most < 1:
+            raise InputError(f"a timeline holds at least 1 activity, got {most!r}")
+        return core.time(most)
 
     def contents(self) -> list[Change]:
         """All that is cached on every tier and can be found, as changes that are "stored", each after what it needs."""

@@ -19,6 +19,7 @@ from typing_extensions import TypeVar
 from ..errors import ProtocolError
 from .pool import Fence, Pool
 from .streams import Event, Stream
+from .timeline import Timekeeper, wait_for
 
 
 class Follower(Protocol):
@@ -96,7 +97,7 @@ class Flight(Fence, Generic[F]):
     ``on_reuse(pool, data)`` when slots go to another owner before the work that may touch them is over.
     """
 
-    __slots__ = ("_launched", "_pools", "alone", "on_failure", "on_over", "on_reuse", "over", "works")
+    __slots__ = ("_launched", "_pools", "alone", "on_failure", "on_over", "on_reuse", "over", "times", "works")
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         super().__init__()
@@ -110,6 +111,8 @@ class Flight(Fence, Generic[F]):
         self.on_failure: Callable[[Work[F], Many[F], BaseException], None] = ignore
         self.on_over: Callable[[Work[F]], None] = ignore
         self.on_reuse: Callable[[Pool, bytes], None] = ignore
+        self.times: Timekeeper | None = None
+        """Times copies and waits; None while no timeline follows."""
         for pool in self._pools:
             pool.fence = self
 
@@ -140,7 +143,7 @@ class Flight(Fence, Generic[F]):
             if gates is not None and work.gates:
                 gates.add(work)
             elif work.stream is not stream:
-                stream.wait(work.event)
+                wait_for(stream, work.event, self.times)
 
     def end(self, work: Work[F], stream: Stream, followers: Many[F], who: object) -> None:
         """Note that all of ``work`` has been enqueued, by ``who`` for ``followers``."""
@@ -263,10 +266,11 @@ class Gates:
     the step, that a layer may have read too early.
     """
 
-    __slots__ = ("_stream", "_works", "missed", "passed")
+    __slots__ = ("_stream", "_times", "_works", "missed", "passed")
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, times: Timekeeper | None) -> None:
         self._stream = stream
+        self._times = times
         self._works: list[Work[Any]] = []
         self.passed = -1
         self.missed = ""
@@ -281,7 +285,7 @@ class Gates:
         for work in self._works:
             for last, event in work.gates:
                 if last > self.passed:
-                    self._stream.wait(event)
+                    wait_for(self._stream, event, self._times)
                 if last >= layer:
                     break
         self.passed = max(self.passed, layer)

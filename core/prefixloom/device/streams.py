@@ -71,6 +71,38 @@ class Event:
         return f"<Event {self.tick} of {self.stream!r}>"
 
 
+class Stamp:
+    """A time on a stream: when all that was enqueued before it was over. ``tick`` is its own."""
+
+    __slots__ = ("seconds", "tick")
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+        """By ``time.perf_counter``; None until the stream has come there."""
+        self.tick = 0
+
+    def take(self) -> None:
+        """On the stream: it has come there."""
+        self.seconds = time.perf_counter()
+
+
+class CudaStamp(Stamp):
+    """A time on a CUDA stream, told by a timing event."""
+
+    __slots__ = ("_raw", "_stream", "_told")
+
+    def __init__(self, stream: CudaStream, raw: Any) -> None:
+        self._stream, self._raw = stream, raw
+        self._told: float | None = None
+        self.tick = stream.tick
+
+    @property
+    def seconds(self) -> float | None:  # type: ignore[override]
+        if self._told is None and self._raw.query():
+            self._told = self._stream.time_of(self._raw)
+        return self._told
+
+
 class Stream:
     """A queue of work that runs in order.
 
@@ -135,6 +167,13 @@ class Stream:
             self._forgotten = self.failures[0]  # set it first: another thread may call ``failure`` now
             self.failures.popleft()
         self.failures.append((tick, error))
+
+    def stamp(self) -> Stamp:
+        """Take the time when all that was enqueued so far is over."""
+        stamp = Stamp()
+        self.run(stamp.take)
+        stamp.tick = self.tick
+        return stamp
 
     def follow(self) -> None:
         """Keep a clock from now on."""
@@ -268,11 +307,13 @@ class ThreadStream(Stream):
 class CudaStream(Stream):
     """A stream that wraps a CUDA stream of torch. Its work is what is launched while it is current."""
 
-    __slots__ = ("raw",)
+    __slots__ = ("_known_time", "raw")
 
     def __init__(self, raw: Any) -> None:
         super().__init__(f"cuda {raw.device.index}:{raw.cuda_stream:x}")
         self.raw = raw
+        self._known_time: tuple[Any, float] | None = None
+        """A timing event that is over, and when it was, by ``time.perf_counter``."""
 
     def run(self, work: Callable[[], object]) -> None:
         self.tick += 1
@@ -283,6 +324,30 @@ class CudaStream(Stream):
         import torch
 
         return torch.cuda.stream(self.raw)
+
+    def stamp(self) -> Stamp:
+        """Take the time when all that was launched so far is over. The first call of a stream waits for that."""
+        if self._known_time is None:
+            known = self._timing_event()
+            known.synchronize()
+            self._known_time = known, time.perf_counter()
+        return CudaStamp(self, self._timing_event())
+
+    def _timing_event(self) -> Any:
+        import torch
+
+        raw: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        raw.record(self.raw)
+        return raw
+
+    def time_of(self, raw: Any) -> float:
+        """When a timing event was over, which it is."""
+        assert self._known_time is not None
+        known, seconds = self._known_time
+        passed = known.elapsed_time(raw) / 1000
+        if passed > 1:  # CUDA tells it in single precision, so what is long ago is told badly
+            self._known_time = raw, seconds + passed
+        return float(seconds + passed)
 
     def _record(self) -> Event:
         import torch

@@ -23,6 +23,7 @@ from ..device.flight import Flight, Work
 from ..device.handles import Dropped, Handle
 from ..device.pool import Pool
 from ..device.streams import Stream, stream_for
+from ..device.timeline import Timekeeper, Timeline
 from ..errors import InputError, ProtocolError
 from ..tree.expiries import Expiries
 from ..tree.journal import Journal, Recorder
@@ -620,6 +621,21 @@ class Core:
         self.recorder = recorder
         for lane in self.shape.all_lanes:
             lane.recorder = recorder
+
+    def time(self, most: int) -> Timeline:
+        """A timeline for which copies, waits and calls of a store are timed from now on."""
+        timeline = Timeline(most, self._stop_timing)
+        if self.flight.times is None:
+            self.flight.times = Timekeeper()
+        self.flight.times.timelines += (timeline,)
+        return timeline
+
+    def _stop_timing(self, timeline: Timeline) -> None:
+        times = self.flight.times
+        if times is not None:
+            times.timelines = tuple(each for each in times.timelines if each is not timeline)
+            if not times.timelines:
+                self.flight.times = None
 
     def because(self, cause: str, by: str = "") -> AbstractContextManager[None]:
         """What is removed in this block goes for this reason, which journals are told."""

@@ -207,7 +207,7 @@ class Step:
         stream = self._take_stream(stream)
         due = batches(self._running) if self.role == "target" else []
         if gated and not due and not self._plugin_ops:  # an op may read any of it
-            self._gates = Gates(stream)
+            self._gates = Gates(stream, core.flight.times)
         if len(core.flight.works) > 1:
             self._order(stream)
         if due:

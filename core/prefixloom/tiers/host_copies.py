@@ -12,14 +12,16 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from ..contract.composition import TierPart
 from ..contract.values import Outcome, TransferPlan
 from ..device.flight import Work
 from ..device.pool import Stage
 from ..device.streams import Stream, ThreadStream
+from ..device.timeline import Kind
 from ..errors import InvariantError
 from ..operations.lease import standing_for_copies
 from ..operations.state import Core, Hold
@@ -280,20 +282,28 @@ class HostCopies:
             stream = self.stream("down", hold.fence)
             work.stream, work.since = stream, stream.tick
             flight.order(work, stream, hold.fence, hold)
-            for lane, slots, write in jobs:
-                lane.pool.enter(slots, Stage.WRITING)
-                stream.run(write)
-                if watcher is not None:
-                    watcher.accessed(stream, f"fetch of {lane.device.name}", lane.pool, (), slots, lane.pool)
-                lane.pool.enter(slots, Stage.SEALED)
-                lane.pool.enter(slots, Stage.PUBLISHED)
+            with self._timed("fetch", stream, [(lane, slots) for lane, slots, _ in jobs]):
+                for lane, slots, write in jobs:
+                    lane.pool.enter(slots, Stage.WRITING)
+                    stream.run(write)
+                    if watcher is not None:
+                        watcher.accessed(stream, f"fetch of {lane.device.name}", lane.pool, (), slots, lane.pool)
+                    lane.pool.enter(slots, Stage.SEALED)
+                    lane.pool.enter(slots, Stage.PUBLISHED)
         finally:
             self.end(before, "fetch")
         if not work.over:
             work.followers = [hold]
             self.core.unwritten.add(work, hold, nodes, [(lane, set(slots)) for lane, slots, _ in jobs], below=True)
 
-    def run(self, moves: Many[Moves], nodes: list[Node], hold: Hold, way: str) -> Work[Hold]:
+    def _timed(
+        self, kind: Kind, stream: Stream, moved: Many[tuple[HostLane, Many[int]]]
+    ) -> AbstractContextManager[None]:
+        """Time what the block enqueues, if a timeline follows. ``moved``: the slots that are written, by host lane."""
+        times = self.core.flight.times
+        return nullcontext() if times is None else times.timed(kind, stream, *amounts(moved))
+
+    def run(self, moves: Many[Moves], nodes: list[Node], hold: Hold, way: Literal["down", "up"]) -> Work[Hold]:
         """Enqueue copies "down" or "up" as one piece of work, after all that ``hold`` is ordered after.
 
         The copies write data of ``nodes``. An inline stream raises here; then nobody may read what was copied.
@@ -304,11 +314,12 @@ class HostCopies:
             work = flight.begin()
             work.stream, work.since = stream, stream.tick
             flight.order(work, stream, hold.fence, hold)
-            for group in self._groups if way == "up" and not stream.inline else ((),):
-                for mine in moves:
-                    self._run_one(mine, stream, way, group)
-                if group:
-                    work.gates = [*work.gates, (group[1] - 1, stream.record())]
+            with self._timed(way, stream, [(mine.lane, mine.dst) for mine in moves]):
+                for group in self._groups if way == "up" and not stream.inline else ((),):
+                    for mine in moves:
+                        self._run_one(mine, stream, way, group)
+                    if group:
+                        work.gates = [*work.gates, (group[1] - 1, stream.record())]
         finally:
             self.end(before, way)
         if not work.over:
@@ -342,3 +353,13 @@ class HostCopies:
             watcher.accessed(stream, f"copy {way} of {mine.lane.device.pool.name}", target, mine.src, mine.dst, source)
         if way == "down":
             target.enter(mine.dst, Stage.PUBLISHED)
+
+
+def amounts(moved: Iterable[tuple[HostLane, Many[int]]]) -> tuple[dict[str, int], int]:
+    """How many slots are moved, by component, and their bytes: as timelines tell them."""
+    pages: dict[str, int] = {}
+    size = 0
+    for lane, slots in moved:
+        pages[lane.device.name] = pages.get(lane.device.name, 0) + len(slots)
+        size += len(slots) * lane.pool.slot_bytes
+    return pages, size

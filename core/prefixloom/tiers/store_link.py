@@ -7,16 +7,17 @@ ticket has the same number on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, Protocol
 
 from ..contract.identity import Identity
 from ..device.flight import Work
+from ..device.timeline import Kind
 from ..operations.state import Core, Hold
 from ..storage import Backend, Fingerprint, Reason
 from ..tree.radix import Node
 from .consensus import Completions, Consensus, LocalConsensus
-from .host_copies import HostCopies
+from .host_copies import HostCopies, amounts
 from .host_lane import HostLane
 from .pieces import Spares, fingerprint
 
@@ -97,6 +98,13 @@ class StoreLink:
         if self.store is not None:
             page, identity = self.core.shape.page, self.component.identity
             self.fingerprints = {lane.index: fingerprint(lane.device, page, identity) for lane in self.copies.lanes}
+
+    def timed(
+        self, kind: Kind, work: Callable[[Backend], Answers], lanes: Iterable[HostLane] = ()
+    ) -> Callable[[Backend], Answers]:
+        """``work`` for a thread of the store, timed if a timeline follows. ``lanes``: the host lane of each piece."""
+        times = self.core.flight.times
+        return work if times is None else times.call(kind, work, *amounts((lane, (0,)) for lane in lanes))
 
     def copies_to(self, lane: HostLane, node: Node) -> list[Work[Hold]]:
         """The copies in flight, oldest first, that still have to write data of the host at ``node``."""

@@ -149,7 +149,7 @@ class Fetch:
         def instead(reason: Any, detail: str) -> tuple[FoundInStore]:
             return (FoundInStore(self.base, f"{reason} {detail}".strip()),)
 
-        self._call = self.store.ask(self._find, instead)
+        self._call = self.store.ask(self.link.timed("search", self._find), instead)
 
     def _open_ticket(self) -> None:
         self._ticket = self.link.completions.open()
@@ -271,7 +271,8 @@ class Fetch:
             return (f"{reason} {detail}".strip(),) * len(batch)
 
         assert self.store is not None
-        self.calls.append((self.store.ask(read, instead, size=total(batch)), batch))
+        timed = self.link.timed("read", read, [piece.lane for piece in batch])
+        self.calls.append((self.store.ask(timed, instead, size=total(batch)), batch))
 
     def poll(self) -> None:
         """Find out whether the calls are over, or have taken too long."""

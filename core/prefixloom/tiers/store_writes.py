@@ -139,7 +139,8 @@ class StoreWrites:
             payloads = [content(spares, pool, slot) for *_, slot in batch]
             fingerprint = self.link.fingerprints[lane.index]
             write = partial(put, spares=spares, fingerprint=fingerprint, lane=lane, pieces=batch, payloads=payloads)
-            call = store.ask(write, nothing(len(batch)), writes=True, size=len(batch) * pool.record_bytes)
+            timed = self.link.timed("write", write, [lane] * len(batch))
+            call = store.ask(timed, nothing(len(batch)), writes=True, size=len(batch) * pool.record_bytes)
             self.calls.append(Writing(call, len(batch), self._paths(lane, cell.node, batch)))
             if call.over:  # the store did not take it, and would not take the others either
                 self.refused += len(pieces) - first - len(batch)
@@ -205,7 +206,8 @@ class StoreWrites:
         size = len(pieces) * pool.record_bytes
         self.handed += len(pieces)
         self.let_go[ticket] = let_go
-        call = store.ask(write, nothing(len(pieces)), writes=True, size=size, released=released)
+        timed = self.link.timed("write", write, [lane] * len(pieces))
+        call = store.ask(timed, nothing(len(pieces)), writes=True, size=size, released=released)
         self.calls.append(Writing(call, len(pieces), self._paths(lane, node, pieces)))
 
     # ------------------------------------------------------------ journals

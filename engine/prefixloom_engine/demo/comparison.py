@@ -11,6 +11,7 @@ from prefixloom import Cache, CompositionError, InputError, PrefixloomError, Tie
 from ..contract.model import Model
 from ..contract.requests import Answer, Request
 from ..serving.engine import Engine
+from ..tracing.trace import Trace
 from .conversations import Conversations
 from .exactness import TOLERANCE, TOLERANCE_OF_OTHER_MODELS, ContentLedger, Exactness, lose_each_component
 from .progress import Progress
@@ -111,7 +112,8 @@ class Comparison:
             model.config, plugins=tier, capacity=pool_capacities(model, shared, rewind), max_rewind=rewind
         )
         cold_cache: Cache = compose(model.config, capacity=pool_capacities(model, one, 0))
-        self.engine = Engine(model, self.cache, speculate=rewind)
+        self.trace = None if settings.trace is None else Trace(settings.trace)
+        self.engine = Engine(model, self.cache, speculate=rewind, observers=() if self.trace is None else (self.trace,))
         self.cold = Engine(model, cold_cache)
         built_in = settings.model is None
         self.exactness = Exactness(TOLERANCE[settings.dtype] if built_in else TOLERANCE_OF_OTHER_MODELS)
@@ -213,3 +215,5 @@ class Comparison:
         self.progress.clear()
         self.engine.close()
         self.cold.close()
+        if self.trace is not None:
+            self.trace.close()

@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--capacity", metavar="N", help="tokens that the device holds (default: 40%% of all)")
     parser.add_argument("--host", metavar="N", help="tokens that the host holds for it, 0: no tier (default: all)")
     parser.add_argument("--report", metavar="FILE", help="write a page with pictures, in one HTML file")
+    parser.add_argument("--trace", metavar="FILE", help="write a trace of the cached runs, for ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
@@ -49,6 +50,7 @@ class Settings:
     dtype: str
     model: Path | None
     report: Path | None
+    trace: Path | None
 
 
 def read_settings(args: argparse.Namespace) -> Settings:
@@ -76,4 +78,6 @@ def read_settings(args: argparse.Namespace) -> Settings:
         raise InputError(f"--dtype must be float32 or float64, got {dtype!r}: rounding to 16 bits hides errors")
     if model is not None and args.size is not None:
         raise InputError("--size is of the built-in model, and --model says which one to take instead: give one")
-    return Settings(**found, size=args.size or "small", dtype=dtype, model=model, report=report)  # type: ignore[arg-type]
+    trace = None if args.trace is None else Path(args.trace)
+    size = args.size or "small"
+    return Settings(**found, size=size, dtype=dtype, model=model, report=report, trace=trace)  # type: ignore[arg-type]

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from prefixloom import Cache, InputError, InvariantError, ProtocolError, Stream, ThreadStream, stream_for
+from prefixloom import Cache, InputError, InvariantError, ProtocolError, Stamp, Stream, ThreadStream, stream_for
 
 from ..contract.model import Runner, Span, no_gate
+from ..contract.observer import StepFacts
 from .drafting import DraftBuffers
 from .jobs import PlannedRow
 from .passes import ForwardPass, HandoverCopy
@@ -37,6 +38,10 @@ class LaunchedStep:
         self.event: Any = None
         self.error: BaseException | None = None
         self.seconds = 0.0
+        self.facts: StepFacts | None = None
+        """What observers are told of the step."""
+        self._stamps: tuple[Stamp, Stamp] | None = None
+        self._begun = self._ended = 0.0
         self._read = False
 
     def run(self, work: Callable[[], object]) -> None:
@@ -48,7 +53,19 @@ class LaunchedStep:
             self.error = self.error or error
             raise
         finally:
-            self.seconds += time.perf_counter() - started
+            self._begun, self._ended = self._begun or started, time.perf_counter()
+            self.seconds += self._ended - started
+
+    def stamp(self, first: Stamp, last: Stamp) -> None:
+        """Time the step by these, as what ``run`` measures is how long a launch takes."""
+        self._stamps = first, last
+
+    def times(self) -> tuple[float, float]:
+        """When the passes of a step that is over began and ended on the stream; zeros if none began."""
+        if self._stamps is not None:
+            begun, ended = (stamp.seconds or 0.0 for stamp in self._stamps)
+            return begun, ended
+        return self._begun, self._ended
 
     def wait(self) -> None:
         """Wait until the stream has passed the step; then each row has its results."""
@@ -72,6 +89,7 @@ class ForwardStream:
         self.runner = runner
         self._cache = cache
         self._device = cache.composition.device
+        self._on_cuda = self._device.startswith("cuda")
         self._parts = [part.name for part in cache.composition.parts]
         self._states = [part.name for part in cache.composition.parts if not part.page_tokens]
         drafter = getattr(runner, "drafter", None)
@@ -99,11 +117,15 @@ class ForwardStream:
             raise InputError(f"{name} may come to {length} tokens, which the model refuses: {error}") from error
 
     # ------------------------------------------------------------ launching
-    def launch(self, rows: Sequence[PlannedRow]) -> LaunchedStep:
-        """Enqueue a step over these rows. If it fails right here, it has committed nothing and carries the error."""
+    def launch(self, rows: Sequence[PlannedRow], *, timed: bool = False) -> LaunchedStep:
+        """Enqueue a step over these rows. If it fails right here, it has committed nothing and carries the error.
+
+        ``timed``: ``LaunchedStep.times`` is asked. On a CPU it is known anyway.
+        """
         if not self._gated:
             release_openmp_team()
         launched = LaunchedStep(list(rows))
+        first = self.stream.stamp() if timed and self._on_cuda else None
         try:
             computed = [row for row in rows if row.incoming is None]
             groups = self.runner.groups([row.span for row in computed])
@@ -115,6 +137,8 @@ class ForwardStream:
             if launched.error is None and isinstance(error, (InvariantError, ProtocolError)):
                 raise  # a bug, of the model or of prefixloom: no request has caused it
             launched.error = launched.error or error
+        if first is not None:
+            launched.stamp(first, self.stream.stamp())
         launched.event = self.stream.record()
         return launched
 

@@ -16,6 +16,8 @@ from prefixloom import CompositionError, InputError, Traffic, compose, make_comp
 from ..serving.interrupts import reraise_interrupts
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from ..contract.model import Model
     from ..contract.texts import Tokenizer
 
@@ -32,7 +34,7 @@ NUMBERS = {
     "drain": (0, 1 << 20),
 }
 """The least and the greatest value of each option that is a whole number."""
-SIZES = ("memory", "host_memory", "max_body", "max_bodies")
+SIZES = ("memory", "host_memory", "max_body", "max_bodies", "trace_size")
 LAST_SECONDS = 5
 """How long clients may take to read the error of an answer that the end of the server has cut."""
 MOST_FILES = 1 << 16
@@ -70,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serving.add_argument(
         "--no-insight", dest="insight", action="store_false", help="no metrics, no page, and no history of misses"
     )
+    serving.add_argument("--otlp", metavar="URL", help="a collector of OpenTelemetry for the span of each request")
+    serving.add_argument("--trace", metavar="FILE", help="write what the engine does, for ui.perfetto.dev")
+    serving.add_argument("--trace-size", default="1GiB", metavar="SIZE", help="the trace ends there (default: 1GiB)")
     serving.add_argument("--timeout", default="600", metavar="S", help="seconds of an answer (default: 600)")
     serving.add_argument(
         "--drain", default="30", metavar="S", help="seconds that the end waits for answers and store (default: 30)"
@@ -132,6 +137,7 @@ def _serve(settings: ServeSettings) -> int:
     import uvicorn
 
     from ..serving.engine import Engine
+    from ..tracing.trace import Trace
     from .access import Access, read_keys
     from .admin import Admin, AttachedStore
     from .app import Announced, Limits, Server, make_app
@@ -140,6 +146,7 @@ def _serve(settings: ServeSettings) -> int:
 
     args, numbers, sizes = settings.args, settings.numbers, settings.sizes
     access = Access() if args.keys is None else read_keys(Path(args.keys))
+    trace = None if args.trace is None else Trace(args.trace, size=sizes["trace_size"])
     model, tokenizer, about = _model(args)
     identity = getattr(model, "identity", None)
     tier = None
@@ -163,8 +170,13 @@ def _serve(settings: ServeSettings) -> int:
             store.attach(args.store)
         return Engine(
             model, cache, chunk=numbers["chunk"], max_running=numbers["max_running"], policy="priority",
-            speculate=numbers["speculate"],
+            speculate=numbers["speculate"], observers=() if trace is None else (trace,),
         )  # fmt: skip
+
+    def ended() -> None:
+        store.close()
+        if trace is not None:
+            trace.close()
 
     failures: list[BaseException] = []
 
@@ -172,7 +184,7 @@ def _serve(settings: ServeSettings) -> int:
         failures.append(error)
         http.should_exit = True
 
-    worker = EngineWorker(make, numbers["max_running"] + numbers["max_queue"], failed, store.close)
+    worker = EngineWorker(make, numbers["max_running"] + numbers["max_queue"], failed, ended)
     limits = Limits(
         sizes["max_body"], sizes["max_bodies"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"]
     )
@@ -183,7 +195,11 @@ def _serve(settings: ServeSettings) -> int:
         from .insight import Insight
 
         routes += Insight(server).routes()
-    app = make_app(server, routes)
+    app: ASGIApp = make_app(server, routes)
+    if args.otlp is not None:
+        from .telemetry import Telemetry, batches_to
+
+        app = Telemetry(worker, name, [batches_to(args.otlp)]).around(app)
     http = Announced(
         uvicorn.Config(
             app, host=args.host, port=numbers["port"], log_level="warning", access_log=False, lifespan="on",

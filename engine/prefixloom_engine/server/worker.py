@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 import attrs
@@ -67,6 +68,8 @@ class PendingAnswer:
     def __init__(self, request: Request, ended: Callable[[PendingAnswer], None] = lambda _: None) -> None:
         self.request = request
         self.begun = time.monotonic()
+        self.context = copy_context()
+        """Of the task that asks: what a request came with is there."""
         self.admitted_at = self.first_at = self.last_at = 0.0
         self.count = self.hit = 0
         self.reason = ""
@@ -188,10 +191,11 @@ class EngineWorker:
             raise
         return tickets
 
-    def observe(self, ended: Callable[[PendingAnswer], None]) -> None:
-        """Have the engine account for its hits, and call ``ended`` with each request that has ended, in the loop."""
+    def observe(self, ended: Callable[[PendingAnswer], None], *, account: bool = True) -> None:
+        """Call ``ended`` with each request that has ended, in the loop. ``account``: the engine accounts for hits."""
         self._observers.append(ended)
-        self._ask(self.engine.account)  # in the worker's thread
+        if account:
+            self._ask(self.engine.account)  # in the worker's thread
 
     def _tell_end(self, ticket: PendingAnswer) -> None:
         for observer in self._observers:

@@ -20,11 +20,13 @@ from prefixloom import Cache, Identity, InputError, PrefixloomError, ProtocolErr
 
 from ..contract.handover import Handover
 from ..contract.model import Identified, Media, Model, Multimodal
+from ..contract.observer import Observer, PrefillChunk, StepFacts
 from ..contract.requests import POSITIONS, Answer, Request, shown
 from ..forward.jobs import Job, LogitsError, PlannedRow
 from ..forward.stream import ForwardStream, LaunchedStep
 from .guessing import CheckedGuesser, Guesser, PromptLookup
 from .interrupts import defer_interrupts
+from .observers import Observers, observers_of
 from .scheduler import RETRIES, Counts, Scheduler
 
 log = logging.getLogger("prefixloom.engine")
@@ -43,6 +45,7 @@ class Engine:
     ``speculate``    how many tokens are guessed ahead for requests that do not say; the cache must be composed with at
                      least as much ``max_rewind``
     ``clock``        seconds, by which the ``ttl`` of requests is counted
+    ``observers``    told what the engine does while it works: see ``Observer``
     ``guesser``      what makes the guesses (default: the model's draft, if it has one, else ``PromptLookup``)
     """
 
@@ -58,6 +61,7 @@ class Engine:
         speculate: int = 0,
         guesser: Guesser | None = None,
         clock: Callable[[], float] = time.monotonic,
+        observers: Iterable[Observer] = (),
     ) -> None:
         if not isinstance(cache, Cache) or not callable(getattr(model, "bind", None)):
             raise InputError(
@@ -86,6 +90,9 @@ class Engine:
         """Whether a request ever had a ``ttl``."""
         self._closed = False
         self.forward_seconds = 0.0
+        self._observers = self._scheduler.observers = observers_of(observers)
+        if self._observers is not None:
+            self._observers.attached(cache)
 
     # ------------------------------------------------------------ requests
     def add(self, request: Request, handed: Handover | None = None) -> Answer:
@@ -221,6 +228,7 @@ class Engine:
         then every job starts over from what is cached.
         """
         with defer_interrupts(), self._restart_all_on_error():
+            planned = 0.0 if self._observers is None else time.perf_counter()
             self._restart_failed(None)  # the program may have polled or flushed the cache since the last step
             self._end_unusable()
             self._end_dropped()
@@ -230,11 +238,16 @@ class Engine:
                 self.cache.expire(self._clock())
             rows = self._scheduler.plan()
             if rows:
-                self._launch(rows)
+                self._launch(rows, planned)
             elif not self._in_flight:
-                return self._idle()
+                worked = self._idle()
+                if self._observers is not None:
+                    self._observers.stepped()
+                return worked
             while self._in_flight and (len(self._in_flight) > self.overlap or not rows or self._in_flight[-1].error):
                 self._collect(self._in_flight.popleft())  # nothing can be planned behind a step that failed
+            if self._observers is not None:
+                self._observers.stepped()
         return True
 
     @contextmanager
@@ -247,8 +260,8 @@ class Engine:
                 self._scheduler.restart(job)
             raise
 
-    def _launch(self, rows: list[PlannedRow]) -> None:
-        launched = self._forward.launch(rows)
+    def _launch(self, rows: list[PlannedRow], planned: float) -> None:
+        launched = self._forward.launch(rows, timed=self._observers is not None)
         self._in_flight.append(launched)
         counts = self._scheduler.counts
         counts.steps += 1
@@ -262,6 +275,9 @@ class Engine:
                 counts.decoded += 1
                 counts.drafted += row.guess_count
                 row.job.answer.drafted += row.guess_count
+        if self._observers is not None:
+            launched.facts = facts_of(rows, counts.steps, planned)
+            self._observers.launched(launched.facts)
 
     def _idle(self) -> bool:
         """Nothing is in flight and nothing can be launched.
@@ -281,7 +297,12 @@ class Engine:
 
     def _collect(self, launched: LaunchedStep) -> None:
         """Wait for a step, and continue its jobs with what it sampled. Only rows whose inputs were all valid count."""
-        launched.wait()
+        if launched.facts is None or self._observers is None:
+            launched.wait()
+        else:
+            launched.facts.waited = time.perf_counter()
+            launched.wait()
+            self._tell_over(launched, self._observers)
         self.cache.poll()
         self.forward_seconds += launched.seconds
         self._restart_failed(launched)
@@ -292,8 +313,17 @@ class Engine:
                     job.apart_until = 0
                 if row.samples:
                     job.unread_passes -= 1
+                    if row.prefill and self._observers is not None:
+                        self._observers.first_token(job.number)
                     self._take_tokens(row, job)
         self._end_unusable(launched)
+
+    def _tell_over(self, launched: LaunchedStep, observers: Observers) -> None:
+        facts = launched.facts
+        assert facts is not None
+        facts.begun, facts.ended = launched.times()
+        facts.read, facts.error = time.perf_counter(), launched.error
+        observers.over(facts)
 
     def _take_tokens(self, row: PlannedRow, job: Job) -> None:
         """The tokens of a row are known: rewind what was guessed wrong, append the rest, and end a complete answer."""
@@ -464,15 +494,34 @@ class Engine:
                 self._abort(answer)
             self._forward.close()
             self._closed = True
+            if self._observers is not None:
+                for launched in self._in_flight:
+                    self._tell_over(launched, self._observers)
             self._in_flight.clear()
             self._streams.clear()
             self.cache.poll()
+            if self._observers is not None:
+                self._observers.stepped()
+                self._observers.closed()
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def facts_of(rows: Iterable[PlannedRow], number: int, planned: float) -> StepFacts:
+    """What observers are told of a step that was just launched."""
+    chunks, decoded, drafted = [], 0, 0
+    for row in rows:
+        if row.prefill:
+            span = row.span
+            chunks.append(PrefillChunk(row.job.number, span.start, span.end, row.samples, row.incoming is not None))
+        else:
+            decoded += 1
+            drafted += row.guess_count
+    return StepFacts(number, tuple(chunks), decoded, drafted, planned, time.perf_counter())
 
 
 class AnswerStream:

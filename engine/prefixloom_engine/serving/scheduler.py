@@ -34,6 +34,7 @@ from ..contract.requests import Answer, Reason, Request
 from ..forward.jobs import Job, PlannedRow
 from .admission import POLICIES, PageBudget, cached_tokens
 from .guessing import Guesser
+from .observers import Observers
 
 log = logging.getLogger("prefixloom.engine")
 BURST = 8
@@ -95,6 +96,7 @@ class Scheduler:
         self.counts = Counts()
         self.accounts = False
         """Whether the cache is told to account for the hit of each request."""
+        self.observers: Observers | None = None
         self.jobs: dict[Answer, Job] = {}
         self.waiting: list[Job] = []
         self.running: list[Job] = []
@@ -107,6 +109,8 @@ class Scheduler:
     def add(self, job: Job) -> None:
         self.jobs[job.answer] = job
         self.waiting.append(job)
+        if self.observers is not None:
+            self.observers.queued(job.number, job.answer)
 
     # ------------------------------------------------------------ planning
     def plan(self) -> list[PlannedRow]:
@@ -342,6 +346,8 @@ class Scheduler:
         self.waiting.remove(job)
         self.running.append(job)
         self.counts.admitted += 1
+        if self.observers is not None:
+            self.observers.admitted(job.number, sequence.ready)
         if not job.answer.admitted_at:
             job.answer.admitted_at = time.monotonic()
             if self.accounts:
@@ -377,6 +383,8 @@ class Scheduler:
         if not job.admitted:
             job.answer.hit, job.answer.restored = sequence.ready, brought
         job.admitted = True
+        if self.observers is not None:
+            self.observers.restored(job.number, sequence.ready, brought)
 
     def _pools_suffice(self, job: Job) -> bool:
         jobs = [*self.running, job]
@@ -423,13 +431,15 @@ class Scheduler:
         assert job.sequence is not None
         job.sequence.close()
         self.counts.retracted += 1
-        self._requeue(job)
+        self._requeue(job, retracted=True)
 
-    def _requeue(self, job: Job) -> None:
+    def _requeue(self, job: Job, *, retracted: bool) -> None:
         """Make a running job wait; it starts over from what is cached then."""
         self._stop_running(job)
         job.key = encode(job.tokens)
         self.waiting.append(job)
+        if self.observers is not None:
+            self.observers.requeued(job.number, retracted)
 
     def restart(self, job: Job) -> None:
         """Void everything in flight for a job: it starts over from its answer so far and from what is cached.
@@ -443,13 +453,15 @@ class Scheduler:
         job.handover = None
         if job.sequence is not None:
             job.sequence.abort()
-            self._requeue(job)
+            self._requeue(job, retracted=False)
 
     def end(self, job: Job, reason: Reason, error: BaseException | None = None) -> None:
         """End the answer. Only a job that ended with "length" or "stop" is published."""
         del self.jobs[job.answer]
         job.answer.reason, job.answer.error = reason, error
         job.attempt += 1
+        if self.observers is not None:
+            self.observers.ended(job.number, job.answer)
         if job.sequence is None:
             self.waiting.remove(job)
             return
