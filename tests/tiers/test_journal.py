@@ -20,7 +20,6 @@ from prefixloom import (
     Manifest,
     Path,
     Point,
-    ProtocolError,
     Sinks,
     ThreadStream,
     TierManifest,
@@ -141,19 +140,29 @@ def test_what_is_told_has_tokens_keys_and_pages() -> None:
     assert (change.spans, change.boundary) == (((0, 4),), None)
 
 
-def test_a_cache_has_one_journal_and_after_its_close_none() -> None:
+def test_journals_know_nothing_of_each_other_and_record_until_their_close() -> None:
     cache = small()
-    journal = cache.journal()
-    with pytest.raises(ProtocolError, match="has a journal already"):
-        cache.journal()
-    journal.close()
+    first = cache.journal()
     run(cache, [1, 2], "", 2)
-    assert journal.take() == []
-    second = cache.journal()
-    journal.close()
+    second, tiny = cache.journal(), cache.journal(1)
     run(cache, [3, 4], "", 2)
-    assert len(second.take()) == 1
+    run(cache, [5, 6], "", 2)
+    assert tiny.missing and len(tiny.take()) == 1 and not first.missing
+    assert [len(journal.take()) for journal in (first, second)] == [3, 2]
+    first.close()
+    first.close()
+    run(cache, [7, 8], "", 2)
+    assert [len(journal.take()) for journal in (first, second, tiny)] == [0, 1, 1]
+    cache.flush()
+    assert [[change.kind for change in journal.take()] for journal in (second, tiny)] == [["cleared"]] * 2
     second.close()
+    tiny.close()
+    run(cache, [1, 2], "", 2)
+    assert second.take() == tiny.take() == []
+    again = cache.journal()
+    second.close()
+    run(cache, [3, 4], "", 2)
+    assert len(again.take()) == 1
     for most in (0, True, 2.0):
         with pytest.raises(InputError, match="at least 1 change"):
             cache.journal(most)  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Literal
 
 from ..contract.composition import Composition
@@ -297,18 +296,17 @@ class Cache:
     def journal(self, most: int = MOST) -> Journal:
         """Record from now on what is stored in the tree and removed from it: ``Journal.take`` returns it.
 
-        ``most``: the number of changes after which one that nobody took begins again. A cache has one journal at a
-        time, until its ``close``.
+        ``most``: the number of changes after which one that nobody took begins again. Each call makes another journal:
+        they know nothing of each other. Recording ends with the ``close`` of the last one.
         """
         core = self._core
         core.enter()
-        if core.journal is not None:
-            raise ProtocolError("this cache has a journal already: close it first, or share it")
         if most.__class__ is not int or most < 1:
             raise InputError(f"a journal holds at least 1 change, got {most!r}")
-        recorder = Recorder(core.keys, core.index.is_found, most)
-        core.record(recorder)
-        return Journal(recorder, partial(core.stop_recording, recorder))
+        if core.journal is None:
+            core.record(Recorder(core.keys, core.index.is_found, core.stop_recording))
+        assert core.journal is not None
+        return core.journal.open(most)
 
     def contents(self) -> list[Change]:
         """All that is cached on every tier and can be found, as changes that are "stored", each after what it needs."""

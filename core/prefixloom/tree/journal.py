@@ -59,21 +59,29 @@ class Change:
 
 
 class Recorder:
-    """What lanes tell of their cells, kept for the reader of a ``Journal``.
+    """What lanes tell of their cells, handed to each open ``Journal``."""
 
-    It holds at most ``most`` changes, with ``BYTES`` of tokens. One more, and it begins again and is ``missing`` some.
-    """
+    __slots__ = ("_is_found", "_keys", "_stop", "journals")
 
-    __slots__ = ("_is_found", "_keys", "_size", "changes", "missing", "most")
-
-    def __init__(self, keys: KeyMaker, is_found: Callable[[Root], bool], most: int) -> None:
-        """``is_found``: whether matches may find what hangs below a root."""
+    def __init__(self, keys: KeyMaker, is_found: Callable[[Root], bool], stop: Callable[[Recorder], None]) -> None:
+        """``is_found``: whether matches may find what hangs below a root. ``stop``: called when no journal is left."""
         self._keys = keys
         self._is_found = is_found
-        self._size = 0
-        self.changes: list[Change] = []
-        self.most = most
-        self.missing = False
+        self._stop = stop
+        self.journals: tuple[Journal, ...] = ()
+
+    def open(self, most: int) -> Journal:
+        """Another journal, of at most ``most`` changes, which begins now."""
+        journal = Journal(most, self.close)
+        self.journals = (*self.journals, journal)
+        return journal
+
+    def close(self, journal: Journal) -> None:
+        """Record nothing in ``journal`` any more."""
+        if journal in self.journals:
+            self.journals = tuple(each for each in self.journals if each is not journal)
+            if not self.journals:
+                self._stop(self)
 
     def changed(self, lane: Keeper, node: Node, before: Any, after: Any) -> None:
         """The cell of ``node`` had ``before`` and has ``after``: page numbers of the last pages of the edge, or a slot.
@@ -86,12 +94,8 @@ class Recorder:
         assert isinstance(root, Root)
         if self._is_found(root):
             for change in changes_of(self._keys, root.namespace, lane, node, before, after):
-                self._size += len(change.tokens)
-                if len(self.changes) >= self.most or self._size > BYTES:
-                    self.begin_again()
-                    self._size = len(change.tokens)
-                    self.missing = True
-                self.changes.append(change)
+                for journal in self.journals:
+                    journal.add(change)
 
     def dropped(self, lanes: Iterable[Keeper], root: Root) -> None:
         """Nothing below ``root`` is found any more."""
@@ -103,25 +107,26 @@ class Recorder:
 
     def cleared(self) -> None:
         """Nothing is cached any more."""
-        self.begin_again()
-        self.changes.append(Change("cleared"))
-
-    def begin_again(self) -> list[Change]:
-        """Forget all changes, and return them."""
-        taken, self.changes = self.changes, []
-        self._size = 0
-        self.missing = False
-        return taken
+        for journal in self.journals:
+            journal.take()
+            journal.add(Change("cleared"))
 
 
 class Journal:
-    """The changes of one cache since they were last taken. Made by ``Cache.journal``."""
+    """The changes of one cache since they were last taken. Made by ``Cache.journal``.
 
-    __slots__ = ("_close", "_recorder")
+    It holds at most as many changes as it was made for, with ``BYTES`` of tokens. One more, and it begins again and is
+    ``missing`` some.
+    """
 
-    def __init__(self, recorder: Recorder, close: Callable[[], None]) -> None:
-        self._recorder = recorder
+    __slots__ = ("_changes", "_close", "_missing", "_most", "_size")
+
+    def __init__(self, most: int, close: Callable[[Journal], None]) -> None:
+        self._most = most
         self._close = close
+        self._changes: list[Change] = []
+        self._size = 0
+        self._missing = False
 
     @property
     def missing(self) -> bool:
@@ -129,15 +134,27 @@ class Journal:
 
         Then ``Cache.contents`` says what is cached.
         """
-        return self._recorder.missing
+        return self._missing
+
+    def add(self, change: Change) -> None:
+        """Record a change, as the lanes do; no part of the public interface."""
+        self._size += len(change.tokens)
+        if len(self._changes) >= self._most or self._size > BYTES:
+            self.take()
+            self._size = len(change.tokens)
+            self._missing = True
+        self._changes.append(change)
 
     def take(self) -> list[Change]:
         """The changes since the last call, in their order."""
-        return self._recorder.begin_again()
+        taken, self._changes = self._changes, []
+        self._size = 0
+        self._missing = False
+        return taken
 
     def close(self) -> None:
         """Record nothing any more. A second close does nothing."""
-        self._close()
+        self._close(self)
 
 
 def changes_of(keys: KeyMaker, namespace: str, lane: Keeper, node: Node, before: Any, after: Any) -> list[Change]:
