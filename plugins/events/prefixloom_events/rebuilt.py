@@ -87,12 +87,12 @@ class RebuiltCache:
         return self.blocks.setdefault((group, medium or "GPU"), set())
 
     # ------------------------------------------------------------ answering
-    def pages(self, tokens: Any, *, medium: str = "GPU", **named: Any) -> int:
-        """How many of ``tokens`` are told under the first group: what a router says that knows full attention alone.
+    def pages(self, tokens: Any, *, medium: str = "GPU", group: int = PAGES, **named: Any) -> int:
+        """How many of ``tokens`` are told under one group: under the first, what routers say that know no other.
 
         ``named``: ``salt``, ``lora_name`` and ``extra``, as in ``boundary``.
         """
-        told = self.blocks.get((PAGES, medium), set())
+        told = self.blocks.get((group, medium), set())
         found = 0
         for end, block in self._hashes(tokens, **named):
             if block not in told:
