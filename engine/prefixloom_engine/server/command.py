@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import logging
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from prefixloom import CompositionError, InputError, Traffic, compose, make_component, parse_memory
+from prefixloom import Cache, CompositionError, InputError, Traffic, compose, make_component, parse_memory
 
 from ..serving.interrupts import reraise_interrupts
 
@@ -36,6 +38,8 @@ SIZES = ("memory", "host_memory", "max_body")
 LAST_SECONDS = 5
 """How long clients may take to read the error of an answer that the end of the server has cut."""
 BUILT_IN = "prefixloom-threeway"
+OBSERVERS = "prefixloom.observers"
+"""The group of entry points of what follows a cache: called with the cache and where to publish."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cache.add_argument("--page-size", default="16", metavar="N", help="tokens of a page (default: 16)")
     cache.add_argument("--host-memory", metavar="SIZE", help="of the host, for what the device cannot hold")
     cache.add_argument("--store", metavar="URL", help="behind the host's memory, such as file:/var/cache/prefixes")
+    cache.add_argument(
+        "--events", metavar="ENDPOINT", help="publish what is cached for routers, such as at tcp://127.0.0.1:5557"
+    )
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     serving.add_argument("--port", default="8000", metavar="N", help="default: 8000; 0: any that is free")
@@ -138,6 +145,8 @@ def _serve(settings: ServeSettings) -> int:
     if "host_memory" in sizes:
         tier = make_component("hicache", "host", memory=sizes["host_memory"], identity=identity)
     store = AttachedStore(tier)
+    make_publisher = None if args.events is None else observer_named("events")
+    observers: list[Any] = []
 
     def make() -> Engine:
         traffic = Traffic(running=numbers["max_running"], chunk=numbers["chunk"])
@@ -153,10 +162,17 @@ def _serve(settings: ServeSettings) -> int:
         )
         if args.store is not None:
             store.attach(args.store)
+        if make_publisher is not None:
+            observers.append(make_publisher(cache, args.events))
         return Engine(
             model, cache, chunk=numbers["chunk"], max_running=numbers["max_running"], policy="priority",
-            speculate=numbers["speculate"],
+            speculate=numbers["speculate"], observers=observers,
         )  # fmt: skip
+
+    def ended() -> None:
+        for observer in observers:
+            observer.close()
+        store.close()
 
     failures: list[BaseException] = []
 
@@ -164,7 +180,7 @@ def _serve(settings: ServeSettings) -> int:
         failures.append(error)
         http.should_exit = True
 
-    worker = EngineWorker(make, numbers["max_running"] + numbers["max_queue"], failed, store.close)
+    worker = EngineWorker(make, numbers["max_running"] + numbers["max_queue"], failed, ended)
     limits = Limits(sizes["max_body"], 30.0, numbers["timeout"], numbers["max_answer"], numbers["drain"])
     name = args.name or (BUILT_IN if args.model is None else Path(args.model).resolve().name)
     server = Server(worker, tokenizer, access, limits, name, f"fp_{identity.digest[:12]}" if identity else "fp_unknown")
@@ -182,6 +198,19 @@ def _serve(settings: ServeSettings) -> int:
     for error in failures:
         print(f"prefixloom: {error}", file=sys.stderr)
     return 1 if failures or not http.started else 0
+
+
+def observer_named(name: str) -> Callable[[Cache, str], Any]:
+    """What makes an observer of a cache, from the package that is installed for it."""
+    for point in importlib.metadata.entry_points(group=OBSERVERS, name=name):
+        try:
+            make: Callable[[Cache, str], Any] = point.load()
+        except ModuleNotFoundError as error:
+            raise CompositionError(
+                f"--{name} needs the package {error.name!r}: install the extra, pip install 'prefixloom[{name}]'"
+            ) from error
+        return make
+    raise CompositionError(f"--{name} needs an installed package that has {name!r} in the group {OBSERVERS!r}")
 
 
 def _model(args: argparse.Namespace) -> tuple[Model, Tokenizer, str]:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Protocol
 
 from prefixloom import Cache, Identity, InputError, PrefixloomError, ProtocolError, Sequence, encode
 
@@ -32,6 +33,13 @@ STORE_POLL_SECONDS = 0.001
 """How long ``step`` waits before it polls a store, where there is nothing else to do."""
 
 
+class EngineObserver(Protocol):
+    """Follows what an engine's cache does. One that raises is left out from then on."""
+
+    def poll(self) -> None:
+        """Called after each step, on the thread that drives the engine."""
+
+
 class Engine:
     """Serves a model through a composed cache. As a context manager, it aborts at its end what still runs.
 
@@ -43,6 +51,7 @@ class Engine:
     ``speculate``    how many tokens are guessed ahead for requests that do not say; the cache must be composed with at
                      least as much ``max_rewind``
     ``guesser``      what makes the guesses (default: the model's draft, if it has one, else ``PromptLookup``)
+    ``observers``    what follows the cache, such as a publisher of events: it is polled after each step
     """
 
     def __init__(
@@ -56,6 +65,7 @@ class Engine:
         overlap: bool = True,
         speculate: int = 0,
         guesser: Guesser | None = None,
+        observers: Iterable[EngineObserver] = (),
     ) -> None:
         if not isinstance(cache, Cache) or not callable(getattr(model, "bind", None)):
             raise InputError(
@@ -66,6 +76,7 @@ class Engine:
                 raise InputError(f"{name} is a whole number from 1 up, got {value!r}")
         self.model, self.cache = model, cache
         self.overlap = overlap
+        self._observers = list(observers)
         self._speculate = self._guess_depth(speculate, "the engine")
         runner = model.bind(cache)
         if guesser is None and getattr(runner, "drafter", None) is None:
@@ -214,6 +225,16 @@ class Engine:
         Ctrl-C is held back until the end of the step. A second Ctrl-C, or any other exception, interrupts the step;
         then every job starts over from what is cached.
         """
+        worked = self._step()
+        for observer in list(self._observers):
+            try:
+                observer.poll()
+            except Exception:
+                log.exception("%r is polled no more", observer)
+                self._observers.remove(observer)
+        return worked
+
+    def _step(self) -> bool:
         with defer_interrupts(), self._restart_all_on_error():
             self._restart_failed(None)  # the program may have polled or flushed the cache since the last step
             self._end_unusable()
