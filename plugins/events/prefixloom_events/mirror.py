@@ -291,7 +291,7 @@ class Mirror:
     def _settle(self) -> None:
         """After changes: find which boundaries can be resumed at now, and drop pages of which nothing is left."""
         changed = [node for node, bits in self._before.items() if bits != node.bits]
-        nodes = sorted({*changed, *self._fresh}, key=_end_of)
+        nodes = sorted(dict.fromkeys([*changed, *self._fresh]), key=_end_of)
         self._fresh = []
         seen: dict[PageNode, None] = {}
         for node in nodes:

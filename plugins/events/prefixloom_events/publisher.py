@@ -183,7 +183,8 @@ class EventPublisher:
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self._closed:
             self.poll()
-            if self._sender.handed is None and not self._lost and not self._journal.missing:
+            sender = self._sender
+            if sender.handed is None and not (sender.broken or self._lost or self._journal.missing):
                 return True
             time.sleep(0.001)
         return False

@@ -69,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with follower:
         compared = wrong = 0
         until, next_look = time.monotonic() + options.seconds, 0.0
-        answered = follower.catch_up()
+        if not follower.catch_up():
+            print("verify: the publisher does not answer, so that nothing can be compared", file=sys.stderr)
+            return 1
         while (now := time.monotonic()) < until or not compared:
             follower.poll(0.1)
             if now >= next_look or now >= until:
@@ -80,8 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if now > until + 10:
                 break
         print(summary(follower))
-        if not answered:
-            print("the publisher did not answer: what was cached before is not known")
         print(f"compared with {compared} snapshots, of which {wrong} differ")
         for fault in follower.cache.faults:
             print(f"fault: {fault}")
