@@ -10,12 +10,15 @@ First read ``EventPublisher.poll`` and ``_Sender.run``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import attrs
 import zmq
@@ -41,11 +44,13 @@ REPLAY_SHARE = 0.05
 """The share of time that the publisher's thread gives to those who ask it, however many they are."""
 CONTENTS_SHARE = 0.01
 """The share of time for which the thread that drives the cache may read all contents, when changes were lost."""
-IDLE_SECONDS = 0.02
-"""How long the publisher's thread sleeps while nothing changes: a request for a replay waits so long at most."""
+IDLE_SECONDS = 1.0
+"""How long the publisher's thread sleeps while nobody wants anything of it."""
+REPLAY_RETRY = 0.01
+"""Seconds until something is sent again that a client could not take."""
 
 
-@attrs.frozen
+@attrs.define
 class PublisherCounts:
     """What a publisher has done so far.
 
@@ -140,7 +145,8 @@ class EventPublisher:
 
     @property
     def counts(self) -> PublisherCounts:
-        return self._sender.counts
+        """The counts as they are now."""
+        return attrs.evolve(self._sender.counts)
 
     @property
     def failed(self) -> Exception | None:
@@ -235,9 +241,9 @@ class _Replay:
     at: int = 0
 
 
-def bound_at(socket: zmq.Socket[bytes]) -> str:
+def bound_at(bound: zmq.Socket[bytes]) -> str:
     """Where others connect to."""
-    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    return bound.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
 class _Sender:
@@ -270,7 +276,6 @@ class _Sender:
         self._snapshot: tuple[int, bytes] | None = None
         self._replays: dict[bytes, _Replay] = {}
         self._answer_after = 0.0
-        self._wake = threading.Event()
         self._ending = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -283,18 +288,21 @@ class _Sender:
         except BaseException:
             self._context.destroy(linger=0)
             raise
+        self._woken, self._wake = socket.socketpair()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
         self._thread = threading.Thread(target=self.run, name="prefixloom-events", daemon=True)
         self._thread.start()
 
     def _bound(self, kind: int, endpoint: str, limit: int, most: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.set(limit, most)
-        socket.set(zmq.LINGER, 0)
+        bound = self._context.socket(kind)
+        bound.set(limit, most)
+        bound.set(zmq.LINGER, 0)
         try:
-            socket.bind(endpoint)
+            bound.bind(endpoint)
         except zmq.ZMQError as error:
             raise PrefixloomError(f"events cannot be published at {endpoint}: {error}") from error
-        return socket
+        return bound
 
     def _label_of(self, namespace: str) -> PageLabel:
         if self._label is not None:
@@ -307,22 +315,25 @@ class _Sender:
     # ------------------------------------------------------------ from the cache's thread
     def hand(self, changes: _Changes) -> None:
         self.handed = changes
-        self._wake.set()
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(OSError):  # it is full, so the thread is woken anyway; or the thread has ended
+            self._wake.send(b".")
 
     def close(self, seconds: float) -> None:
         self._ending = True
-        self._wake.set()
+        self._wake_up()
         self._thread.join(seconds)
         if self._thread.is_alive():
             log.warning("the publisher of events did not end within %s seconds", seconds)
 
     # ------------------------------------------------------------ the thread
     def run(self) -> None:
+        counts = self.counts
         try:
             while not self._ending or self.handed is not None:
-                pause = self._answer_after - time.monotonic() if self._replays else IDLE_SECONDS
-                self._wake.wait(min(max(pause, 0.001), IDLE_SECONDS))
-                self._wake.clear()
+                self._sleep()
                 began = time.thread_time()
                 try:
                     if self.handed is not None:
@@ -330,9 +341,22 @@ class _Sender:
                     self._answer()
                 except Exception as error:
                     self._fail(error)
-                self._count(seconds=time.thread_time() - began)
+                counts.seconds += time.thread_time() - began
         finally:
             self._context.destroy(linger=0)
+            self._woken.close()
+            self._wake.close()
+
+    def _sleep(self) -> None:
+        """Wait for changes, for requests, or until the next slice of a replay may be sent."""
+        pause = self._answer_after - time.monotonic()
+        waits: list[tuple[Any, int]] = [(self._woken, zmq.POLLIN)]
+        if pause <= 0:
+            pause = REPLAY_RETRY if self._replays else IDLE_SECONDS
+            waits.append((self._router, zmq.POLLIN))
+        zmq.zmq_poll(waits, max(1, int(pause * 1000)))
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(64)
 
     def _fail(self, error: Exception) -> None:
         """Go on after an error, with everything told anew: no error here may reach the engine."""
@@ -354,7 +378,7 @@ class _Sender:
             if handed.anew:
                 self._base = handed.base
                 self._mirror.begin_again()
-                self._count(restarts=1)
+                self.counts.restarts += 1
             events = self._mirror.apply(handed.changes)
             if events:
                 self._send(encode_batch(EventBatch(time.time(), events, self._rank)), len(events))
@@ -368,8 +392,11 @@ class _Sender:
         try:
             self._pub.send_multipart(frames_of(self._topic, number, payload), zmq.DONTWAIT, copy=len(payload) < 1 << 16)
         except zmq.Again:
-            self._count(unsent=1)
-        self._count(batches=1, events=events, sent_bytes=len(payload))
+            self.counts.unsent += 1
+        counts = self.counts
+        counts.batches += 1
+        counts.events += events
+        counts.sent_bytes += len(payload)
 
     # ------------------------------------------------------------ those who missed something
     def _answer(self) -> None:
@@ -378,7 +405,7 @@ class _Sender:
         if began < self._answer_after:
             return
         asked = 0
-        while asked < REPLAYS_WAITING and self._router.poll(0):
+        while asked < REPLAYS_WAITING and int(self._router.get(zmq.EVENTS)) & zmq.POLLIN:
             self._ask(self._router.recv_multipart(zmq.DONTWAIT))
             asked += 1
         sent = 0
@@ -396,26 +423,27 @@ class _Sender:
                     replay.at = len(replay.batches)
                 else:
                     replay.until = began + REPLAY_PATIENCE
-                    self._count(replayed=not ends)
+                    self.counts.replayed += not ends
                 replay.at += 1
                 sent += 1
             if replay.at > len(replay.batches):
                 del self._replays[client]
-        now = time.monotonic()
-        self._answer_after = now + (now - began) / REPLAY_SHARE
+        if asked or sent:
+            now = time.monotonic()
+            self._answer_after = now + (now - began) / REPLAY_SHARE
 
     def _ask(self, frames: list[bytes]) -> None:
         """Begin to answer a request: ``[client, b"", the first number that is wanted]``."""
         client = frames[0]
         if len(frames) != 3 or len(frames[2]) != 8 or client in self._replays or len(self._replays) >= REPLAYS_WAITING:
-            self._count(refused=1)
+            self.counts.refused += 1
             return
         answers = self._buffer.since(int.from_bytes(frames[2], "big"))
         if answers is None:
             answers = self._everything()
         batches = [(sequence_bytes(number), payload) for number, payload in answers]
         self._replays[client] = _Replay(batches, time.monotonic() + REPLAY_PATIENCE)
-        self._count(replays=1)
+        self.counts.replays += 1
 
     def _everything(self) -> list[tuple[int, bytes]]:
         """One batch with all there is, with the number of the last that was sent. Nothing before the first."""
@@ -424,9 +452,5 @@ class _Sender:
         if self._snapshot is None:
             batch = EventBatch(time.time(), self._mirror.snapshot(), self._rank)
             self._snapshot = (self._next - 1, encode_batch(batch))
-            self._count(snapshots=1)
+            self.counts.snapshots += 1
         return [self._snapshot]
-
-    def _count(self, **more: float) -> None:
-        counts = self.counts
-        self.counts = attrs.evolve(counts, **{name: getattr(counts, name) + by for name, by in more.items()})
