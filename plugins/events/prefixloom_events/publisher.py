@@ -277,11 +277,12 @@ class _Sender:
         self._replays: dict[bytes, _Replay] = {}
         self._answer_after = 0.0
         self._ending = False
+        replay = replay or beside(endpoint)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             self._pub = self._bound(zmq.PUB, endpoint, zmq.SNDHWM, high_water)
             self.endpoint = bound_at(self._pub)
-            self._router = self._bound(zmq.ROUTER, replay or beside(endpoint), zmq.RCVHWM, REPLAYS_WAITING)
+            self._router = self._bound(zmq.ROUTER, replay, zmq.RCVHWM, REPLAYS_WAITING)
             self._router.set(zmq.SNDHWM, 2 * REPLAY_SLICE)
             self._router.set(zmq.ROUTER_MANDATORY, 1)  # what a client does not read is not lost without a word
             self.replay_endpoint = bound_at(self._router)
