@@ -22,7 +22,7 @@ from bench.runner.figures import Rows
 from prefixloom import Cache, compose
 from prefixloom.tree.journal import Recorder
 from prefixloom_engine import Engine, ThreeWay
-from prefixloom_events import EventPublisher, Follower
+from prefixloom_events import EventFollower, EventPublisher
 
 PROMPT, ANSWER = 160, 32
 """Tokens that a turn adds, and tokens of its answer."""
@@ -97,7 +97,7 @@ def measure(size: str = "medium", conversations: int = 6, count: int = 4, rounds
         with EventPublisher(cache, "tcp://127.0.0.1:0") as publisher, Recording() as recording:
             timed = Timed(publisher)
             with (
-                Follower(publisher.endpoint, publisher.replay_endpoint) as follower,
+                EventFollower(publisher.endpoint, publisher.replay_endpoint) as follower,
                 Engine(model, cache, observers=[timed]) as engine,
             ):
                 turn = turns(engine, conversations, count)

@@ -19,7 +19,7 @@ from typing import Any
 
 from prefixloom.testing.oracle.machine import SCRIPT, written
 from prefixloom.testing.oracle.operations import Op, Operations
-from prefixloom_events import EventBatch, EventStream, Mirror, PageLabel, RebuiltCache, encode_batch
+from prefixloom_events import EventBatch, Mirror, OrderedEvents, PageLabel, RebuiltCache, encode_batch
 from prefixloom_events.follower import ASK_FOR_ALL
 from prefixloom_events.hashes import block_hash, page_digest, pages_of, root_digest
 from prefixloom_events.publisher import ReplayBuffer
@@ -40,7 +40,7 @@ class Followed:
         self.journal = cache.journal()
         self.mirror = Mirror(cache.composition, salt_of)
         self.buffer = ReplayBuffer(self.rng.choice((2, 8, 64)), 1 << 20)
-        self.stream = EventStream()
+        self.stream = OrderedEvents()
         self.sent = 0
         self.line: list[tuple[int, bytes]] = []
         """What is on its way."""

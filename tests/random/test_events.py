@@ -40,6 +40,6 @@ def test_a_mistake_in_the_mirror_is_seen(monkeypatch: pytest.MonkeyPatch, name: 
 
 
 def test_a_batch_that_is_lost_for_good_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefixloom_events.EventStream.replayed", lambda self, number, payload: None)
+    monkeypatch.setattr("prefixloom_events.OrderedEvents.replayed", lambda self, number, payload: None)
     with pytest.raises(AssertionError):
         run("path", "lost", 500)

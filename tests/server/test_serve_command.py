@@ -131,14 +131,14 @@ def test_what_cannot_be_served_is_refused_at_once(
 
 def test_events_of_a_server_say_what_it_has_cached() -> None:
     pytest.importorskip("zmq")
-    from prefixloom_events import Follower
+    from prefixloom_events import EventFollower
 
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
     with process("--events", f"ipc:///tmp/prefixloom-events-{port}") as (_, client):
         endpoint = f"ipc:///tmp/prefixloom-events-{port}"
-        with Follower(endpoint, f"{endpoint}.replay") as follower:
+        with EventFollower(endpoint, f"{endpoint}.replay") as follower:
             asked = client.post("/v1/completions", json=BODY).json()
             assert asked["usage"]["prompt_tokens"] > 100
             again = client.post("/v1/completions", json=BODY).json()["usage"]["prompt_tokens_details"]["cached_tokens"]

@@ -15,7 +15,7 @@ First read ``mirror``, then ``publisher``.
 
 from __future__ import annotations
 
-from .follower import EventStream, Follower, FollowerCounts
+from .follower import EventFollower, FollowerCounts, OrderedEvents
 from .hashes import PageLabel
 from .mirror import Mirror
 from .publisher import EventPublisher, PublisherCounts
@@ -27,11 +27,11 @@ __all__ = [
     "BlockRemoved",
     "BlockStored",
     "EventBatch",
+    "EventFollower",
     "EventPublisher",
-    "EventStream",
-    "Follower",
     "FollowerCounts",
     "Mirror",
+    "OrderedEvents",
     "PageLabel",
     "PublisherCounts",
     "RebuiltCache",

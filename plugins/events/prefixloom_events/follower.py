@@ -1,6 +1,6 @@
-"""Follower: subscribes to the events of a cache, and notices and repairs what it has missed.
+"""EventFollower: subscribes to the events of a cache, and notices and repairs what it has missed.
 
-``EventStream`` is the part without sockets: it puts batches into order, and says from which number on something is
+``OrderedEvents`` is the part without sockets: it puts batches into order, and says from which number on something is
 missing. First read it.
 """
 
@@ -43,7 +43,7 @@ class FollowerCounts:
     malformed: int = 0
 
 
-class EventStream:
+class OrderedEvents:
     """Batches in order, however they come. ``cache`` is rebuilt from them.
 
     ``missing`` is the number from which on a replay is wanted; None: nothing is missing that is known of.
@@ -115,14 +115,14 @@ class EventStream:
         self.expected = number + 1
 
 
-class Follower:
+class EventFollower:
     """Follows a publisher from another thread or process. ``cache`` says what is cached there.
 
     ``replay``: where to ask for what was missed; without it, gaps are counted and stay.
     """
 
     def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", high_water: int = 100_000) -> None:
-        self.stream = EventStream()
+        self.stream = OrderedEvents()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._replay = replay
         try:
@@ -191,7 +191,7 @@ class Follower:
     def close(self) -> None:
         self._context.destroy(linger=0)
 
-    def __enter__(self) -> Follower:
+    def __enter__(self) -> EventFollower:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

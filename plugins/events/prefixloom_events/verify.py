@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 from prefixloom import PrefixloomError
 
-from .follower import ASK_FOR_ALL, Follower
+from .follower import ASK_FOR_ALL, EventFollower
 from .rebuilt import RebuiltCache
 from .wire import PAGES, beside, decode_batch
 
 
-def same_as_snapshot(follower: Follower) -> bool | None:
+def same_as_snapshot(follower: EventFollower) -> bool | None:
     """Whether what was rebuilt is what a snapshot says. None: there is no answer, or more came meanwhile."""
     answers = follower.answers(ASK_FOR_ALL)
     if not answers:
@@ -35,7 +35,7 @@ def same_as_snapshot(follower: Follower) -> bool | None:
     return follower.cache.same_as(there)
 
 
-def summary(follower: Follower) -> str:
+def summary(follower: EventFollower) -> str:
     cache, counts = follower.cache, follower.counts
     names = {
         PAGES: "pages that lead to a boundary",
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=float, default=2.0, help="seconds from one snapshot to the next (default: 2)")
     options = parser.parse_args(arguments)
     try:
-        follower = Follower(options.endpoint, options.replay or beside(options.endpoint), topic=options.topic)
+        follower = EventFollower(options.endpoint, options.replay or beside(options.endpoint), topic=options.topic)
     except PrefixloomError as error:
         print(f"verify: {error}", file=sys.stderr)
         return 1

@@ -13,7 +13,7 @@ import zmq
 
 from prefixloom import Buffer, Cache, Component, InputError, Manifest, Path, Point, PrefixloomError, compose
 from prefixloom_engine import Engine, ThreeWay
-from prefixloom_events import EventPublisher, EventStream, Follower, PageLabel
+from prefixloom_events import EventFollower, EventPublisher, OrderedEvents, PageLabel
 from prefixloom_events import publisher as publishing
 from prefixloom_events.follower import ASK_FOR_ALL
 from prefixloom_events.publisher import ReplayBuffer
@@ -49,7 +49,7 @@ class Pair:
     def __init__(self, **options: Any) -> None:
         self.cache = small()
         self.publisher = EventPublisher(self.cache, ANYWHERE, **options)
-        self.follower = Follower(self.publisher.endpoint, self.publisher.replay_endpoint)
+        self.follower = EventFollower(self.publisher.endpoint, self.publisher.replay_endpoint)
 
     def catch_up(self) -> None:
         """Have the follower know all that was sent."""
@@ -149,7 +149,7 @@ def test_a_late_subscriber_asks_for_what_was_before(pair: Pair) -> None:
     for user in range(5):
         run(pair.cache, [user] * 12)
         pair.publisher.flush()
-    with Follower(pair.publisher.endpoint, pair.publisher.replay_endpoint) as late:
+    with EventFollower(pair.publisher.endpoint, pair.publisher.replay_endpoint) as late:
         assert late.catch_up() and late.counts.repaired == pair.publisher.counts.batches
         assert late.cache.boundary([3] * 12) == 12
 
@@ -159,7 +159,7 @@ def test_a_subscriber_that_missed_more_than_is_kept_gets_a_snapshot(pair: Pair) 
     for user in range(6):
         run(pair.cache, [user] * 12)
         pair.publisher.flush()
-    with Follower(pair.publisher.endpoint, pair.publisher.replay_endpoint) as late:
+    with EventFollower(pair.publisher.endpoint, pair.publisher.replay_endpoint) as late:
         assert late.catch_up()
         assert late.counts.snapshots == 1 and late.cache.faults == []
         assert all(late.cache.boundary([user] * 12) == pair.cache.peek([user] * 12) == 12 for user in range(6))
@@ -168,10 +168,10 @@ def test_a_subscriber_that_missed_more_than_is_kept_gets_a_snapshot(pair: Pair) 
 
 
 def test_a_gap_is_seen_and_repaired() -> None:
-    cache, stream, sent = small(), EventStream(), []
+    cache, stream, sent = small(), OrderedEvents(), []
     with (
         EventPublisher(cache, ANYWHERE) as publisher,
-        Follower(publisher.endpoint, publisher.replay_endpoint) as reader,
+        EventFollower(publisher.endpoint, publisher.replay_endpoint) as reader,
     ):
         for user in range(5):
             run(cache, [user] * 12)
@@ -191,11 +191,11 @@ def test_a_gap_is_seen_and_repaired() -> None:
 
 def test_a_publisher_that_is_started_again_is_followed() -> None:
     cache = small()
-    stream = EventStream()
+    stream = OrderedEvents()
     for user in range(2):
         with (
             EventPublisher(cache, ANYWHERE) as publisher,
-            Follower(publisher.endpoint, publisher.replay_endpoint) as reader,
+            EventFollower(publisher.endpoint, publisher.replay_endpoint) as reader,
         ):
             run(cache, [user] * 12)
             publisher.flush()
@@ -322,7 +322,7 @@ def test_who_asks_too_much_or_nonsense_is_not_answered_and_others_are(pair: Pair
         for user in range(30):
             run(pair.cache, [user] * 12)
             assert pair.publisher.flush()
-        with Follower(pair.publisher.endpoint, pair.publisher.replay_endpoint) as late:
+        with EventFollower(pair.publisher.endpoint, pair.publisher.replay_endpoint) as late:
             assert late.ask(0, 30)
         spent = pair.publisher.counts.seconds - before.seconds
         assert spent < 0.5 * (time.monotonic() - begun), "of the thread's time"
@@ -338,7 +338,7 @@ def test_names_of_namespaces_follow_the_identity(monkeypatch: pytest.MonkeyPatch
     cache = small()
     with (
         EventPublisher(cache, ANYWHERE) as publisher,
-        Follower(publisher.endpoint, publisher.replay_endpoint) as reader,
+        EventFollower(publisher.endpoint, publisher.replay_endpoint) as reader,
     ):
 
         def told(user: int, **named: Any) -> int:
@@ -365,7 +365,7 @@ def test_names_may_be_the_engines_own() -> None:
     with EventPublisher(cache, ANYWHERE, label=label, topic="kv", rank=3) as publisher:
         run(cache, [1] * 12, namespace="tenant/lora")
         publisher.flush()
-        with Follower(publisher.endpoint, publisher.replay_endpoint, topic="kv") as reader:
+        with EventFollower(publisher.endpoint, publisher.replay_endpoint, topic="kv") as reader:
             assert reader.catch_up()
             assert reader.cache.boundary([1] * 12, salt="tenant", lora_name="lora") == 12
             assert {decode_batch(payload).data_parallel_rank for _, payload in reader.answers(0) or ()} == {3}
@@ -415,7 +415,7 @@ def test_an_engine_polls_its_observers_and_leaves_out_one_that_raises(caplog: py
     with EventPublisher(cache, ANYWHERE) as publisher, Engine(model, cache, observers=[bad, good, publisher]) as engine:
         (answer,) = engine.generate([list(range(200))], max_tokens=4)
         publisher.flush()
-        with Follower(publisher.endpoint, publisher.replay_endpoint) as reader:
+        with EventFollower(publisher.endpoint, publisher.replay_endpoint) as reader:
             assert reader.catch_up()
             tokens = [*range(200), *answer.tokens]
             ready = cache.peek(tokens, namespace=engine.namespace(""))
