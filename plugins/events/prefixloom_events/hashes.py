@@ -61,12 +61,16 @@ def pages_of(
     tokens: Tokens, spans: Iterable[tuple[int, int, Any]], page: int, lookahead: int, first: int = 0
 ) -> Iterator[tuple[bytes, tuple[ExtraKey, ...]]]:
     """The encoded tokens and the extra keys of each whole page from the ``first`` on. ``spans`` have the extra keys."""
-    count = (tokens.count - lookahead) // page
+    count, spans = (tokens.count - lookahead) // page, tuple(spans)
     for index in range(first, count):
         start, end = index * page, (index + 1) * page + lookahead
-        extra = tuple(
-            (max(lo, start) - start, min(hi, end) - start, lo >= start, key)
-            for lo, hi, key in spans
-            if lo < end and hi > start
+        extra = (
+            ()
+            if not spans
+            else tuple(
+                (max(lo, start) - start, min(hi, end) - start, lo >= start, key)
+                for lo, hi, key in spans
+                if lo < end and hi > start
+            )
         )
         yield bytes(tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]), extra

@@ -122,6 +122,8 @@ class Mirror:
                 self._needs[level] += (Need(part.reach, part.page_tokens, ends, place),)
             self._kinds.append(_kind_of(part.reach))
             self._sizes.append(part.page_tokens or self.page)
+        # states first: few pages have one, and who has none is asked nothing more
+        self._needs = [tuple(sorted(needs, key=lambda need: need.tokens > 0)) for needs in self._needs]
         self._places = len(composition.parts)
         self._by_place = [[self._keepers[part.name, tier] for tier in tiers] for part in composition.parts]
         self._scattered = 0
@@ -130,6 +132,11 @@ class Mirror:
             if part.page_tokens and not any(need.ends for need in self._needs[0] if need.place == place):
                 for keeper in self._by_place[place]:
                     self._scattered |= keeper.mask
+        self._reaches = [
+            part.reach if not any(keeper.mask & self._scattered for keeper in keepers) else None
+            for part, keepers in zip(composition.parts, self._by_place, strict=True)
+        ]
+        """By component, its reach, if the gap before a boundary says all; otherwise None."""
         self._forget()
         self._began = False
 
@@ -311,9 +318,22 @@ class Mirror:
             node = stack.pop()
             gaps = self._gaps_of(node)
             if gaps != node.gaps:
-                node.gaps = gaps
+                before, node.gaps = node.gaps, gaps
                 seen[node] = None
-                stack += node.children or ()
+                if node.children and self._matters_below(node.end, before, gaps):
+                    stack += node.children
+
+    def _matters_below(self, end: int, before: Sequence[int], gaps: Sequence[int]) -> bool:
+        """Whether a boundary behind ``end`` may need what lies before a gap that has changed.
+
+        Below, gaps may then be out of date; none that anything there needs.
+        """
+        for at, (was, gap) in enumerate(zip(before, gaps, strict=True)):
+            if was != gap:
+                reach = self._reaches[at % self._places]
+                if reach is None or reach.until(max(was, gap) - 1) > end:
+                    return True
+        return False
 
     def _gaps_of(self, node: PageNode) -> tuple[int, ...]:
         assert node.parent is not None
