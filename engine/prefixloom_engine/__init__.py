@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .contract.memory import LayerMemory, layer_memories, memory_with
     from .contract.model import Batch, Drafter, Identified, Media, Model, Multimodal, Runner, Span, by_count
-    from .contract.observer import Observer, PrefillChunk, StepFacts
+    from .contract.observer import Observer, Polled, PrefillChunk, StepFacts
     from .contract.requests import Answer, Request
     from .serving.engine import AnswerStream, Engine
     from .serving.guessing import Guesser, PromptLookup
@@ -45,6 +45,7 @@ __all__ = [
     "Model",
     "Multimodal",
     "Observer",
+    "Polled",
     "PrefillChunk",
     "PromptLookup",
     "Request",
@@ -60,7 +61,7 @@ __all__ = [
 HOMES = {
     "contract.memory": ("LayerMemory", "layer_memories", "memory_with"),
     "contract.model": ("Batch", "Drafter", "Identified", "Media", "Model", "Multimodal", "Runner", "Span", "by_count"),
-    "contract.observer": ("Observer", "PrefillChunk", "StepFacts"),
+    "contract.observer": ("Observer", "Polled", "PrefillChunk", "StepFacts"),
     "contract.requests": ("Answer", "Request"),
     "serving.engine": ("AnswerStream", "Engine"),
     "serving.guessing": ("Guesser", "PromptLookup"),

@@ -24,6 +24,7 @@ PACKAGES: dict[str, Path] = {
     "prefixloom_swa": ROOT / "plugins/swa/prefixloom_swa",
     "prefixloom_mamba": ROOT / "plugins/mamba/prefixloom_mamba",
     "prefixloom_hicache": ROOT / "plugins/hicache/prefixloom_hicache",
+    "prefixloom_events": ROOT / "plugins/events/prefixloom_events",
     "prefixloom_engine": ROOT / "engine/prefixloom_engine",
     "bench": ROOT / "bench",
 }
@@ -46,6 +47,15 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "file_store": {"records"},
         "guards": set(),
         "host": {"guards"},
+    },
+    "prefixloom_events": {
+        "wire": set(),
+        "hashes": set(),
+        "mirror": {"wire", "hashes"},
+        "rebuilt": {"wire", "hashes"},
+        "publisher": {"wire", "hashes", "mirror"},
+        "follower": {"wire", "rebuilt"},
+        "verify": {"wire", "rebuilt", "follower"},
     },
     "prefixloom_engine": {
         "contract": set(),

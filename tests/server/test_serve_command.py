@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -126,3 +127,28 @@ def test_what_cannot_be_served_is_refused_at_once(
     assert main(["serve", *options]) == 2
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == 1
+
+
+def test_events_of_a_server_say_what_it_has_cached() -> None:
+    pytest.importorskip("zmq")
+    from prefixloom_events import EventFollower
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with process("--events", f"ipc:///tmp/prefixloom-events-{port}") as (_, client):
+        endpoint = f"ipc:///tmp/prefixloom-events-{port}"
+        with EventFollower(endpoint, f"{endpoint}.replay") as follower:
+            asked = client.post("/v1/completions", json=BODY).json()
+            assert asked["usage"]["prompt_tokens"] > 100
+            again = client.post("/v1/completions", json=BODY).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            until = time.monotonic() + 60
+            while len(follower.cache.blocks.get((0, "GPU"), ())) * 16 < again:
+                assert time.monotonic() < until, (again, follower.counts)
+                follower.catch_up()
+            assert again > 0 and follower.cache.faults == []
+
+
+def test_events_need_an_endpoint_and_their_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--events", "nonsense"]) == 2
+    assert "tcp://127.0.0.1:5557" in capsys.readouterr().err

@@ -5,6 +5,8 @@ An engine without observers measures nothing for them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 
 from prefixloom import Cache
@@ -97,3 +99,13 @@ class Observer:
 
     def closed(self) -> None:
         """The engine is closed. Nothing comes after that."""
+
+
+class Polled(Observer):
+    """Calls ``poll`` after each step of the engine: for what follows a cache, such as a publisher of events."""
+
+    def __init__(self, poll: Callable[[], object]) -> None:
+        self._poll = poll
+
+    def stepped(self) -> None:
+        self._poll()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import logging
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from prefixloom import CompositionError, InputError, Traffic, compose, make_component, parse_memory
+from prefixloom import Cache, CompositionError, InputError, Traffic, compose, make_component, parse_memory
 
 from ..serving.interrupts import reraise_interrupts
 
@@ -39,6 +41,8 @@ LAST_SECONDS = 5
 """How long clients may take to read the error of an answer that the end of the server has cut."""
 MOST_FILES = 1 << 16
 BUILT_IN = "prefixloom-threeway"
+OBSERVERS = "prefixloom.observers"
+"""The group of entry points of what follows a cache: called with the cache and where to publish."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cache.add_argument("--page-size", default="16", metavar="N", help="tokens of a page (default: 16)")
     cache.add_argument("--host-memory", metavar="SIZE", help="of the host, for what the device cannot hold")
     cache.add_argument("--store", metavar="URL", help="behind the host's memory, such as file:/var/cache/prefixes")
+    cache.add_argument(
+        "--events", metavar="ENDPOINT", help="publish what is cached for routers, such as at tcp://127.0.0.1:5557"
+    )
     serving = parser.add_argument_group("serving")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     serving.add_argument("--port", default="8000", metavar="N", help="default: 8000; 0: any that is free")
@@ -136,6 +143,7 @@ def run(args: argparse.Namespace) -> int:
 def _serve(settings: ServeSettings) -> int:
     import uvicorn
 
+    from ..contract.observer import Observer, Polled
     from ..serving.engine import Engine
     from ..tracing.trace import Trace
     from .access import Access, read_keys
@@ -153,6 +161,9 @@ def _serve(settings: ServeSettings) -> int:
     if "host_memory" in sizes:
         tier = make_component("hicache", "host", memory=sizes["host_memory"], identity=identity)
     store = AttachedStore(tier)
+    make_publisher = None if args.events is None else observer_named("events")
+    observers: list[Observer] = [] if trace is None else [trace]
+    closing: list[Callable[[], None]] = [] if trace is None else [trace.close]
 
     def make() -> Engine:
         traffic = Traffic(running=numbers["max_running"], chunk=numbers["chunk"])
@@ -168,15 +179,19 @@ def _serve(settings: ServeSettings) -> int:
         )
         if args.store is not None:
             store.attach(args.store)
+        if make_publisher is not None:
+            publisher = make_publisher(cache, args.events)
+            observers.append(Polled(publisher.poll))
+            closing.append(publisher.close)
         return Engine(
             model, cache, chunk=numbers["chunk"], max_running=numbers["max_running"], policy="priority",
-            speculate=numbers["speculate"], observers=() if trace is None else (trace,),
+            speculate=numbers["speculate"], observers=observers,
         )  # fmt: skip
 
     def ended() -> None:
         store.close()
-        if trace is not None:
-            trace.close()
+        for close in closing:
+            close()
 
     failures: list[BaseException] = []
 
@@ -226,6 +241,19 @@ def _allow_many_files() -> None:
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def observer_named(name: str) -> Callable[[Cache, str], Any]:
+    """What makes an observer of a cache, from the package that is installed for it."""
+    for point in importlib.metadata.entry_points(group=OBSERVERS, name=name):
+        try:
+            make: Callable[[Cache, str], Any] = point.load()
+        except ModuleNotFoundError as error:
+            raise CompositionError(
+                f"--{name} needs the package {error.name!r}: install the extra, pip install 'prefixloom[{name}]'"
+            ) from error
+        return make
+    raise CompositionError(f"--{name} needs an installed package that has {name!r} in the group {OBSERVERS!r}")
 
 
 def _model(args: argparse.Namespace) -> tuple[Model, Tokenizer, str]:

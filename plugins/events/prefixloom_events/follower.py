@@ -1,0 +1,198 @@
+"""EventFollower: subscribes to the events of a cache, and notices and repairs what it has missed.
+
+``OrderedEvents`` is the part without sockets: it puts batches into order, and says from which number on something is
+missing. First read it.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+import attrs
+import zmq
+
+from prefixloom import PrefixloomError
+
+from .rebuilt import RebuiltCache
+from .wire import decode_batch, is_snapshot, read_frames, sequence_bytes
+
+MOST_WAITING = 10_000
+"""Batches that are kept while an earlier one is missing."""
+ASK_FOR_ALL = 2**64 - 1
+"""Asked for this number, a publisher sends one batch with all there is."""
+
+
+@attrs.define
+class FollowerCounts:
+    """What a follower has seen so far.
+
+    ``applied``    batches
+    ``gaps``       times that a number was missing
+    ``repaired``   batches that it missed and got by a replay
+    ``snapshots``  batches with all there is, which it got in place of those that it missed
+    ``late``       batches that came twice, or after they were not wanted any more
+    ``malformed``  messages and batches that were none
+    """
+
+    applied: int = 0
+    gaps: int = 0
+    repaired: int = 0
+    snapshots: int = 0
+    late: int = 0
+    malformed: int = 0
+
+
+class OrderedEvents:
+    """Batches in order, however they come. ``cache`` is rebuilt from them.
+
+    ``missing`` is the number from which on a replay is wanted; None: nothing is missing that is known of.
+    """
+
+    def __init__(self) -> None:
+        self.cache = RebuiltCache()
+        self.counts = FollowerCounts()
+        self.expected = 0
+        """The number of the next batch."""
+        self._waiting: dict[int, bytes] = {}
+        self._last_time = 0.0
+
+    @property
+    def missing(self) -> int | None:
+        return self.expected if self._waiting else None
+
+    def receive(self, number: int, payload: bytes) -> None:
+        """Take a batch that was sent to everybody."""
+        if number < self.expected and not self._begins_again(payload):
+            self.counts.late += 1
+            return
+        if number > self.expected and not self._waiting:
+            self.counts.gaps += 1
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting[number] = payload
+        self._go_on()
+
+    def replayed(self, number: int, payload: bytes) -> None:
+        """Take a batch of a replay that was asked for: of the missing ones, or one with all there is."""
+        batch = decode_batch(payload)
+        if number != self.expected and is_snapshot(batch.events):
+            if number > self.expected or batch.ts > self._last_time:
+                self.expected = number
+                self.counts.snapshots += 1
+                self._apply(number, payload)
+        elif number == self.expected:
+            self.counts.repaired += 1
+            self._apply(number, payload)
+        self._go_on()
+
+    def _begins_again(self, payload: bytes) -> bool:
+        """Whether this batch with a smaller number is of a publisher that was started again."""
+        try:
+            batch = decode_batch(payload)
+        except ValueError:
+            return False
+        if batch.ts <= self._last_time or not is_snapshot(batch.events):
+            return False
+        self._waiting.clear()
+        self.expected = 0
+        return True
+
+    def _go_on(self) -> None:
+        for number in [number for number in self._waiting if number < self.expected]:
+            del self._waiting[number]
+        while self.expected in self._waiting:
+            self._apply(self.expected, self._waiting.pop(self.expected))
+
+    def _apply(self, number: int, payload: bytes) -> None:
+        try:
+            batch = decode_batch(payload)
+        except ValueError:
+            self.counts.malformed += 1
+        else:
+            self.cache.apply(batch.events)
+            self._last_time = max(self._last_time, batch.ts)
+            self.counts.applied += 1
+        self.expected = number + 1
+
+
+class EventFollower:
+    """Follows a publisher from another thread or process. ``cache`` says what is cached there.
+
+    ``replay``: where to ask for what was missed; without it, gaps are counted and stay.
+    """
+
+    def __init__(self, endpoint: str, replay: str | None = None, *, topic: str = "", high_water: int = 100_000) -> None:
+        self.stream = OrderedEvents()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._replay = replay
+        try:
+            self._sub = self._context.socket(zmq.SUB)
+            self._sub.set(zmq.RCVHWM, high_water)
+            self._sub.subscribe(topic)
+            self._sub.connect(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise PrefixloomError(f"events cannot be read from {endpoint}: {error}") from error
+
+    @property
+    def cache(self) -> RebuiltCache:
+        return self.stream.cache
+
+    @property
+    def counts(self) -> FollowerCounts:
+        return self.stream.counts
+
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Read what has come, waiting for ``seconds`` at most, and ask for what is missing. Whether anything came."""
+        came = False
+        while self._sub.poll(0 if came else int(seconds * 1000)):
+            read = read_frames(self._sub.recv_multipart())
+            if read is None:
+                self.counts.malformed += 1
+            else:
+                self.stream.receive(*read)
+            came = True
+        if self.stream.missing is not None and self._replay is not None:
+            self.ask(self.stream.missing)
+        return came
+
+    def catch_up(self, seconds: float = 5.0) -> bool:
+        """Ask for all batches from the next one on, as who has just subscribed does. Whether it was answered."""
+        return self.ask(self.stream.expected, seconds)
+
+    def ask(self, number: int, seconds: float = 5.0) -> bool:
+        """Have everything from ``number`` on sent again. Whether the answer came to its end."""
+        if self._replay is None:
+            return False
+        answers = self.answers(number, seconds)
+        for each, payload in answers or ():
+            self.stream.replayed(each, payload)
+        return answers is not None
+
+    def answers(self, number: int, seconds: float = 5.0) -> list[tuple[int, bytes]] | None:
+        """What a replay from ``number`` on has. None: it did not come to its end in time."""
+        assert self._replay is not None
+        found: list[tuple[int, bytes]] = []
+        with self._context.socket(zmq.DEALER) as dealer:
+            dealer.set(zmq.LINGER, 0)
+            dealer.set(zmq.RCVHWM, 0)
+            dealer.connect(self._replay)
+            dealer.send_multipart((b"", sequence_bytes(number)))
+            until = time.monotonic() + seconds
+            while dealer.poll(max(0, int((until - time.monotonic()) * 1000))):
+                frames = dealer.recv_multipart()
+                if frames[-1] == b"":
+                    return found
+                read = read_frames(frames[1:])
+                if read is not None:
+                    found.append(read)
+        return None
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    def __enter__(self) -> EventFollower:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,276 @@
+"""What is told: pages that lead to where a request can resume, what each component keeps, and by which names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, TierManifest, Window, compose
+from prefixloom_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    Mirror,
+    PageLabel,
+    RebuiltCache,
+    decode_batch,
+    encode_batch,
+)
+from prefixloom_hicache import HostTier
+from tests.support.tiers import Requests, serve, tiered
+
+CONTENT = [Buffer("content", (), "int64")]
+
+
+def full(**facts: Any) -> Component:
+    return Component("full", Manifest(CONTENT, **facts), Path())
+
+
+def near(width: int = 5, **facts: Any) -> Component:
+    return Component("near", Manifest(CONTENT, **facts), Window(width))
+
+
+def state(**facts: Any) -> Component:
+    return Component("state", Manifest(CONTENT, **facts), Point())
+
+
+class Told:
+    """A cache, the events of it, and what a subscriber makes of them."""
+
+    def __init__(self, *parts: Component, components: bool = True, **options: Any) -> None:
+        options.setdefault("capacity", {part.name: 16 if part.name == "state" else 256 for part in parts})
+        self.cache: Cache = compose(None, plugins=list(parts), page_size=4, debug=True, **options)
+        self.journal = self.cache.journal()
+        self.mirror = Mirror(self.cache.composition, lambda name: PageLabel(name or None), components)
+        self.rebuilt = RebuiltCache()
+
+    def events(self) -> list[Any]:
+        """The events since the last call, as they come off the wire."""
+        batch = decode_batch(encode_batch(EventBatch(0.0, self.mirror.apply(self.journal.take()), None)))
+        self.rebuilt.apply(batch.events)
+        assert self.rebuilt.faults == []
+        return batch.events
+
+    def run(self, tokens: Any, *stops: int, namespace: str = "", extra: Any = ()) -> None:
+        """Compute a prompt in chunks that end at ``stops``, each of which is published."""
+        with self.cache.open(tokens, namespace=namespace, extra=extra) as sequence:
+            for stop in (*stops, len(tokens)):
+                sequence.grow(stop - sequence.reserved)
+                with self.cache.step([sequence]) as step:
+                    step.run_ops()
+                sequence.publish()
+
+    def pages(self, tokens: Any, **named: Any) -> int:
+        self.events()
+        return self.rebuilt.pages(tokens, **named)
+
+
+def stored(events: list[Any], group: int = 0) -> list[BlockStored]:
+    return [event for event in events if isinstance(event, BlockStored) and event.group_idx == group]
+
+
+def test_pages_of_plain_attention_are_told_as_they_are_published() -> None:
+    told = Told(full())
+    told.run(range(11))
+    first, *others = told.events()
+    assert first == AllBlocksCleared()
+    (event,) = stored(others)
+    assert event.token_ids == list(range(8)) and event.block_size == 4 and len(event.block_hashes) == 2
+    assert (event.parent_block_hash, event.medium, event.kv_cache_spec_kind) == (None, "GPU", "full_attention")
+    told.run(range(16))
+    (event,) = stored(told.events())
+    assert event.parent_block_hash == first_hash(range(8), 2) and event.token_ids == list(range(8, 16))
+
+
+def first_hash(tokens: Any, pages: int, salt: str | None = None) -> int:
+    """The hash of the last of so many pages, by the rule of the documentation, from scratch."""
+    digest = hashlib.blake2b(json.dumps([salt, None]).encode(), digest_size=16, person=b"loom.events.root").digest()
+    tokens = list(tokens)
+    for page in range(pages):
+        words = b"".join(token.to_bytes(4, "little") for token in tokens[page * 4 : page * 4 + 4])
+        digest = hashlib.blake2b(digest + words, digest_size=16).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def test_a_page_of_a_hybrid_is_told_only_while_a_resumable_boundary_lies_at_or_below_it() -> None:
+    told = Told(full(), state())
+    told.run(range(22), 8, 12)  # states at 8 and 12; 16 and 20 have pages alone
+    assert told.pages(range(22)) == told.cache.peek(range(22)) == 12
+    assert told.rebuilt.pages(range(22), group=1) == 20, "full attention has more"
+    with told.cache.open(range(12)):  # the state at 12 stays
+        told.cache.evict({"state": 1})
+    assert told.pages(range(22)) == 12, "12 lies below 8"
+    told.cache.evict({"state": 1})
+    assert told.cache.peek(range(22)) == told.pages(range(22)) == 0
+    (event,) = [each for each in told.mirror.snapshot() if isinstance(each, BlockStored)]
+    assert event.component == "full", "what nobody can resume from is told of its component alone"
+
+
+def test_a_page_is_told_while_any_branch_below_it_can_be_resumed() -> None:
+    told = Told(full(), state())
+    one, other = [*range(8), 50, 51, 52, 53], [*range(8), 60, 61, 62, 63]
+    told.run(one, 12)
+    told.run(other, 12)
+    assert told.pages(one) == told.pages(other) == 12
+    with told.cache.open(one):
+        told.cache.evict({"state": 9})
+    assert told.cache.peek(other) == 0
+    assert told.pages(other) == 8, "a router that knows pages alone promises the part that leads to the other branch"
+    assert told.rebuilt.boundary(other) == 0, "the boundaries say it"
+    assert told.pages(one) == told.rebuilt.boundary(one) == told.cache.peek(one) == 12
+
+
+def test_a_window_that_went_takes_the_pages_that_led_to_it() -> None:
+    told = Told(full(), near(9))
+    told.run(range(32), 16)
+    assert told.pages(range(32)) == 32
+    told.cache.evict({"near": 64})
+    assert told.cache.peek(range(32)) == told.pages(range(32)) == 0
+    told.run(range(32))
+    assert told.cache.peek(range(32)) == told.pages(range(32)) == 32
+
+
+def test_boundaries_are_told_beside_the_pages_and_components_only_if_wanted() -> None:
+    told, plain = Told(full(), state()), Told(full(), state(), components=False)
+    for each in (told, plain):
+        each.run(range(16), 8)
+    last = stored(told.events(), group=3)
+    assert [(event.boundaries, event.token_ids, event.component) for event in last] == [(True, [], None)]
+    assert last[0].block_hashes == [first_hash(range(16), 2), first_hash(range(16), 4)]
+    assert {event.group_idx for event in plain.events() if isinstance(event, BlockStored)} == {0}
+    plain.cache.evict({"full": 64})
+    (event,) = plain.events()
+    assert isinstance(event, BlockRemoved) and len(event.block_hashes) == 4
+
+
+def test_blocks_are_removed_from_the_leaves_up_and_stored_from_the_root_down() -> None:
+    told = Told(full())
+    told.run(range(16))
+    hashes = [first_hash(range(16), count) for count in (1, 2, 3, 4)]
+    (event,) = stored(told.events())
+    assert event.block_hashes == hashes
+    told.cache.evict({"full": 64})
+    gone = [event.block_hashes for event in told.events() if isinstance(event, BlockRemoved) and not event.group_idx]
+    assert gone == [hashes[::-1]]
+
+
+def test_nothing_of_two_namespaces_has_the_same_name() -> None:
+    told = Told(full())
+    told.run(range(8))
+    told.run(range(8), namespace="tenant")
+    plain, other = stored(told.events())
+    assert (plain.cache_salt, other.cache_salt) == (None, "tenant")
+    assert not set(plain.block_hashes) & set(other.block_hashes)
+    assert other.block_hashes[1] == first_hash(range(8), 2, "tenant")
+    assert told.rebuilt.pages(range(8), salt="tenant") == 8 and told.rebuilt.pages(range(8), salt="another") == 0
+    told.cache.drop_namespace("tenant")
+    assert told.pages(range(8)) == 8 and told.rebuilt.pages(range(8), salt="tenant") == 0
+
+
+def test_images_are_in_the_hashes_and_in_the_extra_keys() -> None:
+    told = Told(full())
+    image = [(2, 6, "an image")]
+    told.run(range(12), extra=image)
+    (event,) = stored(told.events())
+    assert event.extra_keys == [[["an image", 2]], [["an image", 0]], None]
+    assert event.token_ids == list(range(12))
+    for keys, right in (
+        (image, 12),
+        ([], 0),
+        ([(2, 6, "another")], 0),
+        ([(1, 6, "an image")], 0),
+        ([(2, 5, "an image")], 4),
+    ):
+        assert told.rebuilt.pages(range(12), extra=keys) == told.cache.peek(range(12), extra=keys) == right, keys
+
+
+def test_a_lookahead_is_told_with_the_tokens_that_it_looks_at() -> None:
+    told = Told(full(lookahead=1))
+    told.run(range(9))
+    (event,) = stored(told.events())
+    assert event.lookahead_token_ids == [[4], [8]] and event.token_ids == list(range(8))
+    for prompt in (range(9), [*range(8), 99], range(8), [0, 1, 2, 3, 4]):
+        assert told.rebuilt.pages(prompt) == told.cache.peek(prompt)
+
+
+def test_components_with_smaller_pages_are_told_in_these() -> None:
+    told = Told(full(page_size=4), near(3, page_size=2), state(grid=8))
+    told.run(range(16), 8)
+    events = told.events()
+    assert [len(event.block_hashes) for event in stored(events)] == [2], "pages of the tree have 8 tokens"
+    assert sum(len(event.block_hashes) for event in stored(events, group=1)) == 4
+    assert sum(len(event.block_hashes) for event in stored(events, group=2)) == 8
+    assert {event.block_size for event in stored(events, group=2)} == {2}
+    one = [event for event in stored(events, group=2) if event.parent_block_hash is not None]
+    known = {each for event in stored(events, group=2) for each in event.block_hashes}
+    assert one and all(event.parent_block_hash in known for event in one)
+
+
+def test_a_flush_is_told_as_cleared() -> None:
+    told = Told(full(), state())
+    told.run(range(8))
+    told.events()
+    told.cache.flush()
+    assert told.events() == [AllBlocksCleared()]
+    assert told.mirror.pages == 0
+    told.run(range(8))
+    assert told.pages(range(8)) == told.cache.peek(range(8)) == 8
+
+
+def test_what_comes_and_goes_between_two_looks_is_not_told() -> None:
+    told = Told(full())
+    told.events()
+    told.run(range(8))
+    told.cache.evict({"full": 64})
+    assert told.events() == [] and told.mirror.pages == 0
+
+
+def test_the_group_of_a_component_has_no_kind_that_routers_count() -> None:
+    """Dynamo's indexer counts blocks of these kinds, and of no kind in group 0."""
+    told = Told(full(), near(), state())
+    told.run(range(16))
+    kinds = {event.group_idx: event.kv_cache_spec_kind for event in told.events() if isinstance(event, BlockStored)}
+    assert kinds == {0: "full_attention", 1: None, 2: "sliding_window", 3: "mamba", 4: None}
+
+
+def test_pages_that_a_tier_has_are_told_of_its_medium() -> None:
+    host = HostTier(TierManifest(capacity={"full": 256, "state": 16}, write="back"))
+    told = Told(full(), state(), host, capacity={"full": 32, "state": 4})  # type: ignore[arg-type]
+    for user in range(4):
+        told.run([user] * 24, 12)
+    for user in range(4):
+        plan = told.cache.match([user] * 24)
+        assert told.pages([user] * 24) == plan.ready
+        assert told.rebuilt.pages([user] * 24, medium="CPU") == plan.restorable == 24
+    assert told.cache.peek([0] * 24) == 0
+
+
+@pytest.mark.parametrize("write", ["through", "back", "selective"])
+@pytest.mark.parametrize("names", [("path",), ("path", "window", "point"), ("path", "union"), ("path", "holes")])
+def test_what_is_told_of_two_tiers_is_what_matches_say(names: tuple[str, ...], write: str) -> None:
+    from tests.tiers.test_tier import parts
+
+    requests = Requests((names, write, "events"))
+    host = {name: 9 if name == "point" else 200 for name in names}
+    cache = tiered(*parts(names), page=4, tokens=96, slots=7, write=write, hits=1, host=host)
+    mirror, rebuilt, journal = (
+        Mirror(cache.composition, lambda name: PageLabel(name or None)),
+        RebuiltCache(),
+        cache.journal(),
+    )
+    asked = [requests.next() for _ in range(36)]
+    below = 0
+    for tokens in asked:
+        serve(cache, tokens)
+        rebuilt.apply(mirror.apply(journal.take()))
+        assert rebuilt.faults == []
+        for other in asked:
+            plan = cache.match(other)
+            assert rebuilt.boundary(other) == plan.ready
+            assert rebuilt.boundary(other, medium="CPU") == plan.restorable
+            below += plan.restorable > plan.ready
+    assert below
