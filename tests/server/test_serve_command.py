@@ -142,8 +142,9 @@ def test_events_of_a_server_say_what_it_has_cached() -> None:
             asked = client.post("/v1/completions", json=BODY).json()
             assert asked["usage"]["prompt_tokens"] > 100
             again = client.post("/v1/completions", json=BODY).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            tokens = client.post("/tokenize", json={"prompt": BODY["prompt"]}).json()["tokens"]
             until = time.monotonic() + 60
-            while len(follower.cache.blocks.get((0, "GPU"), ())) * 16 < again:
+            while follower.cache.boundary(tokens) < again:
                 assert time.monotonic() < until, (again, follower.counts)
                 follower.catch_up()
             assert again > 0 and follower.cache.faults == []
