@@ -255,7 +255,7 @@ def test_a_step_that_cannot_be_entered_is_not_in_flight(monkeypatch: pytest.Monk
     sequence = cache.open(TOKENS)
     sequence.grow(4)
 
-    def interrupted(*args: object) -> None:
+    def interrupted(*args: object, **more: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

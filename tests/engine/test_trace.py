@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
-from prefixloom import InputError, ProtocolError, TierManifest, compose
+from prefixloom import Activity, InputError, ProtocolError, TierManifest, compose
 from prefixloom_engine import Engine, Observer, Request, StepFacts, Trace
 from prefixloom_engine.threeway import BoundThreeWay
 from prefixloom_engine.tracing.packets import varint
+from prefixloom_engine.tracing.timetable import Timetable
 from prefixloom_hicache import HostTier
 from tests.support.engines import AMPLE, CAPACITY, cache_for, mixed, model, nothing_left, prompt, served
 from tests.support.traces import ReadTrace, TracedSpan, inside, read_trace, whole_packets
@@ -41,7 +42,7 @@ def agrees(trace: ReadTrace, engine: Engine, requests: int) -> None:
     assert len(trace.spans("engine", "plan")) == counts.steps
     assert sorted(span.values["request"] for span in asked) == list(range(requests))
     phases = [phase for span in asked for phase in span.inside]
-    assert sum(phase.name == "restoring" for phase in phases) == counts.admitted
+    assert admissions(asked) == counts.admitted
     assert sum("retracted" in phase.values for phase in phases) == counts.retracted
     assert sum(int(phase.values.get("restored", 0)) for phase in phases) == counts.restored
     assert total(asked, "accepted") == counts.accepted
@@ -54,6 +55,17 @@ def agrees(trace: ReadTrace, engine: Engine, requests: int) -> None:
         spans = trace.spans(name)
         assert all(not span.inside for span in spans)
         assert all(one.end <= other.begin for one, other in pairwise(spans))
+
+
+def admissions(asked: list[TracedSpan]) -> int:
+    """How often requests were admitted: each time they had been queued."""
+    found = 0
+    for span in asked:
+        for before, phase in pairwise(span.inside):
+            if phase.name == "restoring":
+                assert before.name == "queued"
+                found += 1
+    return found
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -179,11 +191,30 @@ def test_whatever_becomes_of_requests_spans_nest_and_end(
     assert len(read.spans("engine", "plan")) == engine.counts.steps
     assert sum(span.values["reason"] == "aborted" for span in asked_spans) >= running
     phases = [phase for span in asked_spans for phase in span.inside]
-    assert sum(phase.name == "restoring" for phase in phases) == engine.counts.admitted
-    if engine.counts.failed:
-        assert any(
-            "starts over" in phase.values or span.values["reason"] for span in asked_spans for phase in span.inside
-        )
+    assert admissions(asked_spans) == engine.counts.admitted
+    assert sum("retracted" in phase.values for phase in phases) == engine.counts.retracted
+    assert engine.counts.failed and any("starts over" in phase.values for phase in phases)
+
+
+def test_a_retracted_request_is_seen_to_queue_again(tmp_path: Path) -> None:
+    it = model()
+    cache = cache_for(it, {"full": 256, "swa": 512, "mamba": 28})
+    requests = [Request(prompt(number, 40), 60, stops=[]) for number in range(4)]
+    with Trace(tmp_path / "trace") as trace:
+        _, engine = served(it, requests, cache, observers=[trace])
+    assert engine.counts.retracted
+    agrees(read_trace(tmp_path / "trace"), engine, 4)
+
+
+def test_calls_of_a_store_that_ran_at_the_same_time_stand_side_by_side(tmp_path: Path) -> None:
+    """Timelines tell them in the order of their ends."""
+    table, now = Timetable(), time.perf_counter()
+    times = [(1, 2), (2, 4), (3, 5), (0, 6), (6, 7), (5, 8)]
+    calls = [Activity("read", "store", now, now + begun, now + ended, {}, 0, False) for begun, ended in times]
+    (tmp_path / "trace").write_bytes(table.first + b"".join(map(table.activity, calls)))
+    spans = read_trace(tmp_path / "trace").spans("store")
+    assert len(spans) == len(calls) and not any(span.inside for span in spans)
+    assert sorted(round((span.end - span.begin) / 1e9) for span in spans) == [1, 1, 2, 2, 3, 6]
 
 
 def test_a_trace_has_no_token_and_no_label(tmp_path: Path) -> None:
