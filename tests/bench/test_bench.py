@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("runner", "drivers", "foreign", "workloads", "peers", "__main__")
+ROOMS = ("runner", "drivers", "foreign", "workloads", "serving", "peers", "__main__")
 """From the lowest room up. A room imports only from rooms before it."""
 
 

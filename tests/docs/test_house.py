@@ -73,6 +73,7 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "drivers": {"runner"},
         "foreign": {"drivers"},
         "workloads": {"runner", "drivers"},
+        "serving": {"runner", "drivers", "workloads"},
         "peers": {"runner", "drivers", "workloads"},
     },
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """What the server adds to the engine: the same requests asked of the engine itself, and over HTTP by many clients.
 
-``python -m bench.workloads.server [--size medium] [--clients 16] [--rounds 3]``
+``python -m bench.serving.server [--size medium] [--clients 16] [--rounds 3]``
 
 Each client asks one request after the other, streamed. Clients are a process of their own; the server's process is
 measured: its CPU time, of all threads, and how long it took. In between, the same requests go to ``Engine.generate`` in
@@ -95,7 +95,7 @@ def main() -> int:
         time.sleep(0.01)
     url = f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}/v1"
     requests = [Request(list(prompt.encode()), ANSWER, stops=[]) for prompt in prompts(args.clients)]
-    command = [sys.executable, "-m", "bench.workloads.server", "--ask", url, "--clients", str(args.clients)]
+    command = [sys.executable, "-m", "bench.serving.server", "--ask", url, "--clients", str(args.clients)]
 
     def on_worker(what: Callable[[], object]) -> None:
         asyncio.run_coroutine_threadsafe(worker.call(what), loop).result()

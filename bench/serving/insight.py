@@ -1,7 +1,7 @@
 """What it costs to know why prompts miss: the same conversations with a history that accounts for each request, and
 without.
 
-``python -m bench.workloads.insight [--size medium] [--users 16] [--turns 4] [--rounds 5]``
+``python -m bench.serving.insight [--size medium] [--users 16] [--turns 4] [--rounds 5]``
 
 Two engines over one model serve the same conversations, in a pool that holds about half of them. In every round
 each serves all of them once, from a flushed cache, and the other begins the next round. Figures are the CPU time of the
@@ -27,8 +27,8 @@ from typing import Any
 import attrs
 import torch
 
+from bench.workloads.internals import internal
 from prefixloom import Cache, History, compose
-from prefixloom.tree.journal import Recorder
 from prefixloom_engine import Engine, Observer, Request, ThreeWay, Trace
 from prefixloom_engine.threeway import SIZES
 from prefixloom_engine.threeway.text import BYTE_VOCABULARY
@@ -175,7 +175,7 @@ def main() -> int:
         print(f"{what}: {1e3 * without:.3f} ms ({spread[0]}), with a history {1e3 * with_:.3f} ms ({spread[1]}): "
               f"{100 * (with_ / without - 1):+.2f} %")  # fmt: skip
     spent = Spent()
-    for kind, name in ((Cache, "account"), (History, "poll"), (Recorder, "changed")):
+    for kind, name in ((Cache, "account"), (History, "poll"), (internal("Recorder"), "changed")):
         spent.patch(kind, name)
     turn = serve(sides["with"], args.users, args.turns)
     each = spent.seconds / (args.users * args.turns)

@@ -1,6 +1,6 @@
 """What KV events cost: of a turn of the engine, and of a decode step in which nothing changes.
 
-``python -m bench.workloads.events [--size medium] [--conversations 6] [--turns 4] [--rounds 3]``
+``python -m bench.serving.events [--size medium] [--conversations 6] [--turns 4] [--rounds 3]``
 
 Conversations take turns through the reference engine, with a publisher of events and without, in alternating rounds.
 What events cost is measured where it arises: the time in which lanes record changes, the time of ``poll``, and the CPU
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from bench.runner.figures import Rows
+from bench.workloads.internals import internal
 from prefixloom import Cache, compose
-from prefixloom.tree.journal import Recorder
 from prefixloom_engine import Engine, ThreeWay
 from prefixloom_events import EventFollower, EventPublisher
 
@@ -49,21 +49,21 @@ class Recording:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._changed = Recorder.changed
+        self._changed = internal("Recorder").changed
 
     def __enter__(self) -> Recording:
         changed = self._changed
 
-        def timed(recorder: Recorder, *told: Any) -> None:
+        def timed(recorder: Any, *told: Any) -> None:
             begun = time.thread_time()
             changed(recorder, *told)
             self.seconds += time.thread_time() - begun
 
-        Recorder.changed = timed  # type: ignore[method-assign, assignment]
+        internal("Recorder").changed = timed
         return self
 
     def __exit__(self, *_: object) -> None:
-        Recorder.changed = self._changed  # type: ignore[method-assign]
+        internal("Recorder").changed = self._changed
 
 
 def turns(engine: Engine, conversations: int, count: int) -> float:

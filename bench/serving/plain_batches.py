@@ -1,6 +1,6 @@
 """The engine beside transformers' own ``generate`` and ``generate_batch``: the same models, prompts and answers.
 
-``python -m bench.workloads.plain_batches [--only decode] [--models llama ...] [--rounds 7] [--threads 1] [--json]``
+``python -m bench.serving.plain_batches [--only decode] [--models llama ...] [--rounds 7] [--threads 1] [--json]``
 
 The models have random weights. In every round there are new prompts, each side answers them in turn, and all answers
 must be the same. Figures are CPU time of the whole process: that of the other side over that of the engine.
