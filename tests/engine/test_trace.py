@@ -103,7 +103,7 @@ def test_a_request_is_seen_to_wait_to_be_computed_and_to_answer(tmp_path: Path) 
     for chunk in chunks:
         step = steps[chunk.values["step"]]
         assert step.values["prefill"] == int(chunk.values["to"]) - int(chunk.values["from"])
-        assert chunk.begin <= step.end
+        assert cold.begin <= step.begin <= step.end <= cold.end  # a fast step may be over before it is told
     assert cold.values["hit"] == 0 and warm.values["hit"] == 192
     waits = read.spans("engine", "wait for the device")
     assert len(waits) == len(steps)

@@ -28,8 +28,8 @@ def test_random_arrivals_agree_with_the_sets(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(setups()))
 def test_random_times_agree_with_the_sets(name: str) -> None:
-    counts = run(name, "times", OPERATIONS // 2, of=TIMES)
-    assert min(counts["open"], counts["expire"], counts["want"], counts["publish"]) > 3, counts
+    counts = run(name, "times", OPERATIONS, of=TIMES)
+    assert counts["open"] > 3 and counts["expire"] > 0, counts
 
 
 TRACKING = [name for name, setup in setups().items() if any("checkpoint_every" in facts for *_, facts in setup.parts)]

@@ -394,15 +394,18 @@ class Cache:
         history = None if self._history is None or self._history.closed else self._history
         return explain(core, match, history, closely)
 
-    def account(self, sequence: Sequence) -> Explanation:
-        """Explain the hit of a sequence that was just opened, and count it in the ``history``, which this may begin.
+    def account(self, opened: Sequence | MatchPlan) -> Explanation:
+        """Explain the hit of a sequence that was just opened, or of a plan that is about to be used, and count it.
+
+        It is counted in the ``history``, which this may begin.
 
         Call it once for each request, so that ``figures`` say why tokens miss.
         """
         history = self.history()
-        told = self.explain(sequence, closely=False)
+        told = self.explain(opened, closely=False)
         history.account(told.findings)
-        history.hit(sequence.namespace, sequence.tokens, told.ready)
+        tokens = opened.tokens if isinstance(opened, Sequence) else opened.match_for(self._core).tokens
+        history.hit(opened.namespace, tokens, told.ready)
         return told
 
     def figures(self) -> list[Figure]:

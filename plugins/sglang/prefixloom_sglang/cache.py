@@ -32,7 +32,7 @@ from prefixloom import Cache, ComponentStats, InvariantError, Tokens, encode
 
 from .composition import FULL, STATE, SWA, kept_back
 from .events import Events
-from .metrics import LostHits
+from .metrics import Misses
 from .prefix import Prefix, depth_first
 from .slots import Back, PairedSlots, TokenSlots
 from .states import StateSlots
@@ -76,10 +76,10 @@ class PrefixloomCache(BasePrefixCache):
             and get_spec().speculative_algorithm is None
             and not get_serving().strip_thinking_cache  # it takes back what was decoded
         )
-        self._lost: LostHits | None = None
+        self._misses: Misses | None = None
         if params.enable_metrics:
             self.init_metrics_collector()
-            self._lost = LostHits(self.metrics_collector.labels)
+            self._misses = Misses(books, self.metrics_collector.labels)
         if params.enable_kv_cache_events:
             self.kv_events = Events(books, params)
 
@@ -143,6 +143,8 @@ class PrefixloomCache(BasePrefixCache):
 
     # ------------------------------------------------------------ locks
     def inc_lock_ref(self, node: Prefix) -> IncLockRefResult:
+        if self._misses is not None:
+            self._misses.count(node)
         node.lock()
         self._changed()
         return IncLockRefResult()
@@ -159,8 +161,6 @@ class PrefixloomCache(BasePrefixCache):
         A request that runs on reads from now on what the cache has, and protects it. A finished one frees the rest
         itself (``release_kv_cache``).
         """
-        if self._lost is not None and req.last_node is not None:
-            self._lost.count(req.last_node)
         finished = req.finished()
         first = req.kv.cache_protected_len
         end = (up_to - self._lookahead) // self.page_size * self.page_size
@@ -210,7 +210,9 @@ class PrefixloomCache(BasePrefixCache):
         plan = self.books.match(tokens, namespace=namespace)
         if plan.ready != end:
             raise InvariantError(f"{end} tokens were published, and then {plan.ready} of them hit: {plan.why}")
-        return Prefix(self.books, plan, tokens)
+        found = Prefix(self.books, plan, tokens)
+        found.counted = True  # the request was
+        return found
 
     def _lock_instead(self, req: Any, prefix: Prefix) -> None:
         """The request protects ``prefix`` in place of what it protected."""

@@ -25,7 +25,7 @@ from prefixloom.testing.foreign import command
 from prefixloom.testing.foreign.contract import PassPart, PassResult
 from prefixloom_sglang import door, interface
 from prefixloom_sglang.composition import FULL, STATE, SWA
-from prefixloom_sglang.metrics import NAME
+from prefixloom_sglang.metrics import GONE, LOST, MISSED
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang's own
 
@@ -287,21 +287,31 @@ def test_the_log_says_why_a_prompt_missed(caplog: pytest.LogCaptureFixture) -> N
 
 def test_the_metrics_say_what_was_lost_and_to_whom(monkeypatch: pytest.MonkeyPatch) -> None:
     prometheus = pytest.importorskip("prometheus_client")
-    sglangs = SimpleNamespace(labels={"model": "tiny"})  # its own collector wants the ranks of an engine
+    sglangs = SimpleNamespace(  # its own collector wants the ranks of an engine
+        labels={"model": "tiny"},
+        observe_eviction_duration=lambda seconds: None,
+        increment_eviction_num_tokens=lambda count: None,
+    )
     monkeypatch.setattr(PrefixloomCache, "init_metrics_collector", lambda self: None)
     monkeypatch.setattr(PrefixloomCache, "metrics_collector", sglangs)
     made = scheduler("FM", 4, enable_metrics=True)
 
-    def lost() -> float:
+    def total(name: str, **labels: str) -> float:
         samples = [each for family in prometheus.REGISTRY.collect() for each in family.samples]
-        return sum(each.value for each in samples if each.name == f"{NAME}_total" and each.labels["component"] == STATE)
+        return sum(
+            each.value for each in samples if each.name == f"{name}_total" and labels.items() <= each.labels.items()
+        )
 
     serve(made, range(30))
-    assert lost() == 0
+    assert (total(LOST), total(MISSED), total(MISSED, reason="new")) == (0, 29, 28), "one token is left to compute"
     serve(made, [*range(22), 99, 98, 97])
-    assert lost() == 20
+    assert total(LOST, component=STATE) == total(MISSED, component=STATE, reason="never kept") == 20
     serve(made, range(500, 530))
-    assert lost() == 20, "nobody had sent this before"
+    assert total(LOST, component=STATE) == 20, "nobody had sent this before"
+    for first in range(1000, 5000, 100):
+        serve(made, range(first, first + 30))
+    serve(made, range(30))
+    assert total(MISSED, reason="evicted") > 0 and total(GONE, cause="asked") > 0
 
 
 def test_a_third_prompt_hits_where_two_parted() -> None:

@@ -25,7 +25,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from prefixloom import CompositionError, Identity
 
 from .books import Books, size
-from .figures import NAMES, Figures
+from .figures import MISSED, MISSED_LABELS, NAMES, Figures
 from .groups import groups_of, slot_bytes
 from .options import Options
 from .region import Region
@@ -237,11 +237,18 @@ class PrefixloomPromMetrics(KVConnectorPromMetrics):
             counter = self._counter_cls(name=f"vllm:prefixloom_{name}", documentation=says, labelnames=labelnames)
             for engine, values in per_engine_labelvalues.items():
                 self.counters[name, engine] = counter.labels(*values)
+        self.values = per_engine_labelvalues
+        self.missed = self._counter_cls(
+            name=f"vllm:prefixloom_{MISSED}", documentation="Tokens of prompts that the host did not have",
+            labelnames=[*labelnames, *MISSED_LABELS],
+        )  # fmt: skip
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for name, count in transfer_stats_data.items():
             if (name, engine_idx) in self.counters:
                 self.counters[name, engine_idx].inc(count)
+            elif name.startswith(f"{MISSED}|"):
+                self.missed.labels(*self.values[engine_idx], *name.split("|")[1:]).inc(count)
 
 
 def new_blocks_of(scheduler_output: Any) -> Iterable[int]:

@@ -21,6 +21,9 @@ NAMES = {
     "fetched_tokens": "Tokens that the store behind the host brought",
 }
 """Each count by its name, with what it says."""
+MISSED = "missed_tokens"
+"""Begins the names of counts of missed tokens; the component, the tier and the reason come after it."""
+MISSED_LABELS = ("component", "tier", "reason")
 
 
 class Figures:
@@ -37,6 +40,12 @@ class Figures:
                 if count:
                     self._counts[name] = self._counts.get(name, 0) + count
                     self.total[name] += count
+
+    def add_missed(self, component: str, tier: str, reason: str, tokens: int) -> None:
+        """So many tokens of a prompt were not on the host, for this reason."""
+        name = "|".join((MISSED, component, tier, reason))
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + tokens
 
     def take(self) -> dict[str, float]:
         """What was counted since the last call."""

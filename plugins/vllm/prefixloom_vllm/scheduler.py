@@ -171,6 +171,8 @@ class SchedulerSide:
         if not tracked.known:
             tracked.known = True
             self.figures.add(asked_tokens=plan.key_tokens, hit_tokens=plan.ready)
+            for each in self.books.cache.account(plan).findings:
+                self.figures.add_missed(each.component, each.loss.tier if each.loss else "", each.reason, each.tokens)
         tracked.found = tracked.stored = plan.ready
         tracked.epoch = self.books.epoch
         more = plan.ready - computed

@@ -16,7 +16,7 @@ import torch
 
 from prefixloom import CompositionError, Identity, ProtocolError, StorageError
 from prefixloom_vllm.books import Books, check_identity, size
-from prefixloom_vllm.figures import Figures
+from prefixloom_vllm.figures import MISSED, Figures
 from prefixloom_vllm.groups import Group, groups_of
 from prefixloom_vllm.options import Options
 from prefixloom_vllm.region import Region
@@ -420,3 +420,18 @@ def test_wrong_options_are_refused_in_words(options: Any, says: str) -> None:
 def test_models_that_cannot_be_served_are_refused_in_words(group: Any, says: str) -> None:
     with pytest.raises(CompositionError, match=says):
         groups_of(group)
+
+
+def test_why_prompts_missed_is_counted_by_component_and_reason(make: Any) -> None:
+    engine = make(FULL, WINDOW)
+    engine.side.figures.take()
+    for user in range(5):
+        serve(engine, f"{user}", [user] * 26)
+    engine.side.figures.take()
+    engine.hit(request("again", [0] * 26))
+    engine.hit(request("fresh", [9] * 26))
+    counts = {name: count for name, count in engine.side.figures.take().items() if name.startswith(MISSED)}
+    assert sum(counts.values()) == 52
+    by_reason = {tuple(name.split("|")[1:]): count for name, count in counts.items()}
+    assert by_reason["", "", "new"] == 24
+    assert [key for key in by_reason if key[2] == "evicted"] == [(engine.books.groups[0].name, "device", "evicted")]
