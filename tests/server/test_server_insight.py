@@ -206,3 +206,19 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
             complete(it, f"{number} {PROMPT}")
         there = metrics(it).keys()
     assert asked and asked <= there, asked - there
+
+
+def test_an_error_in_the_accounting_ends_no_request() -> None:
+    with serving() as it:
+        complete(it, PROMPT)
+        cache = it.server.worker.engine.cache
+
+        def broken(_: Any) -> None:
+            raise RuntimeError("the accounting is broken")
+
+        cache.account = broken  # type: ignore[method-assign, assignment]
+        try:
+            assert complete(it, PROMPT)["completion_tokens"] == 3
+        finally:
+            del cache.account
+        assert metrics(it)["vllm:request_success_total"]

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 
 import attrs
 
-from prefixloom import Cache, CapacityError, InputError, PluginError, encode
+from prefixloom import Cache, CapacityError, InputError, PluginError, Sequence, encode
 
 from ..contract.handover import Handover
 from ..contract.model import Span
@@ -351,7 +351,7 @@ class Scheduler:
         if not job.answer.admitted_at:
             job.answer.admitted_at = time.monotonic()
             if self.accounts:
-                self.cache.account(sequence)
+                self._account(sequence)
         job.restoring = sequence.restore() if job.failures < RETRIES else None
         if job.restoring is None or job.restoring.over:
             self._finish_restore(job)
@@ -360,6 +360,14 @@ class Scheduler:
     def _until(self, request: Request) -> float:
         """When nobody needs any more what a request uses now."""
         return math.inf if request.ttl is None else self.clock() + request.ttl
+
+    def _account(self, sequence: Sequence) -> None:
+        """Count why the tokens of an admitted request miss. An error in it ends the counting, and no request."""
+        try:
+            self.cache.account(sequence)
+        except Exception:
+            log.exception("why prompts miss is counted no more")
+            self.accounts = False
 
     @property
     def fetching(self) -> list[Job]:
