@@ -53,7 +53,7 @@ def test_a_window_that_was_evicted_says_by_whom_and_how_many_pages_were_lacking(
     assert (finding.reason, finding.component, finding.lacks) == ("evicted", "near", ((28, 40),))
     assert (told.ready, told.alone) == (0, {"path": 40, "near": 0})
     assert finding.loss is not None and (finding.loss.cause, finding.loss.by) == ("room", "the other")
-    assert finding.pages == cache.stats().components["near"].evicted
+    assert finding.pages == 3, "so many pages of its window are gone"
     assert "evicted to make room for 'the other' from the device" in str(told)
     assert f"{finding.pages} more pages of 'near' on the device" in str(told)
 
@@ -162,6 +162,40 @@ def test_what_lies_below_the_device_needs_a_load() -> None:
     assert (told.ready, told.restorable) == (0, 40)
     assert reasons(told) == [(0, 40, "below", "path")]
     assert "can bring back 40 tokens" in str(told)
+
+
+def test_what_no_tier_has_of_a_state_is_no_matter_of_a_load() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()), HostTier(TierManifest(capacity=4096)), tokens=80)
+    cache.history()
+    serve(cache, TOKENS)
+    cache.evict({"path": 20})
+    told = cache.explain([*TOKENS[:30], 1, 2])
+    assert (told.ready, told.restorable) == (0, 0)
+    assert reasons(told)[0] == (0, 28, "never kept", "state"), "the path is below, and no tier has a state at 28"
+
+
+def test_what_a_history_has_forgotten_is_not_said_to_be_never_stored() -> None:
+    cache = cache_of(part("path", Path()), part("near", Window(10)), tokens=400)
+    serve(cache, TOKENS)
+    cache.evict({"near": 64})
+    cache.history()
+    assert "of which all is known" in str(cache.explain(TOKENS))
+    other = cache_of(part("path", Path()), part("near", Window(10)), tokens=400, capacity={"near": 80})
+    other.history(most=4)
+    for first in range(0, 5000, 1000):
+        serve(other, range(first, first + 40))
+    assert other.explain(range(40)).findings[0].reason in ("never kept", "evicted")
+    assert other.explain(range(40)).since is not None
+
+
+def test_a_sequence_may_be_explained_later() -> None:
+    cache = path_cache(tokens=160)
+    with cache.open(TOKENS) as first, cache.open(range(40)) as second:
+        serve(cache, range(1000, 1040))
+        cache.evict(1000)
+        for sequence in (first, second):
+            told = cache.account(sequence)
+            assert sum(each.tokens for each in told.findings) == 40 - told.ready
 
 
 def test_tokens_whose_content_depends_on_what_follows() -> None:

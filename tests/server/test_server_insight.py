@@ -128,7 +128,7 @@ def test_a_prompt_is_explained(server: RunningServer) -> None:
     told = explain(server, prompt="asked " * 30).json()
     assert told["ready"] > 0 and told["sentences"][0] == f"{told['ready']} of {told['tokens']} tokens hit."
     salted = explain(server, prompt="asked " * 30, cache_salt="x").json()
-    assert (salted["ready"], salted["findings"][0]["reason"]) == (0, "namespace")
+    assert (salted["ready"], salted["findings"][0]["reason"]) == (0, "new")
     tokens = explain(server, prompt=[1, 2, 3]).json()
     assert tokens["tokens"] == 3
     chat = explain(server, messages=[{"role": "user", "content": "hello"}])

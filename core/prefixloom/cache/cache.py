@@ -369,7 +369,13 @@ class Cache:
         if self._history is None or self._history.closed:
             pages = {lane.name: lane.part.page_tokens for lane in core.shape.lanes}
             self._history = History(
-                core.follow(MOST), self.contents, pages, core.shape.page, core.shape.lookahead, most
+                core.follow(MOST),
+                self.contents,
+                pages,
+                core.shape.page,
+                core.shape.lookahead,
+                most,
+                not (core.counts.opened or core.index.epoch),
             )
         return self._history
 
@@ -388,7 +394,7 @@ class Cache:
         if tokens.__class__ is MatchPlan:
             match = current(core, tokens.match_for(core))
         elif tokens.__class__ is Sequence:
-            match = tokens.running_for(core).match
+            match = current(core, tokens.running_for(core).match)
         else:
             match = find(core, ask(core, tokens, namespace, leave, extra))
         history = None if self._history is None or self._history.closed else self._history

@@ -50,9 +50,8 @@ class Finding:
     ``component``  which component (or plugin) it was; empty where it was none in particular
     ``lacks``      what this component lacks to resume at ``end``: token positions, of a state none
     ``loss``       what became of it, if a history knows
-    ``pages``      how many more pages (states) would have kept it until now, at least; 0 if that is not known
-    ``below``      the boundary that the tiers below the device can bring
-    ``detail``     what else is known, in words
+    ``pages``      about how many more pages (states) would have kept it until now; 0 if that is not known
+    ``detail``     what else is known, and ``help`` what would have helped, in words
     """
 
     start: int
@@ -80,6 +79,7 @@ class Explanation:
     ``alone``       by component, the deepest boundary that it could be resumed at if it were alone
     ``findings``    ascending: why the tokens from ``ready`` on did not hit
     ``at``          the time of the explanation, on the clock of the history
+    ``since``       what was lost before this time is not known, or not all of it; None: all is known
     """
 
     tokens: int
@@ -89,6 +89,7 @@ class Explanation:
     alone: dict[str, int]
     findings: tuple[Finding, ...]
     at: float = attrs.field(default=0.0, repr=False)
+    since: float | None = None
 
     @property
     def sentences(self) -> list[str]:
@@ -105,7 +106,9 @@ class Explanation:
     def without_others(self) -> Explanation:
         """The same, without a word of other requests: their labels are left out."""
         findings = [
-            each if each.loss is None else attrs.evolve(each, loss=attrs.evolve(each.loss, by=""))
+            each
+            if each.loss is None
+            else attrs.evolve(each, loss=attrs.evolve(each.loss, by="", cause=each.loss.cause.partition(":")[0]))
             for each in self.findings
         ]
         return attrs.evolve(self, findings=tuple(findings))
@@ -149,7 +152,9 @@ class Explanation:
             "namespace": "the same tokens are cached in another namespace",
             "identity": "the same tokens are cached under another identity: other weights, adapters or positions",
             "too large": "the prompt is too large to be kept",
-            "never kept": f"{what}: it was never stored",
+            "never kept": f"{what}: it was never stored"
+            if self.since is None
+            else (f"{what}: it was not stored in the last {_time(self.at - self.since)}, of which all is known"),
             "absent": f"{what}: it was never stored, or it is gone (no history is kept)",
             "below": f"{what} on the device; a tier below has it",
             "plugin": f"plugin {finding.component!r} does not accept the boundary {finding.end}",
@@ -212,6 +217,7 @@ class _Explainer:
     def __init__(self, core: Core, match: Match, history: History | None, closely: bool) -> None:
         self.core, self.match, self.history, self.closely = core, match, history, closely
         self.tokens = with_spans(match.tokens, match.extra)
+        self._tiers = ("device",) if core.below is None else ("device", "host", "store")
         self.page = core.shape.page
         self.limit = limit_of(core, match)
         self.walked = walked_boundary(core, match)
@@ -227,18 +233,47 @@ class _Explainer:
             {lane.name: lane.deepest(match.walked_to, self.walked)[1] for lane in core.shape.lanes},
             tuple(sorted((each for each in findings if each.tokens), key=lambda each: each.start)),
             0.0 if self.history is None else self.history.clock(),
+            None if self.history is None else self.history.since,
         )
 
     # ------------------------------------------------------------ where the keys agree
     def _lowered(self) -> list[Finding]:
+        """Why the keys agree further than the hit. Up to what can be restored the device is asked, then all tiers."""
         lanes = {lane.name: lane for lane in self.core.shape.lanes}
-        found = []
+        restorable = self.match.ready if self.core.below is None else self.match.restorable
+        found: list[Finding] = []
         for name, high, low in lowerings(self.core, self.match):
-            if name in lanes and lanes[name].deepest(self._node(high), high)[1] < high:
-                found.append(self._of_component(lanes[name], low, high))
-            else:
-                found.append(Finding(low, high, "plugin", name))
+            lane = lanes.get(name)
+            if lane is None or lane.deepest(self._node(high), high)[1] == high:
+                if found and found[-1].reason == "plugin" and found[-1].component == name and found[-1].start == high:
+                    found[-1] = attrs.evolve(found[-1], start=low)
+                else:
+                    found.append(Finding(low, high, "plugin", name))
+                continue
+            cut = min(max(low, restorable), high)
+            if high > cut:
+                others = (each for each in self.core.shape.in_order if each is not lane)
+                culprit = next((each for each in (lane, *others) if self._is_gone(each, high)), lane)
+                found.append(self._of_component(culprit, cut, high))
+            if cut > low:
+                lacks = self._lacks(lane, cut)
+                found.append(
+                    Finding(low, cut, "below", lane.name, lacks, help="a load from below, by Sequence.restore")
+                )
         return found
+
+    def _lacks(self, lane: Lane, boundary: int) -> tuple[Interval, ...]:
+        return lacking(lane, self._node(boundary), boundary) if isinstance(lane, PageLane) else ()
+
+    def _is_gone(self, lane: Lane, boundary: int) -> bool:
+        """Whether the component lacks on every tier what ``boundary`` needs."""
+        node, below = self._node(boundary), self.core.below
+        if isinstance(lane, PageLane):
+            lacks = lacking(lane, node, boundary)
+            return bool(lacks if below is None else below.absent(lane, node, lacks))
+        if lane.deepest(node, boundary)[1] == boundary:
+            return False
+        return below is None or node.end != boundary or not below.has_state(lane, node)
 
     def _node(self, boundary: int) -> Node:
         return climb(self.match.walked_to, boundary)
@@ -273,8 +308,8 @@ class _Explainer:
         pages = 0
         if loss.cause in ("room", "unneeded"):
             first = min(each.number for each in known)
-            pages = self.history.losses(lane.name, loss.tier).count - first + 1 if first else 0
-        helps = f"{pages} more {_unit(lane)} of {lane.name!r} on the {loss.tier}, at least" if pages else ""
+            pages = self.history.lost_since(lane.name, loss.tier, first) if self.closely else 0
+        helps = f"about {pages} more {_unit(lane)} of {lane.name!r} on the {loss.tier}" if pages else ""
         return Finding(low, high, _reason(loss), lane.name, lacks, loss, pages, help=helps)
 
     def _checkpoint(self, lane: Lane, boundary: int) -> str:
@@ -283,8 +318,7 @@ class _Explainer:
     def _find(self, lane: Lane, spans: tuple[Interval, ...] = (), boundary: int | None = None) -> list[Loss | None]:
         if self.history is None:
             return []
-        tiers = ("device",) if self.core.below is None else ("device", "host", "store")
-        return self.history.find(lane.name, tiers, self.match.namespace, self.tokens, spans, boundary)
+        return self.history.find(lane.name, self._tiers, self.match.namespace, self.tokens, spans, boundary)
 
     # ------------------------------------------------------------ where they do not
     def _unmatched(self) -> list[Finding]:
@@ -309,16 +343,19 @@ class _Explainer:
 
     def _lost_from(self, at: int) -> Finding | None:
         """What became of the deepest that was cached from ``at`` on, of the first component that a history tells of."""
-        for lane in self.core.shape.in_order if self.history is not None else ():
+        if self.history is None:
+            return None
+        for lane in self.core.shape.in_order:
             if isinstance(lane, PageLane):
                 losses, page = self._find(lane, spans=((at, self.limit),)), lane.page
                 gone = [place for place, loss in enumerate(losses) if loss is not None]
                 lacks = merged((at + place * page, at + (place + 1) * page) for place in gone)
                 end = at + -(-(gone[-1] + 1) * page // self.page) * self.page if gone else at
             else:
-                deepest = (b for b in range(self.limit, at, -self.page) if self._find(lane, boundary=b)[0])
-                end, lacks = next(deepest, at), ()
-                losses = self._find(lane, boundary=end) if end > at else []
+                end, found = self.history.deepest_state(
+                    lane.name, self._tiers, self.match.namespace, self.tokens, at, self.limit, self.page
+                )
+                losses, lacks = [found], ()
             if end > at:
                 return self._finding(lane, at, end, lacks, [loss for loss in losses if loss is not None])
         return None

@@ -20,6 +20,8 @@ from ..tree.keys import TOKEN_BYTES, Tokens, exact_key
 
 MOST = 1 << 18
 """The most losses that a history remembers, unless it is made with another number."""
+PATHS = 64
+"""The numbers of so many paths are kept at hand."""
 RECENT = 64
 """So many of the latest losses are kept as they were told."""
 HOT = 512
@@ -32,13 +34,14 @@ AGES = (0.1, 1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 class Loss:
     """A page or a state that is not cached any more, or that was not kept.
 
-    ``kind``    "removed", "refused" or "cleared", as of a ``Change``, which ``cause`` and ``by`` come from as well
+    ``kind``    "removed", "refused" or "cleared": the change that told it, as do ``component``, ``cause`` and ``by``
     ``tier``    where it was, or would have been
     ``when``    the time of it, and ``stored`` when it had come; None if that is not known
     ``number``  how many pages (states) the component had lost on this tier by then
     """
 
     kind: str
+    component: str
     tier: str
     cause: str
     by: str
@@ -125,24 +128,29 @@ class Paths:
         self.page = page
         self._page_bytes = page * TOKEN_BYTES
         self._more = lookahead * TOKEN_BYTES
-        self._last: tuple[str, Tokens, list[int]] = ("", Tokens(), [])
+        self._known: list[tuple[str, Tokens, list[int]]] = []
+        """Of the latest paths, the last one first: the namespace, the tokens, and the numbers."""
 
     def of(self, namespace: str, tokens: Tokens, upto: int) -> list[int]:
         """The numbers of the paths to the boundaries of ``tokens`` up to ``upto``."""
-        known_in, known, links = self._last
+        links: list[int] = []
+        for place, (known_in, known, numbers) in enumerate(self._known):
+            if known_in == namespace and known.extra == tokens.extra:
+                if known.startswith(tokens) and upto <= len(numbers) * self.page:
+                    self._known.insert(0, self._known.pop(place))
+                    return numbers[: upto // self.page]
+                if tokens.startswith(known):
+                    links = numbers[: max(0, len(known) - self._more) // self._page_bytes]  # all of whose tokens it had
+                    del self._known[place]
+                    break
         size = self._page_bytes
-        if known_in == namespace and not (tokens.extra or known.extra):
-            if known.startswith(tokens) and upto <= len(links) * self.page:
-                return links[: upto // self.page]
-            links = links[:] if tokens.startswith(known) else []
-        else:
-            links = []
         link = links[-1] if links else hash(namespace)
         for at in range(len(links) * size, upto * TOKEN_BYTES - size + 1, size):
             end = at + size + self._more
             link = hash((link, tokens[at:end], *self._extra(tokens, at // TOKEN_BYTES, end // TOKEN_BYTES)))
             links.append(link)
-        self._last = (namespace, tokens, links)
+        self._known.insert(0, (namespace, tokens, links))
+        del self._known[PATHS:]
         return links[: upto // self.page]
 
     def _extra(self, tokens: Tokens, start: int, end: int) -> tuple[object, ...]:
@@ -164,9 +172,11 @@ class History:
 
     def __init__(
         self, journal: Journal, contents: Callable[[], list[Change]], pages: Mapping[str, int], page: int,
-        lookahead: int, most: int, clock: Callable[[], float] = time.monotonic,
+        lookahead: int, most: int, new: bool, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """``pages``: the tokens of a page of each component; of a boundary component 0. ``page``: of the tree."""
+        """``pages``: the tokens of a page of each component; of a boundary component 0. ``page``: of the tree. ``new``:
+        nothing was cached before.
+        """
         self._journal = journal
         self._pages = pages
         self._contents = contents
@@ -174,7 +184,8 @@ class History:
         self._most = most
         self.closed = False
         self.clock = clock
-        self.begun = clock()
+        self.since: float | None = None if new else clock()
+        """Losses before this time are not known, or not all of them; None: all are known."""
         self.by_component: dict[tuple[str, str], Losses] = {}
         """By component and tier."""
         self.missed: dict[tuple[str, str, str], int] = {}
@@ -193,6 +204,16 @@ class History:
         self.closed = True
         self._journal.close()
 
+    def lost_since(self, component: str, tier: str, number: int) -> int:
+        """How many different pages (states) of a component are gone that it lost from its loss of this number on."""
+        found = 0
+        for loss in reversed(self._lost.values()):
+            if loss.component == component and loss.tier == tier:
+                if loss.number < number:
+                    break
+                found += loss.kind == "removed"
+        return found
+
     @property
     def remembered(self) -> int:
         """How many losses it remembers now."""
@@ -203,6 +224,7 @@ class History:
         missing, changes = self._journal.missing, self._journal.take()
         if missing:  # what went meanwhile is not known: begin again with what there is
             self._stored.clear()
+            self.since = self.clock()
             changes = self._contents()
         for change in changes:
             self._note(change)
@@ -222,6 +244,19 @@ class History:
             _decisive([loss for tier in tiers if (loss := self._lost.get(keys[tier])) is not None])
             for keys in self._keys_by_tier(component, tiers, namespace, tokens, spans, boundary)
         ]
+
+    def deepest_state(
+        self, component: str, tiers: tuple[str, ...], namespace: str, tokens: Tokens, low: int, high: int, page: int
+    ) -> tuple[int, Loss | None]:
+        """The deepest boundary in (low, high] whose state was lost, and the loss; ``low`` if there is none."""
+        links = self._paths.of(namespace, tokens, high)
+        for boundary in range(high, low, -page):
+            link = links[boundary // page - 1]
+            known = [self._lost.get(hash((component, tier, link, boundary))) for tier in tiers]
+            loss = _decisive([each for each in known if each is not None])
+            if loss is not None:
+                return boundary, loss
+        return low, None
 
     def account(self, findings: Iterable[Missed]) -> None:
         """Count why the tokens of a request missed: the findings of its explanation."""
@@ -268,7 +303,7 @@ class History:
         now = self.clock()
         if change.kind == "cleared":
             for key, stored in self._stored.items():
-                self._lose(key, Loss("cleared", "", "flushed", "", now, stored, 0))
+                self._lose(key, Loss("cleared", "", "", "flushed", "", now, stored, 0))
             self._stored.clear()
             return
         losses = self.losses(change.component, change.tier)
@@ -288,9 +323,10 @@ class History:
             losses.causes[cause] = losses.causes.get(cause, 0) + 1
             if came is not None:
                 losses.ages.add(now - came)
-            self._lose(key, Loss(change.kind, change.tier, change.cause, change.by, now, came, losses.count))
+            about = change.kind, change.component, change.tier, change.cause, change.by
+            self._lose(key, Loss(*about, now, came, losses.count))
         if losses.count > before:
-            cause = change.cause if change.kind == "removed" else f"refused: {change.cause}"
+            cause = change.cause if change.kind == "removed" else f"refused: {change.cause.partition(':')[0]}"
             self.recent.append(Lost(now, change.component, change.tier, cause, change.by, losses.count - before))
 
     def _lose(self, key: int, loss: Loss) -> None:
@@ -298,7 +334,7 @@ class History:
         self._lost[key] = loss
         if len(self._lost) > self._most:
             for old in list(islice(self._lost, max(1, self._most // 16))):
-                del self._lost[old]
+                self.since = max(self.since or 0.0, self._lost.pop(old).when)
 
 
 def _decisive(losses: list[Loss]) -> Loss | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import urllib.error
@@ -44,7 +45,7 @@ def ask(args: argparse.Namespace, method: str, path: str, body: Any = None, *, s
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise ServerRefused(_said(error)) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise InputError(f"{server} does not answer: {getattr(error, 'reason', error)}") from error
 
 

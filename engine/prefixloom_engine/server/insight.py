@@ -102,6 +102,7 @@ class Insight:
         server.worker.observe(self.requests.ended)
         self._snapshot: Snapshot | None = None
         self._reading = asyncio.Lock()
+        self._explaining = asyncio.Lock()
 
     def routes(self) -> list[Route]:
         return [
@@ -125,7 +126,8 @@ class Insight:
         figures, now = cache.figures(), time.monotonic()
         running, waiting = self.engine.load
         recent = [
-            {"seconds_ago": now - each.when, "component": each.component, "tier": each.tier, "cause": each.cause,
+            {"seconds_ago": now - each.when, "component": each.component, "tier": each.tier,
+             "cause": each.cause,
              "count": each.count}
             for each in history.recent
         ]  # fmt: skip
@@ -204,7 +206,9 @@ class Insight:
                 asked = await self.server.body(request, ExplainAsked, share)
             self.server.check_model(asked.model)
             tokens = await self._tokens(request, asked)
-        whole = tenant.admin or not self.server.access.keys
+            if len(tokens) > self.server.longest + 1:
+                raise ApiError(400, f"the prompt has {len(tokens)} tokens: this server takes {self.server.longest + 1}")
+        whole = tenant.admin
         name = tenant.namespace_of(asked.cache_salt)
         if asked.namespace is not None:
             if not whole:
@@ -215,7 +219,8 @@ class Insight:
         def look() -> Explanation:
             return engine.cache.explain(tokens, namespace=engine.namespace(name), leave=1, closely=whole)
 
-        told = await self.server.worker.call(look)
+        async with self._explaining:  # one at a time: the engine waits meanwhile
+            told = await self.server.worker.call(look)
         return JSONResponse((told if whole else told.without_others()).as_dict())
 
     async def _tokens(self, request: Request, asked: ExplainAsked) -> list[int]:
@@ -233,7 +238,11 @@ class Insight:
 
 def by_query(request: Request) -> ExplainAsked:
     """What a GET asks."""
-    given = {name: request.query_params[name] for name in ("prompt", "cache_salt") if name in request.query_params}
+    given = {
+        name: request.query_params[name]
+        for name in ("model", "prompt", "cache_salt", "namespace")
+        if name in request.query_params
+    }
     try:
         return ExplainAsked.model_validate(given)
     except ValidationError as error:

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
                 time.sleep(seconds)
                 try:
                     told, trouble = ask(args, "GET", "/insight", seconds=10.0), ""
-                except InputError as error:
+                except (InputError, ServerRefused) as error:
                     trouble = str(error)
                 live.update(frame(told, trouble), refresh=True)
     except ServerRefused as error:
@@ -80,32 +80,37 @@ def _table(*columns: str) -> Any:
 
 def _pools(stats: dict[str, Any]) -> Any:
     from rich.progress_bar import ProgressBar
+    from rich.text import Text
 
     table = _table("pool", "in use and cached", ">running", ">cached", ">of", "", ">evicted", ">stopped tokens")
     for name, each in stats["components"].items():
         unit = f"pages of {each['page_tokens']}" if each["page_tokens"] else "states"
         taken = each["running"] + each["cached"]
         table.add_row(
-            name, ProgressBar(total=max(1, each["capacity"]), completed=taken, width=24), f"{each['running']:,}",
+            Text(name), ProgressBar(total=max(1, each["capacity"]), completed=taken, width=24), f"{each['running']:,}",
             f"{each['cached']:,}", f"{each['capacity']:,}", unit, f"{each['evicted']:,}", f"{each['missed_tokens']:,}",
         )  # fmt: skip
     tier = stats["tier"] or {"cached": {}}
     for name, count in tier["cached"].items():
-        table.add_row(f"{name} (host)", "", "", f"{count:,}", f"{tier['capacity'][name]:,}", "", "", "")
+        table.add_row(Text(f"{name} (host)"), "", "", f"{count:,}", f"{tier['capacity'][name]:,}", "", "", "")
     return table
 
 
 def _missed(told: dict[str, Any]) -> Any:
+    from rich.text import Text
+
     table = _table("why tokens missed", "component", ">tokens")
     missed = told["figures"].get("prefixloom:missed_tokens", [])
     for each in sorted(missed, key=lambda each: -each["value"])[:8]:
-        table.add_row(each["labels"]["reason"], each["labels"]["component"] or "-", f"{each['value']:,.0f}")
+        table.add_row(Text(each["labels"]["reason"]), Text(each["labels"]["component"] or "-"), f"{each['value']:,.0f}")
     return table
 
 
 def _recent(told: dict[str, Any]) -> Any:
+    from rich.text import Text
+
     table = _table("what went lately", "component", "why", ">pages")
     for each in told["recent"][:-9:-1]:
         where = f"{each['component']} ({each['tier']})"
-        table.add_row(f"{each['seconds_ago']:.0f} s ago", where, each["cause"], f"{each['count']:,}")
+        table.add_row(f"{each['seconds_ago']:.0f} s ago", Text(where), Text(each["cause"]), f"{each['count']:,}")
     return table
