@@ -134,8 +134,9 @@ class Paths:
     def of(self, namespace: str, tokens: Tokens, upto: int) -> list[int]:
         """The numbers of the paths to the boundaries of ``tokens`` up to ``upto``."""
         links: list[int] = []
+        extra = _exactly(tokens)
         for place, (known_in, known, numbers) in enumerate(self._known):
-            if known_in == namespace and known.extra == tokens.extra:
+            if known_in == namespace and _exactly(known) == extra:
                 if known.startswith(tokens) and upto <= len(numbers) * self.page:
                     self._known.insert(0, self._known.pop(place))
                     return numbers[: upto // self.page]
@@ -335,6 +336,11 @@ class History:
         if len(self._lost) > self._most:
             for old in list(islice(self._lost, max(1, self._most // 16))):
                 self.since = max(self.since or 0.0, self._lost.pop(old).when)
+
+
+def _exactly(tokens: Tokens) -> tuple[object, ...]:
+    """The spans of extra keys, so that 1, True and 1.0 differ."""
+    return tuple((low, high, exact_key(key)) for low, high, key in tokens.extra) if tokens.extra else ()
 
 
 def _decisive(losses: list[Loss]) -> Loss | None:
