@@ -8,7 +8,7 @@ one ``Finding``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -21,7 +21,7 @@ from ..tree.lane import Lane, PageLane
 from ..tree.radix import Node, climb
 from .history import History, Loss
 
-REASONS = (
+MissReason = Literal[
     "new",  # nothing that begins so has been cached, as far as is known
     "branch",  # the prompt parts from what is cached in the midst of a page
     "namespace",  # it is cached in another namespace
@@ -38,7 +38,7 @@ REASONS = (
     "page",  # these tokens do not fill a page
     "left",  # they were to be left to compute
     "lookahead",  # their content depends on tokens that come after the prompt
-)
+]
 """Why tokens did not hit."""
 
 
@@ -46,7 +46,6 @@ REASONS = (
 class Finding:
     """Why the tokens [start, end) of a prompt did not hit.
 
-    ``reason``     one of ``REASONS``
     ``component``  which component (or plugin) it was; empty where it was none in particular
     ``lacks``      what this component lacks to resume at ``end``: token positions, of a state none
     ``loss``       what became of it, if a history knows
@@ -56,7 +55,7 @@ class Finding:
 
     start: int
     end: int
-    reason: str
+    reason: MissReason
     component: str = ""
     lacks: tuple[Interval, ...] = ()
     loss: Loss | None = attrs.field(default=None, repr=False)
@@ -253,46 +252,44 @@ class _Explainer:
             cut = min(max(low, restorable), high)
             if high > cut:
                 others = (each for each in self.core.shape.in_order if each is not lane)
-                culprit = next((each for each in (lane, *others) if self._is_gone(each, high)), lane)
+                culprit = next((each for each in (lane, *others) if self._gone(each, high)), lane)
                 found.append(self._of_component(culprit, cut, high))
             if cut > low:
-                lacks = self._lacks(lane, cut)
-                found.append(
-                    Finding(low, cut, "below", lane.name, lacks, help="a load from below, by Sequence.restore")
-                )
+                found.append(self._below(lane, low, cut))
         return found
 
     def _lacks(self, lane: Lane, boundary: int) -> tuple[Interval, ...]:
-        return lacking(lane, self._node(boundary), boundary) if isinstance(lane, PageLane) else ()
-
-    def _is_gone(self, lane: Lane, boundary: int) -> bool:
-        """Whether the component lacks on every tier what ``boundary`` needs."""
-        node, below = self._node(boundary), self.core.below
+        """The pages that the device lacks for ``boundary``; for a state an empty span at its boundary."""
+        node = self._node(boundary)
         if isinstance(lane, PageLane):
-            lacks = lacking(lane, node, boundary)
-            return bool(lacks if below is None else below.absent(lane, node, lacks))
-        if lane.deepest(node, boundary)[1] == boundary:
-            return False
-        return below is None or node.end != boundary or not below.has_state(lane, node)
+            return lacking(lane, node, boundary)
+        return () if lane.deepest(node, boundary)[1] == boundary else ((boundary, boundary),)
+
+    def _gone(self, lane: Lane, boundary: int) -> tuple[Interval, ...]:
+        """What of ``_lacks`` no tier below has either."""
+        lacks, node, below = self._lacks(lane, boundary), self._node(boundary), self.core.below
+        if below is None or not lacks:
+            return lacks
+        if isinstance(lane, PageLane):
+            return below.absent(lane, node, lacks)
+        return () if node.end == boundary and below.has_state(lane, node) else lacks
 
     def _node(self, boundary: int) -> Node:
         return climb(self.match.walked_to, boundary)
 
     def _of_component(self, lane: Lane, low: int, high: int) -> Finding:
         """Why this component cannot be resumed at ``high``."""
-        node, below = self._node(high), self.core.below
+        gone = self._gone(lane, high)
+        if not gone:
+            return self._below(lane, low, high)
         if isinstance(lane, PageLane):
-            lacks = lacking(lane, node, high)
-            gone = lacks if below is None else below.absent(lane, node, lacks)
-            losses = self._find(lane, spans=gone) if gone else []
-            is_below = not gone
-        else:
-            lacks = ()
-            is_below = below is not None and node.end == high and below.has_state(lane, node)
-            losses = [] if is_below else self._find(lane, boundary=high)
-        if is_below:
-            return Finding(low, high, "below", lane.name, lacks, help="a load from below, by Sequence.restore")
-        return self._finding(lane, low, high, lacks, losses)
+            return self._finding(lane, low, high, self._lacks(lane, high), self._find(lane, spans=gone))
+        return self._finding(lane, low, high, (), self._find(lane, boundary=high))
+
+    def _below(self, lane: Lane, low: int, high: int) -> Finding:
+        """The tiers below the device have what this component lacks on it."""
+        lacks = self._lacks(lane, high) if isinstance(lane, PageLane) else ()
+        return Finding(low, high, "below", lane.name, lacks, help="a load from below, by Sequence.restore")
 
     def _finding(
         self, lane: Lane, low: int, high: int, lacks: tuple[Interval, ...], losses: list[Loss | None]
@@ -425,7 +422,7 @@ class _Explainer:
         return [each for each in found if each.start < each.end]
 
 
-def _reason(loss: Loss) -> str:
+def _reason(loss: Loss) -> MissReason:
     if loss.kind == "cleared" or loss.cause == "dropped":
         return "flushed"
     return "failed" if loss.cause == "failed" else "evicted"

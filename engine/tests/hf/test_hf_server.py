@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from prefixloom import CompositionError, InputError
@@ -20,6 +20,7 @@ from prefixloom_engine.hf import load
 from prefixloom_engine.hf.text import FolderTokenizer, WindowDetokenizer, load_tokenizer
 from prefixloom_engine.server.answers import ChatForm, TextPiece
 from prefixloom_engine.server.protocol import ChatAsked
+from tests.support.hf_texts import byte_tokenizer
 from tests.support.servers import RunningServer, serving
 
 TEMPLATE = (
@@ -42,11 +43,7 @@ RESPONSE = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llama of random weights whose tokens are bytes, and an end."""
     path = tmp_path_factory.mktemp("model")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(models.BPE({each: at for at, each in enumerate(alphabet)}, []))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>")
+    tokenizer = byte_tokenizer(eos_token="<|end|>")
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(path)
     torch.manual_seed(0)

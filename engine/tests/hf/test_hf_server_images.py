@@ -18,13 +18,11 @@ pytest.importorskip("PIL", reason="Pillow is not installed: it is part of the ex
 
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
     CLIPImageProcessorPil,
     LlavaProcessor,
-    PreTrainedTokenizerFast,
 )
 
 from prefixloom_engine.hf import load
@@ -32,6 +30,7 @@ from prefixloom_engine.hf.text import MOST_PIXELS, load_tokenizer
 from prefixloom_engine.server.app import Limits
 from tests.server.test_server_clients import eventually
 from tests.support.hf_images import CONFIGS, PATCH, PIXELS
+from tests.support.hf_texts import byte_tokenizer
 from tests.support.servers import RunningServer, serving
 
 TEMPLATE = (
@@ -47,13 +46,7 @@ PLACES = (PIXELS // PATCH) ** 2
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A llava of random weights whose tokens are bytes, with the processor of its images."""
     path = tmp_path_factory.mktemp("model")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(models.BPE({each: at for at, each in enumerate(alphabet)}, []))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    raw.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="<|end|>", additional_special_tokens=["<image>"]
-    )
+    tokenizer = byte_tokenizer(eos_token="<|end|>", additional_special_tokens=["<image>"])
     LlavaProcessor(
         image_processor=CLIPImageProcessorPil(size={"shortest_edge": PIXELS}, crop_size=PIXELS),
         tokenizer=tokenizer, patch_size=PATCH, vision_feature_select_strategy="default", chat_template=TEMPLATE,
