@@ -24,6 +24,7 @@ PACKAGES: dict[str, Path] = {
     "prefixloom_swa": ROOT / "plugins/swa/prefixloom_swa",
     "prefixloom_mamba": ROOT / "plugins/mamba/prefixloom_mamba",
     "prefixloom_hicache": ROOT / "plugins/hicache/prefixloom_hicache",
+    "prefixloom_resumable": ROOT / "plugins/events/prefixloom_resumable",
     "prefixloom_events": ROOT / "plugins/events/prefixloom_events",
     "prefixloom_engine": ROOT / "engine/prefixloom_engine",
     "bench": ROOT / "bench",
@@ -48,6 +49,7 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "guards": set(),
         "host": {"guards"},
     },
+    "prefixloom_resumable": {"paths": set(), "pages": {"paths"}},
     "prefixloom_events": {
         "wire": set(),
         "hashes": set(),

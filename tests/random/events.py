@@ -21,9 +21,10 @@ from prefixloom.testing.oracle.machine import SCRIPT, written
 from prefixloom.testing.oracle.operations import Op, Operations
 from prefixloom_events import EventBatch, Mirror, OrderedEvents, PageLabel, RebuiltCache, encode_batch
 from prefixloom_events.follower import ASK_FOR_ALL
-from prefixloom_events.hashes import block_hash, page_digest, pages_of, root_digest
+from prefixloom_events.hashes import block_hash, root_digest
 from prefixloom_events.publisher import ReplayBuffer
 from prefixloom_events.wire import MEDIUMS
+from prefixloom_resumable import page_digest, pages_of
 from tests.support.setups import setups
 
 

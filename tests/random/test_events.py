@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefixloom_events import Mirror
+from prefixloom_resumable import ResumablePages
 from tests.random.events import run, setups
 
 OPERATIONS = 120
@@ -34,7 +34,7 @@ def test_the_scripts_meet_what_they_are_meant_to_meet() -> None:
     ],
 )
 def test_a_mistake_in_the_mirror_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, mistake: object) -> None:
-    monkeypatch.setattr(Mirror, name, mistake)
+    monkeypatch.setattr(ResumablePages, name, mistake)
     with pytest.raises((AssertionError, LookupError, IndexError)):
         run("path, window and point", "mistake", 1000)
 

@@ -1,455 +1,82 @@
-"""Mirror: a copy of what a cache has cached, page by page, that knows where requests can resume.
+"""Mirror: makes events of a journal's changes.
 
-It follows the changes of a cache's journal, and says after each lot of them what is different, as events. Where a
-request can resume it derives as the core does, from the reaches of the composition: a boundary can be resumed at if
-every component has all that its reach needs there. Hooks that refuse matches are not asked.
+What is cached, and where requests can resume, it asks ``ResumablePages``. It says what is different after each lot of
+changes, in the events' words: the pages that lead to a boundary, what each component keeps, and the boundaries.
 
 It knows no socket, no thread and no cache. First read ``Mirror.apply``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import attrs
+from prefixloom import Change, Reach
+from prefixloom_resumable import TOKEN_BYTES, Differences, KeptPart, PageNode, ResumablePages, runs
 
-from prefixloom import Change, Reach, Tokens
-
-from .hashes import TOKEN_BYTES, ExtraKey, PageLabel, block_hash, page_digest, pages_of, root_digest
+from .hashes import PageLabel, block_hash, root_digest
 from .wire import MEDIUMS, PAGES, PAGES_KIND, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, token_list
-
-RECENT = 8
-"""The paths that are remembered with their nodes, so that the next change of one costs only what is new."""
-
-
-class PageNode:
-    """One page of one path. ``bits``: what of it is cached, by keeper. ``gaps``: see ``Mirror``."""
-
-    __slots__ = (
-        "bits", "children", "digest", "end", "extra", "gaps", "key", "label", "parent", "resumable", "told_by",
-        "unlinked",
-    )  # fmt: skip
-
-    def __init__(self, parent: PageNode | None, digest: bytes, end: int, label: PageLabel) -> None:
-        self.parent = parent
-        self.digest = digest
-        self.end = end
-        self.label = label
-        self.key = b""
-        self.extra: tuple[ExtraKey, ...] = ()
-        self.bits = 0
-        self.children: list[PageNode] | None = None
-        self.gaps: tuple[int, ...] = ()
-        self.resumable = 0
-        """By level, one bit: whether a request can resume at its end."""
-        self.told_by = (0, 0)
-        """By level: how many of its children are told, and one if it is resumable itself. It is told unless 0."""
-        self.unlinked = False
-
-    @property
-    def told(self) -> int:
-        """By level, one bit: whether a request can resume at its end or at one below."""
-        return (self.told_by[0] > 0) | (self.told_by[1] > 0) << 1
-
-
-@attrs.frozen
-class KeptPart:
-    """One component on one tier: where its bits are, and how it is told."""
-
-    component: str
-    tier: str
-    place: int
-    shift: int
-    parts: int
-    """Pages of the component in a page of the tree; 1 for a state."""
-
-    @property
-    def mask(self) -> int:
-        return ((1 << self.parts) - 1) << self.shift
-
-    @property
-    def group(self) -> int:
-        return PAGES + 1 + self.place
-
-
-@attrs.frozen
-class Need:
-    """What one component needs at a boundary. ``tokens``: of its page, 0 for a state.
-
-    ``ends``: the reach is one interval that ends at the boundary, so the gap before it decides alone.
-    """
-
-    reach: Reach
-    tokens: int
-    ends: bool
-    place: int
 
 
 class Mirror:
-    """The pages of one cache.
-
-    There are two levels: what is on the device, and what is on the device or on a tier below. For each level and
-    component a node has a gap: the end of the last page of the component, up to the node's end, that is *not* there (0:
-    all are). So an interval that ends at the node is there if it begins behind the gap.
-    """
+    """The pages of one cache, and the events of what becomes of them."""
 
     def __init__(self, composition: Any, label_of: Callable[[str], PageLabel], components: bool = True) -> None:
         """``label_of`` says what a namespace is called in events. ``components``: tell their groups as well."""
-        self.page: int = composition.page
-        self.lookahead: int = composition.lookahead
-        self._label_of = label_of
+
+        def root_of(namespace: str) -> tuple[bytes, PageLabel]:
+            label = label_of(namespace)
+            return root_digest(label), label
+
+        self._pages = ResumablePages(composition, root_of)
+        self.page = self._pages.page
+        self.lookahead = self._pages.lookahead
         self._tells_components = components
-        tiers = ("device", "host") if composition.tier is not None else ("device",)
-        self.mediums = tuple(MEDIUMS[tier] for tier in tiers)
-        self._keepers: dict[tuple[str, str], KeptPart] = {}
-        self._kinds: list[tuple[str | None, int | None]] = []
+        self.mediums = tuple(MEDIUMS[tier] for tier in self._pages.tiers)
+        self._kinds = [_kind_of(part.reach) for part in composition.parts]
         """By component, what decoders of other projects call its group."""
-        self._sizes: list[int] = []
+        self._sizes = [part.page_tokens or self.page for part in composition.parts]
         """By component, the tokens of its blocks."""
-        self._needs: list[tuple[Need, ...]] = [() for _ in tiers]
-        self._masks: list[list[int]] = [[] for _ in tiers]
-        shift = 0
-        for place, part in enumerate(composition.parts):
-            parts = self.page // part.page_tokens if part.page_tokens else 1
-            shape = part.reach.shape
-            ends = part.reach.closed_upward or (shape is not None and shape.head == 0)
-            for level, tier in enumerate(tiers):
-                keeper = KeptPart(part.name, tier, place, shift, parts)
-                shift += parts
-                self._keepers[part.name, tier] = keeper
-                self._needs[level] += (Need(part.reach, part.page_tokens, ends, place),)
-            self._kinds.append(_kind_of(part.reach))
-            self._sizes.append(part.page_tokens or self.page)
-        # states first: few pages have one, and who has none is asked nothing more
-        self._needs = [tuple(sorted(needs, key=lambda need: need.tokens > 0)) for needs in self._needs]
-        self._places = len(composition.parts)
-        self._by_place = [[self._keepers[part.name, tier] for tier in tiers] for part in composition.parts]
-        self._scattered = 0
-        """The bits of components of which a change may matter to any boundary below it."""
-        for place, part in enumerate(composition.parts):
-            if part.page_tokens and not any(need.ends for need in self._needs[0] if need.place == place):
-                for keeper in self._by_place[place]:
-                    self._scattered |= keeper.mask
-        self._reaches = [
-            part.reach if not any(keeper.mask & self._scattered for keeper in keepers) else None
-            for part, keepers in zip(composition.parts, self._by_place, strict=True)
-        ]
-        """By component, its reach, if the gap before a boundary says all; otherwise None."""
-        self._forget()
-        self._began = False
 
-    def _forget(self) -> None:
-        self._nodes: dict[bytes, PageNode] = {}
-        self._roots: dict[str, PageNode] = {}
-        self._recent: list[tuple[str, Tokens, list[PageNode]]] = []
-        self._before: dict[PageNode, int] = {}
-        self._fresh: list[PageNode] = []
-        self._states: dict[PageNode, tuple[int, int]] = {}
-        """Of nodes that may be told differently: what was resumable and told before."""
-
-    # ------------------------------------------------------------ following
     def apply(self, changes: Iterable[Change]) -> list[KVEvent]:
         """Follow some changes, and say what is different. The first time, that begins with ``AllBlocksCleared``."""
-        cleared = not self._began
-        self._began = True
-        for change in changes:
-            if change.kind == "cleared":
-                self._forget()
-                cleared = True
-            elif change.kind != "refused":
-                self._change(change)
-        self._settle()
-        events: list[KVEvent] = [AllBlocksCleared()] if cleared else []
-        events += self._differences()
-        self._before, self._states = {}, {}
-        return events
+        return self._events(self._pages.apply(changes))
 
     def begin_again(self) -> None:
         """Forget everything; what is applied next tells all there is."""
-        self._forget()
-        self._began = False
+        self._pages.begin_again()
 
     def snapshot(self) -> list[KVEvent]:
         """All there is, as events that begin with ``AllBlocksCleared``."""
-        nodes = list(self._below(self._roots.values()))
-        before, states = self._before, self._states
-        self._before, self._states = dict.fromkeys(nodes, 0), dict.fromkeys(nodes, (0, 0))
-        try:
-            return [AllBlocksCleared(), *self._differences()]
-        finally:
-            self._before, self._states = before, states
+        return self._events(self._pages.everything())
 
     @property
     def pages(self) -> int:
         """How many pages it knows."""
-        return len(self._nodes)
+        return self._pages.pages
 
-    def _change(self, change: Change) -> None:
-        """Note what one change says is cached, or is not any more."""
-        keeper = self._keepers[change.component, change.tier]
-        stored = change.kind == "stored"
-        upto = change.boundary or max(hi for _, hi in change.spans)
-        path = self._path(change.namespace, change.tokens, -(-upto // self.page), stored)
-        if change.boundary is not None:
-            self._note(path[change.boundary // self.page - 1], keeper.mask, stored)
-        page = self.page // keeper.parts
-        for lo, hi in change.spans:
-            at = lo
-            while at < hi:
-                index = at // self.page
-                upto = min(hi, (index + 1) * self.page)
-                first, count = at % self.page // page, (upto - at) // page
-                self._note(path[index], ((1 << count) - 1) << first + keeper.shift, stored)
-                at = upto
-
-    def _note(self, node: PageNode, mask: int, stored: bool) -> None:
-        self._before.setdefault(node, node.bits)
-        node.bits = node.bits | mask if stored else node.bits & ~mask
-
-    # ------------------------------------------------------------ paths
-    def _path(self, namespace: str, tokens: Tokens, count: int, create: bool) -> list[PageNode]:
-        """The nodes of at least the first ``count`` pages of ``tokens``, in order."""
-        path, known = self._known(namespace, tokens)
-        node = path[-1] if path else self._root(namespace)
-        for key, extra in islice(
-            pages_of(tokens, tokens.extra, self.page, self.lookahead, len(path)), max(0, count - len(path))
-        ):
-            digest = page_digest(node.digest, key, extra)
-            child = self._nodes.get(digest)
-            if child is None:
-                if not create:
-                    raise LookupError("a change removes what was not stored")
-                child = self._new(node, digest, key, extra)
-            path.append(child)
-            node = child
-        if not tokens.extra:
-            if known >= 0:
-                del self._recent[known]
-            self._recent.append((namespace, tokens, path))
-            del self._recent[:-RECENT]
-        return path
-
-    def _known(self, namespace: str, tokens: Tokens) -> tuple[list[PageNode], int]:
-        """The longest beginning of a path that is remembered from a recent one, and which one that is."""
-        best, found, which = 0, [], -1
-        if not tokens.extra:
-            for at in range(len(self._recent) - 1, -1, -1):
-                where, other, nodes = self._recent[at]
-                if where != namespace:
-                    continue
-                while nodes and nodes[-1].unlinked:
-                    nodes.pop()
-                size = min(len(nodes), self._common(tokens, other))
-                if size > best:
-                    best, found, which = size, nodes, at
-                    if size * self.page + self.page > tokens.count - self.lookahead:
-                        break
-        if which >= 0 and best < len(found):  # the rest of the other path stays remembered
-            return found[:best], -1
-        return found[:best], which
-
-    def _common(self, one: bytes, other: bytes) -> int:
-        """How many whole pages two paths have in common."""
-        width, ahead = self.page * TOKEN_BYTES, self.lookahead * TOKEN_BYTES
-        high = (min(len(one), len(other)) - ahead) // width
-        if one[: high * width + ahead] == other[: high * width + ahead]:
-            return max(0, high)
-        low = 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            if one[low * width : middle * width + ahead] == other[low * width : middle * width + ahead]:
-                low = middle
-            else:
-                high = middle
-        return low
-
-    def _root(self, namespace: str) -> PageNode:
-        root = self._roots.get(namespace)
-        if root is None:
-            label = self._label_of(namespace)
-            root = self._roots[namespace] = PageNode(None, root_digest(label), 0, label)
-            root.gaps = (0,) * (len(self._needs) * self._places)
-        return root
-
-    def _new(self, parent: PageNode, digest: bytes, key: bytes, extra: tuple[ExtraKey, ...]) -> PageNode:
-        node = PageNode(parent, digest, parent.end + self.page, parent.label)
-        node.key, node.extra = key, extra
-        node.gaps = (node.end,) * len(parent.gaps)
-        self._nodes[digest] = node
-        self._fresh.append(node)
-        if parent.children is None:
-            parent.children = []
-        parent.children.append(node)
-        return node
-
-    @staticmethod
-    def _below(nodes: Iterable[PageNode]) -> Iterator[PageNode]:
-        """All nodes below ``nodes``, each after its parent."""
-        stack = list(nodes)
-        while stack:
-            children = stack.pop().children
-            if children:
-                yield from children
-                stack += children
-
-    # ------------------------------------------------------------ where requests can resume
-    def _settle(self) -> None:
-        """After changes: find which boundaries can be resumed at now, and drop pages of which nothing is left."""
-        changed = [node for node, bits in self._before.items() if bits != node.bits]
-        nodes = sorted(dict.fromkeys([*changed, *self._fresh]), key=_end_of)
-        self._fresh = []
-        seen: dict[PageNode, None] = {}
-        for node in nodes:
-            seen[node] = None
-            self._regap(node, seen)
-            if (self._before.get(node, 0) ^ node.bits) & self._scattered:
-                seen.update(dict.fromkeys(self._below([node])))
-        for node in seen:
-            self._judge(node)
-        for node in reversed(nodes):
-            self._prune(node)
-
-    def _regap(self, node: PageNode, seen: dict[PageNode, None]) -> None:
-        """Follow what changed at ``node`` down, as far as it matters."""
-        stack = [node]
-        while stack:
-            node = stack.pop()
-            gaps = self._gaps_of(node)
-            if gaps != node.gaps:
-                before, node.gaps = node.gaps, gaps
-                seen[node] = None
-                if node.children and self._matters_below(node.end, before, gaps):
-                    stack += node.children
-
-    def _matters_below(self, end: int, before: Sequence[int], gaps: Sequence[int]) -> bool:
-        """Whether a boundary behind ``end`` may need what lies before a gap that has changed.
-
-        Below, gaps may then be out of date; none that anything there needs.
-        """
-        for at, (was, gap) in enumerate(zip(before, gaps, strict=True)):
-            if was != gap:
-                reach = self._reaches[at % self._places]
-                if reach is None or reach.until(max(was, gap) - 1) > end:
-                    return True
-        return False
-
-    def _gaps_of(self, node: PageNode) -> tuple[int, ...]:
-        assert node.parent is not None
-        found = []
-        above, bits = node.parent.gaps, node.bits
-        at = 0
-        for level in range(len(self._needs)):
-            for keepers in self._by_place:
-                have = 0
-                for keeper in keepers[: level + 1]:
-                    have |= bits >> keeper.shift
-                parts = keepers[0].parts
-                absent = ~have & ((1 << parts) - 1)
-                if absent:
-                    found.append(node.end - (parts - absent.bit_length()) * (self.page // parts))
-                else:
-                    found.append(above[at])
-                at += 1
-        return tuple(found)
-
-    def _judge(self, node: PageNode) -> None:
-        """See whether requests can resume at the end of ``node``."""
-        resumable = 0
-        if node.bits or node.children:
-            for level in range(len(self._needs)):
-                if all(self._has(node, need, level) for need in self._needs[level]):
-                    resumable |= 1 << level
-        self._mark(node, resumable)
-
-    def _has(self, node: PageNode, need: Need, level: int) -> bool:
-        """Whether a component has what resuming at the end of ``node`` needs."""
-        gap = level * self._places + need.place
-        if not need.tokens:
-            return node.gaps[gap] < node.end
-        for lo, hi in need.reach.needs(node.end):
-            if lo >= hi:
-                continue
-            lo = lo // need.tokens * need.tokens
-            hi = -(-hi // need.tokens) * need.tokens
-            at = node
-            while at.parent is not None and at.parent.end >= hi:
-                at = at.parent
-            if at.gaps[gap] <= lo:
-                continue
-            if not self._has_parts(at, need, level, lo, hi):
-                return False
-        return True
-
-    def _has_parts(self, node: PageNode, need: Need, level: int, lo: int, hi: int) -> bool:
-        """Whether the pages [lo, hi) are there, where more of the last node may be absent behind them."""
-        if hi == node.end or node.parent is None:
-            return False
-        start = node.parent.end
-        first = (max(lo, start) - start) // need.tokens
-        wanted = ((1 << (hi - start) // need.tokens) - 1) >> first << first
-        have = 0
-        for keeper in self._by_place[need.place][: level + 1]:
-            have |= node.bits >> keeper.shift
-        return wanted & ~have == 0 and (lo >= start or node.parent.gaps[level * self._places + need.place] <= lo)
-
-    def _mark(self, node: PageNode, resumable: int) -> None:
-        """Note whether ``node`` is resumable, and which nodes above it are told for that."""
-        flipped = node.resumable ^ resumable
-        if not flipped:
-            return
-        self._states.setdefault(node, (node.resumable, node.told))
-        node.resumable = resumable
-        for level in (0, 1):
-            if flipped >> level & 1:
-                by = 1 if resumable >> level & 1 else -1
-                at: PageNode | None = node
-                while at is not None and at.parent is not None:
-                    self._states.setdefault(at, (at.resumable, at.told))
-                    count = at.told_by[level] + by
-                    at.told_by = (count, at.told_by[1]) if level == 0 else (at.told_by[0], count)
-                    at = at.parent if count == max(by, 0) else None
-
-    def _prune(self, node: PageNode) -> None:
-        """Unlink ``node`` and those above it of which nothing is left."""
-        while node.parent is not None and not node.bits and not node.children and not node.unlinked:
-            self._mark(node, 0)
-            node.unlinked = True
-            del self._nodes[node.digest]
-            parent = node.parent
-            assert parent.children is not None
-            parent.children.remove(node)
-            node = parent
-
-    # ------------------------------------------------------------ what is different
-    def _differences(self) -> list[KVEvent]:
+    def _events(self, found: Differences) -> list[KVEvent]:
         """Events for what is not as it was: what is gone, from the leaves up; then what has come, from the root."""
         removed: list[KVEvent] = []
         stored: list[KVEvent] = []
-        states = sorted(self._states.items(), key=lambda item: item[0].end)
         for level, medium in enumerate(self.mediums):
-            bit = 1 << level
-            self._tell(
-                PAGES, medium, [node for node, (_, told) in states if told & bit and not node.told & bit],
-                [node for node, (_, told) in states if node.told & bit and not told & bit], removed, stored,
-            )  # fmt: skip
+            self._tell(PAGES, medium, *found.told(level), removed, stored)
         if self._tells_components:
-            nodes = sorted(self._before.items(), key=lambda item: item[0].end)
-            for keeper in self._keepers.values():
-                self._tell_keeper(keeper, nodes, removed, stored)
-            group = PAGES + 1 + self._places
+            was = dict(found.kept)
+            for keeper in self._pages.keepers:
+                self._tell_keeper(keeper, found, was, removed, stored)
+            group = PAGES + 1 + len(self._kinds)
             for level, medium in enumerate(self.mediums):
-                bit = 1 << level
-                gone = [block_hash(node.digest) for node, (was, _) in states if was & bit and not node.resumable & bit]
-                come = [block_hash(node.digest) for node, (was, _) in states if node.resumable & bit and not was & bit]
+                gone, come = found.resumable(level)
                 if gone:
-                    removed.append(BlockRemoved(gone, medium, group))
+                    removed.append(BlockRemoved([block_hash(node.digest) for node in gone], medium, group))
                 if come:
+                    hashes = [block_hash(node.digest) for node in come]
                     stored.append(
-                        BlockStored(come, None, [], self.page, None, medium, None, group_idx=group, boundaries=True)
+                        BlockStored(hashes, None, [], self.page, None, medium, None, group_idx=group, boundaries=True)
                     )
-        return removed + stored
+        cleared: list[KVEvent] = [AllBlocksCleared()] if found.cleared else []
+        return cleared + removed + stored
 
     def _tell(
         self,
@@ -464,15 +91,7 @@ class Mirror:
         """Tell whole pages of one group; those that follow each other in one event."""
         if gone:
             removed.append(BlockRemoved([block_hash(node.digest) for node in reversed(gone)], medium, group))
-        runs: list[list[PageNode]] = []
-        at: dict[PageNode | None, list[PageNode]] = {}
-        for node in come:
-            run = at.pop(node.parent, None)
-            if run is None:
-                runs.append(run := [])
-            run.append(node)
-            at[node] = run
-        stored += [self._stored(run, group, medium, keeper) for run in runs]
+        stored += [self._stored(run, group, medium, keeper) for run in runs(come)]
 
     def _stored(self, run: Sequence[PageNode], group: int, medium: str, keeper: KeptPart | None) -> BlockStored:
         first, size = run[0], self.page * TOKEN_BYTES
@@ -496,16 +115,19 @@ class Mirror:
         )
 
     def _tell_keeper(
-        self, keeper: KeptPart, nodes: Sequence[tuple[PageNode, int]], removed: list[KVEvent], stored: list[KVEvent]
+        self,
+        keeper: KeptPart,
+        found: Differences,
+        was: Mapping[PageNode, int],
+        removed: list[KVEvent],
+        stored: list[KVEvent],
     ) -> None:
         """Tell what one component has come to keep and has lost on one tier."""
-        mask, medium = keeper.mask, MEDIUMS[keeper.tier]
-        gone = [node for node, bits in nodes if bits & ~node.bits & mask]
-        come = [node for node, bits in nodes if node.bits & ~bits & mask]
+        group, medium = _group_of(keeper), MEDIUMS[keeper.tier]
+        gone, come = found.changed(keeper)
         if keeper.parts == 1:
-            self._tell(keeper.group, medium, gone, come, removed, stored, keeper)
+            self._tell(group, medium, gone, come, removed, stored, keeper)
             return
-        was = dict(nodes)
         lost = [
             block_hash(node.digest, part)
             for node in reversed(gone)
@@ -513,9 +135,9 @@ class Mirror:
             if (was[node] & ~node.bits) >> keeper.shift + part & 1
         ]
         if lost:
-            removed.append(BlockRemoved(lost, medium, keeper.group))
+            removed.append(BlockRemoved(lost, medium, group))
         for node in come:
-            new = (node.bits & ~was[node] & mask) >> keeper.shift
+            new = (node.bits & ~was[node] & keeper.mask) >> keeper.shift
             while new:
                 first = (new & -new).bit_length() - 1
                 count = (~(new >> first) & (new >> first) + 1).bit_length() - 1
@@ -540,7 +162,7 @@ class Mirror:
             None,
             medium,
             node.label.lora_name,
-            group_idx=keeper.group,
+            group_idx=_group_of(keeper),
             kv_cache_spec_kind=kind,
             kv_cache_spec_sliding_window=window,
             cache_salt=node.label.salt,
@@ -548,8 +170,8 @@ class Mirror:
         )
 
 
-def _end_of(node: PageNode) -> int:
-    return node.end
+def _group_of(keeper: KeptPart) -> int:
+    return PAGES + 1 + keeper.place
 
 
 def _kind_of(reach: Reach) -> tuple[str | None, int | None]:

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from prefixloom import encode
+from prefixloom_resumable import page_digest, pages_of
 
-from .hashes import PageLabel, block_hash, page_digest, pages_of, root_digest
+from .hashes import PageLabel, block_hash, root_digest
 from .wire import PAGES, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 
 MOST_FAULTS = 100

@@ -60,6 +60,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     f"{CACHE}.events:KVCacheEventRecorder.record_store": ("self", "node"),
     f"{CACHE}.events:KVCacheEventRecorder.record_remove": ("self", "node"),
     f"{CACHE}.utils:compute_node_hash_values": ("node", "page_size"),
+    f"{CACHE}.utils:compute_node_event_hash_values": ("node", "page_size"),
     "sglang.srt.runtime_context:mamba_checkpoint_grid": ("tree_page",),
     "sglang.srt.runtime_context:mamba_track_grid": ("tree_page",),
     "sglang.srt.utils.common:is_pin_memory_available": ("device",),
