@@ -31,12 +31,14 @@ import torch
 
 from prefixloom import Identity
 from prefixloom_vllm.books import Books
+from prefixloom_vllm.events import HostEvents
 from prefixloom_vllm.figures import Figures
 from prefixloom_vllm.groups import Group, groups_of
 from prefixloom_vllm.options import Options
 from prefixloom_vllm.region import Region
-from prefixloom_vllm.scheduler import Plan, SchedulerSide
+from prefixloom_vllm.scheduler import Plan, SchedulerSide, namespace_of, spans_of
 from prefixloom_vllm.worker import WorkerSide
+from tests.random.vllm_events import HostRouter, block_hashes, expected, form, hash_tokens
 from tests.support.vllm_specs import FULL, STATE, WINDOW, config, spec
 
 WIDTH = 2
@@ -89,6 +91,11 @@ def content(name: bytes, layer: str, rank: int, size: int) -> bytes:
     return hashlib.blake2b(name + f"{layer} {rank}".encode(), digest_size=size).digest()
 
 
+def adapter_of(name: str) -> Any:
+    """In place of vLLM's ``LoRARequest``."""
+    return SimpleNamespace(lora_name=name, lora_path="p", name=name, adapter_id=ord(name))
+
+
 @attrs.define(eq=False)
 class Life:
     """What the device has computed for a request since it was admitted last: so many tokens, with these names."""
@@ -124,9 +131,20 @@ class Request:
     loads: int = 0
     """The boundary that a load under way ends at."""
     failed: bool = False
+    hash_tokens: int = 4
 
     def __attrs_post_init__(self) -> None:
         self.truth = [*self.all_token_ids]
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        """The names of its whole blocks, as vLLM's requests have them."""
+        adapter = self.lora_request and self.lora_request.lora_name
+        images = [
+            (each.mm_position.offset, each.mm_position.offset + each.mm_position.length, each.identifier)
+            for each in self.mm_features
+        ]
+        return block_hashes(self.all_token_ids, self.hash_tokens, self.cache_salt, adapter, images)
 
     @property
     def num_tokens(self) -> int:
@@ -229,7 +247,9 @@ class Traffic:
         self.region = Region(str(folder), "engine", self.groups, setup.slots, setup.ranks, None)
         identity = Identity(model="m", weights=f"w{self.weights}")
         self.books = Books(self.groups, self.options, setup.ranks, self.region, identity, True)
-        self.side = SchedulerSide(self.groups, self.books, self.region, Figures(), setup.guesses > 0)
+        events = HostEvents(self.groups, self.books.cache, form(self.groups))
+        self.side = SchedulerSide(self.groups, self.books, self.region, Figures(), setup.guesses > 0, events)
+        self.router = HostRouter(self.groups)
         self.page = self.books.page
         self.memory: list[dict[str, torch.Tensor]] = []
         with mock.patch("prefixloom_vllm.worker.Copier", HeldCopier):
@@ -351,7 +371,7 @@ class Traffic:
             place = SimpleNamespace(offset=rng.randrange(10), length=rng.randrange(1, 9))
             fields["mm_features"] = [SimpleNamespace(identifier=rng.choice("ab"), mm_position=place)]
         elif rng.random() < 0.2:
-            fields["lora_request"] = SimpleNamespace(lora_name=rng.choice("mn"), lora_path="p")
+            fields["lora_request"] = adapter_of(rng.choice("mn"))
         odd = rng.random()
         if odd < 0.03:
             fields["prompt_embeds"] = object()
@@ -770,6 +790,27 @@ class Traffic:
                 self.work()
         if self.setup.store:
             self.books.poll()
+        if self.rng.random() < 0.6:
+            self.count["events"] += self.router.apply(self.side.take_events())
+            if self.rng.random() < 0.08:
+                self.check_events()
+
+    def check_events(self) -> None:
+        """A router has what the oracle says, and promises no prompt less than the host can bring."""
+        right = expected(self.books.cache, self.groups)
+        for group in self.groups:
+            told = self.router.blocks[group.index]
+            assert told == right[group.index], (group.name, told.keys() ^ right[group.index].keys())
+            if group.reach.closed_upward:
+                for request in self.texts[-6:]:
+                    count = request.num_tokens
+                    spans = [(lo, min(hi, count), key) for lo, hi, key in spans_of(request) if lo < count]
+                    plan = self.books.match(request.all_token_ids, namespace_of(request), spans)
+                    said = self.router.tokens(group, request.block_hashes, hash_tokens(self.groups))
+                    assert said >= plan.ready, (said, plan.ready)
+                    self.count["asked of the router"] += 1
+                    self.count["a router says more"] += said > plan.ready + self.page
+        self.count["checks of events"] += 1
 
     def drain(self) -> None:
         """Let all that is under way end, and check that nothing is lost on either side."""
@@ -786,9 +827,13 @@ class Traffic:
             copier.close()
         self.side.settle()
         self.side.check()
+        self.router.apply(self.side.take_events())
+        self.check_events()
         assert not self.side.tracked and not self.references, (self.side.tracked, self.references)
         assert len(self.free) == self.setup.blocks - 1
         self.books.forget()
+        self.router.apply(self.side.take_events())
+        assert not any(self.router.blocks.values()), "of a host that was emptied, something is still told"
         assert len(self.books.free) == self.books.slots, "slots are lost"
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import attrs
 
 from prefixloom import Change, Reach, Tokens
 
-from .paths import TOKEN_BYTES, ExtraKey, page_digest, pages_of
+from .paths import TOKEN_BYTES, ExtraKey, Span, page_digest, pages_of
 
 RECENT = 8
 """The paths that are remembered with their nodes, so that the next change of one costs only what is new."""
@@ -241,7 +241,7 @@ class ResumablePages:
         stored = change.kind == "stored"
         upto = change.boundary or max(hi for _, hi in change.spans)
         count = -(-upto // self.page)
-        path = self._path(change.namespace, change.tokens, count, stored)
+        path = self._path(change.namespace, change.tokens, change.tokens.extra, count, stored)
         if len(path) < count:
             raise LookupError("a change removes what was not stored")
         if change.boundary is not None:
@@ -261,17 +261,19 @@ class ResumablePages:
         node.bits = node.bits | mask if stored else node.bits & ~mask
 
     # ------------------------------------------------------------ paths
-    def path(self, namespace: str, tokens: Tokens) -> list[PageNode]:
-        """The pages of a path that are known, from its beginning on."""
+    def path(self, namespace: str, tokens: Tokens, extra: Sequence[Span] = ()) -> list[PageNode]:
+        """The pages of a path that are known, from its beginning on. ``extra`` are the spans of its extra keys."""
         whole = (tokens.count - self.lookahead) // self.page
-        return self._path(namespace, tokens, whole, False)[:whole]
+        return self._path(namespace, tokens, (*tokens.extra, *extra), whole, False)[:whole]
 
-    def _path(self, namespace: str, tokens: Tokens, count: int, create: bool) -> list[PageNode]:
+    def _path(
+        self, namespace: str, tokens: Tokens, spans: tuple[Span, ...], count: int, create: bool
+    ) -> list[PageNode]:
         """The nodes of at least the first ``count`` pages of ``tokens``, in order; unless they are made, if known."""
-        path, known = self._known(namespace, tokens)
+        path, known = self._known(namespace, tokens, spans)
         node = path[-1] if path else self._root(namespace)
         for key, extra in islice(
-            pages_of(tokens, tokens.extra, self.page, self.lookahead, len(path)), max(0, count - len(path))
+            pages_of(tokens, spans, self.page, self.lookahead, len(path)), max(0, count - len(path))
         ):
             digest = page_digest(node.digest, key, extra)
             child = self._nodes.get(digest)
@@ -281,17 +283,17 @@ class ResumablePages:
                 child = self._new(node, digest, key, extra)
             path.append(child)
             node = child
-        if not tokens.extra:
+        if not spans:
             if known >= 0:
                 del self._recent[known]
             self._recent.append((namespace, tokens, path))
             del self._recent[:-RECENT]
         return path
 
-    def _known(self, namespace: str, tokens: Tokens) -> tuple[list[PageNode], int]:
+    def _known(self, namespace: str, tokens: Tokens, spans: tuple[Span, ...]) -> tuple[list[PageNode], int]:
         """The longest beginning of a path that is remembered from a recent one, and which one that is."""
         best, found, which = 0, [], -1
-        if not tokens.extra:
+        if not spans:
             for at in range(len(self._recent) - 1, -1, -1):
                 where, other, nodes = self._recent[at]
                 if where != namespace:

@@ -13,6 +13,8 @@ from typing import Any
 from prefixloom import Tokens
 
 TOKEN_BYTES = 4
+Span = tuple[int, int, Any]
+"""Of a path: from which position on, up to which, and the extra key."""
 ExtraKey = tuple[int, int, bool, Any]
 """In a page: from which position on, up to which, whether the span begins here, and the key."""
 

@@ -22,7 +22,6 @@ if importlib.util.find_spec("sglang") is None:
 
 from prefixloom import CompositionError, InvariantError
 from prefixloom.testing.foreign import command
-from prefixloom.testing.foreign.contract import PassPart, PassResult
 from prefixloom_sglang import door, interface
 from prefixloom_sglang.composition import FULL, STATE, SWA
 from prefixloom_sglang.metrics import GONE, LOST, MISSED
@@ -34,46 +33,10 @@ with warnings.catch_warnings():
     from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
-    from bench.foreign.ours_in_sglang import OurCacheInSGLang
-    from bench.foreign.sglang import SGLangCache
     from prefixloom_sglang.cache import PrefixloomCache
+    from tests.support.sglang_calls import scheduler, serve
 
 SETS = ("F", "FS", "FM", "FSM")
-WINDOW = 6
-
-
-class Device:
-    """A device that has always done its work."""
-
-    def run(self, work: Any) -> None:
-        work()
-
-
-def scheduler(letters: str = "F", page: int = 1, *, tokens: int = 400, own: bool = False, **parameters: Any) -> Any:
-    """SGLang's scheduler calls over our cache, or over SGLang's own."""
-    base = SGLangCache if own else OurCacheInSGLang
-    kind = type("Scheduler", (base,), {"parameters": parameters})
-    return kind(Device(), letters, page, tokens, 60, WINDOW)
-
-
-def serve(scheduler: Any, prompt: Sequence[int], new: int = 1, *, extra_key: str = "", chunk: int = 1 << 20) -> int:
-    """Serve one request from its beginning to its end. Returns how many of its tokens hit."""
-    handed: list[tuple[Any, PassPart]] = []
-    scheduler.begin()
-    request, hit = scheduler.open(list(prompt), extra_key, min(chunk, len(prompt)))
-    sampled = 0
-    while True:
-        handed.clear()
-        scheduler.launch(handed.extend)
-        ((running, part),) = handed
-        ended = part.end >= len(prompt)
-        sampled += ended
-        last = sampled == new
-        scheduler.commit([PassResult(running, part, 1000 + sampled if ended else None, last)])
-        if last:
-            return int(hit)
-        scheduler.begin()
-        scheduler.extend(request, min(chunk, max(1, len(prompt) - part.end)))
 
 
 def totals(scheduler: Any) -> dict[str, tuple[int, int]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -20,11 +21,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.v1.core.kv_cache_utils import (
+    generate_block_hash_extra_keys,
+    maybe_convert_block_hash,
+    resolve_kv_cache_block_sizes,
+    to_event_extra_keys,
+)
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind, get_kv_cache_spec_sliding_window
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from prefixloom import CompositionError, Identity
 
 from .books import Books, size
+from .events import Form, HostEvents
 from .figures import MISSED, MISSED_LABELS, NAMES, Figures
 from .groups import groups_of, slot_bytes
 from .options import Options
@@ -81,7 +90,10 @@ class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
             identity = identity_of(vllm_config, kv_cache_config, options, ranks)
             books = Books(groups, options, ranks, self.region, identity, self.debug)
             speculates = vllm_config.speculative_config is not None
-            self.scheduler_side = SchedulerSide(groups, books, self.region, self.figures, speculates)
+            events = None
+            if vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events:
+                events = HostEvents(groups, books.cache, form_of(vllm_config, kv_cache_config))
+            self.scheduler_side = SchedulerSide(groups, books, self.region, self.figures, speculates, events)
             if config.kv_load_failure_policy != "recompute":
                 log.info(
                     "a load that fails ends its request with an error: say kv_load_failure_policy 'recompute' in "
@@ -140,6 +152,9 @@ class PrefixloomConnector(KVConnectorBase_V1, SupportsHMA):
             return False
         time.sleep(0.001)  # vLLM asks only when it has nothing else to do, and would ask again at once
         return True
+
+    def take_events(self) -> Iterable[Any]:
+        return () if self.scheduler_side is None else self.scheduler_side.take_events()
 
     def reset_cache(self) -> bool:
         if self.scheduler_side is not None:
@@ -261,6 +276,26 @@ def new_blocks_of(scheduler_output: Any) -> Iterable[int]:
             yield from blocks
     for copied in scheduler_output.kv_cache_block_copies or ():
         yield copied.dst_block_id
+
+
+def form_of(vllm_config: Any, kv_cache_config: Any) -> Form:
+    """How vLLM says what is cached: as its own cache does."""
+
+    def extra_keys(request: Any, start: int, end: int) -> Any:
+        keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
+        return None if keys is None else to_event_extra_keys([keys])[0]
+
+    return Form(
+        BlockStored, BlockRemoved, maybe_convert_block_hash, extra_keys,
+        {
+            index: (
+                get_kv_cache_spec_kind(group.kv_cache_spec).value,
+                get_kv_cache_spec_sliding_window(group.kv_cache_spec),
+            )
+            for index, group in enumerate(kv_cache_config.kv_cache_groups)
+        },
+        resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1],
+    )  # fmt: skip
 
 
 def check_parallel(parallel: Any) -> None:

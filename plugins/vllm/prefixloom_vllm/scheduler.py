@@ -20,6 +20,7 @@ import attrs
 from prefixloom import InvariantError, MatchPlan, PrefixloomError, ProtocolError, Tokens, encode
 
 from .books import Books, Claimed, Fetching
+from .events import HostEvents
 from .figures import Figures
 from .groups import Group
 from .region import RING, Region
@@ -118,9 +119,19 @@ class SchedulerSide:
     """The connector in the scheduler's process."""
 
     def __init__(
-        self, groups: Sequence[Group], books: Books, region: Region, figures: Figures, speculates: bool = False
+        self,
+        groups: Sequence[Group],
+        books: Books,
+        region: Region,
+        figures: Figures,
+        speculates: bool = False,
+        events: HostEvents | None = None,
     ) -> None:
-        """``speculates``: steps may compute guessed tokens, of which those that are refused are computed again."""
+        """``speculates``: steps may compute guessed tokens, of which those that are refused are computed again.
+
+        ``events``: who tells what the host has, if somebody wants to know.
+        """
+        self.events = events
         self.speculates = speculates
         self.groups = groups
         self.books = books
@@ -209,6 +220,7 @@ class SchedulerSide:
         self.books.poll()
         if not tracked.fetching.over:
             return True
+        self._name_fetched(tracked)
         fetching, tracked.fetching = tracked.fetching, None
         restored = fetching.restored
         log.debug(
@@ -217,6 +229,21 @@ class SchedulerSide:
         self.figures.add(fetched_tokens=max(0, restored.ready - plan.ready))
         self.books.fetched(fetching)
         return False
+
+    def _name_fetched(self, tracked: Tracked) -> None:
+        """What a store brings of a prompt has the names that the prompt's request gives it."""
+        if self.events is not None:
+            count = tracked.request.num_tokens
+            self.events.name(tracked.request, tracked.namespace, tracked.tokens(count), tracked.extra(count))
+
+    def take_events(self) -> list[Any]:
+        """The events since the last call."""
+        if self.events is None:
+            return []
+        for tracked in self.tracked.values():
+            if tracked.fetching is not None:
+                self._name_fetched(tracked)
+        return self.events.take()
 
     def allocated(self, request: Any, blocks: Sequence[Sequence[Any]], external: int) -> None:
         """vLLM has given a request its blocks: load ``external`` tokens into the last of them."""
@@ -261,6 +288,7 @@ class SchedulerSide:
             tracked.finished = True
             self._let_go(tracked)
             if tracked.fetching is not None:
+                self._name_fetched(tracked)
                 fetching, tracked.fetching = tracked.fetching, None
                 self.books.fetched(fetching)
             self._forget_finished(tracked)
@@ -427,9 +455,10 @@ class SchedulerSide:
                     else:
                         pages = range(start // group.tokens, boundary // group.tokens)
                         slots[group.name] = [mine.pop(at, -1) for at in pages]
-                done = self.books.insert(
-                    tracked.tokens(boundary), slots, min(start, boundary), tracked.namespace, tracked.extra(boundary)
-                )
+                tokens, extra = tracked.tokens(boundary), tracked.extra(boundary)
+                done = self.books.insert(tokens, slots, min(start, boundary), tracked.namespace, extra)
+                if self.events is not None:
+                    self.events.name(request, tracked.namespace, tokens, extra)
                 self.figures.add(stores=1, stored_tokens=max(0, done.length - start))
                 if done.length < boundary:
                     tracked.stored = min(tracked.stored, done.length)  # its beginning was evicted: it goes again
@@ -450,6 +479,7 @@ class SchedulerSide:
         for tracked in self.tracked.values():
             self._let_go(tracked)
             if tracked.fetching is not None:
+                self._name_fetched(tracked)
                 fetching, tracked.fetching = tracked.fetching, None
                 self.books.fetched(fetching)
         self.settle()

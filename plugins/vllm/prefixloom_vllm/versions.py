@@ -32,6 +32,7 @@ INTERFACE: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "build_kv_connector_stats": ("data",),
         "build_prom_metrics": ("vllm_config", "metric_types", "labelnames", "per_engine_labelvalues"),
         "reset_cache": (),
+        "take_events": (),
         "shutdown": (),
     },
     (BASE, "SupportsHMA"): {"request_finished_all_groups": ("request", "block_ids")},
