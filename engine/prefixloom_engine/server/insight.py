@@ -21,8 +21,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from prefixloom import CacheStats, Explanation, Figure, Path, Window
+from prefixloom import CacheStats, Explanation, Figure, InputError, Path, Window
 
+from ..contract.texts import ChatPrompt
 from .app import Server
 from .protocol import ApiError, ExplainAsked, refused
 from .worker import PendingAnswer
@@ -205,35 +206,42 @@ class Insight:
             else:
                 asked = await self.server.body(request, ExplainAsked, share)
             self.server.check_model(asked.model)
-            tokens = await self._tokens(request, asked)
+            prompt = await self._prompt(request, asked)
+            tokens = prompt.tokens
             if len(tokens) > self.server.longest + 1:
                 raise ApiError(400, f"the prompt has {len(tokens)} tokens: this server takes {self.server.longest + 1}")
-        whole = tenant.admin
-        name = tenant.namespace_of(asked.cache_salt)
-        if asked.namespace is not None:
-            if not whole:
-                raise ApiError(403, "another namespace wants the key of an administrator", param="namespace")
-            name = asked.namespace
-        engine = self.engine
+            share.hold(prompt.bytes)
+            whole = tenant.admin
+            name = tenant.namespace_of(asked.cache_salt)
+            if asked.namespace is not None:
+                if not whole:
+                    raise ApiError(403, "another namespace wants the key of an administrator", param="namespace")
+                name = asked.namespace
+            engine = self.engine
 
-        def look() -> Explanation:
-            return engine.cache.explain(tokens, namespace=engine.namespace(name), leave=1, closely=whole)
+            def look() -> Explanation:
+                try:
+                    extra = engine.extra_keys(tokens, prompt.inputs)
+                except InputError as error:
+                    raise ApiError(400, str(error)) from error
+                namespace = engine.namespace(name)
+                return engine.cache.explain(tokens, namespace=namespace, leave=1, extra=extra, closely=whole)
 
-        async with self._explaining:  # one at a time: the engine waits meanwhile
-            told = await self.server.worker.call(look)
+            async with self._explaining:  # one at a time: the engine waits meanwhile
+                told = await self.server.worker.call(look)
         return JSONResponse((told if whole else told.without_others()).as_dict())
 
-    async def _tokens(self, request: Request, asked: ExplainAsked) -> list[int]:
+    async def _prompt(self, request: Request, asked: ExplainAsked) -> ChatPrompt:
         if asked.messages is not None:
-            return list((await self.server.chat_prompt(request, asked)).tokens)
+            return await self.server.chat_prompt(request, asked)
         prompt = asked.prompt
         if not prompt:
             raise ApiError(400, "give a prompt, or messages", param="prompt")
         if isinstance(prompt, str):
             text = prompt
-            return list(await self.server.text(request, lambda: self.server.tokenizer.encode(text)))
+            return ChatPrompt(list(await self.server.text(request, lambda: self.server.tokenizer.encode(text))))
         self.server.check_tokens(prompt, "prompt")
-        return list(prompt)
+        return ChatPrompt(list(prompt))
 
 
 def by_query(request: Request) -> ExplainAsked:

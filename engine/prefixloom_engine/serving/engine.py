@@ -12,9 +12,10 @@ import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from prefixloom import Cache, Identity, InputError, PrefixloomError, ProtocolError, Sequence, encode
 
@@ -176,6 +177,11 @@ class Engine:
         except InputError:
             return False
         return True
+
+    def extra_keys(self, tokens: list[int], inputs: Mapping[str, Any]) -> list[tuple[int, int, str]]:
+        """The extra keys of a prompt that carries ``inputs``, such as images: spans (start, end, key)."""
+        media = self._media(Request(tokens, 1, inputs=inputs))
+        return [] if media is None else list(media.extra)
 
     def _media(self, request: Request) -> Media | None:
         """What a request's prompt carries beside its tokens."""

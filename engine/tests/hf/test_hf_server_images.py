@@ -153,6 +153,23 @@ def test_images_are_answered_as_without_a_server_and_hit_by_their_pixels(server:
     assert server.server.memory.used == 0
 
 
+def test_a_prompt_with_images_is_explained_by_their_pixels(server: RunningServer) -> None:
+    seen, unseen = drawn(11), drawn(12)
+    start = len(f"<user>{BEFORE}")
+    with server.client() as client:
+        client.post("/v1/chat/completions", json=asked(url(seen)))
+
+        def explained(*urls: str) -> dict[str, Any]:
+            body = {"messages": asked(*urls)["messages"]}
+            return dict(client.post("/cache/explain", json=body).raise_for_status().json())
+
+        again, other = explained(url(seen)), explained(url(unseen))
+        whole = again["tokens"]
+        assert again["ready"] == (whole - 1) // 16 * 16
+        assert other["tokens"] == whole and other["ready"] == start // 16 * 16
+    assert server.server.memory.used == 0
+
+
 def huge(width: int, height: int) -> bytes:
     """A few bytes that say they are a large image, and are one as far as they go."""
 

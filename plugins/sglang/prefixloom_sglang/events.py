@@ -137,7 +137,7 @@ class HybridPages:
             above = Node(key_of(array("q", [0, 0]), label, self._is_bigram), above, [before.name.hash])
             above.event_hash_value = [before.name.event_hash]
         node = Node(key_of(tokens, label, self._is_bigram), above, None)
-        if run[0].name is None:
+        if any(page.name is None for page in run):  # some may have been told before
             hashes = node.hash_value = compute_node_hash_values(node, self._page_size)
             event_hashes = hashes if label == (None, None) else compute_node_event_hash_values(node, self._page_size)
             for page, own, event in zip(run, hashes, event_hashes, strict=True):

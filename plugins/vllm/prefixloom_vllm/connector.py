@@ -278,15 +278,16 @@ def new_blocks_of(scheduler_output: Any) -> Iterable[int]:
         yield copied.dst_block_id
 
 
+def extra_keys_of(request: Any, start: int, end: int) -> Any:
+    """What else than its tokens vLLM has named a request's block [start, end) by, as its events say it."""
+    keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
+    return None if keys is None else to_event_extra_keys([keys])[0]
+
+
 def form_of(vllm_config: Any, kv_cache_config: Any) -> Form:
     """How vLLM says what is cached: as its own cache does."""
-
-    def extra_keys(request: Any, start: int, end: int) -> Any:
-        keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
-        return None if keys is None else to_event_extra_keys([keys])[0]
-
     return Form(
-        BlockStored, BlockRemoved, maybe_convert_block_hash, extra_keys,
+        BlockStored, BlockRemoved, maybe_convert_block_hash, extra_keys_of,
         {
             index: (
                 get_kv_cache_spec_kind(group.kv_cache_spec).value,

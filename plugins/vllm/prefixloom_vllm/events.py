@@ -95,8 +95,8 @@ class HostEvents:
         self._keepers = {keeper.component: keeper for keeper in self._pages.keepers}
         self._namings: list[Naming] = []
         self._told: dict[int, Counter[bytes]] = {group.index: Counter() for group in groups}
-        """By group, the hashes that are told, and of how many blocks: a block that is smaller than a page has the hash of
-        another one whose page goes on in another way."""
+        """By group, the hashes that are told, and of how many blocks. A block that is smaller than a page may have the
+        hash of another one, whose page goes on in another way."""
 
     def name(self, request: Any, namespace: str, tokens: Tokens, extra: Sequence[tuple[int, int, str]]) -> None:
         """The pages of ``tokens`` are called what this request calls them. It counts at the next ``take``."""

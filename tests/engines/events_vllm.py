@@ -1,0 +1,107 @@
+"""A real vLLM engine publishes its events: what a router reads of the device and of our host tier fits together.
+
+Run in vLLM's environment: ``python -m tests.engines.events_vllm FOLDER``, where FOLDER has a model that
+``python -m tests.engines.models`` made. It exits with 1 if a block of the host has a hash, tokens or a parent that
+vLLM's own events of the same block do not have, or if what the host tells is not what its books say.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from typing import Any
+
+MEDIA = ("GPU", "CPU")
+
+
+def read(socket: Any, seconds: float = 1.0) -> list[Any]:
+    """The events that have come."""
+    import msgspec
+    from vllm.distributed.kv_events import KVEventBatch
+
+    found: list[Any] = []
+    decoder = msgspec.msgpack.Decoder(KVEventBatch)
+    while socket.poll(int(seconds * 1000)):
+        found += decoder.decode(socket.recv_multipart()[2]).events
+    return found
+
+
+def links(event: Any) -> dict[Any, tuple[Any, ...]]:
+    """By block of an event that stores: its parent, tokens, size and extra keys, its group's kind and window."""
+    parent, found = event.parent_block_hash, {}
+    for at, each in enumerate(event.block_hashes):
+        tokens = tuple(event.token_ids[at * event.block_size : (at + 1) * event.block_size])
+        extra = event.extra_keys[at] if event.extra_keys else None
+        rest = event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window, event.lora_name
+        found[each] = (parent, tokens, event.block_size, extra and tuple(extra), *rest)
+        parent = each
+    return found
+
+
+def main(folder: str) -> int:
+    import vllm
+    import zmq
+
+    endpoint = "tcp://127.0.0.1:0"
+    with zmq.Context() as context, context.socket(zmq.REP) as free:  # any port that is free
+        free.bind(endpoint)
+        endpoint = free.getsockopt_string(zmq.LAST_ENDPOINT)
+    engine = vllm.LLM(
+        folder, enforce_eager=True, skip_tokenizer_init=True, seed=1, dtype="float32", block_size=32,
+        num_gpu_blocks_override=64, max_model_len=512, max_num_batched_tokens=256, enable_prefix_caching=True,
+        kv_transfer_config={
+            "kv_connector": "PrefixloomConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"blocks": 60},
+        },
+        kv_events_config={"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint},
+    )  # fmt: skip
+    rng = random.Random("events")
+    shared = [rng.randrange(200) for _ in range(100)]
+    told: dict[tuple[str, int], dict[Any, tuple[Any, ...]]] = {}
+    seen: dict[int, dict[Any, tuple[Any, ...]]] = {}
+    counts = dict.fromkeys(("GPU stored", "CPU stored", "GPU removed", "CPU removed", "cleared"), 0)
+    wrong: list[str] = []
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.subscribe("")
+        socket.connect(endpoint)
+        time.sleep(0.5)
+        for turn in range(14):
+            tokens = [*shared[: rng.randrange(101)], *(rng.randrange(200) for _ in range(rng.randrange(40, 150)))]
+            prompt: dict[str, Any] = {"prompt_token_ids": tokens}
+            if turn % 4 == 3:
+                prompt["cache_salt"] = "pepper"
+            engine.generate(prompt, vllm.SamplingParams(max_tokens=6, temperature=0, detokenize=False), use_tqdm=False)
+            for event in read(socket, 0.4):
+                if not hasattr(event, "medium"):
+                    counts["cleared"] += 1
+                    continue
+                assert event.medium in MEDIA
+                blocks = told.setdefault((event.medium, event.group_idx), {})
+                if hasattr(event, "token_ids"):
+                    made = links(event)
+                    if event.medium == "GPU":
+                        seen.setdefault(event.group_idx, {}).update(made)
+                    blocks.update(made)
+                    counts[f"{event.medium} stored"] += len(made)
+                else:
+                    for each in event.block_hashes:
+                        if blocks.pop(each, None) is None and event.medium == "CPU":
+                            wrong.append("the host removes a block that it has not told")
+                    counts[f"{event.medium} removed"] += len(event.block_hashes)
+    for (medium, group), blocks in told.items():
+        for each, link in blocks.items() if medium == "CPU" else ():
+            theirs = seen.get(group, {}).get(each)
+            if theirs is None:
+                wrong.append(f"vLLM has told no block of group {group} with this hash")
+            elif theirs[1:] != link[1:] and len(theirs[1]) == len(link[1]):
+                wrong.append(f"group {group}: {link} and in vLLM's event {theirs}")
+    print({f"{medium} group {group}": len(blocks) for (medium, group), blocks in sorted(told.items())}, counts)
+    print("\n".join(f"WRONG {each}" for each in wrong[:10]) or "all is well")
+    return int(bool(wrong) or not counts["CPU stored"] or not counts["CPU removed"])
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    sys.exit(main(sys.argv[1]))
