@@ -19,6 +19,15 @@ BOTH = 2
 """Of two tokens, one may gain as much as two runs with the cache off are apart, and the other lose as much."""
 
 
+BEHIND = 0.05
+"""With SGLang's extra buffer of states, one run of ours may have this part less cached than SGLang's own cache.
+
+A request there often ends without a new entry. SGLang then counts its prefix as used when it was last matched or
+published, and ours when the request has ended. So other prompts go first when memory is short, and either cache hits
+more in one traffic or another. ``python -m tests.engines.order_sglang`` sums up many.
+"""
+
+
 @attrs.frozen
 class Comparison:
     """How one run's answers stand to those of the run with the cache off."""
@@ -73,12 +82,13 @@ def cached(answers: Answers) -> int:
     return sum(each["cached"] or 0 for each in answers)
 
 
-def judge(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+def judge(results: Mapping[str, Mapping[str, Any]], behind: float = 0.0) -> tuple[list[str], list[str]]:
     """Return what is to be said of the runs, by mode, and what is wrong.
 
     The modes: those that begin with ``off``, in chunks of other sizes, which together say how far runs without a cache
     are apart; ``own``; ``prefixloom``; those that begin with ``spoiled``, whose answers must differ; and those that
-    begin with ``blind``, where requests must get tokens of others, or other drafts.
+    begin with ``blind``, where requests must get tokens of others, or other drafts. ``behind`` is the part of the own
+    cache's tokens that ours may have less.
     """
     said, wrong = [], []
     off = results["off"]["answers"]
@@ -130,6 +140,6 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[str
             wrong.append(f"{mode}: nothing was cached, so nothing was tried")
     if "own" in results and "prefixloom" in results:
         own, ours = cached(results["own"]["answers"]), cached(results["prefixloom"]["answers"])
-        if ours < own:
+        if ours < own * (1 - behind):
             wrong.append(f"prefixloom has {ours} tokens cached, and the engine's own cache {own}")
     return said, wrong

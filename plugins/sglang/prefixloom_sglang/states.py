@@ -34,8 +34,9 @@ class StateSlots:
         self._to_device = to_device
         self._make_room = make_room
         self._buffered = buffered
-        self._lazy = lazy
         self._grid = grid
+        self._one_ahead = buffered and not lazy and pool.mamba_ping_pong_track_buffer_size == 2
+        """Whether a decode pass may write into the buffer while its request is found to have ended."""
 
     # ------------------------------------------------------------ a request begins
     def begin(self, req: Any, prefix: Prefix) -> bool:
@@ -93,27 +94,35 @@ class StateSlots:
         length = req.kv.mamba_last_track_seqlen or 0
         if not finished:  # SGLang has no older one while a request runs: it is donated from this place
             return length if length <= up_to else 0, -1
-        index = self._pool.get_mamba_ping_pong_keep_idx(req)
-        if self._may_be_overwritten(req, index, length):
+        place = self._pool.get_mamba_ping_pong_keep_idx(req)
+        written = self._place_written_now(req, length)
+        if length <= up_to and place != written:
+            return length, place
+        older, other = req.kv.mamba_prev_track_seqlen, self._pool.get_mamba_ping_pong_other_idx(place)
+        if length <= up_to or older is None or older > up_to or other in (place, written):
             return 0, -1
-        if length <= up_to:
-            return length, index
-        older = req.kv.mamba_prev_track_seqlen  # the kernels ran past the tokens that are kept
-        if self._pool.mamba_ping_pong_track_buffer_size != 2 or older is None or older > up_to:
-            return 0, -1
-        return older, self._pool.get_mamba_ping_pong_other_idx(index)
+        return older, other  # the kernels ran past the tokens that are kept
 
-    def _may_be_overwritten(self, req: Any, index: int, length: int) -> bool:
-        """Whether a pass that still runs may write the next boundary's state into the place of the newest one.
+    def _place_written_now(self, req: Any, length: int) -> int | None:
+        """The place of the buffer into which a pass that still runs writes the state at the next boundary.
 
-        With overlap, a pass may run beyond a request's end. Where it ends at a boundary, it should write to the place
-        that does not hold the newest state, and SGLang has turned from there to the other place by now. But where the
-        first pass after a prompt reached a boundary, SGLang did not turn, and both boundaries have one place.
+        With overlap, one decode pass may run when a request is found to have ended. Where that pass ends at a boundary,
+        it writes to the place that was SGLang's next one when the pass began. SGLang turns to the other place when it
+        processes the result of the decode pass before. The first pass after a prompt has none before it, so nothing
+        has turned yet.
+
+        It ought to be the place that does not hold the newest state. But SGLang turns not at all where that first pass
+        reaches a boundary, or where another request's prefill comes just before such a pass, and it turns twice where a
+        prefill comes just after. Then the newest state lies in its next place, and the pass at the boundary after that
+        overwrites it.
         """
-        if self._lazy or self._pool.mamba_ping_pong_track_buffer_size != 2 or req.kv.mamba_next_track_idx == index:
-            return False
-        begun = req.kv.kv_committed_len
-        return bool(begun > length and begun % self._grid == 0)
+        end = req.kv.kv_committed_len
+        if not self._one_ahead or end <= length or end % self._grid:
+            return None
+        place: int = req.kv.mamba_next_track_idx
+        if req.decode_batch_idx > 1:
+            place = self._pool.get_mamba_ping_pong_other_idx(place)
+        return place
 
     @staticmethod
     def forget(req: Any) -> None:

@@ -303,9 +303,66 @@ def test_a_long_answer_gives_the_window_of_its_prompt_free(monkeypatch: pytest.M
         made.check()
 
 
-def scheduler_of(letters: str, page: int, *, tokens: int, window: int, **parameters: Any) -> Checked:
+def scheduler_of(
+    letters: str, page: int, *, tokens: int, window: int, states: int = 40, own: bool = False, **parameters: Any
+) -> Checked:
     made = attrs.evolve(
-        scene(0), letters=letters, page=page, tokens=tokens, window=window, window_share=1.0, eagle=False, moves_on=True
-    )
+        scene(0), letters=letters, page=page, tokens=tokens, window=window, states=states, window_share=1.0,
+        eagle=False, moves_on=True,
+    )  # fmt: skip
     members = {"scene": made, "rng": random.Random(0), "parameters": parameters}
-    return type("Made", (Checked, OurCacheInSGLang), members)()
+    return type("Made", (Checked, SGLangCache if own else OurCacheInSGLang), members)()
+
+
+# ------------------------------------------------------------ states of a request that ends
+
+
+def states_after(prompt: int, answer: int, others: tuple[int, ...], *, own: bool = False) -> int | None:
+    """How many tokens hit when a conversation goes on, with SGLang's extra buffer of states and steps of 8 tokens.
+
+    ``others``: after so many rounds another request arrives, and its prefill comes between two decode passes of the
+    first. None: the conversation goes on from a state that is not its own.
+    """
+    made = scheduler_of("FM", 4, tokens=400, window=6, own=own)
+    first = made.submit(range(prompt), range(1000, 1000 + answer))
+    rounds = 0
+    while made.busy:
+        if rounds in others:
+            made.submit(range(2000 + 100 * rounds, 2005 + 100 * rounds), [3000, 3001])
+        made.iterate()
+        rounds += 1
+    second = made.submit([*first.origin_input_ids, *first.output_ids, 4000, 4001], [4002])
+    try:
+        while made.busy:
+            made.iterate()
+    except AssertionError as wrong:
+        assert "from a wrong state" in str(wrong)
+        return None
+    made.check()
+    return made.hits[second]
+
+
+def test_a_request_that_ends_with_its_first_token_keeps_the_state_of_its_prompt() -> None:
+    """The pass that still runs is the first after the prompt. At 8 tokens it writes to the other place."""
+    assert states_after(7, 1, ()) == states_after(7, 1, (), own=True) == 4
+
+
+SCHEDULES = [(7, 9, ()), (4, 12, (5,)), (4, 12, (3, 5))]
+"""Schedules after which SGLang's own cache goes on from a state that a pass has overwritten."""
+
+
+@pytest.mark.parametrize(("prompt", "answer", "others"), SCHEDULES)
+def test_a_state_that_a_running_pass_overwrites_is_not_kept(prompt: int, answer: int, others: tuple[int, ...]) -> None:
+    """The turn to the other place was left out, or was made twice. What the prompt has handed over is there."""
+    assert states_after(prompt, answer, others, own=True) is None
+    assert states_after(prompt, answer, others) == prompt // 4 * 4
+
+
+@pytest.mark.parametrize("prompt", range(4, 12))
+def test_ours_hits_what_sglangs_own_cache_hits_unless_that_is_wrong(prompt: int) -> None:
+    for answer in range(1, 19):
+        for others in ((), (answer // 2 + 1,)):
+            own = states_after(prompt, answer, others, own=True)
+            ours = states_after(prompt, answer, others)
+            assert ours is not None
+            assert own is None or ours >= own, (answer, others)
