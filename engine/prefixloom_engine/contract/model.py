@@ -102,7 +102,7 @@ class Batch:
     @property
     def count(self) -> int:
         """How many tokens the row with the most has."""
-        return max(span.count for span in self.spans)
+        return self.tokens.shape[1]
 
     @property
     def longest(self) -> int:

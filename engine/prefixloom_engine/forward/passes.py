@@ -100,17 +100,22 @@ class ForwardPass:
         """(rows, count): the known tokens, and in their places those that only the device knows; zeros before them."""
         newest, rows = self.newest, self.rows
         count = max(row.span.count for row in rows)
-        tokens = copy_to_device([[0] * (count - len(row.tokens)) + row.tokens for row in rows], newest)
         unknown = [i for i, row in enumerate(rows) if not row.tokens]
+        if len(unknown) == len(rows):
+            return newest[self._device_rows(unknown), None]
+        tokens = copy_to_device([[0] * (count - len(row.tokens)) + row.tokens for row in rows], newest)
         if unknown:
-            at = copy_to_device([rows[i].job.device_row for i in unknown], newest)
-            tokens[copy_to_device(unknown, newest), -1] = newest[at]
+            tokens[copy_to_device(unknown, newest), -1] = newest[self._device_rows(unknown)]
         drafted = [i for i, row in enumerate(rows) if row.guesses_kept >= 0]
         if drafted and self.drafts is not None:
-            guessed = self.drafts.guessed[copy_to_device([rows[i].job.device_row for i in drafted], newest)]
+            guessed = self.drafts.guessed[self._device_rows(drafted)]
             tokens[copy_to_device(drafted, newest), 1:] = guessed[:, : count - 1]
             self.guessed = copy_to_host(tokens[:, 1:])
         return tokens
+
+    def _device_rows(self, which: Sequence[int]) -> Tensor:
+        """Where the device keeps what it knows of the jobs of these rows."""
+        return copy_to_device([self.rows[i].job.device_row for i in which], self.newest)
 
     def _sample(self, logits: Tensor, wanted: int) -> Tensor | None:
         """Check the logits, and sample the rows that want a token; None: there are none."""
@@ -124,8 +129,10 @@ class ForwardPass:
         first = [row.span.end - wanted + 1 for row in rows]
         drawing = [request if row.samples else None for row, request in zip(rows, requests, strict=True)]
         sampled = sample(logits, likeliest, drawing, first)
-        at = copy_to_device([rows[i].job.device_row for i in sampling], newest)
-        newest[at] = sampled[copy_to_device(sampling, newest), -1]
+        last = sampled[:, -1]
+        if len(sampling) < len(rows):
+            last = last[copy_to_device(sampling, newest)]
+        newest[self._device_rows(sampling)] = last
         self.sampled = copy_to_host(sampled)
         if any(request.logprobs for request in requests):
             logprobs = logits.log_softmax(-1)
@@ -231,7 +238,9 @@ def _gumbel_noise(seed: int, position: int, count: int) -> Tensor:
 
 
 def copy_to_host(values: Tensor) -> Tensor:
-    """Begin a copy to the host; it may be read when the stream's event is over."""
+    """Begin a copy to the host; it may be read when the stream's event is over. On a CPU these are the values."""
+    if values.device.type == "cpu":
+        return values
     here = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda")
     return here.copy_(values, non_blocking=True)
 

@@ -50,7 +50,8 @@ class PagedMixin:
 
 
 class StateMixin:
-    """A layer with states. transformers' own methods work on the states that ``States`` has put into the layer."""
+    """A layer with states. transformers' own methods work on the states that ``States`` has put into the layer. A new
+    recurrent state is not copied into the old one, as transformers does it, but takes its place."""
 
     states: States
 
@@ -61,8 +62,7 @@ class StateMixin:
 
     def update_recurrent_state(self, recurrent_states: Tensor, state_idx: int = 0, **kwargs: object) -> Tensor:
         self.states.check(RECURRENT, recurrent_states)
-        out: Tensor = super().update_recurrent_state(recurrent_states, state_idx, **kwargs)  # type: ignore[misc]
-        return out
+        return self.states.replace(RECURRENT, recurrent_states)
 
 
 class PagedLayer(PagedMixin, DynamicLayer):

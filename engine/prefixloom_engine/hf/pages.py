@@ -62,7 +62,9 @@ class Pages:
         self._check(name, new, pool, rows)
         batch, heads, count, _ = new.shape
         entries = new.transpose(1, 2).reshape(batch * count, *pool.shape[2:])
-        _write(pool, rows.fresh(self.memory), entries.index_select(0, rows.new) if rows.uneven else entries)
+        if rows.uneven:
+            entries = entries.index_select(0, rows.new)
+        _write(pool, rows.fresh(self.memory, past + count), entries)
         if not past and not rows.uneven:
             return new.contiguous()
         return _read(pool, rows.readable(self.memory, past + count), heads, rows.by_head)

@@ -40,7 +40,8 @@ class Rows:
         self._ragged = any(span.end != batch.longest for span in batch.spans)
         self._readable: dict[tuple[str, int], Tensor] = {}
         self._by_head: dict[tuple[int, int], Tensor] = {}
-        self._fresh: dict[str, Tensor] = {}
+        self._fresh: dict[tuple[str, int], Tensor] = {}
+        self._slots: dict[str, Tensor] = {}
         self._ends: Tensor | None = None
         self._new: Tensor | None = None
 
@@ -86,14 +87,23 @@ class Rows:
             return None
         return (self._positions(-self.past_count - self.count, 0) >= 0).long()
 
-    def fresh(self, memory: LayerMemory) -> Tensor:
-        """The indices of the entries of the new tokens, row by row, in all pages laid end to end."""
-        found = self._fresh.get(memory.component)
+    def slots(self, memory: LayerMemory) -> Tensor:
+        """(rows): the slots of the running states of a component."""
+        found = self._slots.get(memory.component)
         if found is None:
-            found = self._entries(memory, self._positions(-self.count, 0)).flatten()
+            found = self._slots[memory.component] = self.batch.tables[memory.component][:, 0].long()
+        return found
+
+    def fresh(self, memory: LayerMemory, width: int) -> Tensor:
+        """The indices of the entries of the new tokens, row by row, in all pages laid end to end: those at the end of
+        what is ``readable`` of the last ``width`` columns."""
+        key = (memory.component, width)
+        found = self._fresh.get(key)
+        if found is None:
+            found = self.readable(memory, width)[:, width - self.count :].flatten()
             if self.uneven:
                 found = found.index_select(0, self.new)
-            self._fresh[memory.component] = found
+            self._fresh[key] = found
         return found
 
     def readable(self, memory: LayerMemory, width: int) -> Tensor:

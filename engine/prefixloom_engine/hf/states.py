@@ -1,9 +1,9 @@
 """States: what a recurrent layer keeps of a whole prefix, in the state slots of a pool.
 
-transformers' code for these layers reads a state, passes a new one to be copied, or writes it in place. A single row on
-a CPU gets a view of its slot, so all of this happens in the pool itself. Several rows get a copy, which is written back
-when the pass comes to another layer, while the processor's caches still have it; so does a row on another device, since
-a view would need the slot's number on the host.
+transformers' code for these layers reads a state, passes a new one, or writes it in place. A single row on a CPU gets a
+view of its slot, so all of this happens in the pool itself. Several rows get a copy; so does a row on another device,
+since a view would need the slot's number on the host. The copy, or the new state that took its place, is written back
+when the pass comes to another layer, while the processor's caches still have it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ class States:
             raise called_outside_pass(self.layer)
         rows.batch.gate(self.layer)
         self.entered = self._fetched = True
-        slots = rows.batch.tables[self.memory.component][:, 0]
-        in_place = len(rows) == 1 and slots.device.type == "cpu"
-        index = slots.long()
+        index = rows.slots(self.memory)
+        in_place = len(rows) == 1 and index.device.type == "cpu"
         self._copied = None if in_place else index
         for name, pool in self.memory.rows.items():
             if in_place:
@@ -63,6 +62,15 @@ class States:
                 self._held[name][0] = pool[slot : slot + 1]
             else:
                 self._held[name][0] = pool.index_select(0, index)
+
+    def replace(self, name: str, new: Tensor) -> Tensor:
+        """Take a new state in place of the one that the layer has, and return the state that the layer has then."""
+        held = self._held[name][0]
+        assert held is not None
+        if self._copied is None:
+            return held.copy_(new)
+        new = self._held[name][0] = new.to(held.dtype)
+        return new
 
     def leave(self) -> None:
         """The pass has come to another layer, or ends: write copied states back into the pool."""
