@@ -122,13 +122,14 @@ def stacked_areas(
     layers: Mapping[str, Sequence[float]],
     x_text: Callable[[float], str],
     y_text: Callable[[float], str],
+    y_unit: float = 1.0,
 ) -> str:
-    """Layers on top of each other over a linear x, the first at the bottom."""
+    """Layers on top of each other over a linear x, the first at the bottom. Labels are round multiples of ``y_unit``."""
     if len(times) < 2:
         return ""
     names = list(layers)
     totals = [sum(values) for values in zip(*layers.values(), strict=True)]
-    ticks = nice_ticks(max(totals) or 1.0)
+    ticks = nice_ticks(max(totals) or 1.0, y_unit)
     top = max(ticks[-1], max(totals))
     begin, span = times[0], times[-1] - times[0] or 1.0
     head, down = legend(names)
@@ -174,10 +175,10 @@ def legend(names: Sequence[str]) -> tuple[list[str], int]:
     return out, y + 26
 
 
-def nice_ticks(top: float) -> list[float]:
-    """Round numbers from 0 on, at equal distances, of which the last is about ``top``."""
-    step = 10.0 ** math.floor(math.log10(top / 4))
-    step *= next(each for each in (1, 2, 2.5, 5, 10) if top / (step * each) <= 5)
+def nice_ticks(top: float, unit: float = 1.0) -> list[float]:
+    """Round multiples of ``unit`` from 0 on, at equal distances, of which the last is about ``top``."""
+    step = 10.0 ** math.floor(math.log10(top / unit / 4))
+    step *= unit * next(each for each in (1, 2, 2.5, 5, 10) if top / (step * unit * each) <= 5)
     return [step * count for count in range(math.floor(top / step + 1e-9) + 1)]
 
 
