@@ -7,7 +7,7 @@ a light and a dark set; a series has the colour of its place in the list.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 
 import attrs
@@ -87,25 +87,33 @@ def line_chart(
     return svg(WIDTH, HEIGHT, title, "".join(out))
 
 
-def stacked_bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], text: Callable[[float], str]) -> str:
-    """One bar a row: its parts side by side, on one scale for all rows. Names of parts are explained by a legend."""
+def stacked_bars(
+    title: str,
+    rows: Sequence[tuple[str, Mapping[str, float]]],
+    text: Callable[[float], str],
+    neutral: Collection[str] = (),
+) -> str:
+    """One bar a row: its parts side by side, on one scale for all rows. A legend explains the parts, of which the
+    ``neutral`` ones are grey."""
     names = list(dict.fromkeys(name for _, parts in rows for name in parts))
     most = max((sum(parts.values()) for _, parts in rows), default=0.0)
     if not most:
         return ""
     left, step = 190, 26
     scale = (WIDTH - left - 16) / most
-    out, down = legend(names)
+    coloured = [name for name in names if name not in neutral]
+    places = {name: coloured.index(name) % (COLOURS - 1) if name in coloured else COLOURS - 1 for name in names}
+    out, down = legend(places)
     for number, (row, parts) in enumerate(rows):
         y, x = down + number * step, float(left)
         out.append(f'<text x="0" y="{y + 15}">{escape(row)}</text>')
-        for place, name in enumerate(names):
+        for name, place in places.items():
             width = parts.get(name, 0.0) * scale
             if width <= 0:
                 continue
             told = escape(f"{row}, {name}: {text(parts[name])}")
             out.append(
-                f'<rect class="f{place % COLOURS}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{step - 6}">'
+                f'<rect class="f{place}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{step - 6}">'
                 f"<title>{told}</title></rect>"
             )
             label = text(parts[name])
@@ -127,12 +135,11 @@ def stacked_areas(
     """Layers on top of each other over a linear x, the first at the bottom. Labels are round multiples of ``y_unit``."""
     if len(times) < 2:
         return ""
-    names = list(layers)
     totals = [sum(values) for values in zip(*layers.values(), strict=True)]
     ticks = nice_ticks(max(totals) or 1.0, y_unit)
     top = max(ticks[-1], max(totals))
     begin, span = times[0], times[-1] - times[0] or 1.0
-    head, down = legend(names)
+    head, down = legend({name: place % COLOURS for place, name in enumerate(layers)})
     height = HEIGHT + down
 
     def across(t: float) -> float:
@@ -145,7 +152,7 @@ def stacked_areas(
     marks = [begin + span * part / 4 for part in range(5)]
     out += _x_labels([(across(t), x_text(t)) for t in marks], "", height)
     below = [0.0] * len(times)
-    for place, name in enumerate(names):
+    for place, name in enumerate(layers):
         above = [low + value for low, value in zip(below, layers[name], strict=True)]
         edge = [f"{across(t):.1f},{up(value):.1f}" for t, value in zip(times, above, strict=True)]
         back = [f"{across(t):.1f},{up(value):.1f}" for t, value in zip(times, below, strict=True)][::-1]
@@ -162,14 +169,14 @@ def svg(width: float, height: float, title: str, inside: str) -> str:
     )
 
 
-def legend(names: Sequence[str]) -> tuple[list[str], int]:
+def legend(places: Mapping[str, int]) -> tuple[list[str], int]:
     """The names of the parts beside their colours, and the height that this takes."""
     out, x, y = [], 0.0, 0
-    for place, name in enumerate(names):
+    for name, place in places.items():
         width = 30 + 6.6 * len(name)
         if x + width > WIDTH:
             x, y = 0.0, y + 20
-        out.append(f'<rect class="f{place % COLOURS}" x="{x:.0f}" y="{y + 2}" width="12" height="12"/>')
+        out.append(f'<rect class="f{place}" x="{x:.0f}" y="{y + 2}" width="12" height="12"/>')
         out.append(f'<text class="soft" x="{x + 17:.0f}" y="{y + 12}">{escape(name)}</text>')
         x += width
     return out, y + 26

@@ -18,7 +18,6 @@ from ..contract.manifest import parse_memory
 from ..errors import CompositionError, InputError
 from .outcome import ReplayOutcome, columns
 from .requests import LabRequest
-from .seen import SeenPrefixes
 from .setup import Setup, Trace, replay_all
 
 LENGTHS = (1024, 4096, 16384, 65536, 131072)
@@ -29,6 +28,10 @@ PAGES = (16, 32, 64, 128, 256)
 GRIDS = (0, 256, 1024, 4096)
 GAIN = 0.01
 """The knee is the least memory from which on twice as much gains less than this share of the tokens."""
+CLOSELY = 8
+"""One of so many requests is looked at closely: how far each component alone would have served it."""
+FINE = 16
+"""Prompts with known tokens are compared in pieces of so many."""
 SAMPLE = 2000
 """So many requests of a trace say for which traffic the memory is divided."""
 
@@ -94,12 +97,11 @@ class CapacityPlan:
 
     @property
     def short_first(self) -> str:
-        """The component that stopped most tokens in the replay at the budget; empty if none did."""
+        """The component that alone would have served the fewest tokens at the budget; empty if all are alike."""
         at_budget = next((each for each in self.curve if each.policy == name_of(1.0)), None)
-        if at_budget is None:
-            return ""
-        stops = {name: use.stopped for name, use in at_budget.components.items() if use.stopped}
-        return max(stops, key=lambda name: stops[name], default="")
+        uses = {} if at_budget is None else at_budget.components
+        alone = {name: use.alone for name, use in uses.items() if use.alone is not None}
+        return min(alone, key=lambda name: alone[name]) if len(set(alone.values())) > 1 else ""
 
     def as_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
@@ -133,6 +135,7 @@ def make_plan(
         setup = attrs.evolve(setup, traffic=traffic_of(trace, 32 if setup.service is None else setup.service.max_running))
     traffic = setup.traffic
     assert traffic is not None
+    setup = attrs.evolve(setup, closely=CLOSELY)
     cache = setup.compose()
     costs = tuple(cost_of(setup, length, 0) for length in lengths)
     notes: list[str] = []
@@ -179,18 +182,28 @@ def make_plan(
 
 
 def traffic_of(requests: Iterable[LabRequest], running: int) -> Traffic:
-    """The traffic that the first requests of a trace are like."""
-    prompt = output = seen = count = 0
-    prefixes = SeenPrefixes(1)
+    """The traffic that the first requests of a trace are like.
+
+    A conversation is a path that no other one goes on from. What is not a conversation's own counts as shared.
+    """
+    prompt = output = count = own = 0
+    links: set[int] = set()
+    inner: set[int] = set()
     for count, request in enumerate(requests, 1):
         prompt += request.prompt.count
         output += request.output
-        seen += prefixes.take(request)
+        unit, path = request.prompt.chain(request.namespace, FINE)
+        own += unit * len(set(path) - links)
+        links.update(path)
+        inner.update(path[:-1])
         if count == SAMPLE:
             break
     if not count:
         raise InputError("the trace has no request")
-    return Traffic(running, max(1, prompt // count), output // count, round(seen / prompt, 3) if prompt else 0.0)
+    mean = max(1, prompt // count)
+    conversations = max(1, len(links - inner))
+    shared = min(max(0.0, 1 - own / conversations / mean), 1.0)
+    return Traffic(running, mean, output // count, round(shared, 3))
 
 
 def cost_of(setup: Setup, length: int, common: int) -> RequestCost:
@@ -199,13 +212,17 @@ def cost_of(setup: Setup, length: int, common: int) -> RequestCost:
     room = 4 * (length + chunk) + 64 * 1024
     cache = attrs.evolve(setup, memory=None, traffic=None, capacity=room, service=None, host=None).compose()
     names = list(cache.stats().components)
+    whole = length // cache.composition.page * cache.composition.page
     running = dict.fromkeys(names, 0)
     kept: list[dict[str, set[int]]] = []
     for number in (1, 2):
         tokens = array("i", [0]) * common + array("i", [number]) * (length - common)
         with cache.open(tokens, leave=0) as sequence:
             while sequence.reserved < length:
-                sequence.grow(min(chunk, length - sequence.reserved))
+                end = min(sequence.reserved + chunk, length)
+                if sequence.reserved < whole < end:
+                    end = whole  # a state is needed where the last whole page ends
+                sequence.grow(end - sequence.reserved)
                 with cache.step([sequence]) as step:
                     step.run_ops()
                 for name in names:
@@ -273,7 +290,7 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
         else f"From {size_text(knee.bytes)} on, twice the memory gains less than {GAIN:.0%} of the tokens."
     )
     if plan.short_first:
-        told.append(f"At the budget, component {plan.short_first!r} stops most tokens.")
+        told.append(f"At the budget, component {plan.short_first!r} is short first: alone it would serve the least.")
     if plan.pages:
         told += ["", "Hits by page size, at the budget:", *columns([_HEADS, *map(_row, plan.pages)])]
     if plan.grids:

@@ -17,11 +17,12 @@ from ..compose.sizing import Traffic
 from ..contract.values import ComponentSpec, Profile
 from ..errors import CompositionError
 from .outcome import ReplayOutcome
-from .replay import CHUNK, Outputs, Replay
+from .replay import CHUNK, CLOSELY, Outputs, Replay
 from .service import Service
+from .synthetic import SyntheticTrace
 from .traces import RequestFile
 
-Trace = RequestFile
+Trace = RequestFile | SyntheticTrace
 
 
 @attrs.frozen
@@ -32,7 +33,7 @@ class Setup:
     ``host``      memory of a host tier below, as a number of bytes or a text such as "40GiB"; None: there is none
     ``options``   by component: options that it is made with beside those that follow from the model
     ``service``   how requests overlap in time; None: one after the other, in steps of ``chunk`` tokens
-    ``outputs``   what becomes of answers, as in ``Replay``
+    ``outputs``, ``closely``  what becomes of answers, and how many requests are looked at closely, as in ``Replay``
     ``name``      how the outcome is called among others; empty: by its policy
     """
 
@@ -48,6 +49,7 @@ class Setup:
     service: Service | None = attrs.field(factory=Service)
     chunk: int = CHUNK
     outputs: Outputs = "running"
+    closely: int = CLOSELY
     name: str = ""
 
     def compose(self) -> Cache:
@@ -64,8 +66,9 @@ class Setup:
     def replay(self, trace: Trace, told: Callable[[int, float], None] | None = None) -> ReplayOutcome:
         """Compose the cache and serve the trace."""
         driver = Replay(
-            self.compose(), service=self.service, chunk=self.chunk, outputs=self.outputs, told=told, trace=trace.name
-        )
+            self.compose(), service=self.service, chunk=self.chunk, outputs=self.outputs, closely=self.closely,
+            told=told, trace=trace.name,
+        )  # fmt: skip
         outcome = driver.run(trace)
         return attrs.evolve(outcome, policy=self.name) if self.name else outcome
 

@@ -48,7 +48,7 @@ class SyntheticTrace:
         common = traffic.common // TEXT_BLOCK
         own = max(1, traffic.prompt // TEXT_BLOCK - common)
         answer = -(-traffic.output // TEXT_BLOCK)
-        step = max(1, round(2 * own / (self.turns + 1)) - answer)  # so that the mean over all turns is ``own``
+        step = (own - (self.turns - 1) * answer) / self.turns  # so that the mean over all requests is ``own``
         shared = list(range(1, common + 1))
         unused = common + 1
         talks: list[tuple[float, int, list[int]]] = []
