@@ -7,6 +7,7 @@ Read ``replay`` first: the driver. ``requests`` and ``traces`` are what it is dr
 overlap in time, ``seen`` is the ideal, and ``outcome`` what was measured.
 """
 
+from .composing import cache_for, replay
 from .outcome import MemorySample, PoolUse, ReplayOutcome
 from .replay import Replay
 from .requests import BlockPrompt, LabRequest, TokenPrompt
@@ -25,5 +26,7 @@ __all__ = [
     "SeenPrefixes",
     "Service",
     "TokenPrompt",
+    "cache_for",
     "read_trace",
+    "replay",
 ]
