@@ -6,14 +6,16 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from .composing import cache_for, parse_capacity
+from ..errors import CompositionError, InputError
 from .outcome import ReplayOutcome, columns
-from .replay import CHUNK, Replay
+from .replay import CHUNK
+from .report import html_report
 from .service import Service
+from .setup import Setup
 from .traces import RequestFile, read_trace
 
 __all__ = ["add_arguments", "run"]
@@ -57,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block", type=int, metavar="N", help="tokens of a block of the trace, where its lines do not tell"
     )
     parser.add_argument("--limit", type=int, metavar="N", help="replay the first N requests only")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write a page of pictures")
     parser.add_argument("--json", action="store_true", help="print one JSON object")  # fmt: skip
 
 
@@ -66,37 +69,43 @@ def run(args: argparse.Namespace) -> int:
     trace = read_trace(args.trace, block=args.block, limit=args.limit)
     outcomes: list[ReplayOutcome] = []
     for name in dict.fromkeys(args.policy):
-        cache = cache_for(
+        setup = Setup(
             args.model,
-            memory=args.memory,
-            capacity=None if args.capacity is None else parse_capacity(args.capacity),
             page_size=args.page,
+            capacity=None if args.capacity is None else parse_capacity(args.capacity),
+            memory=args.memory,
             policy=name,
             admission=args.admission,
             host=args.host,
-            max_running=None if service is None else service.max_running,
+            service=service,
+            chunk=args.chunk,
+            outputs=args.outputs,
         )
         bar = ProgressBar(trace, name)
-        driver = Replay(cache, service=service, chunk=args.chunk, outputs=args.outputs, told=bar.told, trace=trace.name)
+        driver = setup.driver(trace.name, bar.told)
         try:
             outcomes.append(driver.run(trace))
-        except KeyboardInterrupt:
-            outcomes.append(driver.outcome())
-        except InputError:
+        except (KeyboardInterrupt, InputError) as error:  # what was measured until then is told
             bar.clear()
-            if driver.outcome().requests:  # a line far down is wrong: what was measured before it is told as well
-                _print([*outcomes, driver.outcome()], args.json)
-            raise
+            if driver.outcome().requests:
+                outcomes.append(driver.outcome())
+                _tell(outcomes, args)
+            if isinstance(error, InputError):
+                raise
+            return INTERRUPTED
         finally:
             bar.clear()
-        if not outcomes[-1].complete:
-            break
-    _print(outcomes, args.json)
-    return 0 if outcomes[-1].complete else INTERRUPTED
+    _tell(outcomes, args)
+    return 0
 
 
-def _print(outcomes: list[ReplayOutcome], as_json: bool) -> None:
-    if as_json:
+def _tell(outcomes: list[ReplayOutcome], args: argparse.Namespace) -> None:
+    if args.report is not None:
+        try:
+            args.report.write_text(html_report(outcomes), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--report {args.report} cannot be written: {error.strerror}") from error
+    if args.json:
         print(json.dumps({"replays": [outcome.as_dict() for outcome in outcomes]}))
         return
     print("\n\n".join(map(str, outcomes)))
@@ -115,6 +124,19 @@ def comparison(outcomes: list[ReplayOutcome]) -> list[str]:
             f"{each.to_compute(0.99):,}", f"{each.states_used:,} of {each.states_made:,}",
         ))  # fmt: skip
     return columns(rows)
+
+
+def parse_capacity(text: str) -> int | Mapping[str, int]:
+    """A capacity as a command line has it: "1000000", or "NAME=1000000,NAME=200"."""
+    try:
+        if "=" not in text:
+            return int(text)
+        pairs = [each.partition("=") for each in text.split(",")]
+        return {name.strip(): int(value) for name, _, value in pairs}
+    except ValueError:
+        raise CompositionError(
+            f"--capacity is a number of tokens, or NAME=NUMBER for each component, with commas; got {text!r}"
+        ) from None
 
 
 class ProgressBar:
