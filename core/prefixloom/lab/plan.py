@@ -89,11 +89,11 @@ class CapacityPlan:
     def knee(self) -> ReplayOutcome | None:
         """The least memory of the curve from which on twice as much gains little; None: there is none up to its end."""
         curve = sorted(self.curve, key=lambda each: each.bytes)
-        for number, each in enumerate(curve):
-            twice = [other for other in curve[number:] if other.bytes >= 1.9 * each.bytes]
-            if twice and all(other.hit_rate - each.hit_rate < GAIN for other in twice[:1]):
-                return each
-        return None
+        gains = [
+            max((more.hit_rate - each.hit_rate for more in curve if more.bytes <= 2.1 * each.bytes), default=0.0)
+            for each in curve[:-1]
+        ]
+        return next((each for at, each in enumerate(curve[:-1]) if max(gains[at:]) < GAIN), None)
 
     @property
     def short_first(self) -> str:

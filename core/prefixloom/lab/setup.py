@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import Any
@@ -14,7 +14,7 @@ from ..compose.entry import compose
 from ..compose.profiles import resolve_profile
 from ..compose.registry import default_registry, make_component
 from ..compose.sizing import Traffic
-from ..contract.values import ComponentSpec, Profile
+from ..contract.values import ComponentSpec
 from ..errors import CompositionError
 from .outcome import ReplayOutcome
 from .replay import CHUNK, CLOSELY, Outputs, Replay
@@ -65,12 +65,15 @@ class Setup:
 
     def replay(self, trace: Trace, told: Callable[[int, float], None] | None = None) -> ReplayOutcome:
         """Compose the cache and serve the trace."""
-        driver = Replay(
-            self.compose(), service=self.service, chunk=self.chunk, outputs=self.outputs, closely=self.closely,
-            told=told, trace=trace.name,
-        )  # fmt: skip
-        outcome = driver.run(trace)
+        outcome = self.driver(trace.name, told).run(trace)
         return attrs.evolve(outcome, policy=self.name) if self.name else outcome
+
+    def driver(self, trace: str, told: Callable[[int, float], None] | None = None) -> Replay:
+        """Compose the cache, and make what drives it with a trace of this name."""
+        return Replay(
+            self.compose(), service=self.service, chunk=self.chunk, outputs=self.outputs, closely=self.closely,
+            told=told, trace=trace,
+        )  # fmt: skip
 
     def _profile(self) -> object:
         if not self.options:
