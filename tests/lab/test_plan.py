@@ -107,7 +107,9 @@ def test_a_plan_tells_the_curve_the_knee_and_what_is_short() -> None:
 
 def test_what_a_budget_cannot_hold_is_a_note() -> None:
     trace = SyntheticTrace(TRAFFIC, users=2, requests=5)
-    plan = make_plan(Setup(HYBRID, memory="600KiB", service=SERVICE), trace, sizes=(0.01, 1), pages=(16, 5000), grids=())
+    plan = make_plan(
+        Setup(HYBRID, memory="600KiB", service=SERVICE), trace, sizes=(0.01, 1), pages=(16, 5000), grids=()
+    )
     assert [each.policy for each in plan.curve] == [name_of(1)]
     assert len(plan.notes) == 2 and any("pages of 5000" in note for note in plan.notes)
 
@@ -125,9 +127,7 @@ def test_a_synthetic_trace_is_the_same_again_and_each_turn_goes_on_from_the_last
     first, again = list(trace), list(trace)
     assert [each.prompt.tokens() for each in first] == [each.prompt.tokens() for each in again]
     assert [each.at for each in first] == sorted(each.at for each in first)
-    assert [each.prompt.tokens() for each in first] != [
-        each.prompt.tokens() for each in attrs.evolve(trace, seed=2)
-    ]
+    assert [each.prompt.tokens() for each in first] != [each.prompt.tokens() for each in attrs.evolve(trace, seed=2)]
     said: dict[str, bytes] = {}
     followed = 0
     for each in first:

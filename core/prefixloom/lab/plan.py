@@ -132,13 +132,16 @@ def make_plan(
         raise InputError("a plan is made for a memory budget: say memory")
     budget = parse_memory(setup.memory)
     if setup.traffic is None:
-        setup = attrs.evolve(setup, traffic=traffic_of(trace, 32 if setup.service is None else setup.service.max_running))
+        setup = attrs.evolve(
+            setup, traffic=traffic_of(trace, 32 if setup.service is None else setup.service.max_running)
+        )
     traffic = setup.traffic
     assert traffic is not None
     setup = attrs.evolve(setup, closely=CLOSELY)
     cache = setup.compose()
     costs = tuple(cost_of(setup, length, 0) for length in lengths)
     notes: list[str] = []
+    told_pages: set[int] = set()
     asked: list[tuple[str, Setup]] = []
     groups = (
         ("curve", [(name_of(part), attrs.evolve(setup, memory=round(budget * part))) for part in sizes]),
@@ -148,11 +151,14 @@ def make_plan(
     for group, members in groups:
         for name, each in members:
             try:
-                each.compose()
+                page = each.compose().composition.page
             except CompositionError as error:
                 notes.append(f"{name}: {str(error).splitlines()[0]}")
-            else:
-                asked.append((group, attrs.evolve(each, name=name)))
+                continue
+            if group == "pages" and page in told_pages:
+                continue  # a page of the tree is a multiple of all grids: this one is as large as one before
+            told_pages.update({page} if group == "pages" else ())
+            asked.append((group, attrs.evolve(each, name=f"pages of {page}" if group == "pages" else name)))
     done = 0
 
     def count(_: int, __: ReplayOutcome) -> None:
@@ -298,10 +304,13 @@ def describe_plan(plan: CapacityPlan) -> list[str]:
     return [*told, *plan.notes]
 
 
-_HEADS = ("", "bytes", "hit", "computed, x ideal", "stopped by")
+_HEADS = ("", "bytes", "hit", "computed, x ideal", "stopped by", "retracted", "refused")
 
 
 def _row(outcome: ReplayOutcome) -> tuple[str, ...]:
     stopped = {name: use.stopped for name, use in outcome.components.items() if use.stopped}
     by = ", ".join(f"{name} {count / outcome.prompt:.1%}" for name, count in sorted(stopped.items())) or "-"
-    return outcome.policy, size_text(outcome.bytes), f"{outcome.hit_rate:.2%}", f"{outcome.multiple:.3f}", by
+    return (
+        outcome.policy, size_text(outcome.bytes), f"{outcome.hit_rate:.2%}", f"{outcome.multiple:.3f}", by,
+        f"{outcome.retracted:,}", f"{outcome.refused:,}",
+    )  # fmt: skip
