@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prefixloom.lab.charts import LineSeries, line_chart, nice_ticks, spread, stacked_areas, stacked_bars
 
 names = st.text(st.characters(exclude_categories=("C",)), min_size=1, max_size=12)
@@ -22,7 +24,7 @@ def elements(chart: str, kind: str) -> list[ElementTree.Element]:
 def test_labels_keep_apart_and_keep_their_order(places: list[float]) -> None:
     moved = spread(places, 15.0)
     order = sorted(range(len(places)), key=lambda number: places[number])
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in pairwise(order):
         assert moved[after] - moved[before] >= 15.0 - 1e-9
 
 

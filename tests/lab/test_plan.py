@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import pytest
+
 from prefixloom import CapacityError, Traffic
 from prefixloom.lab.plan import cost_of, describe_plan, fit_of, make_plan, name_of, traffic_of
 from prefixloom.lab.service import Service

@@ -1,7 +1,7 @@
 """Charts: lines, stacked bars and stacked areas as SVG, for a page that is read without a network.
 
-A chart knows numbers and names. It knows no cache, no trace and no policy. Colours are the page's (``STYLE``), which has
-a light and a dark set; a series has the colour of its place in the list.
+A chart knows numbers and names. It knows no cache, no trace and no policy. Colours are the page's (``STYLE``), which
+has a light and a dark set; a series has the colour of its place in the list.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 
 import attrs
 
@@ -21,7 +22,8 @@ STYLE = """
 :root { color-scheme: light dark; --ink: #1d2330; --paper: #fff; --soft: #5d677b; --line: #d9dee8; --c0: #2563a8;
   --c1: #c2410c; --c2: #15803d; --c3: #7e3fb3; --c4: #b0741a; --c5: #0e7490; --c6: #be185d; --c7: #57606f; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9f0; --paper: #14171f; --soft: #9aa5ba; --line: #303746;
-  --c0: #6ba7e8; --c1: #f0915f; --c2: #63c98a; --c3: #b996e6; --c4: #dcb163; --c5: #59bfd2; --c6: #ee86b3; --c7: #a7b0bf; } }
+  --c0: #6ba7e8; --c1: #f0915f; --c2: #63c98a; --c3: #b996e6; --c4: #dcb163; --c5: #59bfd2; --c6: #ee86b3;
+  --c7: #a7b0bf; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 900px; padding: 28px 20px 64px; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
@@ -132,12 +134,12 @@ def stacked_areas(
     y_text: Callable[[float], str],
     y_unit: float = 1.0,
 ) -> str:
-    """Layers on top of each other over a linear x, the first at the bottom. Labels are round multiples of ``y_unit``."""
+    """Layers on top of each other over a linear x, the first at the bottom. Labels are multiples of ``y_unit``."""
     if len(times) < 2:
         return ""
-    totals = [sum(values) for values in zip(*layers.values(), strict=True)]
+    totals: list[float] = [sum(values) for values in zip(*layers.values(), strict=True)]
     ticks = nice_ticks(max(totals) or 1.0, y_unit)
-    top = max(ticks[-1], max(totals))
+    top: float = max(ticks[-1], *totals)
     begin, span = times[0], times[-1] - times[0] or 1.0
     head, down = legend({name: place % COLOURS for place, name in enumerate(layers)})
     height = HEIGHT + down
@@ -193,7 +195,7 @@ def spread(places: Sequence[float], apart: float) -> list[float]:
     """The places moved as little as a sweep can, so that each two are at least ``apart``; the order stays."""
     order = sorted(range(len(places)), key=lambda number: places[number])
     moved = list(places)
-    for before, number in zip(order, order[1:], strict=False):
+    for before, number in pairwise(order):
         moved[number] = max(moved[number], moved[before] + apart)
     overflow = moved[order[-1]] - (HEIGHT - BOTTOM) if order else 0.0
     if overflow > 0:

@@ -124,7 +124,7 @@ def comparison(outcomes: list[ReplayOutcome]) -> list[str]:
     rows: list[tuple[str, ...]] = [("policy", "memory", "x ideal", "hit", "p50", "p99", "states used")]
     for each in outcomes:
         rows.append((
-            each.policy, size_text(each.bytes), f"{each.multiple:.3f}", f"{each.hit_rate:.2%}", f"{each.to_compute(0.5):,}",
-            f"{each.to_compute(0.99):,}", f"{each.states_used:,} of {each.states_made:,}",
+            each.policy, size_text(each.bytes), f"{each.multiple:.3f}", f"{each.hit_rate:.2%}",
+            f"{each.to_compute(0.5):,}", f"{each.to_compute(0.99):,}", f"{each.states_used:,} of {each.states_made:,}",
         ))  # fmt: skip
     return columns(rows)

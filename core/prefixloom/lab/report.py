@@ -32,8 +32,8 @@ def html_report(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound] = ())
     sizes = sorted({each.bytes for each in outcomes})
     parts = [
         f"<h1>{escape(first.trace)}</h1>",
-        f'<p class="soft">{first.requests:,} requests, {first.prompt:,} tokens of prompts; {escape(first.model)}, pages '
-        f"of {first.page} tokens. A cache of infinite memory would compute {first.ideal:,} tokens, and "
+        f'<p class="soft">{first.requests:,} requests, {first.prompt:,} tokens of prompts; {escape(first.model)}, '
+        f"pages of {first.page} tokens. A cache of infinite memory would compute {first.ideal:,} tokens, and "
         f"{first.ideal_rate:.1%} would hit.</p>",
     ]
     if not all(each.complete for each in outcomes):
@@ -77,7 +77,7 @@ def plan_report(plan: CapacityPlan) -> str:
         series = [LineSeries("hit", points), _infinite(plan.curve)]
         if knee is not None:
             series.append(LineSeries("knee", [(knee.bytes, 0.0), (knee.bytes, knee.hit_rate)], True))
-        parts += ["<h2>Tokens that hit, by memory</h2>", _rates(series), _table(plan.curve, ())]
+        parts += ["<h2>Tokens that hit, by memory</h2>", _rates(series), _table(plan.curve, (), "")]
     names = list(plan.page_bytes)
     heads = ["tokens", *(f"{name}, {kind}" for name in names for kind in ("running", "kept")), "bytes kept"]
     rows = []
@@ -88,17 +88,16 @@ def plan_report(plan: CapacityPlan) -> str:
     parts += ["<h2>What one request takes, in pages and states</h2>", _cells(heads, rows)]
     for title, outcomes in (("Page sizes", plan.pages), ("Checkpoints", plan.grids)):
         if outcomes:
-            parts += [f"<h2>{title}, at the budget</h2>", _table(outcomes, ())]
+            parts += [f"<h2>{title}, at the budget</h2>", _table(outcomes, (), "")]
     parts += [f'<p class="soft">{escape(note)}</p>' for note in plan.notes]
     return _page(f"{plan.model}: plan", parts)
 
 
 def _page(title: str, parts: Sequence[str]) -> str:
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
-        f'initial-scale=1"><title>{escape(title)}</title><style>{STYLE}</style></head><body>\n'
-        + "\n".join(parts)
-        + "\n</body></html>\n"
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
 
@@ -140,12 +139,11 @@ def _shares(outcome: ReplayOutcome) -> Iterable[tuple[str, float]]:
         yield "hit", outcome.hit / outcome.prompt
         if outcome.restored:
             yield "from below the device", outcome.restored / outcome.prompt
-        for words, share in reasons(outcome):
-            yield words, share
+        yield from reasons(outcome)
 
 
-def _table(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound]) -> str:
-    heads = ["memory", "policy", "computed, x ideal", "hit", "gap closed", "states made", "median left", "p99 left"]
+def _table(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound], name: str = "policy") -> str:
+    heads = ["memory", name, "computed, x ideal", "hit", "gap closed", "states made", "median left", "p99 left"]
     if not bounds:
         heads.remove("gap closed")
     rows = [
@@ -171,9 +169,11 @@ def _memory(outcome: ReplayOutcome) -> str:
     for name in outcome.components:
         layers[f"{name}, cached"] = [float(each.cached.get(name, 0)) for each in samples]
         layers[f"{name}, running"] = [float(each.running.get(name, 0)) for each in samples]
+    most = max((sum(values) for values in zip(*layers.values(), strict=True)), default=0.0)
+    unit = max((1024.0**power for power in range(5) if 1024.0**power <= most), default=1.0)
     return stacked_areas(
         "Bytes in use over time", [each.at for each in samples], layers, lambda at: f"{at:,.0f} s",
-        lambda size: size_text(round(size)),
+        lambda size: size_text(round(size)), unit,
     )  # fmt: skip
 
 

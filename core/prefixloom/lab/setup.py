@@ -54,13 +54,11 @@ class Setup:
 
     def compose(self) -> Cache:
         """Make the cache. A CompositionError says what does not fit together."""
-        running = {} if self.service is None else {"max_running": self.service.max_running}
-        if self.traffic is not None:
-            running = {}
+        running = None if self.service is None or self.traffic is not None else self.service.max_running
         return compose(
             self._profile(), page_size=self.page_size, capacity=self.capacity, memory=self.memory,
             traffic=self.traffic, policy=self.policy, admission=self.admission, device="meta",
-            plugins=self._tiers(), **running,
+            plugins=self._tiers(), max_running=running,
         )  # fmt: skip
 
     def replay(self, trace: Trace, told: Callable[[int, float], None] | None = None) -> ReplayOutcome:

@@ -1,7 +1,7 @@
 """Synthetic traffic: a trace of conversations, made from a ``Traffic`` where nobody has recorded one.
 
-Users talk at the same time. Each turn's prompt is a beginning that all share, what was said so far, and something new. A
-conversation that is over is followed by another one. Equal seeds make equal traces, and a trace can be read again.
+Users talk at the same time. Each turn's prompt is a beginning that all share, what was said so far, and something new.
+A conversation that is over is followed by another one. Equal seeds make equal traces, and a trace can be read again.
 """
 
 from __future__ import annotations
