@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prefixloom.lab.charts import LineSeries, line_chart, nice_ticks, spread, stacked_areas, stacked_bars
 
 names = st.text(st.characters(exclude_categories=("C",)), min_size=1, max_size=12)
-amounts = st.floats(0, 1e12)
+amounts = st.just(0.0) | st.floats(1e-6, 1e12)
 
 
 def elements(chart: str, kind: str) -> list[ElementTree.Element]:

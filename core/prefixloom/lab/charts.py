@@ -111,7 +111,7 @@ def stacked_bars(
         out.append(f'<text x="0" y="{y + 15}">{escape(row)}</text>')
         for name, place in places.items():
             width = parts.get(name, 0.0) * scale
-            if width <= 0:
+            if not width > 0:
                 continue
             told = escape(f"{row}, {name}: {text(parts[name])}")
             out.append(

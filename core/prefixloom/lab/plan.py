@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -90,8 +91,12 @@ class CapacityPlan:
         """The least memory of the curve from which on twice as much gains little; None: there is none up to its end."""
         curve = sorted(self.curve, key=lambda each: each.bytes)
         gains = [
-            max((more.hit_rate - each.hit_rate for more in curve if more.bytes <= 2.1 * each.bytes), default=0.0)
-            for each in curve[:-1]
+            max(
+                more.hit_rate - each.hit_rate
+                for more in curve[at + 1 :]
+                if more.bytes <= 2.1 * each.bytes or more is next_
+            )
+            for at, (each, next_) in enumerate(pairwise(curve))
         ]
         return next((each for at, each in enumerate(curve[:-1]) if max(gains[at:]) < GAIN), None)
 
