@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from prefixloom import (
     Component,
     CompositionError,
     InputError,
+    InvariantError,
     Manifest,
     Point,
     ProtocolError,
@@ -173,31 +175,33 @@ def test_a_recording_is_a_trace_for_other_caches(tmp_path: Path) -> None:
     assert (outcome.requests, outcome.prompt, outcome.hit) == (9, 180, 3 * (8 + 20))
 
 
-class Broken(RuntimeError):
-    """What the policy of the next test raises."""
+class LeaksAfterEight(Component):
+    """Takes a slot for itself when a prefix of ``long`` tokens is published after one of 8: only debug mode sees it."""
+
+    pool: Any = None
+    long = 32
+
+    def __init__(self) -> None:
+        super().__init__("path", KV, PathReach())
+        self.seen = False
+
+    @hookimpl
+    def commit_insert(self, walk: Any) -> None:
+        self.seen |= walk.boundary == 8
+        if self.seen and walk.boundary == self.long:
+            self.pool.take(1)
 
 
-def broken_after_two(fail_with: int) -> Cache:
-    """A cache whose component refuses, in debug mode only, a boundary that two certain requests make together."""
+class NeverLeaks(LeaksAfterEight):
+    long = 36
 
-    class Picky(Component):
-        """It fails where a published prefix has this length and another one was published before."""
 
-        seen = 0
-
-        @hookimpl
-        def commit_insert(self, walk: Any) -> None:
-            Picky.seen += walk.boundary == 8
-            if walk.boundary == fail_with and Picky.seen:
-                raise Broken
-
-    Picky.seen = 0
-    return compose(None, plugins=[Picky("path", KV, PathReach())], page_size=PAGE, capacity=400, debug=True)
+def leaking(kind: Callable[[], Component], debug: bool = True) -> Cache:
+    return compose(None, plugins=[kind()], page_size=PAGE, capacity=400, debug=debug)
 
 
 def test_shrinking_leaves_the_fewest_requests_that_still_fail(tmp_path: Path) -> None:
-    healthy = compose(None, plugins=[Component("path", KV, PathReach())], page_size=PAGE, capacity=400)
-    with record(healthy, tmp_path / "calls") as recorded:
+    with record(leaking(LeaksAfterEight, debug=False), tmp_path / "calls") as recorded:
         lengths = [16, 12, 8, 24, 16, 20, 12, 32, 4, 16]
         for number, length in enumerate(lengths):
             recorded.expire(number)
@@ -207,14 +211,15 @@ def test_shrinking_leaves_the_fewest_requests_that_still_fail(tmp_path: Path) ->
                     step.run_ops()
     recording = Recording.read(tmp_path / "calls")
     assert len(recording.requests) == 10
-    shrunk = shrink(recording, lambda: broken_after_two(32))
+    shrunk = shrink(recording, lambda: leaking(LeaksAfterEight))
     assert shrunk is not None
+    assert isinstance(shrunk.error, InvariantError)
     assert shrunk.recording.requests == [2, 7]
     assert "expire" not in {entry[0] for _, entry in shrunk.recording.entries}
     shrunk.recording.write(tmp_path / "small.gz")
     again = Recording.read(tmp_path / "small.gz")
     assert [entry for _, entry in again.entries] == [entry for _, entry in shrunk.recording.entries]
-    assert shrink(recording, lambda: broken_after_two(36)) is None
+    assert shrink(recording, lambda: leaking(NeverLeaks)) is None
 
 
 def test_a_rewind_of_named_tokens_is_recorded(tmp_path: Path) -> None:
