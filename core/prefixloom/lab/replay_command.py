@@ -26,6 +26,7 @@ from .arguments import (
 )
 from .outcome import ReplayOutcome, columns
 from .report import html_report
+from .rerun import Recording, rerun, shrink
 from .setup import Setup, replay_all
 from .traces import RequestFile
 
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "trace", type=Path, metavar="TRACE", help="a file of requests, .gz or not: docs/lab.md has the formats"
     )
     add_cache_arguments(parser)
-    size = parser.add_mutually_exclusive_group(required=True)
+    size = parser.add_mutually_exclusive_group()
     size.add_argument("--memory", nargs="+", metavar="SIZE", help='bytes of all pools together, such as "40GiB"')
     size.add_argument(
         "--capacity", nargs="+", metavar="TOKENS", help="tokens of every pool, or NAME=TOKENS,NAME=STATES"
@@ -45,11 +46,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", nargs="+", default=["lru"], metavar="NAME", help="orders of eviction")
     add_service_arguments(parser)
     add_trace_arguments(parser)
+    parser.add_argument(
+        "--rerun", action="store_true", help="of a recording: make the same calls again, and compare what comes of them"
+    )
+    parser.add_argument(
+        "--shrink",
+        type=Path,
+        metavar="FILE",
+        help="of a recording that fails in debug mode: the least that fails",
+    )
     add_output_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay the trace with each policy and each size. Returns 130 if it was interrupted, after what was measured."""
+    if args.rerun or args.shrink is not None:
+        return _rerun(args)
+    if args.memory is None and args.capacity is None:
+        raise InputError("say how large the cache is: --memory SIZE or --capacity TOKENS")
     trace, base = trace_of(args), setup_of(args)
     setups = [
         attrs.evolve(base, policy=policy, **size) for size in _sizes(args) for policy in dict.fromkeys(args.policy)
@@ -95,6 +109,36 @@ def _run_apart(setups: list[Setup], trace: RequestFile, args: argparse.Namespace
     if done:
         _tell([done[number] for number in sorted(done)], args)
     return status
+
+
+def _rerun(args: argparse.Namespace) -> int:
+    """Make the calls of a recording again. Returns 1 if something came out otherwise, or fails."""
+    recording = Recording.read(args.trace)
+    size = {"capacity": _recorded_capacity(recording)} if args.capacity is args.memory is None else _sizes(args)[0]
+    setup = attrs.evolve(
+        setup_of(args), page_size=args.page or recording.head.page, policy=args.policy[0], service=None,
+        debug=True if args.shrink is not None else None, **size,
+    )  # fmt: skip
+    if args.shrink is None:
+        done = rerun(recording, setup.compose())
+        print("\n".join((f"{done.calls:,} calls made again, {done.differences:,} came out otherwise", *done.told)))
+        return 1 if done.differences else 0
+    shrunk = shrink(recording, setup.compose)
+    if shrunk is None:
+        print(f"In debug mode {len(recording.entries):,} calls of {len(recording.requests):,} requests fail nowhere.")
+        return 0
+    shrunk.recording.write(args.shrink)
+    print(
+        f"{len(shrunk.recording.requests):,} of {len(recording.requests):,} requests are enough, in "
+        f"{len(shrunk.recording.entries):,} calls: {args.shrink} ({shrunk.attempts:,} attempts)\n"
+        f"{type(shrunk.error).__name__}: {shrunk.error}"
+    )
+    return 1
+
+
+def _recorded_capacity(recording: Recording) -> dict[str, int]:
+    """The pools of the cache that was recorded, as ``compose`` takes them."""
+    return {name: slots * (page or 1) for name, (slots, page) in recording.head.pools.items()}
 
 
 def _sizes(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ class Setup:
     ``options``   by component: options that it is made with beside those that follow from the model
     ``service``   how requests overlap in time; None: one after the other, in steps of ``chunk`` tokens
     ``outputs``, ``closely``  what becomes of answers, and how many requests are looked at closely, as in ``Replay``
+    ``debug``     check everything after every operation
     ``name``      how the outcome is called among others; empty: by its policy
     """
 
@@ -51,13 +52,14 @@ class Setup:
     outputs: Outputs = "running"
     closely: int = CLOSELY
     name: str = ""
+    debug: bool | None = None
 
     def compose(self) -> Cache:
         """Make the cache. A CompositionError says what does not fit together."""
         running = None if self.service is None or self.traffic is not None else self.service.max_running
         return compose(
             self._profile(), page_size=self.page_size, capacity=self.capacity, memory=self.memory,
-            traffic=self.traffic, policy=self.policy, admission=self.admission, device="meta",
+            traffic=self.traffic, policy=self.policy, admission=self.admission, device="meta", debug=self.debug,
             plugins=self._tiers(), max_running=running,
         )  # fmt: skip
 
