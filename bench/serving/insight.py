@@ -13,8 +13,8 @@ So in one more round the time is taken that passes inside of what is done for th
 the engine's thread in the calls of the trace, measured call by call, and that of the trace's own thread, which makes
 all bytes at the end here, as a busy machine would count its waking.
 
-``--only recording`` measures what a recording (``prefixloom serve --record``) costs: the difference of turns, and the time
-inside of hashing and writing.
+``--only recording`` measures what a recording (``prefixloom serve --record``) costs: the difference of turns, and the
+time inside of hashing and writing.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 One path, a page for each block, one request after the other, and every last block taken as a whole one: then least
 recently used is the reference's ``lru_rev_prefix`` exactly, block by block, since a path's tail is refreshed first.
 
-Our fifo and lfu differ from ``fifo_flat_blk`` and ``lfu_prefix``: the reference counts for each block by itself. A cell of
-our tree counts where a lease of it ends, so an inner block is as old, and was used as often, as when it last was an end.
-``tests/lab/test_replay.py`` has the same comparison on small traces.
+Our fifo and lfu differ from ``fifo_flat_blk`` and ``lfu_prefix``: the reference counts for each block by itself. A cell
+of our tree counts where a lease of it ends, so an inner block is as old, and was used as often, as when it last was an
+end. ``tests/lab/test_replay.py`` has the same comparison on small traces.
 """
 
 from __future__ import annotations
