@@ -33,7 +33,7 @@ import torch
 from bench.workloads.internals import internal
 from prefixloom import Cache, History, compose
 from prefixloom.lab import record
-from prefixloom.lab.recording import NamedSoFar, Writer
+from prefixloom.lab.recordings.recording import EntryWriter, NamedSoFar
 from prefixloom_engine import Engine, Observer, Request, ThreeWay, Trace
 from prefixloom_engine.threeway import SIZES
 from prefixloom_engine.threeway.text import BYTE_VOCABULARY
@@ -160,7 +160,7 @@ def recording_costs(model: ThreeWay, capacity: dict[str, int], users: int, turns
                 if number:
                     took[name].append(found)
         spent = Spent()
-        for kind, name in ((Writer, "write"), (NamedSoFar, "add")):
+        for kind, name in ((EntryWriter, "write"), (NamedSoFar, "add")):
             spent.patch(kind, name)
         before = path.stat().st_size
         turn = serve(sides["with"], users, turns)

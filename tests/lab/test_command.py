@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefixloom.cli import main
-from prefixloom.lab import Recording, Replay, Setup, read_trace, record
+from prefixloom.lab import RecordedCalls, Replay, Setup, read_trace, record
 from prefixloom.lab.command import ProgressBar
 
 PROFILE = """
@@ -116,7 +116,7 @@ def test_a_recording_is_made_again_with_the_pools_that_it_names(
     assert "pools" in capsys.readouterr().err
     assert main(["replay", calls, "--model", files[1], "--shrink", str(tmp_path / "small")]) == 0
     assert "of 30 requests fail nowhere" in capsys.readouterr().out
-    assert len(Recording.read(calls).requests) == 30
+    assert len(RecordedCalls.read(calls).requests) == 30
     assert main(["replay", calls, "--model", files[1], "--capacity", "4000"]) == 0
     assert "30 requests of calls.gz" in capsys.readouterr().out
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from ..errors import CompositionError, InputError
 from .outcome import ReplayOutcome, columns
+from .recordings.rerun import RecordedCalls, rerun, shrink
 from .replay import CHUNK
 from .report import html_report
-from .rerun import Recording, rerun, shrink
 from .service import Service
 from .setup import Setup
 from .traces import RequestFile, read_trace
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _rerun(args: argparse.Namespace) -> int:
     """Make the calls of a recording again. Returns 1 if something came out otherwise, or fails."""
-    recording = Recording.read(args.trace)
+    recording = RecordedCalls.read(args.trace)
     setup = Setup(
         args.model,
         page_size=args.page or recording.head.page,
@@ -144,7 +144,7 @@ def _rerun(args: argparse.Namespace) -> int:
     return 1
 
 
-def _recorded_capacity(recording: Recording) -> Mapping[str, int]:
+def _recorded_capacity(recording: RecordedCalls) -> Mapping[str, int]:
     """The pools of the cache that was recorded, as ``compose`` takes them."""
     return {name: slots * (page or 1) for name, (slots, page) in recording.head.pools.items()}
 
@@ -213,8 +213,8 @@ class ProgressBar:
         part = self._trace.progress.part
         if self._trace.limit is not None:
             part = max(part, requests / self._trace.limit)
-        full = int(part * self.WIDTH)
-        text = f"{self._name} [{'#' * full}{'.' * (self.WIDTH - full)}] {part:4.0%}  {requests:,} requests"
+        reached = int(part * self.WIDTH)
+        text = f"{self._name} [{'#' * reached}{'.' * (self.WIDTH - reached)}] {part:4.0%}  {requests:,} requests"
         print("\r" + text.ljust(self._length), end="", file=self._file, flush=True)
         self._length = len(text)
 
