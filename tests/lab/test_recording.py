@@ -30,8 +30,8 @@ from prefixloom import (
     hookimpl,
 )
 from prefixloom import Path as PathReach
-from prefixloom.lab import Recording, Replay, read_trace, record, rerun, shrink
-from prefixloom.lab.recording import RecordingCache
+from prefixloom.lab import RecordedCalls, Replay, read_trace, record, rerun, shrink
+from prefixloom.lab.recordings.recording import RecordingCache
 
 KV = Manifest([Buffer("kv", (2,), "float32")])
 PAGE = 4
@@ -104,7 +104,7 @@ def test_made_again_a_recording_gives_the_same_decisions_and_evicts_the_same(
     seen = original.journal(), again.journal()
     with record(original, tmp_path / "calls") as recorded:
         drive(recorded, seed)
-    done = rerun(Recording.read(tmp_path / "calls"), again)
+    done = rerun(RecordedCalls.read(tmp_path / "calls"), again)
     assert done.told == ()
     assert done.differences == 0 < done.calls
     assert original.stats().hit_tokens == again.stats().hit_tokens > 0
@@ -115,7 +115,7 @@ def test_made_again_a_recording_gives_the_same_decisions_and_evicts_the_same(
 def test_on_another_composition_a_recording_is_refused_and_a_difference_is_told(tmp_path: Path) -> None:
     with record(cache(), tmp_path / "calls") as recorded:
         drive(recorded, 1)
-    recording = Recording.read(tmp_path / "calls")
+    recording = RecordedCalls.read(tmp_path / "calls")
     with pytest.raises(CompositionError, match="policy lru, and this one has mru"):
         rerun(recording, cache(policy="mru"))
     with pytest.raises(CompositionError, match="pools"):
@@ -209,7 +209,7 @@ def test_shrinking_leaves_the_fewest_requests_that_still_fail(tmp_path: Path) ->
                 sequence.grow(length)
                 with recorded.step([sequence]) as step:
                     step.run_ops()
-    recording = Recording.read(tmp_path / "calls")
+    recording = RecordedCalls.read(tmp_path / "calls")
     assert len(recording.requests) == 10
     shrunk = shrink(recording, lambda: leaking(LeaksAfterEight))
     assert shrunk is not None
@@ -217,7 +217,7 @@ def test_shrinking_leaves_the_fewest_requests_that_still_fail(tmp_path: Path) ->
     assert shrunk.recording.requests == [2, 7]
     assert "expire" not in {entry[0] for _, entry in shrunk.recording.entries}
     shrunk.recording.write(tmp_path / "small.gz")
-    again = Recording.read(tmp_path / "small.gz")
+    again = RecordedCalls.read(tmp_path / "small.gz")
     assert [entry for _, entry in again.entries] == [entry for _, entry in shrunk.recording.entries]
     assert shrink(recording, lambda: leaking(NeverLeaks)) is None
 
@@ -240,7 +240,7 @@ def test_a_rewind_of_named_tokens_is_recorded(tmp_path: Path) -> None:
                 sequence.grow(6)
                 sequence.fill()
                 sequence.commit()
-    done = rerun(Recording.read(tmp_path / "calls"), again)
+    done = rerun(RecordedCalls.read(tmp_path / "calls"), again)
     assert done.told == ()
     assert again.stats().nodes == original.stats().nodes
     assert again.stats().components["path"].cached == original.stats().components["path"].cached == 2 + 2 * 2
@@ -282,7 +282,7 @@ def test_an_error_of_the_file_ends_the_recording_and_no_request(tmp_path: Path) 
 def test_a_damaged_recording_is_refused_with_its_line(lines: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "calls").write_text(lines)
     with pytest.raises(InputError, match=expected):
-        Recording.read(tmp_path / "calls")
+        RecordedCalls.read(tmp_path / "calls")
 
 
 def test_a_recording_whose_last_line_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
@@ -290,4 +290,4 @@ def test_a_recording_whose_last_line_was_cut_off_is_read_up_to_there(tmp_path: P
         drive(recorded, 2)
     text = (tmp_path / "calls").read_bytes()
     (tmp_path / "cut").write_bytes(text[:-5])
-    assert len(Recording.read(tmp_path / "cut").entries) == len(Recording.read(tmp_path / "calls").entries) - 1
+    assert len(RecordedCalls.read(tmp_path / "cut").entries) == len(RecordedCalls.read(tmp_path / "calls").entries) - 1

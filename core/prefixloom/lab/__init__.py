@@ -8,10 +8,10 @@ with, ``service`` says how requests overlap in time, ``seen`` is the ideal, and 
 """
 
 from .outcome import MemorySample, PoolUse, ReplayOutcome
-from .recording import RecordingCache, record
+from .recordings.recording import RecordingCache, record
+from .recordings.rerun import RecordedCalls, Rerun, Shrunk, rerun, shrink
 from .replay import Replay
 from .requests import BlockPrompt, LabRequest, TokenPrompt
-from .rerun import Recording, Rerun, Shrunk, rerun, shrink
 from .seen import SeenPrefixes
 from .service import Service
 from .setup import Setup, replay_all
@@ -22,7 +22,7 @@ __all__ = [
     "LabRequest",
     "MemorySample",
     "PoolUse",
-    "Recording",
+    "RecordedCalls",
     "RecordingCache",
     "Replay",
     "ReplayOutcome",

@@ -101,8 +101,8 @@ class Line:
         self._length = 0
 
     def show(self, name: str, part: float, more: str) -> None:
-        full = int(part * self.WIDTH)
-        text = f"{name} [{'#' * full}{'.' * (self.WIDTH - full)}] {part:4.0%}  {more}"
+        reached = int(part * self.WIDTH)
+        text = f"{name} [{'#' * reached}{'.' * (self.WIDTH - reached)}] {part:4.0%}  {more}"
         print("\r" + text.ljust(self._length), end="", file=self._file, flush=True)
         self._length = len(text)
 

@@ -25,8 +25,8 @@ from .arguments import (
     trace_of,
 )
 from .outcome import ReplayOutcome, columns
+from .recordings.rerun import RecordedCalls, rerun, shrink
 from .report import html_report
-from .rerun import Recording, rerun, shrink
 from .setup import Setup, replay_all
 from .traces import RequestFile
 
@@ -113,7 +113,7 @@ def _run_apart(setups: list[Setup], trace: RequestFile, args: argparse.Namespace
 
 def _rerun(args: argparse.Namespace) -> int:
     """Make the calls of a recording again. Returns 1 if something came out otherwise, or fails."""
-    recording = Recording.read(args.trace)
+    recording = RecordedCalls.read(args.trace)
     size = {"capacity": _recorded_capacity(recording)} if args.capacity is args.memory is None else _sizes(args)[0]
     setup = attrs.evolve(
         setup_of(args), page_size=args.page or recording.head.page, policy=args.policy[0], service=None,
@@ -136,7 +136,7 @@ def _rerun(args: argparse.Namespace) -> int:
     return 1
 
 
-def _recorded_capacity(recording: Recording) -> dict[str, int]:
+def _recorded_capacity(recording: RecordedCalls) -> dict[str, int]:
     """The pools of the cache that was recorded, as ``compose`` takes them."""
     return {name: slots * (page or 1) for name, (slots, page) in recording.head.pools.items()}
 

@@ -24,8 +24,8 @@ import attrs
 
 from ..errors import InputError
 from ..tree.keys import TOKEN_LIMIT, encode
-from .lines import ReadSoFar, Where, numbered_lines, numbered_texts, shown
-from .recording import requests_of
+from .lines import Line, ReadSoFar, Where, numbered_lines, numbered_texts, shown
+from .recordings.recording import requests_of
 from .requests import MOST_ID, BlockPrompt, LabRequest, TokenPrompt
 
 SAMPLE = 512
@@ -91,7 +91,12 @@ def read_trace(path: Path | str, *, block: int | None = None, limit: int | None 
     head = next(numbered_texts(path, ReadSoFar()), None)
     if head is not None and head[1].lstrip().startswith(b'["recording"'):
         return RequestFile(path, "recording", 0, limit)
-    sample = list(islice(numbered_lines(path, ReadSoFar()), SAMPLE))
+    sample: list[tuple[int, Line]] = []
+    try:
+        sample += islice(numbered_lines(path, ReadSoFar()), SAMPLE)
+    except InputError:
+        if not sample:
+            raise  # else it is told when the line is reached
     if not sample:
         raise InputError(f"{path} has no line: a trace has one JSON object a line")
     first = Where(path, *sample[0])

@@ -27,21 +27,21 @@ from typing import IO, Any, Literal
 
 import attrs
 
-from ..cache.cache import Cache
-from ..cache.explanation import Explanation
-from ..cache.match_plan import MatchPlan
-from ..cache.sequence import Sequence
-from ..compose.registry import default_registry
-from ..contract.identity import means
-from ..errors import CapacityError, CompositionError, InputError, ProtocolError
-from ..operations.match import Extra
-from ..operations.state import Match
-from ..operations.step import Step
-from ..operations.tier_answers import Restored
-from ..tree.keys import TOKEN_BYTES, TOKEN_LIMIT, Span, Tokens, encode, namespace_of
-from ..tree.radix import FOREVER
-from .lines import ReadSoFar, numbered_texts, shown
-from .requests import MOST_ID, BlockPrompt, LabRequest
+from ...cache.cache import Cache
+from ...cache.explanation import Explanation
+from ...cache.match_plan import MatchPlan
+from ...cache.sequence import Sequence
+from ...compose.registry import default_registry
+from ...contract.identity import means
+from ...errors import CapacityError, CompositionError, InputError, ProtocolError
+from ...operations.match import Extra
+from ...operations.state import Match
+from ...operations.step import Step
+from ...operations.tier_answers import Restored
+from ...tree.keys import TOKEN_BYTES, TOKEN_LIMIT, Span, Tokens, encode, namespace_of
+from ...tree.radix import FOREVER
+from ..lines import ReadSoFar, numbered_texts, shown
+from ..requests import MOST_ID, BlockPrompt, LabRequest
 from .salted import HASH_BYTES, Salted
 
 log = logging.getLogger("prefixloom")
@@ -91,7 +91,7 @@ def record(
     if cache.stats().opened:
         raise ProtocolError("a recording begins with a cache that was not used yet")
     hashes = Salted(composition.page, composition.lookahead, secrets.token_bytes(16) if salt is None else salt)
-    writer = Writer(Path(path), hashes, clock)
+    writer = EntryWriter(Path(path), hashes, clock)
     writer.write([
         "recording", VERSION, composition.page, composition.lookahead, composition.name, composition.policy.name,
         {name: [each.capacity, each.page_tokens] for name, each in cache.stats().components.items()},
@@ -99,7 +99,7 @@ def record(
     return RecordingCache(cache, writer)
 
 
-class Writer:
+class EntryWriter:
     """Writes entries to a file, until it fails or is closed."""
 
     def __init__(self, path: Path, hashes: Salted, clock: Callable[[], float]) -> None:
@@ -153,7 +153,7 @@ class Writer:
 class RecordingCache(Cache):
     """A face of a cache that records what it is asked. ``finish`` ends the recording; the cache goes on."""
 
-    def __init__(self, cache: Cache, writer: Writer) -> None:
+    def __init__(self, cache: Cache, writer: EntryWriter) -> None:
         super().__init__(cache.core, default_registry().session_plugins)
         self._writer = writer
         self._polls = cache.composition.tier is not None
@@ -299,7 +299,7 @@ class RecordingSequence(Sequence):
 
     __slots__ = ("_inner", "_named", "_writer", "number")
 
-    def __init__(self, inner: Sequence, writer: Writer, number: int, named: NamedSoFar) -> None:
+    def __init__(self, inner: Sequence, writer: EntryWriter, number: int, named: NamedSoFar) -> None:
         super().__init__(inner.core, inner.running)
         self._inner, self._writer, self._named = inner, writer, named
         self.number = number
@@ -388,7 +388,7 @@ class RecordedStep:
 
     __slots__ = ("_ahead", "_number", "_numbers", "_role", "_step", "_writer")
 
-    def __init__(self, step: Step, writer: Writer, numbers: list[int], role: str, ahead: int) -> None:
+    def __init__(self, step: Step, writer: EntryWriter, numbers: list[int], role: str, ahead: int) -> None:
         self._step, self._writer, self._numbers, self._role, self._ahead = step, writer, numbers, role, ahead
         self._number = -1
 
@@ -462,7 +462,7 @@ def numbers_of(hashes: str) -> list[int]:
     return [int.from_bytes(raw[at : at + HASH_BYTES], "little") % MOST_ID for at in range(0, len(raw), HASH_BYTES)]
 
 
-class _Asked:
+class _RecordedRequest:
     """A request of a recording that is not over."""
 
     __slots__ = ("entry", "ids", "line", "named", "over")
@@ -482,12 +482,12 @@ def requests_of(path: Path, progress: ReadSoFar | None = None) -> Iterator[LabRe
     if first is None:
         raise InputError(f"{path} has no line: a recording begins with its head")
     page = head_of(path, first[1]).page
-    running: dict[int, _Asked] = {}
-    waiting: deque[_Asked] = deque()
+    running: dict[int, _RecordedRequest] = {}
+    waiting: deque[_RecordedRequest] = deque()
     for line, entry in entries:
         verb = entry[0]
         if verb == "open" and entry[1] >= 0:
-            asked = running[entry[1]] = _Asked(line, entry)
+            asked = running[entry[1]] = _RecordedRequest(line, entry)
             waiting.append(asked)
         elif verb == "append":
             asked = running[entry[1]]
@@ -500,7 +500,7 @@ def requests_of(path: Path, progress: ReadSoFar | None = None) -> Iterator[LabRe
     yield from (_request(asked, page) for asked in waiting)
 
 
-def _request(asked: _Asked, page: int) -> LabRequest:
+def _request(asked: _RecordedRequest, page: int) -> LabRequest:
     number, at, namespace, count, priority = (asked.entry[place] for place in (1, 2, 3, 4, 7))
     prompt = BlockPrompt(asked.ids[: count // page], page, count, number % TOKEN_LIMIT)
     ids = asked.ids[: asked.named // page]

@@ -17,14 +17,14 @@ from typing import Any
 
 import attrs
 
-from ..cache.cache import Cache
-from ..cache.sequence import Sequence
-from ..errors import CapacityError, CompositionError, InputError, ProtocolError
-from ..operations.step import Step
-from ..tree.keys import TOKEN_LIMIT, Tokens
-from ..tree.radix import FOREVER
+from ...cache.cache import Cache
+from ...cache.sequence import Sequence
+from ...errors import CapacityError, CompositionError, InputError, ProtocolError
+from ...operations.step import Step
+from ...tree.keys import TOKEN_LIMIT, Tokens
+from ...tree.radix import FOREVER
+from ..requests import OWN
 from .recording import Entry, RecordedComposition, entries_of, head_of, numbers_of
-from .requests import OWN
 
 SHOWN = 20
 """So many differences are told in words."""
@@ -35,7 +35,7 @@ OF_SEQUENCES = frozenset({
 
 
 @attrs.define
-class Recording:
+class RecordedCalls:
     """A recording in memory: what it was composed of, and its entries with the lines they stand in."""
 
     head: RecordedComposition
@@ -43,7 +43,7 @@ class Recording:
     entries: list[tuple[int, Entry]]
 
     @classmethod
-    def read(cls, path: Path | str) -> Recording:
+    def read(cls, path: Path | str) -> RecordedCalls:
         path = Path(path)
         entries = list(entries_of(path))
         if not entries:
@@ -94,7 +94,7 @@ class Rerun:
     told: tuple[str, ...]
 
 
-def rerun(recording: Recording, cache: Cache, keep: Callable[[Entry], Entry | None] | None = None) -> Rerun:
+def rerun(recording: RecordedCalls, cache: Cache, keep: Callable[[Entry], Entry | None] | None = None) -> Rerun:
     """Make the calls of a recording on ``cache``. ``keep`` may leave entries out, or some sequences of a step."""
     if keep is None:
         recording.check(cache)
@@ -112,7 +112,7 @@ def rerun(recording: Recording, cache: Cache, keep: Callable[[Entry], Entry | No
 class _Driver:
     """Makes calls, one entry after the other."""
 
-    def __init__(self, recording: Recording, cache: Cache) -> None:
+    def __init__(self, recording: RecordedCalls, cache: Cache) -> None:
         self._cache = cache
         self._page, self._lookahead = cache.composition.page, cache.composition.lookahead
         self._coming: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -303,12 +303,12 @@ def _found(plan: Any) -> list[object]:
 class Shrunk:
     """The fewest requests that still fail: their recording, the error, and how many attempts it took."""
 
-    recording: Recording
+    recording: RecordedCalls
     error: BaseException
     attempts: int
 
 
-def shrink(recording: Recording, compose: Callable[[], Cache], most: int = 1000) -> Shrunk | None:
+def shrink(recording: RecordedCalls, compose: Callable[[], Cache], most: int = 1000) -> Shrunk | None:
     """Leave requests and other calls out of a recording while it fails in the same way. None: it does not fail.
 
     ``compose`` makes a cache, with debug mode on. Delta debugging: first large parts are left out, then smaller ones. A
@@ -320,7 +320,7 @@ def shrink(recording: Recording, compose: Callable[[], Cache], most: int = 1000)
     attempts = 1
     kind = type(error)
 
-    def fails(candidate: Recording) -> bool:
+    def fails(candidate: RecordedCalls) -> bool:
         nonlocal attempts, error
         attempts += 1
         found = _failure(candidate, compose)
@@ -339,7 +339,7 @@ def shrink(recording: Recording, compose: Callable[[], Cache], most: int = 1000)
     return Shrunk(smaller, error, attempts)
 
 
-def _failure(recording: Recording, compose: Callable[[], Cache]) -> BaseException | None:
+def _failure(recording: RecordedCalls, compose: Callable[[], Cache]) -> BaseException | None:
     cache = compose()  # what is wrong with the composition is told
     try:
         rerun(recording, cache, keep=lambda entry: entry)
@@ -353,7 +353,7 @@ def _is_loose(entry: Entry) -> bool:
     return (entry[0] not in OF_SEQUENCES and entry[0] not in ("begin", "end", "run")) or entry[:2] == ["open", -1]
 
 
-def _only(recording: Recording, numbers: Iterable[int]) -> Recording:
+def _only(recording: RecordedCalls, numbers: Iterable[int]) -> RecordedCalls:
     """The recording with these requests alone."""
     kept = {*numbers, -1}
     entries = []
@@ -372,7 +372,7 @@ def _only(recording: Recording, numbers: Iterable[int]) -> Recording:
     return attrs.evolve(recording, entries=entries)
 
 
-def _without(recording: Recording, places: set[int]) -> Recording:
+def _without(recording: RecordedCalls, places: set[int]) -> RecordedCalls:
     return attrs.evolve(recording, entries=[each for at, each in enumerate(recording.entries) if at not in places])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from ..tree.keys import TOKEN_BYTES, Span
+from ...tree.keys import TOKEN_BYTES, Span
 
 HASH_BYTES = 8
 
