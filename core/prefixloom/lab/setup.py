@@ -12,9 +12,10 @@ import attrs
 from ..cache.cache import Cache
 from ..compose.entry import compose
 from ..compose.profiles import resolve_profile
-from ..compose.registry import default_registry, make_component
+from ..compose.registry import default_registry
 from ..compose.sizing import Traffic
-from ..contract.values import ComponentSpec
+from ..contract.manifest import TierManifest
+from ..contract.values import ComponentSpec, ComponentType
 from ..errors import CompositionError
 from .outcome import ReplayOutcome
 from .replay import CHUNK, CLOSELY, Outputs, Replay
@@ -91,7 +92,28 @@ class Setup:
     def _tiers(self) -> list[object]:
         if self.host is None:
             return []
-        return [make_component("hicache", memory=self.host)]
+        return [_tier_below(self.host)]
+
+
+def _tier_below(memory: int | str) -> object:
+    """A tier of so much memory, of the installed plugin that has one."""
+    registry = default_registry()
+    for offer in registry.offers():
+        if offer.offer == "component" and offer.status == "ok" and not offer.layer_kinds:
+            made = _made(registry.component(offer.name), memory)
+            if isinstance(getattr(made, "manifest", None), TierManifest):
+                return made
+    raise CompositionError(
+        "no installed plugin has a tier below the device: install one, or leave out the host's memory"
+    )
+
+
+def _made(kind: ComponentType, memory: int | str) -> object:
+    """A component of this kind with so much memory; None if it takes none."""
+    try:
+        return kind.make(memory=memory)
+    except TypeError:
+        return None
 
 
 def replay_all(
