@@ -1,0 +1,48 @@
+"""The lab: replays real traces through a composed cache, and tells what it would have saved and what stopped the rest.
+
+A cache is composed on the device "meta", so its pools hold no bytes, and driven as an engine drives it. This room uses
+the public verbs of a cache, and must not know what lies behind them, nor any component by name.
+
+Read ``replay`` first: the driver. ``setup`` composes what it drives. ``requests``, ``traces`` and ``synthetic`` are
+what it is driven with, ``service`` says how requests overlap in time, ``seen`` is the ideal, and ``outcome`` what was
+measured. ``plan`` asks many replays what a memory holds. ``report`` and ``charts`` draw, and ``..._command`` are
+commands.
+"""
+
+from .outcome import MemorySample, PoolUse, ReplayOutcome
+from .plan import CapacityPlan, make_plan
+from .recordings.recording import RecordingCache, record
+from .recordings.rerun import RecordedCalls, Rerun, Shrunk, rerun, shrink
+from .replay import Replay
+from .requests import BlockPrompt, LabRequest, TokenPrompt
+from .seen import SeenPrefixes
+from .service import Service
+from .setup import Setup, replay_all
+from .synthetic import SyntheticTrace
+from .traces import RequestFile, read_trace
+
+__all__ = [
+    "BlockPrompt",
+    "CapacityPlan",
+    "LabRequest",
+    "MemorySample",
+    "PoolUse",
+    "RecordedCalls",
+    "RecordingCache",
+    "Replay",
+    "ReplayOutcome",
+    "RequestFile",
+    "Rerun",
+    "SeenPrefixes",
+    "Service",
+    "Setup",
+    "Shrunk",
+    "SyntheticTrace",
+    "TokenPrompt",
+    "make_plan",
+    "read_trace",
+    "record",
+    "replay_all",
+    "rerun",
+    "shrink",
+]

@@ -1,0 +1,144 @@
+"""Arguments: what the commands of the lab have in common, and the line that shows how far they are."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import CompositionError
+from .replay import CHUNK
+from .service import Service
+from .setup import Setup
+from .traces import RequestFile, read_trace
+
+USUAL = Service()
+INTERRUPTED = 130
+"""The exit status of a command that was interrupted, after it has told what was measured."""
+
+
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is composed, except for its size and its order of eviction."""
+    parser.add_argument(
+        "--model", required=True, metavar="CONFIG", help="a model's config.json or its folder, or a profile (.toml)"
+    )
+    parser.add_argument("--page", type=int, metavar="N", help="tokens of a page (default: the profile's, or 16)")
+    parser.add_argument("--admission", default="all", metavar="NAME", help="which states the cache takes")
+    parser.add_argument("--host", metavar="SIZE", help="memory of a tier below the device")
+
+
+def add_service_arguments(parser: argparse.ArgumentParser) -> None:
+    """How requests overlap in time."""
+    parser.add_argument("--in-turn", action="store_true", help="one request after the other, each at its arrival")
+    parser.add_argument(
+        "--max-running", type=int, default=USUAL.max_running, metavar="N", help="requests that run at once"
+    )
+    parser.add_argument("--chunk", type=int, default=CHUNK, metavar="N", help="tokens of a prompt that a step computes")
+    parser.add_argument("--prefill", type=float, default=USUAL.prefill, metavar="RATE", help="prompt tokens a second")
+    parser.add_argument(
+        "--decode", type=float, default=USUAL.decode, metavar="RATE", help="tokens a second that each request decodes"
+    )
+    parser.add_argument(
+        "--outputs",
+        choices=("running", "published"),
+        default="running",
+        help="what becomes of answers: they take memory while they run, or are cached as well",
+    )
+
+
+def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
+    """How a trace is read."""
+    parser.add_argument(
+        "--block", type=int, metavar="N", help="tokens of a block of the trace, where its lines do not tell"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="replay the first N requests only")
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """How many processes work, and what is written."""
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="replays at a time, each in a process")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write a page of pictures")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def setup_of(args: argparse.Namespace) -> Setup:
+    """The setup that the arguments describe, without a size."""
+    service = None if args.in_turn else Service(args.prefill, args.decode, args.max_running, args.chunk)
+    return Setup(
+        args.model, page_size=args.page, admission=args.admission, host=args.host, service=service, chunk=args.chunk,
+        outputs=args.outputs,
+    )  # fmt: skip
+
+
+def trace_of(args: argparse.Namespace) -> RequestFile:
+    return read_trace(args.trace, block=args.block, limit=args.limit)
+
+
+def parse_capacity(text: str) -> int | Mapping[str, int]:
+    """A capacity as a command line has it: "1000000", or "NAME=1000000,NAME=200"."""
+    try:
+        if "=" not in text:
+            return int(text)
+        pairs = [each.partition("=") for each in text.split(",")]
+        return {name.strip(): int(value) for name, _, value in pairs}
+    except ValueError:
+        raise CompositionError(
+            f"--capacity is a number of tokens, or NAME=NUMBER for each component, with commas; got {text!r}"
+        ) from None
+
+
+class Line:
+    """A line on a terminal that is written anew. Where stderr is no terminal it shows nothing."""
+
+    WIDTH = 30
+
+    def __init__(self, file: Any = None) -> None:
+        self._file = sys.stderr if file is None else file
+        self.on = bool(self._file.isatty())
+        self._length = 0
+
+    def show(self, name: str, part: float, more: str) -> None:
+        reached = int(part * self.WIDTH)
+        text = f"{name} [{'#' * reached}{'.' * (self.WIDTH - reached)}] {part:4.0%}  {more}"
+        print("\r" + text.ljust(self._length), end="", file=self._file, flush=True)
+        self._length = len(text)
+
+    def clear(self) -> None:
+        if self._length:
+            print("\r" + " " * self._length + "\r", end="", file=self._file, flush=True)
+            self._length = 0
+
+
+class ProgressBar(Line):
+    """How far one replay is."""
+
+    SECONDS = 0.2
+
+    def __init__(self, trace: RequestFile, name: str, file: Any = None) -> None:
+        super().__init__(file)
+        self._trace, self._name = trace, name
+        self._shown = 0.0
+
+    def told(self, requests: int, now: float) -> None:
+        if not self.on or time.monotonic() - self._shown < self.SECONDS:
+            return
+        self._shown = time.monotonic()
+        part = self._trace.progress.part
+        if self._trace.limit is not None:
+            part = max(part, requests / self._trace.limit)
+        self.show(self._name, part, f"{requests:,} requests")
+
+
+class CountBar(Line):
+    """How many of several replays are over."""
+
+    def __init__(self, count: int, name: str, file: Any = None) -> None:
+        super().__init__(file)
+        self._count, self._name = count, name
+
+    def told(self, done: int) -> None:
+        if self.on:
+            self.show(self._name, done / self._count, f"{done} of {self._count}")

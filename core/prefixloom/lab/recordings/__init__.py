@@ -1,0 +1,7 @@
+"""Recordings: what an engine asked of its cache, written without text, made again, and shrunk.
+
+It knows the public verbs of a cache, the lines of a file and the lab's requests. It must not know
+replays, nor any text.
+
+Read ``recording`` first: what is written, and how. ``salted`` makes the hashes, and ``rerun`` makes the calls again.
+"""

@@ -1,0 +1,174 @@
+"""``prefixloom replay``: serve a trace with a composed cache on paper, and tell what hit and what stopped the rest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..compose.sizing import size_text
+from ..errors import InputError
+from .arguments import (
+    INTERRUPTED,
+    CountBar,
+    ProgressBar,
+    add_cache_arguments,
+    add_output_arguments,
+    add_service_arguments,
+    add_trace_arguments,
+    parse_capacity,
+    setup_of,
+    trace_of,
+)
+from .outcome import ReplayOutcome, columns
+from .recordings.rerun import RecordedCalls, rerun, shrink
+from .report import html_report
+from .setup import Setup, replay_all
+from .traces import RequestFile
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "trace", type=Path, metavar="TRACE", help="a file of requests, .gz or not: docs/lab.md has the formats"
+    )
+    add_cache_arguments(parser)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--memory", nargs="+", metavar="SIZE", help='bytes of all pools together, such as "40GiB"')
+    size.add_argument(
+        "--capacity", nargs="+", metavar="TOKENS", help="tokens of every pool, or NAME=TOKENS,NAME=STATES"
+    )
+    parser.add_argument("--policy", nargs="+", default=["lru"], metavar="NAME", help="orders of eviction")
+    add_service_arguments(parser)
+    add_trace_arguments(parser)
+    parser.add_argument(
+        "--rerun", action="store_true", help="of a recording: make the same calls again, and compare what comes of them"
+    )
+    parser.add_argument(
+        "--shrink",
+        type=Path,
+        metavar="FILE",
+        help="of a recording that fails in debug mode: the least that fails",
+    )
+    add_output_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay the trace with each policy and each size. Returns 130 if it was interrupted, after what was measured."""
+    if args.rerun or args.shrink is not None:
+        return _rerun(args)
+    if args.memory is None and args.capacity is None:
+        raise InputError("say how large the cache is: --memory SIZE or --capacity TOKENS")
+    trace, base = trace_of(args), setup_of(args)
+    setups = [
+        attrs.evolve(base, policy=policy, **size) for size in _sizes(args) for policy in dict.fromkeys(args.policy)
+    ]
+    if args.jobs > 1 and len(setups) > 1:
+        return _run_apart(setups, trace, args)
+    outcomes: list[ReplayOutcome] = []
+    for setup in setups:
+        bar = ProgressBar(trace, setup.policy)
+        driver = setup.driver(trace.name, bar.told)
+        try:
+            outcomes.append(driver.run(trace))
+        except (KeyboardInterrupt, InputError) as error:  # what was measured until then is told
+            bar.clear()
+            if driver.outcome().requests:
+                outcomes.append(driver.outcome())
+                _tell(outcomes, args)
+            if isinstance(error, InputError):
+                raise
+            return INTERRUPTED
+        finally:
+            bar.clear()
+    _tell(outcomes, args)
+    return 0
+
+
+def _run_apart(setups: list[Setup], trace: RequestFile, args: argparse.Namespace) -> int:
+    """``run`` in processes. After an interrupt, the replays that are over are told."""
+    done: dict[int, ReplayOutcome] = {}
+    bar = CountBar(len(setups), "replays")
+
+    def told(number: int, outcome: ReplayOutcome) -> None:
+        done[number] = outcome
+        bar.told(len(done))
+
+    try:
+        replay_all(setups, trace, jobs=args.jobs, told=told)
+        status = 0
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    finally:
+        bar.clear()
+    if done:
+        _tell([done[number] for number in sorted(done)], args)
+    return status
+
+
+def _rerun(args: argparse.Namespace) -> int:
+    """Make the calls of a recording again. Returns 1 if something came out otherwise, or fails."""
+    recording = RecordedCalls.read(args.trace)
+    size = {"capacity": _recorded_capacity(recording)} if args.capacity is args.memory is None else _sizes(args)[0]
+    setup = attrs.evolve(
+        setup_of(args), page_size=args.page or recording.head.page, policy=args.policy[0], service=None,
+        debug=True if args.shrink is not None else None, **size,
+    )  # fmt: skip
+    if args.shrink is None:
+        done = rerun(recording, setup.compose())
+        print("\n".join((f"{done.calls:,} calls made again, {done.differences:,} came out otherwise", *done.told)))
+        return 1 if done.differences else 0
+    shrunk = shrink(recording, setup.compose)
+    if shrunk is None:
+        print(f"In debug mode {len(recording.entries):,} calls of {len(recording.requests):,} requests fail nowhere.")
+        return 0
+    shrunk.recording.write(args.shrink)
+    print(
+        f"{len(shrunk.recording.requests):,} of {len(recording.requests):,} requests are enough, in "
+        f"{len(shrunk.recording.entries):,} calls: {args.shrink} ({shrunk.attempts:,} attempts)\n"
+        f"{type(shrunk.error).__name__}: {shrunk.error}"
+    )
+    return 1
+
+
+def _recorded_capacity(recording: RecordedCalls) -> dict[str, int]:
+    """The pools of the cache that was recorded, as ``compose`` takes them."""
+    return {name: slots * (page or 1) for name, (slots, page) in recording.head.pools.items()}
+
+
+def _sizes(args: argparse.Namespace) -> list[dict[str, Any]]:
+    if args.memory is not None:
+        return [{"memory": each} for each in dict.fromkeys(args.memory)]
+    return [{"capacity": parse_capacity(each)} for each in dict.fromkeys(args.capacity)]
+
+
+def _tell(outcomes: list[ReplayOutcome], args: argparse.Namespace) -> None:
+    if args.report is not None:
+        try:
+            args.report.write_text(html_report(outcomes), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--report {args.report} cannot be written: {error.strerror}") from error
+    if args.json:
+        print(json.dumps({"replays": [outcome.as_dict() for outcome in outcomes]}))
+        return
+    print("\n\n".join(map(str, outcomes)))
+    if len(outcomes) > 1:
+        print()
+        print("\n".join(comparison(outcomes)))
+    sys.stdout.flush()
+
+
+def comparison(outcomes: list[ReplayOutcome]) -> list[str]:
+    """Replays of one trace in a table, one line each."""
+    rows: list[tuple[str, ...]] = [("policy", "memory", "x ideal", "hit", "p50", "p99", "states used")]
+    for each in outcomes:
+        rows.append((
+            each.policy, size_text(each.bytes), f"{each.multiple:.3f}", f"{each.hit_rate:.2%}",
+            f"{each.to_compute(0.5):,}", f"{each.to_compute(0.99):,}", f"{each.states_used:,} of {each.states_made:,}",
+        ))  # fmt: skip
+    return columns(rows)
