@@ -5,6 +5,7 @@ It checks arguments and calls operations on its ``Core``, which holds the state.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
@@ -357,10 +358,11 @@ class Cache:
         core.enter()
         return contents(core.keys, core.shape.all_lanes, core.index.tree.roots.values())
 
-    def history(self, most: int = HISTORY) -> History:
+    def history(self, most: int = HISTORY, *, clock: Callable[[], float] = time.monotonic) -> History:
         """Remember from now on what is lost or not kept, and why, for ``explain``: the last ``most`` losses.
 
-        A cache has one history: a second call returns the same one. Poll it once per step, or close it.
+        ``clock`` says the time of what happens, in seconds. A cache has one history: a second call returns the same
+        one. Poll it once per step, or close it.
         """
         core = self._core
         core.enter()
@@ -376,6 +378,7 @@ class Cache:
                 core.shape.lookahead,
                 most,
                 not (core.counts.opened or core.index.epoch),
+                clock,
             )
         return self._history
 
