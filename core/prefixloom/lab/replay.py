@@ -292,6 +292,8 @@ class Replay:
         assert active.sequence is not None
         active.sequence.abort()
         active.sequence = None
+        if not active.computed:
+            active.hit = -1  # it is looked at again when it can run
         return False
 
     def _open(self, active: Active) -> bool:
@@ -310,14 +312,12 @@ class Replay:
         except CapacityError:
             return False
         active.sequence = sequence
-        restored = 0
         if self._tier:
-            loading, restored = sequence.restore(), sequence.ready
+            loading = sequence.restore()
             while not loading.over:
                 cache.poll()
-            restored = sequence.ready - restored
         if active.hit < 0:
-            self._look(active, plan, restored)
+            self._look(active, plan, sequence.ready - plan.ready)
         active.launched = sequence.ready
         active.end = count + active.decoded
         active.stops = () if sequence.branch is None else (sequence.branch,)

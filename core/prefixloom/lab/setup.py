@@ -1,0 +1,120 @@
+"""Setup: which cache a replay composes, and how it is driven. Plain data, so that another process can make the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import Any
+
+import attrs
+
+from ..cache.cache import Cache
+from ..compose.entry import compose
+from ..compose.profiles import resolve_profile
+from ..compose.registry import default_registry, make_component
+from ..compose.sizing import Traffic
+from ..contract.values import ComponentSpec
+from ..errors import CompositionError
+from .outcome import ReplayOutcome
+from .replay import CHUNK, Outputs, Replay
+from .service import Service
+from .traces import RequestFile
+
+Trace = RequestFile
+
+
+@attrs.frozen
+class Setup:
+    """A cache on the device "meta", and how a trace is replayed through it.
+
+    ``model``, ``page_size``, ``capacity``, ``memory``, ``traffic``, ``policy``, ``admission``  as in ``compose``
+    ``host``      memory of a host tier below, as a number of bytes or a text such as "40GiB"; None: there is none
+    ``options``   by component: options that it is made with beside those that follow from the model
+    ``service``   how requests overlap in time; None: one after the other, in steps of ``chunk`` tokens
+    ``outputs``   what becomes of answers, as in ``Replay``
+    ``name``      how the outcome is called among others; empty: by its policy
+    """
+
+    model: Any
+    page_size: int | None = None
+    capacity: int | Mapping[str, int] | None = None
+    memory: int | str | None = None
+    traffic: Traffic | None = None
+    policy: str = "lru"
+    admission: str = "all"
+    host: int | str | None = None
+    options: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    service: Service | None = attrs.field(factory=Service)
+    chunk: int = CHUNK
+    outputs: Outputs = "running"
+    name: str = ""
+
+    def compose(self) -> Cache:
+        """Make the cache. A CompositionError says what does not fit together."""
+        running = {} if self.service is None else {"max_running": self.service.max_running}
+        if self.traffic is not None:
+            running = {}
+        return compose(
+            self._profile(), page_size=self.page_size, capacity=self.capacity, memory=self.memory,
+            traffic=self.traffic, policy=self.policy, admission=self.admission, device="meta",
+            plugins=self._tiers(), **running,
+        )  # fmt: skip
+
+    def replay(self, trace: Trace, told: Callable[[int, float], None] | None = None) -> ReplayOutcome:
+        """Compose the cache and serve the trace."""
+        outcome = self.driver(trace.name, told).run(trace)
+        return attrs.evolve(outcome, policy=self.name) if self.name else outcome
+
+    def driver(self, trace: str, told: Callable[[int, float], None] | None = None) -> Replay:
+        """Compose the cache, and make what drives it with a trace of this name."""
+        return Replay(
+            self.compose(), service=self.service, chunk=self.chunk, outputs=self.outputs, told=told, trace=trace
+        )
+
+    def _profile(self) -> object:
+        if not self.options:
+            return self.model
+        profile = resolve_profile(self.model, default_registry())
+        known = {spec.name or spec.kind for spec in profile.components}
+        if unknown := sorted(set(self.options) - known):
+            raise CompositionError(f"options for {', '.join(unknown)}: this model has {', '.join(sorted(known))}")
+        return attrs.evolve(profile, components=tuple(self._with_options(spec) for spec in profile.components))
+
+    def _with_options(self, spec: ComponentSpec) -> ComponentSpec:
+        more = self.options.get(spec.name or spec.kind, {})
+        return attrs.evolve(spec, options={**spec.options, **more})
+
+    def _tiers(self) -> list[object]:
+        if self.host is None:
+            return []
+        return [make_component("hicache", memory=self.host)]
+
+
+def replay_all(
+    setups: Sequence[Setup], trace: Trace, *, jobs: int = 1, told: Callable[[int, ReplayOutcome], None] | None = None
+) -> list[ReplayOutcome]:
+    """The outcomes of all setups on one trace, in their order, in ``jobs`` processes.
+
+    ``told`` is called with the number of each setup and its outcome when it is done.
+    """
+    outcomes: dict[int, ReplayOutcome] = {}
+
+    def done(number: int, outcome: ReplayOutcome) -> None:
+        outcomes[number] = outcome
+        if told is not None:
+            told(number, outcome)
+
+    if jobs <= 1 or len(setups) <= 1:
+        for number, setup in enumerate(setups):
+            done(number, setup.replay(trace))
+    else:
+        with ProcessPoolExecutor(min(jobs, len(setups)), mp_context=get_context("spawn")) as pool:
+            asked = {pool.submit(setup.replay, trace): number for number, setup in enumerate(setups)}
+            try:
+                for each in as_completed(asked):
+                    done(asked[each], each.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return [outcomes[number] for number in range(len(setups))]

@@ -1,0 +1,72 @@
+"""Synthetic traffic: a trace of conversations, made from a ``Traffic`` where nobody has recorded one.
+
+Users talk at the same time. Each turn's prompt is a beginning that all share, what was said so far, and something new. A
+conversation that is over is followed by another one. Equal seeds make equal traces, and a trace can be read again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterator
+
+import attrs
+
+from ..compose.sizing import Traffic
+from ..errors import InputError
+from .requests import BlockPrompt, LabRequest
+
+TEXT_BLOCK = 64
+"""A conversation's text is named in blocks of so many tokens."""
+
+
+@attrs.frozen
+class SyntheticTrace:
+    """Requests of ``users`` who talk at the same time, ``requests`` of them in all.
+
+    ``traffic``  tokens of a prompt, on average over the turns of a conversation, of an answer, and the shared part
+    ``turns``    turns of a conversation, on average
+    ``think``    seconds between an answer and the next prompt, on average
+    ``name``     how the trace is called in outcomes
+    """
+
+    traffic: Traffic
+    users: int = 100
+    requests: int = 2000
+    turns: float = 6.0
+    think: float = 30.0
+    seed: int = 0
+    name: str = "synthetic traffic"
+
+    def __attrs_post_init__(self) -> None:
+        for name, low in (("users", 1), ("requests", 1), ("turns", 1), ("think", 0)):
+            if not getattr(self, name) >= low:
+                raise InputError(f"synthetic traffic: {name} is a number of at least {low}, got {getattr(self, name)!r}")
+
+    def __iter__(self) -> Iterator[LabRequest]:
+        chance, traffic = random.Random(self.seed), self.traffic
+        common = traffic.common // TEXT_BLOCK
+        own = max(1, traffic.prompt // TEXT_BLOCK - common)
+        answer = -(-traffic.output // TEXT_BLOCK)
+        step = max(1, round(2 * own / (self.turns + 1)) - answer)  # so that the mean over all turns is ``own``
+        shared = list(range(1, common + 1))
+        unused = common + 1
+        talks: list[tuple[float, int, list[int]]] = []
+        for user in range(self.users):
+            heapq.heappush(talks, (chance.random() * self.think, user, []))
+        for number in range(self.requests):
+            at, user, said = heapq.heappop(talks)
+            new = max(1, round(step * chance.uniform(0.5, 1.5)))
+            prompt = said + list(range(unused, unused + new))
+            unused += new
+            ids = shared + prompt
+            replied = list(range(unused, unused + answer))
+            unused += answer
+            length = len(ids) * TEXT_BLOCK
+            whole = BlockPrompt(ids + replied, TEXT_BLOCK, length + answer * TEXT_BLOCK)
+            yield LabRequest(
+                at, BlockPrompt(ids, TEXT_BLOCK, length), answer * TEXT_BLOCK, whole, session=str(user), line=number + 1
+            )
+            over = chance.random() < 1 / self.turns
+            pause = chance.expovariate(1 / self.think) if self.think else 0.0
+            heapq.heappush(talks, (at + pause, user, [] if over else prompt + replied))
