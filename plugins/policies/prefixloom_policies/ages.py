@@ -22,7 +22,7 @@ import attrs
 
 RATIO = 1.6
 RANGES = 32
-SLICES = 96
+SLICES = 64
 
 
 @attrs.define(slots=True, eq=False)
@@ -52,27 +52,33 @@ class Ages:
         self._used = [[0.0] * RANGES for _ in range(kinds)]
         self._ended = [[0.0] * RANGES for _ in range(kinds)]
         self._rest = [[0.0] * RANGES for _ in range(kinds)]
+        self.horizon = 0
+        """So far back it is told apart when visits began."""
         self._width = first * 16  # of a slice of time
+        self._first = 0  # the number of the first slice
         self._alive = [[0] for _ in range(kinds)]  # visits that go on, by the slice in which they began
         self._weights = [0]  # tokens of paths by the slice of their last use
 
     def begin(self, visit: Visit) -> None:
-        slice_ = visit.at // self._width
-        while slice_ >= len(self._weights):
-            if slice_ >= SLICES:
-                self._double()
-                slice_ = visit.at // self._width
-                continue
-            self._weights.append(0)
-            for row in self._alive:
-                row.append(0)
+        while visit.at // self._width - self._first >= len(self._weights):
+            if len(self._weights) >= SLICES:
+                self._shorten()
+            else:
+                self._weights.append(0)
+                for row in self._alive:
+                    row.append(0)
+        slice_ = self._slice(visit)
         self._alive[visit.kind][slice_] += 1
         self._weights[slice_] += visit.tokens
+
+    def _slice(self, visit: Visit) -> int:
+        """The slice in which a visit began; the first one has all that is older."""
+        return max(visit.at // self._width - self._first, 0)
 
     def end(self, visit: Visit, used: bool) -> int:
         """The visit is over. How many tokens of paths were used since: an LRU pool of fewer tokens has lost it."""
         visit.over = True
-        slice_ = visit.at // self._width
+        slice_ = self._slice(visit)
         kind = visit.kind
         self._alive[kind][slice_] -= 1
         weights = self._weights
@@ -85,11 +91,22 @@ class Ages:
             self._used[kind][at] += 1
         return sum(weights[slice_ + 1 :]) + weights[slice_] // 2 + visit.tokens
 
-    def _double(self) -> None:
+    def _shorten(self) -> None:
+        """Make slices twice as wide, or let the oldest two be one, once all reach back to the horizon."""
+        rows = [self._weights, *self._alive]
+        if self._width * SLICES >= 2 * self.horizon:
+            for row in rows:
+                row[:2] = [row[0] + row[1]]
+            self._first += 1
+            return
+        if self._first % 2:  # so that what was cut off stays in the first slice
+            for row in rows:
+                row.insert(0, 0)
+            self._first -= 1
+        for row in rows:
+            row[:] = [sum(row[at : at + 2]) for at in range(0, len(row), 2)]
         self._width *= 2
-        self._alive = [[sum(row[at : at + 2]) for at in range(0, len(row), 2)] for row in self._alive]
-        weights = self._weights
-        self._weights = [sum(weights[at : at + 2]) for at in range(0, len(weights), 2)]
+        self._first //= 2
 
     def fade(self) -> None:
         """What was learned counts half from now on."""
@@ -118,18 +135,18 @@ class Ages:
     def _seen(self, kind: int) -> list[float]:
         """Time for which visits of a class were seen at each range of ages."""
         widths, bounds = self.widths, self.bounds
+        ended, rest = self._ended[kind][:], self._rest[kind][:]
+        for slice_, count in enumerate(self._alive[kind]):
+            if count:
+                age = max(self.now - int((self._first + slice_ + 0.5) * self._width), 0)
+                at = bisect_right(bounds, age) - 1
+                ended[at] += count
+                rest[at] += count * (age - bounds[at])
         through = 0.0
         seen = [0.0] * RANGES
         for at in range(RANGES - 1, -1, -1):
-            seen[at] = through * widths[at] + self._rest[kind][at]
-            through += self._ended[kind][at]
-        for slice_, count in enumerate(self._alive[kind]):
-            if count:
-                age = self.now - int((slice_ + 0.5) * self._width)
-                for at in range(RANGES):
-                    if age <= bounds[at]:
-                        break
-                    seen[at] += count * min(age - bounds[at], widths[at])
+            seen[at] = through * widths[at] + rest[at]
+            through += ended[at]
         return seen
 
     def index(self) -> list[list[float]]:

@@ -142,9 +142,6 @@ class CellQueue:
     ``gone(cell, record)``         it was chosen, and is off its line
     """
 
-    ranks_parents = False
-    """Whether a cell whose last child went is ranked by its own uses. Else it goes next, as the core asks."""
-
     def __init__(self) -> None:
         self.tick = 0
         self.tokens = 0
@@ -169,8 +166,9 @@ class CellQueue:
     def gone(self, cell: Any, record: Record) -> None:
         """Nothing, unless a policy remembers what went."""
 
-    def bared(self, cell: Any, record: Record, child: Record) -> None:
-        """The last child of a cell went. Nothing, unless a policy notes what the two have in common."""
+    def bared(self, record: Record, child: Record) -> bool:
+        """The last child of a cell went. Whether the cell comes; else it goes next, as the core asks."""
+        return False
 
     def parted(self, upper: Record, lower: Record) -> None:
         """A cell was split, and so was its record. Nothing, unless a policy notes more."""
@@ -201,12 +199,13 @@ class CellQueue:
             record = self._meet(cell)
         record.away = False
         above, child = self._above or (None, None)
+        comes = False
         if above is cell.node and child is not None:
             self._above = None
             record.last = max(record.last, child.last)
             record.span = max(child.span - child.tokens, record.tokens)
-            self.bared(cell, record, child)
-        if self.ranks_parents and above is cell.node and child is not None:
+            comes = self.bared(record, child)
+        if comes:
             self.come(cell, record, False)
         else:
             record.line = self._front
@@ -306,8 +305,6 @@ class RankedQueue(CellQueue):
     A heap with lazy deletion: O(log n), in C.
     """
 
-    ranks_parents = True
-
     def __init__(self) -> None:
         super().__init__()
         self._heap: list[tuple[Any, int, Any]] = []
@@ -316,6 +313,9 @@ class RankedQueue(CellQueue):
     def rank(self, cell: Any, record: Record) -> Any:
         """Where the cell stands. It is asked when the cell comes, and holds until the cell leaves."""
         raise NotImplementedError
+
+    def bared(self, record: Record, child: Record) -> bool:
+        return True
 
     def come(self, cell: Any, record: Record, again: bool) -> None:
         self._number += 1

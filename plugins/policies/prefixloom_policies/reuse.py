@@ -33,8 +33,6 @@ FADES = 8192
 
 
 class ReuseQueue(CellQueue):
-    ranks_parents = True
-
     def __init__(self, first: int = 64, belief: float = 8.0, shared: float = 12.0) -> None:
         super().__init__()
         self.prints = Prints()
@@ -69,6 +67,7 @@ class ReuseQueue(CellQueue):
 
     def _visit(self, record: Record, old: Visit | None) -> None:
         ages = self.ages
+        ages.horizon = HORIZON * self.tokens
         tokens = record.span
         turn = 1
         if old is not None:
@@ -186,11 +185,13 @@ class ReuseQueue(CellQueue):
             if not ghost.over:
                 self.ages.end(ghost, False)
 
-    def bared(self, cell: Any, record: Record, child: Record) -> None:
-        """What is left of a path has the history of its end, if it was not used more lately itself."""
+    def bared(self, record: Record, child: Record) -> bool:
+        """What is left of a path goes next, unless it was used itself after its end was."""
         visit, below = record.key, child.key
-        if below is not None and not below.over and (visit is None or visit.over or visit.at <= below.at):
-            record.key = below
+        if below is None or (visit is not None and not visit.over and visit.at > below.at):
+            return visit is not None and not visit.over
+        record.key = below
+        return False
 
     def parted(self, upper: Record, lower: Record) -> None:
         upper.key = None
