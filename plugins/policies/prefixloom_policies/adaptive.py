@@ -13,7 +13,6 @@ from typing import Any
 
 from prefixloom import EvictionPolicy, hookimpl
 
-from .ages import Visit
 from .reuse import ReuseQueue
 
 LEAST = 48
@@ -37,12 +36,11 @@ class AdaptiveQueue(ReuseQueue):
     def by_last_use(self) -> bool:
         return self._judged < LEAST or self._came < self._until
 
-    def judge(self, visit: Visit, distance: int, hit: bool) -> None:
+    def judge(self, tokens: int, here: int, distance: int) -> None:
         self._judged += 1
-        tokens = visit.tokens
         if self._came >= self._until:
-            self._lead += tokens * (hit - (distance <= self.tokens))
-            self._lead = min(self._lead, LAG * self._asked)
+            with_lru = min(max(self.tokens - (distance - tokens), 0), tokens)
+            self._lead = min(self._lead + here - with_lru, LAG * self._asked)
 
     def add(self, cell: Any) -> None:
         now = self.ages.now

@@ -27,13 +27,19 @@ SLICES = 64
 
 @attrs.define(slots=True, eq=False)
 class Visit:
-    """``kind``: its class. ``at``: the time of the use. ``turn``: how many uses its path had with it. ``tokens``: of
-    its path that no other shares. ``over``: it has ended."""
+    """``kind``    its class
+    ``at``      the time of the use
+    ``turn``    how many uses its path had with it
+    ``tokens``  of its path that no other shares
+    ``end``     how deep the path is
+    ``over``    whether it has ended
+    """
 
     kind: int
     at: int
     turn: int
     tokens: int
+    end: int = 0
     over: bool = False
 
 

@@ -248,7 +248,8 @@ class CellQueue:
                 self.add_first(upper)
             return
         depth = upper.node.end
-        record = attrs.evolve(known, node=upper.node, depth=depth, tokens=depth - upper.node.parent.end, away=False)
+        record = attrs.evolve(known, node=upper.node, depth=depth, tokens=depth - upper.node.parent.end)
+        record.away = not linked  # whoever splits an edge goes on from there
         record.span = min(record.span, record.tokens)
         known.tokens -= record.tokens
         if known.line is not None and not linked:
@@ -280,6 +281,9 @@ class CellQueue:
     def _meet(self, cell: Any) -> Record:
         node = cell.node
         depth = node.end
+        old = self._at.get(node)
+        if old is not None:  # it was inside of a path, and may have been split since
+            self.tokens = max(0, self.tokens - max(0, old.tokens - (depth - node.parent.end)))
         record = self.known[cell] = self._at[node] = Record(
             node, depth - node.parent.end, depth, depth - node.parent.end, last=self.tick
         )
@@ -295,6 +299,8 @@ class CellQueue:
             if found is not None:
                 return found
             fresh.append(node)
+            tokens = node.end - node.parent.end
+            self._at[node] = Record(node, tokens, node.end, tokens)  # so that it is counted once
             node = node.parent
         return None
 

@@ -71,8 +71,7 @@ class ReuseQueue(CellQueue):
         tokens = record.span
         turn = 1
         if old is not None:
-            self._used(old, True)
-            turn, tokens = old.turn + 1, old.tokens
+            turn, tokens = old.turn + 1, self._used(old, old.end) or record.span
         elif record.node.parent is not None and self.fresh and self.fresh[0] is record.node:
             ages.now += record.span
             turn, more = self._history(record)
@@ -80,7 +79,7 @@ class ReuseQueue(CellQueue):
         kind = 0
         while kind + 1 < len(TURNS) and turn >= TURNS[kind + 1]:
             kind += 1
-        visit = record.key = Visit(kind, ages.now, turn, tokens)
+        visit = record.key = Visit(kind, ages.now, turn, tokens, record.depth)
         ages.begin(visit)
 
     def _history(self, record: Record) -> tuple[int, int]:
@@ -89,9 +88,8 @@ class ReuseQueue(CellQueue):
         fresh = self.fresh
         above = self._at.get(fresh[-1].parent)
         if above is not None and above.key is not None and above.away:
-            if not above.key.over:
-                self._used(above.key, True)
-                tokens = above.key.tokens
+            if 2 * above.depth >= above.key.end:
+                tokens = self._used(above.key, above.depth)
             if 2 * above.depth >= record.depth:
                 turn = above.key.turn + 1
         if self._ghosts:
@@ -99,18 +97,25 @@ class ReuseQueue(CellQueue):
                 ghost = self._ghosts.pop(self.prints.of(node), None)
                 if ghost is None:
                     continue
-                if not ghost.over:
-                    self._used(ghost, False)
-                if 2 * (node.parent.end + ghost.tokens) >= record.depth:
+                self._used(ghost, fresh[-1].parent.end)
+                if 2 * ghost.end >= record.depth:
                     turn = max(turn, ghost.turn + 1)
         return turn, tokens
 
-    def _used(self, visit: Visit, hit: bool) -> None:
-        if not visit.over:
-            self.judge(visit, self.ages.end(visit, True), hit)
+    def _used(self, visit: Visit, depth: int) -> int:
+        """A path was used again, and its first ``depth`` tokens were there. Its tokens that no other path shares."""
+        if visit.over:
+            return 0
+        distance = self.ages.end(visit, True)
+        here = min(max(depth - (visit.end - visit.tokens), 0), visit.tokens)
+        self.judge(visit.tokens, here, distance)
+        return visit.tokens
 
-    def judge(self, visit: Visit, distance: int, hit: bool) -> None:
-        """A path was used again. ``distance``: the tokens that an LRU pool needs to have it. Nothing here."""
+    def judge(self, tokens: int, here: int, distance: int) -> None:
+        """A path of so many tokens was used again, of which ``here`` were there. Nothing, unless a policy compares.
+
+        ``distance``: the tokens that an LRU pool needs to have all of it.
+        """
 
     # ------------------------------------------------------------ lines
     def _stand(self, cell: Any, record: Record, at: int) -> None:
@@ -192,9 +197,6 @@ class ReuseQueue(CellQueue):
             return visit is not None and not visit.over
         record.key = below
         return False
-
-    def parted(self, upper: Record, lower: Record) -> None:
-        upper.key = None
 
     def inherit(self, upper: Any, lower: Any, linked: bool) -> None:
         super().inherit(upper, lower, False)
