@@ -17,8 +17,12 @@ from .reuse import ReuseQueue
 
 LEAST = 48
 """Paths that must have been used again before what was learned of them counts."""
-LAG = 0.004
-"""The part of all tokens asked for by which hits may fall behind."""
+LAG = 0.0015
+"""The part of all tokens asked for by which hits may fall behind those of LRU."""
+PATHS = 8
+"""They may fall behind by so many paths more, since the best choice may pay late."""
+AHEAD = 0.01
+"""A lead counts up to this part of all tokens asked for."""
 PERIOD = 256
 """Cells that come while eviction goes by last use for the first time."""
 
@@ -27,7 +31,8 @@ class AdaptiveQueue(ReuseQueue):
     def __init__(self, first: int = 64, belief: float = 8.0, shared: float = 12.0) -> None:
         super().__init__(first, belief, shared)
         self._judged = 0
-        self._asked = 0.0
+        self._asked = 0
+        self._path = 0.0  # tokens of a path, on average
         self._lead = 0.0  # tokens hit beyond what LRU would have hit
         self._until = 0
         self._pause = PERIOD
@@ -40,17 +45,18 @@ class AdaptiveQueue(ReuseQueue):
         self._judged += 1
         if self._came >= self._until:
             with_lru = min(max(self.tokens - (distance - tokens), 0), tokens)
-            self._lead = min(self._lead + here - with_lru, LAG * self._asked)
+            self._lead = min(self._lead + here - with_lru, AHEAD * self._asked)
+            self._path += (tokens - self._path) / 64
 
     def add(self, cell: Any) -> None:
-        now = self.ages.now
         super().add(cell)
-        self._asked += self.ages.now - now
-        self._asked *= 0.9995
-        if self._lead < -LAG * self._asked and self._came >= self._until and self._judged >= LEAST:
-            self._until = self._came + self._pause
-            self._pause *= 2
-            self._lead = 0.0
+        self._asked += cell.node.end
+        if self._judged >= LEAST and self._came >= self._until:
+            least = -LAG * self._asked - PATHS * self._path
+            if self._lead < least:
+                self._until = self._came + self._pause
+                self._pause *= 2
+                self._lead = least / 2
 
     def choose(self) -> Any:
         if not self.by_last_use:

@@ -16,6 +16,8 @@ from typing import Any
 
 import attrs
 
+from prefixloom.contract.queues import Queue
+
 FURTHEST = 256
 """So many edges above a new cell are looked at, to find what it goes on from."""
 
@@ -133,7 +135,7 @@ class Prints:
         return found
 
 
-class CellQueue:
+class CellQueue(Queue):
     """The base: the seven methods that the core calls, in terms of four that a policy has.
 
     ``come(cell, record, again)``  it may go from now on; ``again``: it was here before and was used since
