@@ -12,6 +12,9 @@ So in one more round the time is taken that passes inside of what is done for th
 ``--only trace`` measures what a trace (``prefixloom serve --trace``) costs in such turns, in two parts: the CPU time of
 the engine's thread in the calls of the trace, measured call by call, and that of the trace's own thread, which makes
 all bytes at the end here, as a busy machine would count its waking.
+
+``--only recording`` measures what a recording (``prefixloom serve --record``) costs: the difference of turns, and the time
+inside of hashing and writing.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ import torch
 
 from bench.workloads.internals import internal
 from prefixloom import Cache, History, compose
+from prefixloom.lab import record
+from prefixloom.lab.recording import NamedSoFar, Writer
 from prefixloom_engine import Engine, Observer, Request, ThreeWay, Trace
 from prefixloom_engine.threeway import SIZES
 from prefixloom_engine.threeway.text import BYTE_VOCABULARY
@@ -141,13 +146,40 @@ def trace_costs(model: ThreeWay, capacity: dict[str, int], users: int, turns: in
     print(f"the file: {size:.0f} bytes a step; left out: {trace.dropped}")
 
 
+def recording_costs(model: ThreeWay, capacity: dict[str, int], users: int, turns: int, rounds: int) -> None:
+    """Print what a recording costs: the time inside of what is done for it alone, beside that of a turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "calls")
+        plain = Engine(model, compose(model.config, capacity=capacity), max_running=8, overlap=False)
+        recorded = record(compose(model.config, capacity=capacity), path)
+        sides = {"without": plain, "with": Engine(model, recorded, max_running=8, overlap=False)}
+        took: dict[str, list[float]] = {name: [] for name in sides}
+        for number in range(rounds + 1):  # the first one warms up
+            for name in sorted(sides, reverse=bool(number % 2)):
+                found = serve(sides[name], users, turns)
+                if number:
+                    took[name].append(found)
+        spent = Spent()
+        for kind, name in ((Writer, "write"), (NamedSoFar, "add")):
+            spent.patch(kind, name)
+        before = path.stat().st_size
+        turn = serve(sides["with"], users, turns)
+        for engine in sides.values():
+            engine.close()
+        recorded.finish()
+        each, size = spent.seconds / (users * turns), (path.stat().st_size - before) / (users * turns)
+    without, with_ = (statistics.median(took[name]) for name in ("without", "with"))
+    print(f"turn: {1e3 * without:.3f} ms, recorded {1e3 * with_:.3f} ms: {100 * (with_ / without - 1):+.2f} %")
+    print(f"turn: {1e6 * each:.0f} us to hash and to write, {100 * each / turn:.2f} %; {size:.0f} bytes")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="medium", choices=sorted(SIZES))
     parser.add_argument("--users", type=int, default=16)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=("history", "trace"), default="history")
+    parser.add_argument("--only", choices=("history", "trace", "recording"), default="history")
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = ThreeWay(attrs.evolve(SIZES[args.size], vocabulary=BYTE_VOCABULARY))
@@ -155,6 +187,9 @@ def main() -> int:
     capacity = {"full": length * args.users // 2, "swa": length * args.users // 2, "mamba": 8 * args.users}
     if args.only == "trace":
         trace_costs(model, capacity, args.users, args.turns, args.rounds)
+        return 0
+    if args.only == "recording":
+        recording_costs(model, capacity, args.users, args.turns, args.rounds)
         return 0
     sides = {}
     for name in ("without", "with"):

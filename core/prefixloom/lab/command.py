@@ -14,6 +14,7 @@ from ..errors import CompositionError, InputError
 from .outcome import ReplayOutcome, columns
 from .replay import CHUNK
 from .report import html_report
+from .rerun import Recording, rerun, shrink
 from .service import Service
 from .setup import Setup
 from .traces import RequestFile, read_trace
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", required=True, metavar="CONFIG", help="a model's config.json or its folder, or a profile (.toml)"
     )
-    size = parser.add_mutually_exclusive_group(required=True)
+    size = parser.add_mutually_exclusive_group()
     size.add_argument("--memory", metavar="SIZE", help='bytes of all pools together, such as "40GiB"')
     size.add_argument("--capacity", metavar="TOKENS", help="tokens of every pool, or NAME=TOKENS,NAME=STATES")
     parser.add_argument("--page", type=int, metavar="N", help="tokens of a page (default: the profile's, or 16)")
@@ -59,20 +60,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block", type=int, metavar="N", help="tokens of a block of the trace, where its lines do not tell"
     )
     parser.add_argument("--limit", type=int, metavar="N", help="replay the first N requests only")
+    parser.add_argument(
+        "--rerun", action="store_true", help="of a recording: make the same calls again, and compare what comes of them"
+    )
+    parser.add_argument(
+        "--shrink",
+        type=Path,
+        metavar="FILE",
+        help="of a recording that fails in debug mode: the least that fails",
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a page of pictures")
     parser.add_argument("--json", action="store_true", help="print one JSON object")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay the trace once with each policy. Returns 130 if it was interrupted, after what was measured."""
+    if args.rerun or args.shrink is not None:
+        return _rerun(args)
     service = None if args.in_turn else Service(args.prefill, args.decode, args.max_running, args.chunk)
+    if args.memory is None and args.capacity is None:
+        raise InputError("say how large the cache is: --memory SIZE or --capacity TOKENS")
     trace = read_trace(args.trace, block=args.block, limit=args.limit)
     outcomes: list[ReplayOutcome] = []
     for name in dict.fromkeys(args.policy):
         setup = Setup(
             args.model,
             page_size=args.page,
-            capacity=None if args.capacity is None else parse_capacity(args.capacity),
+            capacity=_capacity(args),
             memory=args.memory,
             policy=name,
             admission=args.admission,
@@ -97,6 +111,46 @@ def run(args: argparse.Namespace) -> int:
             bar.clear()
     _tell(outcomes, args)
     return 0
+
+
+def _rerun(args: argparse.Namespace) -> int:
+    """Make the calls of a recording again. Returns 1 if something came out otherwise, or fails."""
+    recording = Recording.read(args.trace)
+    setup = Setup(
+        args.model,
+        page_size=args.page or recording.head.page,
+        capacity=_recorded_capacity(recording) if args.capacity is args.memory is None else _capacity(args),
+        memory=args.memory,
+        policy=args.policy[0],
+        admission=args.admission,
+        host=args.host,
+        service=None,
+        debug=True if args.shrink is not None else None,
+    )
+    if args.shrink is None:
+        done = rerun(recording, setup.compose())
+        print("\n".join((f"{done.calls:,} calls made again, {done.differences:,} came out otherwise", *done.told)))
+        return 1 if done.differences else 0
+    shrunk = shrink(recording, setup.compose)
+    if shrunk is None:
+        print(f"In debug mode {len(recording.entries):,} calls of {len(recording.requests):,} requests fail nowhere.")
+        return 0
+    shrunk.recording.write(args.shrink)
+    print(
+        f"{len(shrunk.recording.requests):,} of {len(recording.requests):,} requests are enough, in "
+        f"{len(shrunk.recording.entries):,} calls: {args.shrink} ({shrunk.attempts:,} attempts)\n"
+        f"{type(shrunk.error).__name__}: {shrunk.error}"
+    )
+    return 1
+
+
+def _recorded_capacity(recording: Recording) -> Mapping[str, int]:
+    """The pools of the cache that was recorded, as ``compose`` takes them."""
+    return {name: slots * (page or 1) for name, (slots, page) in recording.head.pools.items()}
+
+
+def _capacity(args: argparse.Namespace) -> int | Mapping[str, int] | None:
+    return None if args.capacity is None else parse_capacity(args.capacity)
 
 
 def _tell(outcomes: list[ReplayOutcome], args: argparse.Namespace) -> None:

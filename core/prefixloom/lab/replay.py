@@ -84,6 +84,7 @@ class Replay:
     ``outputs``   what becomes of answers. "running": they take memory while a request runs, and are not published,
                   since a trace of blocks does not tell their text; "published": they are cached as an engine does it
     ``closely``   one of so many requests is looked at closely; 0: none
+    ``leave``     so many tokens of a prompt are computed at least: an engine needs the last one's logits
     ``told``      called after each request that is done, with their number and the virtual time
     """
 
@@ -95,6 +96,7 @@ class Replay:
         chunk: int = CHUNK,
         outputs: Outputs = "running",
         closely: int = CLOSELY,
+        leave: int = 1,
         told: Callable[[int, float], None] | None = None,
         trace: str = "trace",
     ) -> None:
@@ -108,7 +110,7 @@ class Replay:
         most = chunk if service is None else service.chunk
         self._chunk = max(most // self._page * self._page, self._page)
         self._publishes = outputs == "published"
-        self._closely = closely
+        self._closely, self._leave = closely, leave
         states = [part for part in composition.parts if not part.page_tokens]
         self._stateful = bool(states)
         tracked = all(part.manifest.checkpoint_every for part in states)
@@ -124,6 +126,7 @@ class Replay:
         self._now = 0.0
         self._cpu = 0.0
         self._complete = True
+        self._events = 0
 
     # ------------------------------------------------------------ running
     def run(self, requests: Iterable[LabRequest]) -> ReplayOutcome:
@@ -155,7 +158,7 @@ class Replay:
                 continue
             if request.ttl is not None:
                 self._expires = True
-            yield Active(request, number % TOKEN_LIMIT, seen.take(request))
+            yield Active(request, number % TOKEN_LIMIT, seen.take(request, self._leave))
 
     def _one_by_one(self, requests: Iterable[LabRequest], alive: dict[int, Active]) -> None:
         for active in self._arrivals(requests):
@@ -201,10 +204,10 @@ class Replay:
                 self._at(at)
                 count = min(self._stride - active.launched % self._stride, self._left(active))
                 if count:
+                    before = len(retracted)
                     if self._try(active, count, alive, retracted, decode=True):
                         self._schedule(decoding, active, at + count / service.decode)
-                    elif active.sequence is None and not alive:
-                        blocked = False
+                    blocked = blocked or len(retracted) > before  # or they would take back the room that they gave
                     if prefilling is not None and prefilling.sequence is None:
                         prefilling = None
                     continue
@@ -232,11 +235,13 @@ class Replay:
                     else:
                         coming = next(arrivals, None)
                     prefilling = candidate
-                before = prefilling.launched
-                if not self._try(prefilling, 0, alive, retracted, decode=False):
-                    prefilling, blocked = None, bool(alive)
+                start, before = prefilling.launched, len(retracted)
+                done = self._try(prefilling, 0, alive, retracted, decode=False)
+                blocked = blocked or len(retracted) > before
+                if not done:
+                    prefilling = None
                     continue
-                free_at = due + (prefilling.launched - before) / service.prefill
+                free_at = due + (prefilling.launched - start) / service.prefill
                 if prefilling.launched >= prefilling.end:
                     self._schedule(decoding, prefilling, free_at)
                     prefilling = None
@@ -268,7 +273,7 @@ class Replay:
                     return False
 
     def _schedule(self, decoding: list[tuple[float, int, Active]], active: Active, at: float) -> None:
-        self._events = getattr(self, "_events", 0) + 1
+        self._events += 1
         active.event = self._events
         heapq.heappush(decoding, (at, active.event, active))
 
@@ -306,7 +311,7 @@ class Replay:
         else:
             active.named = active.tokens if request.whole is None else active.tokens.part(0, count)
         until = math.inf if request.ttl is None else self._now + request.ttl
-        plan = cache.match(active.named, namespace=request.namespace, leave=1)
+        plan = cache.match(active.named, namespace=request.namespace, leave=self._leave)
         try:
             sequence = cache.open(plan, priority=request.priority, until=until)
         except CapacityError:

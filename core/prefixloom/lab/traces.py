@@ -91,7 +91,12 @@ def read_trace(path: Path | str, *, block: int | None = None, limit: int | None 
     head = next(numbered_texts(path, ReadSoFar()), None)
     if head is not None and head[1].lstrip().startswith(b'["recording"'):
         return RequestFile(path, "recording", 0, limit)
-    sample = list(islice(numbered_lines(path, ReadSoFar()), SAMPLE))
+    sample = []
+    try:
+        sample += islice(numbered_lines(path, ReadSoFar()), SAMPLE)
+    except InputError:
+        if not sample:
+            raise  # else it is told when the line is reached
     if not sample:
         raise InputError(f"{path} has no line: a trace has one JSON object a line")
     first = Where(path, *sample[0])
