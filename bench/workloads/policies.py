@@ -14,14 +14,19 @@ import gzip
 import json
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path as File
 
 import attrs
 
-from prefixloom import Buffer, Component, Manifest, Path, compose
+from prefixloom import Buffer, Component, EvictionPolicy, Manifest, Path, compose
+from prefixloom.contract.queues import Queue
 from prefixloom.lab.bounds import chained, optimum
+from prefixloom_policies.adaptive import AdaptiveQueue
 from prefixloom_policies.cells import Prints
+from prefixloom_policies.gdsf import KNEE, GreedyDualQueue
+from prefixloom_policies.reuse import ReuseQueue
+from prefixloom_policies.tail import ADDED, THRESHOLD, TailQueue
 
 CHUNK = 2048
 
@@ -42,10 +47,23 @@ class BlockTrace:
         paths = [row["hash_ids"][: row["input_length"] // block] for row in rows]
         return cls(chained(paths), sum(row["input_length"] for row in rows), block)
 
+    def scaled(self, policy: str) -> str | EvictionPolicy:
+        """The policy with its figures in blocks, as tokens are blocks here."""
+        block = self.block
+        makers: dict[str, Callable[[], Queue]] = {
+            "reuse": lambda: ReuseQueue(8),
+            "adaptive": lambda: AdaptiveQueue(8),
+            "tlru": lambda: TailQueue(THRESHOLD // block, ADDED // block),
+            "gdsf": lambda: GreedyDualQueue(KNEE // block),
+        }
+        return EvictionPolicy(f"{policy} by blocks", make=makers[policy]) if policy in makers else policy
+
     def hit_rate(self, policy: str, capacity: int) -> float:
         """The part of all tokens that a cache of ``capacity`` blocks hits."""
         kv = Component("kv", Manifest([Buffer("data", (1,), "int64")]), Path())
-        cache = compose(None, plugins=[kv], page_size=1, capacity=capacity, device="meta", policy=policy, debug=False)
+        cache = compose(
+            None, plugins=[kv], page_size=1, capacity=capacity, device="meta", policy=self.scaled(policy), debug=False
+        )
         chunk = max(CHUNK // self.block, 1)
         hit = 0
         for path in self.paths:

@@ -17,9 +17,9 @@ from .reuse import ReuseQueue
 
 LEAST = 48
 """Paths that must have been used again before what was learned of them counts."""
-LAG = 0.0015
+LAG = 0.001
 """The part of all tokens asked for by which hits may fall behind those of LRU."""
-PATHS = 8
+PATHS = 3
 """They may fall behind by so many paths more, since the best choice may pay late."""
 AHEAD = 0.01
 """A lead counts up to this part of all tokens asked for."""

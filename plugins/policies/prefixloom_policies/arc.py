@@ -12,7 +12,7 @@ from typing import Any
 
 from prefixloom import EvictionPolicy, hookimpl
 
-from .cells import CellQueue, Line, Prints, Record
+from .cells import CellQueue, CellRecord, Line, Prints
 
 
 class Ghosts:
@@ -50,14 +50,14 @@ class ArcQueue(CellQueue):
         self.went_once, self.went_often = Ghosts(), Ghosts()
         self.target = 0.0
 
-    def come(self, cell: Any, record: Record, again: bool) -> None:
+    def come(self, cell: Any, record: CellRecord, again: bool) -> None:
         if record.uses == 1 and not again:
             record.uses += self._learn(cell, record)
         line = record.line = self.often if record.uses > 1 else self.once
         line.add(cell)
         line.tokens += record.span
 
-    def _learn(self, cell: Any, record: Record) -> bool:
+    def _learn(self, cell: Any, record: CellRecord) -> bool:
         """Whether it went before, and was wanted: then its list should have been longer."""
         if not self.went_once and not self.went_often:
             return False
@@ -72,7 +72,7 @@ class ArcQueue(CellQueue):
                 return True
         return False
 
-    def depart(self, cell: Any, record: Record) -> None:
+    def depart(self, cell: Any, record: CellRecord) -> None:
         line = self.often if record.uses > 1 else self.once
         line.tokens -= record.span
 
@@ -81,7 +81,7 @@ class ArcQueue(CellQueue):
             return self.once.first or self.often.first
         return self.often.first
 
-    def gone(self, cell: Any, record: Record) -> None:
+    def gone(self, cell: Any, record: CellRecord) -> None:
         mark = self.prints.of(cell.node)
         if mark is not None:
             (self.went_often if record.uses > 1 else self.went_once).put(mark, record.tokens)

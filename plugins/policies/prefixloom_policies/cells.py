@@ -72,7 +72,7 @@ class Line:
 
 
 @attrs.define(slots=True, eq=False)
-class Record:
+class CellRecord:
     """What a queue knows of a cell.
 
     ``node``     where it hangs
@@ -148,31 +148,31 @@ class CellQueue(Queue):
         self.tick = 0
         self.tokens = 0
         """Of all paths: about the size of the pool, when something must go."""
-        self.known: dict[Any, Record] = {}
-        self._at: dict[Any, Record] = {}
+        self.known: dict[Any, CellRecord] = {}
+        self._at: dict[Any, CellRecord] = {}
         self._front = Line()
         self.fresh: list[Any] = []
         """The nodes of the newest cell that no known cell has above it, the deepest first."""
         self._above: Any = None  # the parent of the cell that went last, and the record of that
 
     # ------------------------------------------------------------ what a policy has
-    def come(self, cell: Any, record: Record, again: bool) -> None:
+    def come(self, cell: Any, record: CellRecord, again: bool) -> None:
         raise NotImplementedError
 
-    def depart(self, cell: Any, record: Record) -> None:
+    def depart(self, cell: Any, record: CellRecord) -> None:
         """Nothing, unless a policy counts."""
 
     def choose(self) -> Any:
         raise NotImplementedError
 
-    def gone(self, cell: Any, record: Record) -> None:
+    def gone(self, cell: Any, record: CellRecord) -> None:
         """Nothing, unless a policy remembers what went."""
 
-    def bared(self, record: Record, child: Record) -> bool:
+    def bared(self, record: CellRecord, child: CellRecord) -> bool:
         """The last child of a cell went. Whether the cell comes; else it goes next, as the core asks."""
         return False
 
-    def parted(self, upper: Record, lower: Record) -> None:
+    def parted(self, upper: CellRecord, lower: CellRecord) -> None:
         """A cell was split, and so was its record. Nothing, unless a policy notes more."""
 
     # ------------------------------------------------------------ what the core calls
@@ -270,7 +270,7 @@ class CellQueue(Queue):
             line.add_behind(upper, lower)
 
     # ------------------------------------------------------------ what is known
-    def _take(self, cell: Any, record: Record) -> None:
+    def _take(self, cell: Any, record: CellRecord) -> None:
         line = record.line
         if line is None:
             cell.prev = cell.next = None
@@ -280,18 +280,18 @@ class CellQueue(Queue):
         if line is not self._front:
             self.depart(cell, record)
 
-    def _meet(self, cell: Any) -> Record:
+    def _meet(self, cell: Any) -> CellRecord:
         node = cell.node
         depth = node.end
         old = self._at.get(node)
         if old is not None:  # it was inside of a path, and may have been split since
             self.tokens = max(0, self.tokens - max(0, old.tokens - (depth - node.parent.end)))
-        record = self.known[cell] = self._at[node] = Record(
+        record = self.known[cell] = self._at[node] = CellRecord(
             node, depth - node.parent.end, depth, depth - node.parent.end, last=self.tick
         )
         return record
 
-    def above(self, record: Record) -> Record | None:
+    def above(self, record: CellRecord) -> CellRecord | None:
         """The nearest known cell above a new one."""
         node = record.node
         self.fresh = fresh = [node]
@@ -302,7 +302,7 @@ class CellQueue(Queue):
                 return found
             fresh.append(node)
             tokens = node.end - node.parent.end
-            self._at[node] = Record(node, tokens, node.end, tokens)  # so that it is counted once
+            self._at[node] = CellRecord(node, tokens, node.end, tokens)  # so that it is counted once
             node = node.parent
         return None
 
@@ -318,14 +318,14 @@ class RankedQueue(CellQueue):
         self._heap: list[tuple[Any, int, Any]] = []
         self._number = 0
 
-    def rank(self, cell: Any, record: Record) -> Any:
+    def rank(self, cell: Any, record: CellRecord) -> Any:
         """Where the cell stands. It is asked when the cell comes, and holds until the cell leaves."""
         raise NotImplementedError
 
-    def bared(self, record: Record, child: Record) -> bool:
+    def bared(self, record: CellRecord, child: CellRecord) -> bool:
         return True
 
-    def come(self, cell: Any, record: Record, again: bool) -> None:
+    def come(self, cell: Any, record: CellRecord, again: bool) -> None:
         self._number += 1
         record.key = self._number
         record.line = None

@@ -16,7 +16,7 @@ from typing import Any
 
 from prefixloom import EvictionPolicy, hookimpl
 
-from .cells import RankedQueue, Record
+from .cells import CellRecord, RankedQueue
 
 KNEE = 24576
 """The depth at which attention costs as much as the weights: six times a hidden size of 4,096."""
@@ -29,13 +29,13 @@ class GreedyDualQueue(RankedQueue):
         self._age = 0.0
         self._ranks: dict[Any, float] = {}
 
-    def rank(self, cell: Any, record: Record) -> float:
+    def rank(self, cell: Any, record: CellRecord) -> float:
         middle = record.depth - record.tokens / 2
         rank = self._age + record.uses * (1 + middle / self._knee)
         self._ranks[cell] = rank
         return rank
 
-    def gone(self, cell: Any, record: Record) -> None:
+    def gone(self, cell: Any, record: CellRecord) -> None:
         self._age = max(self._age, self._ranks.get(cell, 0.0))
 
     def forget(self, cell: Any) -> None:

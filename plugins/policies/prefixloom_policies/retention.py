@@ -14,11 +14,11 @@ from typing import Any
 
 from prefixloom import EvictionPolicy, hookimpl
 
-from .cells import RankedQueue, Record
+from .cells import CellRecord, RankedQueue
 
 
 class RetentionQueue(RankedQueue):
-    def rank(self, cell: Any, record: Record) -> tuple[int, float, int]:
+    def rank(self, cell: Any, record: CellRecord) -> tuple[int, float, int]:
         node = cell.node
         return node.priority, getattr(node, "until", math.inf), record.last
 

@@ -19,7 +19,7 @@ from typing import Any
 from prefixloom import EvictionPolicy, hookimpl
 
 from .ages import RANGES, Ages, Visit
-from .cells import CellQueue, Line, Prints, Record
+from .cells import CellQueue, CellRecord, Line, Prints
 
 TURNS = (1, 2, 3, 4, 6, 10)
 """Where the classes of turns begin."""
@@ -49,7 +49,7 @@ class ReuseQueue(CellQueue):
         self._sort()
 
     # ------------------------------------------------------------ what comes
-    def come(self, cell: Any, record: Record, again: bool) -> None:
+    def come(self, cell: Any, record: CellRecord, again: bool) -> None:
         old: Visit | None = record.key
         if old is None or again or old.over:
             self._visit(record, old if again else None)
@@ -65,7 +65,7 @@ class ReuseQueue(CellQueue):
         if self._came % FADES == 0:
             self.ages.fade()
 
-    def _visit(self, record: Record, old: Visit | None) -> None:
+    def _visit(self, record: CellRecord, old: Visit | None) -> None:
         ages = self.ages
         ages.horizon = HORIZON * self.tokens
         tokens = record.span
@@ -82,7 +82,7 @@ class ReuseQueue(CellQueue):
         visit = record.key = Visit(kind, ages.now, turn, tokens, record.depth)
         ages.begin(visit)
 
-    def _history(self, record: Record) -> tuple[int, int]:
+    def _history(self, record: CellRecord) -> tuple[int, int]:
         """The turn that a new path is, and the tokens of what it goes on."""
         turn, tokens = 1, 0
         fresh = self.fresh
@@ -118,7 +118,7 @@ class ReuseQueue(CellQueue):
         """
 
     # ------------------------------------------------------------ lines
-    def _stand(self, cell: Any, record: Record, at: int) -> None:
+    def _stand(self, cell: Any, record: CellRecord, at: int) -> None:
         visit = record.key
         if not at:
             at = max(0, _range(self.ages, visit))
@@ -154,12 +154,12 @@ class ReuseQueue(CellQueue):
         self._position = {line: number for number, line in enumerate(self._order)}
         self._filled = sum(1 << number for number, line in enumerate(self._order) if line.first is not None)
 
-    def depart(self, cell: Any, record: Record) -> None:
+    def depart(self, cell: Any, record: CellRecord) -> None:
         line = self._left
         if line is not None and line.first is None:
             self._filled &= ~(1 << self._position[line])
 
-    def _take(self, cell: Any, record: Record) -> None:
+    def _take(self, cell: Any, record: CellRecord) -> None:
         self._left = record.line if record.line is not self._front else None
         super()._take(cell, record)
 
@@ -170,7 +170,7 @@ class ReuseQueue(CellQueue):
             return None
         return self._order[(filled & -filled).bit_length() - 1].first
 
-    def gone(self, cell: Any, record: Record) -> None:
+    def gone(self, cell: Any, record: CellRecord) -> None:
         visit = record.key
         if visit is None or visit.over:
             return
@@ -190,7 +190,7 @@ class ReuseQueue(CellQueue):
             if not ghost.over:
                 self.ages.end(ghost, False)
 
-    def bared(self, record: Record, child: Record) -> bool:
+    def bared(self, record: CellRecord, child: CellRecord) -> bool:
         """What is left of a path goes next, unless it was used itself after its end was."""
         visit, below = record.key, child.key
         if below is None or (visit is not None and not visit.over and visit.at > below.at):

@@ -12,7 +12,7 @@ from typing import Any
 from prefixloom import EvictionPolicy, hookimpl
 
 from .arc import Ghosts
-from .cells import CellQueue, Line, Prints, Record
+from .cells import CellQueue, CellRecord, Line, Prints
 
 SHARE = 10
 """The small queue has one part of so many."""
@@ -29,7 +29,7 @@ class SmallMainQueue(CellQueue):
         self._counted: dict[Any, int] = {}  # uses since it came, up to three
         self._in_main: set[Any] = set()
 
-    def come(self, cell: Any, record: Record, again: bool) -> None:
+    def come(self, cell: Any, record: CellRecord, again: bool) -> None:
         if again:
             self._counted[cell] = min(MOST, self._counted.get(cell, 0) + 1)
         elif cell not in self._counted:
@@ -41,12 +41,12 @@ class SmallMainQueue(CellQueue):
     def _came_back(self) -> bool:
         return any(self.went.take(self.prints.of(node)) for node in self.fresh)
 
-    def _put(self, cell: Any, record: Record, line: Line) -> None:
+    def _put(self, cell: Any, record: CellRecord, line: Line) -> None:
         record.line = line
         line.add(cell)
         line.tokens += record.span
 
-    def depart(self, cell: Any, record: Record) -> None:
+    def depart(self, cell: Any, record: CellRecord) -> None:
         (self.main if cell in self._in_main else self.small).tokens -= record.span
 
     def choose(self) -> Any:
@@ -73,7 +73,7 @@ class SmallMainQueue(CellQueue):
         line.tokens -= record.span
         self._put(cell, record, self.main)
 
-    def gone(self, cell: Any, record: Record) -> None:
+    def gone(self, cell: Any, record: CellRecord) -> None:
         mark = self.prints.of(cell.node) if cell not in self._in_main else None
         if mark is not None:
             self.went.put(mark, record.tokens)

@@ -51,7 +51,7 @@ def saves_enough(state: StateView) -> bool:
     return at_branch_or_end(state) or saved(state) >= SHARE * work(state.boundary)
 
 
-class Offer:
+class StateRule:
     """An entry point's target for one rule."""
 
     def __init__(self, policy: AdmissionPolicy) -> None:
@@ -62,7 +62,7 @@ class Offer:
         return self.policy
 
 
-ends = Offer(AdmissionPolicy("ends", admit=at_end))
-branches = Offer(AdmissionPolicy("branches", admit=at_branch_or_end))
-spaced = Offer(AdmissionPolicy("spaced", admit=far_below))
-by_cost = Offer(AdmissionPolicy("by-cost", admit=saves_enough, worth=saved))
+ends = StateRule(AdmissionPolicy("ends", admit=at_end))
+branches = StateRule(AdmissionPolicy("branches", admit=at_branch_or_end))
+spaced = StateRule(AdmissionPolicy("spaced", admit=far_below))
+by_cost = StateRule(AdmissionPolicy("by-cost", admit=saves_enough, worth=saved))

@@ -12,7 +12,7 @@ from typing import Any
 
 from prefixloom import EvictionPolicy, hookimpl
 
-from .cells import RankedQueue, Record
+from .cells import CellRecord, RankedQueue
 
 THRESHOLD = 2048
 """Tokens to compute up to which a turn counts as fast."""
@@ -26,13 +26,13 @@ class TailQueue(RankedQueue):
         self._spare = threshold - added
         self._whole: dict[Any, int] = {}
 
-    def rank(self, cell: Any, record: Record) -> tuple[bool, int]:
+    def rank(self, cell: Any, record: CellRecord) -> tuple[bool, int]:
         """Safe to evict: what would be missing of the whole conversation then is less than what is spared."""
         start = record.depth - record.tokens
         whole = self._whole.setdefault(cell, record.depth)
         return whole - start > self._spare, record.last
 
-    def gone(self, cell: Any, record: Record) -> None:
+    def gone(self, cell: Any, record: CellRecord) -> None:
         """What lies above belongs to the same conversation, unless others share it."""
         self._missing = (cell.node.parent, self._whole.get(cell, record.depth))
 
