@@ -29,6 +29,7 @@ PACKAGES: dict[str, Path] = {
     "prefixloom_hicache": ROOT / "plugins/hicache/prefixloom_hicache",
     "prefixloom_resumable": ROOT / "plugins/events/prefixloom_resumable",
     "prefixloom_events": ROOT / "plugins/events/prefixloom_events",
+    "prefixloom_policies": ROOT / "plugins/policies/prefixloom_policies",
     "prefixloom_engine": ROOT / "engine/prefixloom_engine",
     "bench": ROOT / "bench",
 }
@@ -61,6 +62,18 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "publisher": {"wire", "hashes", "mirror"},
         "follower": {"wire", "rebuilt"},
         "verify": {"wire", "rebuilt", "follower"},
+    },
+    "prefixloom_policies": {
+        "cells": set(),
+        "ages": set(),
+        "states": set(),
+        "tail": {"cells"},
+        "gdsf": {"cells"},
+        "retention": {"cells"},
+        "arc": {"cells"},
+        "s3fifo": {"cells", "arc"},
+        "reuse": {"cells", "ages"},
+        "adaptive": {"ages", "reuse"},
     },
     "prefixloom_engine": {
         "contract": set(),

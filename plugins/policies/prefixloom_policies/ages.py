@@ -1,0 +1,177 @@
+"""Ages: how long it takes until a path is used again, by class of paths, learned while a cache runs.
+
+Time is counted in tokens that came, never by a clock. A *visit* is one use of a path; it ends when the path is used
+again, or is lost sight of. For each class and each range of ages it is known how many visits ended by a use, and how
+long visits were seen at such an age, those that go on included. So rates of use are not biased by what is still young.
+
+The index of a class at an age is the most that waiting on can give for each token of time, over all times t to stop at:
+
+    index(age) = max over t of P(used within t) / E[time until it is used, or t]
+
+This is Gittins' index (Gittins, "Bandit Processes and Dynamic Allocation Indices", 1979): evicting the lowest is
+optimal for one place, and it is how LHD ranks (Beckmann and others, "LHD: Improving Cache Hit Rate by Maximizing Hit
+Density", NSDI 2018), which stops where the cache itself would evict.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from math import expm1
+
+import attrs
+
+RATIO = 1.6
+RANGES = 32
+SLICES = 64
+
+
+@attrs.define(slots=True, eq=False)
+class Visit:
+    """``kind``    its class
+    ``at``      the time of the use
+    ``turn``    how many uses its path had with it
+    ``tokens``  of its path that no other shares
+    ``end``     how deep the path is
+    ``over``    whether it has ended
+    """
+
+    kind: int
+    at: int
+    turn: int
+    tokens: int
+    end: int = 0
+    over: bool = False
+
+
+class Ages:
+    """``first``: where the second range of ages begins, in tokens. ``belief``: so many visits count for a rate that
+    falls with the age, under which the least recently used has the lowest index. ``shared``: so many for that of all
+    classes.
+    """
+
+    def __init__(self, kinds: int, first: int = 64, *, belief: float = 8.0, shared: float = 12.0) -> None:
+        self.bounds = [0] + [int(first * RATIO**each) for each in range(RANGES - 1)]
+        self.widths = [b - a for a, b in zip(self.bounds, self.bounds[1:], strict=False)] + [self.bounds[-1]]
+        self.kinds = kinds
+        self.now = 0
+        self._belief, self._shared = belief, shared
+        self._used = [[0.0] * RANGES for _ in range(kinds)]
+        self._ended = [[0.0] * RANGES for _ in range(kinds)]
+        self._rest = [[0.0] * RANGES for _ in range(kinds)]
+        self.horizon = 0
+        """So far back it is told apart when visits began."""
+        self._width = first * 16  # of a slice of time
+        self._first = 0  # the number of the first slice
+        self._alive = [[0] for _ in range(kinds)]  # visits that go on, by the slice in which they began
+        self._weights = [0]  # tokens of paths by the slice of their last use
+
+    def begin(self, visit: Visit) -> None:
+        while visit.at // self._width - self._first >= len(self._weights):
+            if len(self._weights) >= SLICES:
+                self._shorten()
+            else:
+                self._weights.append(0)
+                for row in self._alive:
+                    row.append(0)
+        slice_ = self._slice(visit)
+        self._alive[visit.kind][slice_] += 1
+        self._weights[slice_] += visit.tokens
+
+    def _slice(self, visit: Visit) -> int:
+        """The slice in which a visit began; the first one has all that is older."""
+        return max(visit.at // self._width - self._first, 0)
+
+    def end(self, visit: Visit, used: bool) -> int:
+        """The visit is over. How many tokens of paths were used since: an LRU pool of fewer tokens has lost it."""
+        visit.over = True
+        slice_ = self._slice(visit)
+        kind = visit.kind
+        self._alive[kind][slice_] -= 1
+        weights = self._weights
+        weights[slice_] -= visit.tokens
+        age = self.now - visit.at
+        at = bisect_right(self.bounds, age) - 1
+        self._ended[kind][at] += 1
+        self._rest[kind][at] += age - self.bounds[at]
+        if used:
+            self._used[kind][at] += 1
+        return sum(weights[slice_ + 1 :]) + weights[slice_] // 2 + visit.tokens
+
+    def _shorten(self) -> None:
+        """Make slices twice as wide, or let the oldest two be one, once all reach back to the horizon."""
+        rows = [self._weights, *self._alive]
+        if self._width * SLICES >= 2 * self.horizon:
+            for row in rows:
+                row[:2] = [row[0] + row[1]]
+            self._first += 1
+            return
+        if self._first % 2:  # so that what was cut off stays in the first slice
+            for row in rows:
+                row.insert(0, 0)
+            self._first -= 1
+        for row in rows:
+            row[:] = [sum(row[at : at + 2]) for at in range(0, len(row), 2)]
+        self._width *= 2
+        self._first //= 2
+
+    def fade(self) -> None:
+        """What was learned counts half from now on."""
+        for table in (self._used, self._ended, self._rest):
+            for row in table:
+                row[:] = [each / 2 for each in row]
+
+    def rates(self) -> list[list[float]]:
+        """By class and range the uses per token of time."""
+        seen = [self._seen(kind) for kind in range(self.kinds)]
+        believed, shared = self._belief, self._shared
+        common = []
+        for at, width in enumerate(self.widths):
+            falling = 0.3 / (self.bounds[at] + width)
+            time = sum(row[at] for row in seen)
+            used = sum(row[at] for row in self._used)
+            common.append((used + believed * width * falling) / (time + believed * width))
+        return [
+            [
+                (used + shared * width * rate) / (time + shared * width)
+                for used, time, width, rate in zip(row, times, self.widths, common, strict=True)
+            ]
+            for row, times in zip(self._used, seen, strict=True)
+        ]
+
+    def _seen(self, kind: int) -> list[float]:
+        """Time for which visits of a class were seen at each range of ages."""
+        widths, bounds = self.widths, self.bounds
+        ended, rest = self._ended[kind][:], self._rest[kind][:]
+        for slice_, count in enumerate(self._alive[kind]):
+            if count:
+                age = max(self.now - int((self._first + slice_ + 0.5) * self._width), 0)
+                at = bisect_right(bounds, age) - 1
+                ended[at] += count
+                rest[at] += count * (age - bounds[at])
+        through = 0.0
+        seen = [0.0] * RANGES
+        for at in range(RANGES - 1, -1, -1):
+            seen[at] = through * widths[at] + rest[at]
+            through += ended[at]
+        return seen
+
+    def index(self) -> list[list[float]]:
+        """By class and range of ages: the steepest way up from there in the picture of uses over time, O(n)."""
+        found = []
+        for row in self.rates():
+            left = 1.0
+            steps = []
+            for rate, width in zip(row, self.widths, strict=True):
+                used = left * -expm1(-rate * width)
+                steps.append((used, used / rate if rate > 1e-15 else left * width))
+                left = max(left - used, 1e-200)
+            best: list[float] = []
+            hull: list[tuple[float, float]] = []  # pieces of the way on, the steepest last
+            for used, time in reversed(steps):
+                while hull and hull[-1][0] * time > used * hull[-1][1]:
+                    used, time = used + hull[-1][0], time + hull.pop()[1]
+                hull.append((used, time))
+                best.append(used / time)
+            best.reverse()
+            found.append(best)
+        return found

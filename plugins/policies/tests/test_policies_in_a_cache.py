@@ -1,0 +1,174 @@
+"""What the policies do in a cache: whole conversations, loops, what came back, and what it costs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from prefixloom import Buffer, Component, EvictionPolicy, Manifest, Path, Point, Window, compose
+from prefixloom.cache.cache import Cache
+from prefixloom_policies.adaptive import AdaptiveQueue
+from prefixloom_policies.ages import Ages, Visit
+from prefixloom_policies.cells import Prints
+from tests.contract.test_policy_cost import lines_run
+
+ALL = ["tlru", "arc", "s3fifo", "gdsf", "retention", "reuse", "adaptive"]
+
+
+def cache_of(policy: Any, tokens: int, page: int = 16, debug: bool = False) -> Cache:
+    kv = Component("kv", Manifest([Buffer("data", (1,), "int64")]), Path())
+    return compose(None, plugins=[kv], page_size=page, capacity=tokens, device="meta", policy=policy, debug=debug)
+
+
+def serve(cache: Cache, tokens: list[int], **options: Any) -> int:
+    with cache.open(tokens, **options) as sequence:
+        hit = sequence.ready
+        if len(tokens) > hit:
+            sequence.grow(len(tokens) - hit)
+            with cache.step([sequence]) as step:
+                step.run_ops()
+    return hit
+
+
+def text(name: int, count: int) -> list[int]:
+    chance = random.Random(name)
+    return [chance.randrange(1 << 17) for _ in range(count)]
+
+
+def hits(policy: Any, prompts: list[list[int]], tokens: int) -> float:
+    cache = cache_of(policy, tokens)
+    return sum(serve(cache, prompt) for prompt in prompts) / sum(map(len, prompts))
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_a_cache_with_debug_mode_serves_chats_that_share_and_part(policy: str) -> None:
+    """Debug mode checks all books after every operation, and a queue that fails is logged, which is an error here."""
+    cache = compose(
+        None,
+        plugins=[
+            Component(name, Manifest([Buffer("data", (1,), "int64")]), reach)
+            for name, reach in (("path", Path()), ("window", Window(20)), ("state", Point()))
+        ],
+        page_size=4, capacity={"path": 400, "window": 300, "state": 6}, policy=policy, debug=True,
+    )  # fmt: skip
+    chance = random.Random(3)
+    chats = [text(each % 3, 24) + text(each, 30) for each in range(9)]
+    for turn in range(150):
+        chat = chance.choice(chats)
+        if len(chat) > 120:
+            del chat[40:]
+        chat += text(1000 + turn, chance.randrange(1, 20))
+        serve(cache, list(chat))
+    assert cache.stats().components["path"].evicted > 0
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_no_queue_fails(policy: str, caplog: pytest.LogCaptureFixture) -> None:
+    test_a_cache_with_debug_mode_serves_chats_that_share_and_part(policy)
+    assert not caplog.records
+
+
+def test_the_end_of_a_conversation_goes_before_another_conversation() -> None:
+    """T-LRU: what the next turn computes quickly is evicted before an older conversation's beginning."""
+    old, young = text(1, 4096), text(2, 4096)
+    prompts = [old, young[:4000], young, text(3, 96)]
+    left = {}
+    for policy in ("lru", "tlru"):
+        cache = cache_of(policy, 8192)
+        for prompt in prompts:
+            serve(cache, prompt)
+        left[policy] = (cache.peek([*old, 1]), cache.peek([*young, 1]))
+    assert left["lru"] == (0, 4096)
+    assert left["tlru"] == (4096, 4000)
+
+
+def test_a_loop_that_does_not_fit_hits_with_what_is_learned() -> None:
+    loop = [text(each, 64) for each in range(40)] * 60
+    lru, adaptive = (hits(policy, loop, 64 * 20) for policy in ("lru", "adaptive"))
+    assert lru == 0
+    assert adaptive > 0.25
+
+
+@pytest.mark.parametrize(("kind", "most"), [("popular", 0.002), ("scan", 0.002), ("chats", 0.008)])
+def test_adaptive_is_hardly_worse_than_least_recently_used(kind: str, most: float) -> None:
+    """At most 0.2 points is the aim. On chats whose next turn follows recency alone it is missed: docs/policies.md."""
+    chance = random.Random(11)
+    prompts: list[list[int]] = []
+    chats: list[list[int]] = []
+    for number in range(2500):
+        if kind == "popular":
+            prompts.append(text(int(chance.paretovariate(0.6)) % 3000, 64))
+        elif kind == "scan":
+            prompts.append(text(number if number % 4 else number % 80, 64))
+        else:
+            if len(chats) < 30 or chance.random() < 0.3:
+                chats.append(text(number, 64))
+            at = int(len(chats) - chance.paretovariate(0.8)) % len(chats)
+            chats[at] = chats[at] + text(10_000 + number, 32)
+            prompts.append(chats[at])
+    lru, adaptive = (hits(policy, prompts, 64 * 60) for policy in ("lru", "adaptive"))
+    assert adaptive > lru - most
+
+
+def test_a_path_is_known_again_however_its_edges_divide_it() -> None:
+    cache = cache_of("lru", 4096)
+    prompt = text(5, 512)
+    serve(cache, prompt)
+    seen: list[Any] = []
+    keeper = EvictionPolicy("keeper", make=lambda: _Keeping(seen))
+    for divided in (False, True):
+        cache = cache_of(keeper, 4096)
+        if divided:
+            serve(cache, prompt[:80])
+            serve(cache, prompt[:208])
+        serve(cache, prompt[:384])
+        serve(cache, prompt)
+    prints = {(cell.node.end, Prints().of(cell.node)) for cell in seen if cell.node.end == 512}
+    assert len(prints) == 1
+
+
+class _Keeping(AdaptiveQueue):
+    def __init__(self, seen: list[Any]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def come(self, cell: Any, record: Any, again: bool) -> None:
+        self._seen.append(cell)
+        super().come(cell, record, again)
+
+
+def test_rates_are_those_of_the_visits() -> None:
+    """Half of the visits of a class are used again after 1,000 tokens, the others never; the young do not count yet."""
+    ages = Ages(2, belief=1e-6, shared=1e-6)
+    open_: list[Visit] = []
+    for number in range(4000):
+        ages.now += 10
+        while open_ and ages.now - open_[0].at >= 1000:
+            visit = open_.pop(0)
+            if visit.turn:
+                ages.end(visit, True)
+        visit = Visit(0, ages.now, number % 2, 1)
+        ages.begin(visit)
+        open_.append(visit)
+    index = ages.index()[0]
+    at = next(each for each in range(len(index)) if ages.bounds[each + 1] > 1000)
+    used = sum(rate * width for rate, width in zip(ages.rates()[0][: at + 1], ages.widths, strict=False))
+    seen = ((1000 - ages.bounds[at]) + ages.widths[at]) / 2  # of the range by the one half and the other, on average
+    assert used == pytest.approx(ages.widths[at] / 2 / seen, abs=0.03)
+    assert max(range(len(index)), key=lambda each: index[each]) == at
+    assert index[at + 2] < index[at] / 5
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_request_and_an_eviction_cost_about_the_same_in_a_tree_of_any_size(name: str) -> None:
+    """Work is counted, not timed. Queues clean up once in a while, so it is the least of several that is compared."""
+    costs = []
+    for prompts in (30, 2000):
+        cache = cache_of(name, 16 * prompts)
+        for each in range(prompts):
+            serve(cache, text(each, 16))
+        fresh = iter(range(100_000, 200_000))
+        costs.append(min(lines_run(lambda: serve(cache, text(next(fresh), 16))) for _ in range(9)))  # noqa: B023
+    assert costs[1] <= 1.3 * costs[0] + 10, costs
