@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CompositionError, InputError
+from .beside import check_beside, replay_beside
 from .outcome import ReplayOutcome, columns
 from .replay import CHUNK
 from .report import html_report
 from .service import Service
 from .setup import Setup
+from .side_by_side import table
 from .traces import RequestFile, read_trace
 
 __all__ = ["add_arguments", "run"]
@@ -59,6 +61,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block", type=int, metavar="N", help="tokens of a block of the trace, where its lines do not tell"
     )
     parser.add_argument("--limit", type=int, metavar="N", help="replay the first N requests only")
+    parser.add_argument(
+        "--beside", action="append", default=[], metavar="ENGINE",
+        help="replay with this engine's own cache manager as well, at the same bytes: vllm, sglang, or module:Class",
+    )  # fmt: skip
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="of --beside: these settings (default: all that matter)",
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a page of pictures")
     parser.add_argument("--json", action="store_true", help="print one JSON object")  # fmt: skip
 
