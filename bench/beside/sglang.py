@@ -90,7 +90,7 @@ class SGLangBeside(PeerCache):
         self._names = {each.kind: each.name for each in kinds}
         self._window = max(1, *(each.window for each in kinds))
         letters = "".join(LETTERS[kind] for kind in LETTERS if kind in self._names)
-        longest = min(longest, sizes.tokens + 1)
+        self._longest = longest = min(longest, sizes.tokens + 1)
         made = type(
             "Sized", (SGLangCache,),
             {
@@ -131,6 +131,10 @@ class SGLangBeside(PeerCache):
         chosen = [each for each in cls.settings if each.startswith("windows") and "window" in has]
         chosen += [each for each in cls.settings if each.startswith(("states", "no ")) and "state" in has]
         return "default", *chosen, "pages of 64"
+
+    @classmethod
+    def check_size(cls, kinds: Sequence[MemoryKind], memory: int, setting: str) -> None:
+        sglang_sizes(kinds, memory, OPTIONS[setting])
 
     def _watch(self) -> None:
         """See what a match says of full attention alone, and count what is evicted."""
@@ -177,7 +181,7 @@ class SGLangBeside(PeerCache):
     def holds(self, length: int) -> bool:
         pools = {pool.name: pool for pool in self.pools}
         full = pools[self._names["path"]]
-        if length + 2 * self._page > full.capacity * self._page:
+        if length >= self._longest or length + 2 * self._page > full.capacity * self._page:
             return False
         window = pools.get(self._names.get("window", ""))
         return window is None or self._of_window(length) + 2 * self._page <= window.capacity * self._page
@@ -269,8 +273,10 @@ class SGLangBeside(PeerCache):
         for pool in self.pools:
             kind = next(kind for kind, name in self._names.items() if name == pool.name)
             cached = {
-                "path": cache.full_evictable_size, "window": cache.swa_evictable_size, "state": cache.mamba_evictable_size
-            }[kind]()  # fmt: skip
+                "path": cache.full_evictable_size,
+                "window": cache.swa_evictable_size,
+                "state": cache.mamba_evictable_size,
+            }[kind]()
             room = {"path": self._full_room, "window": self._window_room, "state": self._state_room}[kind]()
             unit = 1 if kind == "state" else page
             found[pool.name] = PeerUse(cached // unit, pool.capacity - room // unit, self._evicted[kind] // unit)

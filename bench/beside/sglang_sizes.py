@@ -58,8 +58,8 @@ def sglang_sizes(kinds: Sequence[MemoryKind], memory: int, options: SGLangOption
         states = (budget - state.bytes) // state.bytes
         if states < options.states_of_one:
             raise NotSized(
-                f"sglang: {max(0, states)} states of {state.bytes:,} bytes fit into its part for states, and one request "
-                f"counts for {options.states_of_one}"
+                f"sglang: {max(0, states)} states of {state.bytes:,} bytes fit into its part for states, and one "
+                f"request counts for {options.states_of_one}"
             )
         left -= (states + 1) * state.bytes
         sentences.append(

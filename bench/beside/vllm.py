@@ -81,7 +81,7 @@ class VLLMBeside(PeerCache):
         if setting not in self.settings:
             raise NotSized(f"vllm: no setting {setting!r} is known, there are {', '.join(self.settings)}")
         self._sizes = sizes = vllm_sizes(kinds, memory)
-        self._chunk = chunk
+        self._chunk, self._longest = chunk, longest
         fine, dense, drafts = "fine" in setting, "dense" in setting, setting == "drafts"
         groups = self._groups(kinds, drafts)
         self._states = any(each.kind == "state" for each in sizes.groups)
@@ -133,6 +133,10 @@ class VLLMBeside(PeerCache):
         has = {each.kind for each in kinds}
         chosen = ["default", *(["dense"] if has != {"path"} else [])]
         return (*chosen, *(["fine", "fine and dense"] if "state" in has else []), "drafts")
+
+    @classmethod
+    def check_size(cls, kinds: Sequence[MemoryKind], memory: int, setting: str) -> None:
+        vllm_sizes(kinds, memory)
 
     # ------------------------------------------------------------ making
     def _groups(self, kinds: Sequence[MemoryKind], drafts: bool) -> list[Any]:
@@ -200,7 +204,7 @@ class VLLMBeside(PeerCache):
 
     # ------------------------------------------------------------ requests
     def holds(self, length: int) -> bool:
-        return self._sizes.held(length, self._chunk) <= self._sizes.blocks - 1
+        return length < self._longest and self._sizes.held(length, self._chunk) <= self._sizes.blocks - 1
 
     def open(self, tokens: Tokens, namespace: str) -> tuple[VLLMRequest, PeerMatch]:
         manager = self._manager

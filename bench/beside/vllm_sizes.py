@@ -53,7 +53,7 @@ def vllm_sizes(kinds: Sequence[MemoryKind], memory: int) -> VLLMSizes:
     states = [each for each in kinds if each.kind == "state"]
     if not attention or len({each.entry_bytes for each in attention}) != 1:
         raise NotSized(
-            "vllm: the driver knows models in which each layer of attention takes the same bytes of a token; these take "
+            "vllm: the driver knows models in which each attention layer takes the same bytes of a token, these take "
             + (", ".join(f"{each.entry_bytes} ({each.name})" for each in attention) or "none")
         )
     token, page, sentences = attention[0].entry_bytes, BLOCK, []
@@ -63,8 +63,8 @@ def vllm_sizes(kinds: Sequence[MemoryKind], memory: int) -> VLLMSizes:
         for each in states:
             padding = page * token / each.entry_bytes - 1
             sentences.append(
-                f"a block has {page} tokens, so that its bytes in a layer ({page * token:,}) are no fewer than those of "
-                f"a state ({each.entry_bytes:,}), which is padded by {padding:.1%}"
+                f"a block has {page} tokens, so that its bytes in a layer ({page * token:,}) are no fewer than those "
+                f"of a state ({each.entry_bytes:,}), which is padded by {padding:.1%}"
             )
     counts = [each.layers for each in kinds]
     layers = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)

@@ -17,19 +17,8 @@ import pytest
 from tests.support.places import ROOT
 
 CORE = (
-    "errors",
-    "storage",
-    "contract",
-    "device",
-    "tree",
-    "operations",
-    "cache",
-    "tiers",
-    "compose",
-    "lab",
-    "testing",
-    "cli",
-)
+    "errors", "storage", "contract", "device", "tree", "operations", "cache", "tiers", "compose", "lab", "testing", "cli",
+)  # fmt: skip
 """The rooms of the core from the lowest up. Each may import all below it."""
 PACKAGES: dict[str, Path] = {
     "prefixloom": ROOT / "core/prefixloom",

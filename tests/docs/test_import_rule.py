@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import prefixloom
-from prefixloom import storage
+from prefixloom import lab, storage
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core" / "prefixloom"
@@ -61,7 +61,8 @@ def breaches_of_core(source: str, *, testing: bool = False) -> list[str]:
 
 
 PUBLIC = {
-    "prefixloom": [*prefixloom.__all__, "storage"],
+    "prefixloom": [*prefixloom.__all__, "lab", "storage"],
+    "prefixloom.lab": lab.__all__,
     "prefixloom.storage": storage.__all__,
     "prefixloom.testing": ["Truth"],
 }

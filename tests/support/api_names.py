@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import prefixloom
-from prefixloom import storage, testing
+from prefixloom import lab, storage, testing
 from prefixloom.contract import hookspecs
 from tests.support.names import ADDRESS
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = ROOT / "docs" / "api.txt"
 CHANGELOG = ROOT / "CHANGELOG.md"
-MODULES = (prefixloom, storage, testing)
+MODULES = (prefixloom, lab, storage, testing)
 
 
 def signature(value: Any) -> str:

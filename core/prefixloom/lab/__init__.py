@@ -8,8 +8,10 @@ with, ``service`` says how requests overlap in time, ``seen`` is the ideal, and 
 """
 
 from .outcome import MemorySample, PoolUse, ReplayOutcome
+from .recording import RecordingCache, record
 from .replay import Replay
 from .requests import BlockPrompt, LabRequest, TokenPrompt
+from .rerun import Recording, Rerun, Shrunk, rerun, shrink
 from .seen import SeenPrefixes
 from .service import Service
 from .setup import Setup, replay_all
@@ -20,13 +22,20 @@ __all__ = [
     "LabRequest",
     "MemorySample",
     "PoolUse",
+    "Recording",
+    "RecordingCache",
     "Replay",
     "ReplayOutcome",
     "RequestFile",
+    "Rerun",
     "SeenPrefixes",
     "Service",
     "Setup",
+    "Shrunk",
     "TokenPrompt",
     "read_trace",
+    "record",
     "replay_all",
+    "rerun",
+    "shrink",
 ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ..contract.composition import Composition
 from ..contract.manifest import parse_memory
 from ..errors import InputError
 from .outcome import ReplayOutcome
-from .peer import PeerCache, find_peer, memory_kinds
+from .peer import MemoryKind, PeerCache, find_peer, memory_kinds
 from .peer_replay import PeerReplay
 from .setup import Setup, Trace
 
@@ -16,8 +16,11 @@ LONGEST = 1 << 18
 """The tokens of the longest request that peers are started for."""
 
 
-def check_beside(setup: Setup) -> None:
-    """InputError: the peers' drivers do not know what this setup asks for."""
+def check_beside(setup: Setup, names: Sequence[str] = (), settings: Sequence[str] = ()) -> None:
+    """InputError: a peer cannot be had, has no such setting, or cannot serve what this setup asks for.
+
+    It is asked before anything is replayed, so that nobody waits for a refusal.
+    """
     asked = {
         "requests one after the other (--in-turn)": setup.service is None,
         "published answers (--outputs published)": setup.outputs != "running",
@@ -25,6 +28,23 @@ def check_beside(setup: Setup) -> None:
     }
     if wrong := [each for each, found in asked.items() if found]:
         raise InputError(f"--beside: the drivers of peers do not know {' and '.join(wrong)}")
+    if not names:
+        return
+    composition = setup.compose().composition
+    kinds, memory = memory_kinds(composition), bytes_of(setup, composition)
+    for name in names:
+        peer = find_peer(name)
+        for setting in chosen_settings(peer, kinds, settings):
+            if setting not in peer.settings:
+                raise InputError(
+                    f"--settings {setting!r}: {peer.version()} has the settings {', '.join(map(repr, peer.settings))}"
+                )
+            peer.check_size(kinds, memory, setting)
+
+
+def chosen_settings(peer: type[PeerCache], kinds: Sequence[MemoryKind], settings: Sequence[str]) -> tuple[str, ...]:
+    """The settings that are asked for, or all that make a difference for the model."""
+    return tuple(settings) or peer.settings_of(kinds)
 
 
 def bytes_of(setup: Setup, composition: Composition) -> int:
@@ -42,33 +62,20 @@ def replay_beside(
     trace: Trace,
     name: str,
     *,
-    settings: tuple[str, ...] = (),
-    told: Callable[[str, int, float], None] | None = None,
+    settings: Sequence[str] = (),
+    told: Callable[[int, float], None] | None = None,
 ) -> Iterator[ReplayOutcome]:
-    """Replay the trace with a peer, once with each setting: those named, or all that matter for the model.
+    """Replay the trace with a peer, once with each setting: those named, or all that make a difference for the model.
 
-    An outcome's policy is the peer's version and the setting. ``told`` gets that, and what ``Replay`` tells.
+    An outcome's policy is the peer's version and the setting. ``told`` is what ``Replay`` tells.
     """
     check_beside(setup)
     assert setup.service is not None
     peer = find_peer(name)
     composition = setup.compose().composition
     kinds, memory = memory_kinds(composition), bytes_of(setup, composition)
-    for setting in settings or peer.settings_of(kinds):
-        service = setup.service
-        made = peer(
-            kinds, memory, setting, running=service.max_running, chunk=service.chunk, longest=LONGEST
-        )  # fmt: skip
-        called = label(peer, setting)
-
-        def tell(count: int, now: float, called: str = called) -> None:
-            if told is not None:
-                told(called, count, now)
-
-        replay = PeerReplay(made, composition, name=called, service=service, told=tell, trace=trace.name)
-        yield replay.run(trace)
-
-
-def label(peer: type[PeerCache], setting: str) -> str:
-    """How a side is called in tables."""
-    return f"{peer.version()}, {setting}"
+    service = setup.service
+    for setting in chosen_settings(peer, kinds, settings):
+        made = peer(kinds, memory, setting, running=service.max_running, chunk=service.chunk, longest=LONGEST)
+        called = f"{peer.version()}, {setting}"
+        yield PeerReplay(made, composition, name=called, service=service, told=told, trace=trace.name).run(trace)

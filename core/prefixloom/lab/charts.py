@@ -214,9 +214,7 @@ def _x_labels(places: Sequence[tuple[float, str]], title: str, height: float = H
         if x - half < free:
             continue
         free = x + half + 6
-        out.append(
-            f'<text class="soft" x="{x:.1f}" y="{height - BOTTOM + 18}" text-anchor="middle">{escape(text)}</text>'
-        )
+        out.append(f'<text class="soft" x="{x:.1f}" y="{height - BOTTOM + 18}" text-anchor="middle">{escape(text)}</text>')
     if title:
         middle = (LEFT + WIDTH - RIGHT) / 2
         out.append(f'<text class="soft" x="{middle}" y="{height - 4}" text-anchor="middle">{escape(title)}</text>')

@@ -15,6 +15,7 @@ from .beside import check_beside, replay_beside
 from .outcome import ReplayOutcome, columns
 from .replay import CHUNK
 from .report import html_report
+from .rerun import Recording, rerun, shrink
 from .service import Service
 from .setup import Setup
 from .side_by_side import table
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", required=True, metavar="CONFIG", help="a model's config.json or its folder, or a profile (.toml)"
     )
-    size = parser.add_mutually_exclusive_group(required=True)
+    size = parser.add_mutually_exclusive_group()
     size.add_argument("--memory", metavar="SIZE", help='bytes of all pools together, such as "40GiB"')
     size.add_argument("--capacity", metavar="TOKENS", help="tokens of every pool, or NAME=TOKENS,NAME=STATES")
     parser.add_argument("--page", type=int, metavar="N", help="tokens of a page (default: the profile's, or 16)")
@@ -62,6 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--limit", type=int, metavar="N", help="replay the first N requests only")
     parser.add_argument(
+        "--rerun", action="store_true", help="of a recording: make the same calls again, and compare what comes of them"
+    )
+    parser.add_argument(
+        "--shrink",
+        type=Path,
+        metavar="FILE",
+        help="of a recording that fails in debug mode: the least that fails",
+    )
+    parser.add_argument(
         "--beside", action="append", default=[], metavar="ENGINE",
         help="replay with this engine's own cache manager as well, at the same bytes: vllm, sglang, or module:Class",
     )  # fmt: skip
@@ -78,14 +88,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay the trace once with each policy. Returns 130 if it was interrupted, after what was measured."""
+    if args.rerun or args.shrink is not None:
+        return _rerun(args)
     service = None if args.in_turn else Service(args.prefill, args.decode, args.max_running, args.chunk)
+    if args.memory is None and args.capacity is None:
+        raise InputError("say how large the cache is: --memory SIZE or --capacity TOKENS")
     trace = read_trace(args.trace, block=args.block, limit=args.limit)
     outcomes: list[ReplayOutcome] = []
-    for name in dict.fromkeys(args.policy):
-        setup = Setup(
+    setups = [
+        Setup(
             args.model,
             page_size=args.page,
-            capacity=None if args.capacity is None else parse_capacity(args.capacity),
+            capacity=_capacity(args),
             memory=args.memory,
             policy=name,
             admission=args.admission,
@@ -94,6 +108,11 @@ def run(args: argparse.Namespace) -> int:
             chunk=args.chunk,
             outputs=args.outputs,
         )
+        for name in dict.fromkeys(args.policy)
+    ]
+    if args.beside:
+        check_beside(setups[0], args.beside, args.settings)
+    for name, setup in zip(dict.fromkeys(args.policy), setups, strict=True):
         bar = ProgressBar(trace, name)
         driver = setup.driver(trace.name, bar.told)
         try:
@@ -108,23 +127,85 @@ def run(args: argparse.Namespace) -> int:
             return INTERRUPTED
         finally:
             bar.clear()
-    _tell(outcomes, args)
+    peers: dict[str, list[ReplayOutcome]] = {}
+    try:
+        for engine in args.beside:
+            bar = ProgressBar(trace, engine)
+            peers[engine] = []
+            for outcome in replay_beside(setups[0], trace, engine, settings=args.settings, told=bar.told):
+                bar.clear()
+                peers[engine].append(outcome)
+    except KeyboardInterrupt:
+        bar.clear()
+        _tell(outcomes, args, peers)
+        return INTERRUPTED
+    _tell(outcomes, args, peers)
     return 0
 
 
-def _tell(outcomes: list[ReplayOutcome], args: argparse.Namespace) -> None:
+def _rerun(args: argparse.Namespace) -> int:
+    """Make the calls of a recording again. Returns 1 if something came out otherwise, or fails."""
+    recording = Recording.read(args.trace)
+    setup = Setup(
+        args.model,
+        page_size=args.page or recording.head.page,
+        capacity=_recorded_capacity(recording) if args.capacity is args.memory is None else _capacity(args),
+        memory=args.memory,
+        policy=args.policy[0],
+        admission=args.admission,
+        host=args.host,
+        service=None,
+        debug=True if args.shrink is not None else None,
+    )
+    if args.shrink is None:
+        done = rerun(recording, setup.compose())
+        print("\n".join((f"{done.calls:,} calls made again, {done.differences:,} came out otherwise", *done.told)))
+        return 1 if done.differences else 0
+    shrunk = shrink(recording, setup.compose)
+    if shrunk is None:
+        print(f"In debug mode {len(recording.entries):,} calls of {len(recording.requests):,} requests fail nowhere.")
+        return 0
+    shrunk.recording.write(args.shrink)
+    print(
+        f"{len(shrunk.recording.requests):,} of {len(recording.requests):,} requests are enough, in "
+        f"{len(shrunk.recording.entries):,} calls: {args.shrink} ({shrunk.attempts:,} attempts)\n"
+        f"{type(shrunk.error).__name__}: {shrunk.error}"
+    )
+    return 1
+
+
+def _recorded_capacity(recording: Recording) -> Mapping[str, int]:
+    """The pools of the cache that was recorded, as ``compose`` takes them."""
+    return {name: slots * (page or 1) for name, (slots, page) in recording.head.pools.items()}
+
+
+def _capacity(args: argparse.Namespace) -> int | Mapping[str, int] | None:
+    return None if args.capacity is None else parse_capacity(args.capacity)
+
+
+def _tell(
+    outcomes: list[ReplayOutcome], args: argparse.Namespace, peers: Mapping[str, list[ReplayOutcome]] | None = None
+) -> None:
+    beside = {engine: many for engine, many in (peers or {}).items() if many}
     if args.report is not None:
         try:
-            args.report.write_text(html_report(outcomes), encoding="utf-8")
+            every = [*outcomes, *(each for many in beside.values() for each in many)]
+            args.report.write_text(html_report(every), encoding="utf-8")
         except OSError as error:
             raise InputError(f"--report {args.report} cannot be written: {error.strerror}") from error
     if args.json:
-        print(json.dumps({"replays": [outcome.as_dict() for outcome in outcomes]}))
+        told: dict[str, Any] = {"replays": [outcome.as_dict() for outcome in outcomes]}
+        if beside:
+            told["beside"] = {engine: [each.as_dict() for each in many] for engine, many in beside.items()}
+        print(json.dumps(told))
         return
     print("\n\n".join(map(str, outcomes)))
     if len(outcomes) > 1:
         print()
         print("\n".join(comparison(outcomes)))
+    if beside:
+        print()
+        print("\n".join(table(outcomes, beside)))
     sys.stdout.flush()
 
 

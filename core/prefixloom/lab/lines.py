@@ -101,31 +101,42 @@ def opened(path: Path, progress: ReadSoFar) -> IO[bytes]:
     return gzip.GzipFile(fileobj=counted) if path.suffix == ".gz" else counted  # type: ignore[return-value]
 
 
-def numbered_lines(path: Path, progress: ReadSoFar) -> Iterator[tuple[int, Line]]:
-    """(number, object) of each line that is not empty."""
+def numbered_texts(path: Path, progress: ReadSoFar) -> Iterator[tuple[int, bytes, bool]]:
+    """(number, text, whether it is the last) of each line that is not empty."""
     number = 0
     with opened(path, progress) as file:
         lines = iter(file)
+        held: tuple[int, bytes] | None = None
         while True:
             try:
                 raw = next(lines, None)
             except (OSError, EOFError, zlib.error) as error:
                 raise InputError(f"{path}, after line {number}: it is cut off or no gzip file ({error})") from error
             if raw is None:
-                return
+                break
             number += 1
             if raw.isspace():
                 continue
-            try:
-                line = json.loads(raw)
-            except ValueError as error:
-                cut = "" if raw.endswith(b"\n") else ", and the file ends in this line: it may be cut off"
-                raise InputError(
-                    f"{path}, line {number}: a JSON object is expected, got {shown(raw[:60])} ({error}){cut}"
-                ) from error
-            if not isinstance(line, dict):
-                raise InputError(f"{path}, line {number}: a JSON object is expected, got {shown(line)}")
-            yield number, line
+            if held is not None:
+                yield (*held, False)
+            held = number, raw
+        if held is not None:
+            yield (*held, True)
+
+
+def numbered_lines(path: Path, progress: ReadSoFar) -> Iterator[tuple[int, Line]]:
+    """(number, object) of each line that is not empty."""
+    for number, raw, _ in numbered_texts(path, progress):
+        try:
+            line = json.loads(raw)
+        except ValueError as error:
+            cut = "" if raw.endswith(b"\n") else ", and the file ends in this line: it may be cut off"
+            raise InputError(
+                f"{path}, line {number}: a JSON object is expected, got {shown(raw[:60])} ({error}){cut}"
+            ) from error
+        if not isinstance(line, dict):
+            raise InputError(f"{path}, line {number}: a JSON object is expected, got {shown(line)}")
+        yield number, line
 
 
 def shown(value: object) -> str:

@@ -79,7 +79,7 @@ def _kind_of(part: Part) -> MemoryKind:
 
 @attrs.frozen
 class PeerPool:
-    """A pool of a peer. ``page_tokens`` is 0 where a page holds no fixed number of tokens: a state, or a shared block."""
+    """A pool of a peer. ``page_tokens`` is 0 where a page has no fixed number of tokens: a state, or a shared block."""
 
     name: str
     capacity: int
@@ -98,7 +98,7 @@ class PeerMatch:
 
 @attrs.frozen
 class PeerUse:
-    """What a pool has, in pages: cached and held by nobody, and held by running requests. ``evicted`` since the start."""
+    """What a pool has, in pages: cached and held by nobody, and held by running requests; what it ever evicted."""
 
     cached: int
     running: int
@@ -136,6 +136,11 @@ class PeerCache(ABC):
     def settings_of(cls, kinds: Sequence[MemoryKind]) -> tuple[str, ...]:
         """The names of those settings that make a difference for such a model, the default first."""
         return tuple(cls.settings)
+
+    @classmethod
+    @abstractmethod
+    def check_size(cls, kinds: Sequence[MemoryKind], memory: int, setting: str) -> None:
+        """NotSized: a cache of this size cannot be made."""
 
     @abstractmethod
     def holds(self, length: int) -> bool:

@@ -130,9 +130,7 @@ def make_plan(
         raise InputError("a plan is made for a memory budget: say memory")
     budget = parse_memory(setup.memory)
     if setup.traffic is None:
-        setup = attrs.evolve(
-            setup, traffic=traffic_of(trace, 32 if setup.service is None else setup.service.max_running)
-        )
+        setup = attrs.evolve(setup, traffic=traffic_of(trace, 32 if setup.service is None else setup.service.max_running))
     traffic = setup.traffic
     assert traffic is not None
     cache = setup.compose()

@@ -61,9 +61,7 @@ def _curves(outcomes: Sequence[ReplayOutcome], policies: Sequence[str], bounds: 
         points = sorted((each.bytes, each.hit_rate) for each in outcomes if each.policy == policy)
         series.append(LineSeries(policy, points))
     for name in dict.fromkeys(each.name for each in bounds):
-        series.append(
-            LineSeries(name, sorted((each.bytes, each.hit_rate) for each in bounds if each.name == name), True)
-        )
+        series.append(LineSeries(name, sorted((each.bytes, each.hit_rate) for each in bounds if each.name == name), True))
     ends = sorted({each.bytes for each in outcomes})
     ideal = outcomes[0].ideal_rate
     series.append(LineSeries("infinite memory", [(ends[0], ideal), (ends[-1], ideal)], True))
@@ -84,17 +82,7 @@ def _shares(outcome: ReplayOutcome) -> Iterable[tuple[str, float]]:
 
 
 def _table(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound]) -> str:
-    heads = [
-        "memory",
-        "policy",
-        "computed, x ideal",
-        "hit",
-        "gap closed",
-        "evicted",
-        "states",
-        "median left",
-        "p99 left",
-    ]
+    heads = ["memory", "policy", "computed, x ideal", "hit", "gap closed", "evicted", "states", "median left", "p99 left"]
     if not bounds:
         heads.remove("gap closed")
     rows = []

@@ -33,6 +33,7 @@ class Setup:
     ``options``   by component: options that it is made with beside those that follow from the model
     ``service``   how requests overlap in time; None: one after the other, in steps of ``chunk`` tokens
     ``outputs``   what becomes of answers, as in ``Replay``
+    ``debug``     check everything after every operation
     ``name``      how the outcome is called among others; empty: by its policy
     """
 
@@ -49,15 +50,16 @@ class Setup:
     chunk: int = CHUNK
     outputs: Outputs = "running"
     name: str = ""
+    debug: bool | None = None
 
     def compose(self) -> Cache:
         """Make the cache. A CompositionError says what does not fit together."""
-        running = {} if self.service is None else {"max_running": self.service.max_running}
+        running: dict[str, Any] = {} if self.service is None else {"max_running": self.service.max_running}
         if self.traffic is not None:
             running = {}
         return compose(
             self._profile(), page_size=self.page_size, capacity=self.capacity, memory=self.memory,
-            traffic=self.traffic, policy=self.policy, admission=self.admission, device="meta",
+            traffic=self.traffic, policy=self.policy, admission=self.admission, device="meta", debug=self.debug,
             plugins=self._tiers(), **running,
         )  # fmt: skip
 

@@ -41,9 +41,7 @@ class SyntheticTrace:
     def __attrs_post_init__(self) -> None:
         for name, low in (("users", 1), ("requests", 1), ("turns", 1), ("think", 0)):
             if not getattr(self, name) >= low:
-                raise InputError(
-                    f"synthetic traffic: {name} is a number of at least {low}, got {getattr(self, name)!r}"
-                )
+                raise InputError(f"synthetic traffic: {name} is a number of at least {low}, got {getattr(self, name)!r}")
 
     def __iter__(self) -> Iterator[LabRequest]:
         chance, traffic = random.Random(self.seed), self.traffic

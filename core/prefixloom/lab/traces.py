@@ -24,7 +24,8 @@ import attrs
 
 from ..errors import InputError
 from ..tree.keys import TOKEN_LIMIT, encode
-from .lines import ReadSoFar, Where, numbered_lines, shown
+from .lines import ReadSoFar, Where, numbered_lines, numbered_texts, shown
+from .recording import requests_of
 from .requests import MOST_ID, BlockPrompt, LabRequest, TokenPrompt
 
 SAMPLE = 512
@@ -63,6 +64,9 @@ class RequestFile:
         return islice(self._requests(), self.limit)
 
     def _requests(self) -> Iterator[LabRequest]:
+        if self.format == "recording":
+            yield from requests_of(self.path, self.progress)
+            return
         parse = PARSERS[self.format]
         last, first = 0.0, None
         for count, (number, line) in enumerate(numbered_lines(self.path, self.progress)):
@@ -84,6 +88,9 @@ def read_trace(path: Path | str, *, block: int | None = None, limit: int | None 
     for name, value in (("block", block), ("limit", limit)):
         if value is not None and (value.__class__ is not int or value < 1):
             raise InputError(f"{name} is a whole number from 1 up, got {value!r}")
+    head = next(numbered_texts(path, ReadSoFar()), None)
+    if head is not None and head[1].lstrip().startswith(b'["recording"'):
+        return RequestFile(path, "recording", 0, limit)
     sample = list(islice(numbered_lines(path, ReadSoFar()), SAMPLE))
     if not sample:
         raise InputError(f"{path} has no line: a trace has one JSON object a line")

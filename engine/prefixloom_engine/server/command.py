@@ -82,6 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serving.add_argument("--otlp", metavar="URL", help="a collector of OpenTelemetry for the span of each request")
     serving.add_argument("--trace", metavar="FILE", help="write what the engine does, for ui.perfetto.dev")
     serving.add_argument("--trace-size", default="1GiB", metavar="SIZE", help="the trace ends there (default: 1GiB)")
+    serving.add_argument(
+        "--record", metavar="FILE", help="write what the cache is asked, without text, for `prefixloom replay`"
+    )
     serving.add_argument("--timeout", default="600", metavar="S", help="seconds of an answer (default: 600)")
     serving.add_argument(
         "--drain", default="30", metavar="S", help="seconds that the end waits for answers and store (default: 30)"
@@ -183,6 +186,11 @@ def _serve(settings: ServeSettings) -> int:
             publisher = make_publisher(cache, args.events)
             observers.append(Polled(publisher.poll))
             closing.append(publisher.close)
+        if args.record is not None:
+            from prefixloom.lab import record
+
+            cache = recorded = record(cache, args.record)
+            closing.append(recorded.finish)
         return Engine(
             model, cache, chunk=numbers["chunk"], max_running=numbers["max_running"], policy="priority",
             speculate=numbers["speculate"], observers=observers,

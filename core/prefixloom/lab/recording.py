@@ -1,0 +1,515 @@
+"""Recording: what an engine asks of its cache, written to a file while it runs, without any text.
+
+``record`` returns a face of the cache that an engine uses in its place. Each call is made as before, and then written:
+one JSON array a line, its first element the verb. Tokens stand as hashes of whole pages, each of which covers all that
+stands before it, keyed with a secret that is not in the file. So a recording tells which prompts share what, and no
+more of them than that.
+
+``rerun`` makes the same calls again, and ``requests_of`` reads a recording as a trace for other caches. An error of the
+file ends the recording, and never a request.
+"""
+
+from __future__ import annotations
+
+import binascii
+import gzip
+import json
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal
+
+import attrs
+
+from ..cache.cache import Cache
+from ..cache.explanation import Explanation
+from ..cache.match_plan import MatchPlan
+from ..cache.sequence import Sequence
+from ..compose.registry import default_registry
+from ..contract.identity import means
+from ..errors import CapacityError, CompositionError, InputError, ProtocolError
+from ..operations.match import Extra
+from ..operations.state import Match
+from ..operations.step import Step
+from ..operations.tier_answers import Restored
+from ..tree.keys import TOKEN_BYTES, TOKEN_LIMIT, Span, Tokens, encode, namespace_of
+from ..tree.radix import FOREVER
+from .lines import ReadSoFar, numbered_texts, shown
+from .requests import MOST_ID, BlockPrompt, LabRequest
+from .salted import HASH_BYTES, Salted
+
+log = logging.getLogger("prefixloom")
+
+VERSION = 1
+Entry = list[Any]
+"""A line: the verb, then what it was called with, then what came of it. ``VERBS`` lists them."""
+VERBS: Mapping[str, str] = {
+    "open": "number, seconds, namespace, tokens, hashes, most, priority, until, ready, walked, limited by, failed",
+    "restore": "number, ready",
+    "grow": "number, reserved, failed, arriving",
+    "append": "number, named, hashes, the first page",
+    "begin": "step, numbers, role, ahead",
+    "run": "step",
+    "end": "step, failed",
+    "fill": "number",
+    "commit": "number, committed",
+    "publish": "number, upto, published",
+    "rewind": "number, reserved, named",
+    "close": "number, seconds",
+    "abort": "number, seconds",
+    "priority": "number, priority",
+    "until": "number, until",
+    "evict": "need, unneeded, freed",
+    "expire": "now",
+    "reclaim": "",
+    "poll": "",
+    "drop": "namespaces",
+    "flush": "",
+    "why": "number, findings (start, end, reason, component)",
+}
+
+
+def record(
+    cache: Cache, path: Path | str, *, salt: bytes | None = None, clock: Callable[[], float] = time.monotonic
+) -> RecordingCache:
+    """A face of ``cache`` that writes to ``path`` what it is asked. Use it in place of the cache, and ``finish`` it.
+
+    ``salt``: a secret that several recordings share, so that equal prompts have equal hashes in them; else each has its
+    own. A name that ends in ``.gz`` is compressed.
+    """
+    composition = cache.composition
+    if composition.lent:
+        raise CompositionError("a cache whose slots an engine lends is not recorded: compose it with slots='own'")
+    if composition.lookahead >= composition.page:
+        raise CompositionError(f"a lookahead of {composition.lookahead} needs pages of more tokens to be recorded")
+    if cache.stats().opened:
+        raise ProtocolError("a recording begins with a cache that was not used yet")
+    hashes = Salted(composition.page, composition.lookahead, secrets.token_bytes(16) if salt is None else salt)
+    writer = Writer(Path(path), hashes, clock)
+    writer.write([
+        "recording", VERSION, composition.page, composition.lookahead, composition.name, composition.policy.name,
+        {name: [each.capacity, each.page_tokens] for name, each in cache.stats().components.items()},
+    ])  # fmt: skip
+    return RecordingCache(cache, writer)
+
+
+class Writer:
+    """Writes entries to a file, until it fails or is closed."""
+
+    def __init__(self, path: Path, hashes: Salted, clock: Callable[[], float]) -> None:
+        self.path, self.hashes = path, hashes
+        self.sequences = self.steps = 0
+        self.namespaces: set[str] = set()
+        """Those that something was opened in."""
+        self.failed: OSError | None = None
+        self._clock, self._begun = clock, clock()
+        try:
+            file = path.open("wb", 1 << 16)
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror}") from error
+        self._below = file if path.suffix == ".gz" else None
+        """What is compressed into: ``GzipFile`` leaves it open."""
+        self._file: IO[bytes] | None = gzip.GzipFile("", "wb", 1, file) if self._below else file  # type: ignore[assignment]
+        self._encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+    def seconds(self) -> float:
+        return round(self._clock() - self._begun, 4)
+
+    def write(self, entry: Entry) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(self._encode(entry).encode() + b"\n")
+        except OSError as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+                if self._below is not None:
+                    self._below.close()
+            except OSError as error:
+                self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        file, self._file = self._file, None
+        for each in (file, self._below):
+            if each is not None:
+                with suppress(OSError):  # what is left in its buffer cannot be written either
+                    each.close()
+        if self.failed is None:
+            self.failed = error
+            log.warning("the recording %s ends here: %s", self.path, error)
+
+
+class RecordingCache(Cache):
+    """A face of a cache that records what it is asked. ``finish`` ends the recording; the cache goes on."""
+
+    def __init__(self, cache: Cache, writer: Writer) -> None:
+        super().__init__(cache.core, default_registry().session_plugins)
+        self._writer = writer
+        self._polls = cache.composition.tier is not None
+
+    @property
+    def failed(self) -> OSError | None:
+        """What ended the recording before its time."""
+        return self._writer.failed
+
+    def finish(self) -> None:
+        """Write what is not written yet, and record nothing more. A second call does nothing."""
+        self._writer.close()
+
+    def __enter__(self) -> RecordingCache:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.finish()
+
+    # ------------------------------------------------------------ sequences
+    def open(
+        self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Extra = (), label: str = "",
+        priority: int = 0, until: float = FOREVER,
+    ) -> Sequence:  # fmt: skip
+        planned = tokens.__class__ is MatchPlan
+        if planned and (namespace or leave or extra):
+            raise InputError("a plan has its namespace, leave and extra already: give them to match")
+        plan = tokens if planned else self.match(tokens, namespace=namespace, leave=leave, extra=extra)
+        try:
+            made = super().open(plan, label=label, priority=priority, until=until)
+        except CapacityError:
+            self._opened(-1, plan.match_for(self.core), priority, until, True)
+            raise
+        writer = self._writer
+        number = writer.sequences
+        writer.sequences += 1
+        named = self._opened(number, made.running.match, priority, until, False)
+        return RecordingSequence(made, writer, number, named)
+
+    def _opened(self, number: int, match: Match, priority: int, until: float, failed: bool) -> NamedSoFar:
+        """Write that a sequence was opened, or could not be."""
+        writer = self._writer
+        writer.namespaces.add(match.namespace)
+        named = NamedSoFar(writer.hashes, match.namespace)
+        hashes = named.add(match.tokens, match.extra)
+        writer.write([
+            "open", number, writer.seconds(), named.namespace, match.count, hashes, match.most, priority,
+            None if until == FOREVER else until, match.ready, match.walked, match.limited_by, int(failed),
+        ])  # fmt: skip
+        return named
+
+    def step(self, sequences: Many[Sequence], role: Literal["target", "draft"] = "target", *, ahead: int = 0) -> Step:
+        step = super().step(sequences, role, ahead=ahead)
+        numbers = [each.number for each in sequences if isinstance(each, RecordingSequence)]
+        return RecordedStep(step, self._writer, numbers, role, ahead)  # type: ignore[return-value]
+
+    def explain(
+        self, tokens: Any, *, namespace: str = "", leave: int = 0, extra: Extra = (), closely: bool = True
+    ) -> Explanation:
+        if isinstance(tokens, RecordingSequence):
+            tokens = MatchPlan(self.core, tokens.running_for(self.core).match)
+        return super().explain(tokens, namespace=namespace, leave=leave, extra=extra, closely=closely)
+
+    def account(self, opened: Sequence | MatchPlan) -> Explanation:
+        told = super().account(opened)
+        if isinstance(opened, RecordingSequence):
+            findings = [[each.start, each.end, each.reason, each.component] for each in told.findings]
+            self._writer.write(["why", opened.number, findings])
+        return told
+
+    # ------------------------------------------------------------ room
+    def evict(self, need: int | Mapping[str, int], *, unneeded: bool = False) -> dict[str, int]:
+        freed = super().evict(need, unneeded=unneeded)
+        self._writer.write(["evict", need if isinstance(need, int) else dict(need), int(unneeded), freed])
+        return freed
+
+    def expire(self, now: float) -> None:
+        super().expire(now)
+        self._writer.write(["expire", now])
+
+    def reclaim(self) -> dict[str, int]:
+        given = super().reclaim()
+        self._writer.write(["reclaim"])
+        return given
+
+    def drop_namespace(self, namespace: str) -> int:
+        kept = super().drop_namespace(namespace)
+        plain, writer = namespace_of(namespace), self._writer
+        meant = [writer.hashes.name(each) for each in writer.namespaces if each == plain or means(plain, each)]
+        writer.write(["drop", sorted(meant)])
+        return kept
+
+    def flush(self) -> None:
+        super().flush()
+        self._writer.write(["flush"])
+
+    def poll(self) -> None:
+        super().poll()
+        if self._polls:
+            self._writer.write(["poll"])
+
+    def lease(self, plan: MatchPlan, *, exact: bool = False) -> Any:
+        raise ProtocolError("a lease is not recorded: open a sequence, or use the cache itself")
+
+
+class NamedSoFar:
+    """The tokens that one sequence has named, as hashes of whole pages."""
+
+    __slots__ = ("_hashes", "_link", "_root", "_spans", "_tail", "count", "namespace", "pages")
+
+    def __init__(self, hashes: Salted, namespace: str) -> None:
+        self._hashes = hashes
+        self.namespace = hashes.name(namespace)
+        self._link = self._root = hashes.root(namespace)
+        self._tail = bytearray()
+        self._spans: tuple[Span, ...] = ()
+        self.pages = self.count = 0
+
+    def add(self, tokens: bytes, extra: tuple[Span, ...]) -> str:
+        """The hashes of the pages that ``tokens`` complete, as text. The spans of ``extra`` count from the first."""
+        if extra:
+            self._spans += tuple((low + self.count, high + self.count, key) for low, high, key in extra)
+        self.count += len(tokens) // TOKEN_BYTES
+        self._tail += tokens
+        whole = self._hashes.pages(len(self._tail))
+        if not whole:
+            return ""
+        made = self._hashes.link(self._link, self._tail, whole, self.pages, self._spans)
+        self._link = made[-HASH_BYTES:]
+        self.pages += whole
+        del self._tail[: whole * self._hashes.page_bytes]
+        return binascii.b2a_base64(made, newline=False).decode()
+
+    def begin_again(self, tokens: Tokens) -> None:
+        """Some were taken back, and ``tokens`` are left."""
+        self._link, self._spans, self.pages, self.count = self._root, (), 0, 0
+        self._tail.clear()
+        self.add(tokens, tokens.extra)
+
+
+class RecordingSequence(Sequence):
+    """A sequence whose calls are recorded. ``inner`` is the same sequence, which knows when it was dropped."""
+
+    __slots__ = ("_inner", "_named", "_writer", "number")
+
+    def __init__(self, inner: Sequence, writer: Writer, number: int, named: NamedSoFar) -> None:
+        super().__init__(inner.core, inner.running)
+        self._inner, self._writer, self._named = inner, writer, named
+        self.number = number
+
+    def __del__(self) -> None:
+        """The inner sequence tells the cache."""
+
+    @property
+    def priority(self) -> int:
+        return self.running.priority
+
+    @priority.setter
+    def priority(self, priority: int) -> None:
+        self._inner.priority = priority
+        self._writer.write(["priority", self.number, priority])
+
+    @property
+    def until(self) -> float:
+        return self.running.until
+
+    @until.setter
+    def until(self, until: float) -> None:
+        self._inner.until = until
+        self._writer.write(["until", self.number, None if until == FOREVER else until])
+
+    def restore(self) -> Restored:
+        restored = super().restore()
+        self._writer.write(["restore", self.number, self.ready])
+        return restored
+
+    def grow(self, count: int, *, arriving: bool = False) -> None:
+        try:
+            super().grow(count, arriving=arriving)
+        except CapacityError:
+            self._writer.write(["grow", self.number, self.reserved + count, 1, int(arriving)])
+            raise
+        self._writer.write(["grow", self.number, self.reserved, 0, int(arriving)])
+
+    def append(self, tokens: Any, *, extra: Extra = ()) -> None:
+        before = self._named.count
+        tokens = encode(tokens)
+        super().append(tokens, extra=extra)
+        spans = self.running.names.extra if extra or tokens.extra else ()
+        fresh = tuple((low - before, high - before, key) for low, high, key in spans if low >= before)
+        first = self._named.pages
+        hashes = self._named.add(tokens, fresh)
+        self._writer.write(["append", self.number, self._named.count, hashes, first])
+
+    def fill(self, stream: Any = None) -> None:
+        super().fill(stream)
+        self._writer.write(["fill", self.number])
+
+    def commit(self, upto: int | None = None) -> None:
+        super().commit(upto)
+        self._writer.write(["commit", self.number, self.committed])
+
+    def publish(self, upto: int | None = None) -> int:
+        before = self.published
+        asked = self.publishable if upto is None else upto
+        published = super().publish(upto)
+        if published > before:
+            self._writer.write(["publish", self.number, asked, published])
+        return published
+
+    def rewind(self, count: int) -> None:
+        super().rewind(count)
+        if self.named < self._named.count:
+            self._named.begin_again(self.tokens)
+        self._writer.write(["rewind", self.number, self.reserved, self.named])
+
+    def close(self) -> None:
+        was_open = self.open
+        super().close()
+        if was_open:
+            self._writer.write(["close", self.number, self._writer.seconds()])
+
+    def abort(self) -> None:
+        was_open = self.open
+        super().abort()
+        if was_open:
+            self._writer.write(["abort", self.number, self._writer.seconds()])
+
+
+class RecordedStep:
+    """A step that is written when its block begins and when it ends. Inside of the block it is the step itself."""
+
+    __slots__ = ("_ahead", "_number", "_numbers", "_role", "_step", "_writer")
+
+    def __init__(self, step: Step, writer: Writer, numbers: list[int], role: str, ahead: int) -> None:
+        self._step, self._writer, self._numbers, self._role, self._ahead = step, writer, numbers, role, ahead
+        self._number = -1
+
+    def __enter__(self) -> Step:
+        entered = self._step.__enter__()
+        self._number = self._writer.steps
+        self._writer.steps += 1
+        self._writer.write(["begin", self._number, self._numbers, self._role, self._ahead])
+        return entered
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            self._step.__exit__(kind, error, tb)
+        finally:
+            self._writer.write(["end", self._number, int(kind is not None)])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
+
+# ---------------------------------------------------------------- reading
+
+
+@attrs.frozen
+class RecordedComposition:
+    """What the cache of a recording was composed of. ``pools``: by component, pages (states) and tokens of a page."""
+
+    page: int
+    lookahead: int
+    model: str
+    policy: str
+    pools: Mapping[str, tuple[int, int]]
+
+
+def is_recording(line: object) -> bool:
+    """Whether a file with this first line is a recording."""
+    return isinstance(line, list) and line[:1] == ["recording"]
+
+
+def entries_of(path: Path, progress: ReadSoFar | None = None) -> Iterator[tuple[int, Entry]]:
+    """(line, entry) of a recording, its head first. A last line that was cut off is left out: the engine was killed."""
+    for number, raw, last in numbered_texts(path, ReadSoFar() if progress is None else progress):
+        try:
+            entry = json.loads(raw)
+        except ValueError as error:
+            if last and not raw.endswith(b"\n"):
+                return
+            raise InputError(f"{path}, line {number}: a JSON array is expected ({error})") from error
+        if (
+            not isinstance(entry, list)
+            or not entry
+            or (entry[0] not in VERBS and not (number == 1 and is_recording(entry)))
+        ):
+            raise InputError(f"{path}, line {number}: an entry of a recording is expected, got {shown(entry)}")
+        yield number, entry
+
+
+def head_of(path: Path, entry: Entry) -> RecordedComposition:
+    """What the first entry of a recording says."""
+    if not is_recording(entry) or len(entry) != 7:
+        raise InputError(f"{path}, line 1: the head of a recording is expected, got {shown(entry)}")
+    if entry[1] != VERSION:
+        raise InputError(f"{path} is a recording of version {entry[1]}, and this prefixloom reads version {VERSION}")
+    _, _, page, lookahead, model, policy, pools = entry
+    return RecordedComposition(page, lookahead, model, policy, {name: tuple(each) for name, each in pools.items()})
+
+
+def numbers_of(hashes: str) -> list[int]:
+    """The hashes of pages as numbers."""
+    raw = binascii.a2b_base64(hashes)
+    return [int.from_bytes(raw[at : at + HASH_BYTES], "little") % MOST_ID for at in range(0, len(raw), HASH_BYTES)]
+
+
+class _Asked:
+    """A request of a recording that is not over."""
+
+    __slots__ = ("entry", "ids", "line", "named", "over")
+
+    def __init__(self, line: int, entry: Entry) -> None:
+        self.line, self.entry, self.ids = line, entry, numbers_of(entry[5])
+        self.named, self.over = int(entry[4]), False
+
+
+def requests_of(path: Path, progress: ReadSoFar | None = None) -> Iterator[LabRequest]:
+    """A recording as a trace: each sequence that was opened is a request, in their order.
+
+    What is read ahead are the requests that ran at the same time.
+    """
+    entries = entries_of(path, progress)
+    first = next(entries, None)
+    if first is None:
+        raise InputError(f"{path} has no line: a recording begins with its head")
+    page = head_of(path, first[1]).page
+    running: dict[int, _Asked] = {}
+    waiting: deque[_Asked] = deque()
+    for line, entry in entries:
+        verb = entry[0]
+        if verb == "open" and entry[1] >= 0:
+            asked = running[entry[1]] = _Asked(line, entry)
+            waiting.append(asked)
+        elif verb == "append":
+            asked = running[entry[1]]
+            asked.named = entry[2]
+            asked.ids[entry[4] :] = numbers_of(entry[3])
+        elif verb in ("close", "abort"):
+            running.pop(entry[1]).over = True
+            while waiting and waiting[0].over:
+                yield _request(waiting.popleft(), page)
+    yield from (_request(asked, page) for asked in waiting)
+
+
+def _request(asked: _Asked, page: int) -> LabRequest:
+    number, at, namespace, count, priority = (asked.entry[place] for place in (1, 2, 3, 4, 7))
+    prompt = BlockPrompt(asked.ids[: count // page], page, count, number % TOKEN_LIMIT)
+    ids = asked.ids[: asked.named // page]
+    return LabRequest(
+        at=at,
+        prompt=prompt,
+        output=max(0, asked.named - count),
+        whole=BlockPrompt(ids, page, asked.named, number % TOKEN_LIMIT) if asked.named > count else None,
+        namespace=namespace,
+        priority=priority,
+        line=asked.line,
+    )
