@@ -187,7 +187,7 @@ class SGLangBeside(PeerCache):
         return window is None or self._of_window(length) + 2 * self._page <= window.capacity * self._page
 
     # ------------------------------------------------------------ requests
-    def open(self, tokens: Tokens, namespace: str) -> tuple[SGLangRequest, PeerMatch]:
+    def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[SGLangRequest, PeerMatch]:
         made, stateful = self._made, "state" in self._names
         if self._rows.available_size() < 1:
             raise NoRoom("requests", "no row is left")
@@ -201,7 +201,7 @@ class SGLangBeside(PeerCache):
         hit, walked = int(request.prefix_len), min(int(self._found.full_kv_hit_length), tokens.count - 1)
         request.lock = self._cache.lock(request.last_node)
         try:
-            rest = tokens.count - hit
+            rest = end - hit
             self._check(rest, self._of_window(rest), needed)
         except NoRoom:
             self.release(request)

@@ -206,7 +206,7 @@ class VLLMBeside(PeerCache):
     def holds(self, length: int) -> bool:
         return length < self._longest and self._sizes.held(length, self._chunk) <= self._sizes.blocks - 1
 
-    def open(self, tokens: Tokens, namespace: str) -> tuple[VLLMRequest, PeerMatch]:
+    def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[VLLMRequest, PeerMatch]:
         manager = self._manager
         request = Request(
             request_id=str(next(self._numbers)), prompt_token_ids=tokens.tolist(), sampling_params=self._sampling,
@@ -222,6 +222,10 @@ class VLLMBeside(PeerCache):
         )
         if found is None:
             raise NoRoom(POOL, "no blocks are left for a whole prompt")
+        more = self._sizes.held(end, self._chunk) - self._sizes.held(request.num_prompt_tokens, self._chunk)
+        if more > manager.block_pool.get_num_free_blocks():
+            manager.free(request)
+            raise NoRoom(POOL, "no blocks are left for what was decoded before")
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = hit
         opened = VLLMRequest(manager, request)

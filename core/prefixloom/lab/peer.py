@@ -147,9 +147,10 @@ class PeerCache(ABC):
         """Whether a request that comes to ``length`` tokens can run alone."""
 
     @abstractmethod
-    def open(self, tokens: Tokens, namespace: str) -> tuple[Any, PeerMatch]:
-        """Match a prompt and protect what it hits. NoRoom: its prompt has no room now, and nothing changed.
+    def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[Any, PeerMatch]:
+        """Match a prompt and protect what it hits. NoRoom: there is none up to ``end`` now, and nothing changed.
 
+        ``end`` is the end of the prompt, or lies behind it if the request decoded before it gave up its room.
         The request that is returned has ``close()``, when its answer is over, and ``abort()``: both give its room back.
         What it has published stays cached.
         """

@@ -46,15 +46,15 @@ class PeerReplay(Serving):
         request = active.request
         if not active.tokens:
             active.tokens = request.prompt.tokens()
+        end = request.prompt.count + active.decoded
         try:
-            active.sequence, match = self._peer.open(active.tokens, request.namespace)
+            active.sequence, match = self._peer.open(active.tokens, request.namespace, end)
         except CapacityError:
             return False
         if active.hit < 0:
             active.hit, active.restored = match.hit, 0
             active.walked, active.limited_by = match.walked, match.limited_by
-        active.launched = match.hit
-        active.end = request.prompt.count + active.decoded
+        active.launched, active.end = match.hit, end
         return True
 
     def _compute(self, active: Active) -> None:
