@@ -125,11 +125,15 @@ class SGLangCache(ForeignCache):
     """Of how many tokens each state of a running request is kept. 0: of two pages."""
     requests_at_once: ClassVar[int] = 8
     """Rows of the request table, where no states bound their number."""
+    extra_buffer: ClassVar[bool | None] = None
+    """Whether states are kept on the way of a request. None: where pages have more than one token."""
+    state_chunk: ClassVar[int] = 0
+    """Of how many tokens a prompt's states can be kept. 0: of a page."""
 
     def __init__(self, device: Any, components: str, page: int, tokens: int, states: int, window: int) -> None:
         self.device, self.page, self.letters = device, page, components
-        extra = "M" in components and page > 1
-        self.overlap = not ("M" in components and page == 1)
+        extra = "M" in components and (page > 1 if self.extra_buffer is None else self.extra_buffer)
+        self.overlap = extra or "M" not in components
         self.ahead = 1 if self.overlap else 0
         self._arguments(extra)
         tokens = tokens // page * page
@@ -160,7 +164,9 @@ class SGLangCache(ForeignCache):
         counts = {"F": pages, "S": window_pages, "M": states}
         self.pools = {NAMES[each]: range(1, counts[each] + 1) for each in components}  # 0 is a slot for padding
         self.model = types.SimpleNamespace(
-            vocab_size=1 << 20, is_encoder_decoder=False, hf_text_config=types.SimpleNamespace(mamba_chunk_size=page)
+            vocab_size=1 << 20,
+            is_encoder_decoder=False,
+            hf_text_config=types.SimpleNamespace(mamba_chunk_size=self.state_chunk or page),
         )
         self.results = Results(self.cache)
         self.running: Any = self._batch([])
@@ -183,7 +189,7 @@ class SGLangCache(ForeignCache):
             mamba_radix_cache_strategy="extra_buffer" if extra else "no_buffer",
             disable_overlap_schedule=not self.overlap,
         )
-        arguments._mamba_cache_chunk_size = self.page
+        arguments._mamba_cache_chunk_size = self.state_chunk or self.page
         set_global_server_args_for_scheduler(arguments)
 
     def _kv_pool(self, tokens: int) -> Any:
@@ -209,7 +215,7 @@ class SGLangCache(ForeignCache):
 
     def _request_pool(self, states: int, extra: bool) -> Any:
         # A request has a running slot and two that are written in turn, and SGLang sizes the pool for three or five.
-        size = states // (5 if extra else 3) if "M" in self.letters else self.requests_at_once
+        size = self._rows(states // (5 if extra else 3)) if "M" in self.letters else self.requests_at_once
         common = {"size": size, "max_context_len": self.longest, "device": "cpu", "enable_memory_saver": False}
         if "M" not in self.letters:
             return ReqToTokenPool(**common)
@@ -227,6 +233,10 @@ class SGLangCache(ForeignCache):
             enable_overlap_schedule=self.overlap,
             **common,
         )
+
+    def _rows(self, most: int) -> int:
+        """Rows of the request table, where the states allow ``most``."""
+        return most
 
     @classmethod
     def version(cls) -> str:

@@ -90,6 +90,7 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "runner": set(),
         "drivers": {"runner"},
         "foreign": {"drivers"},
+        "beside": {"drivers", "foreign"},
         "workloads": {"runner", "drivers"},
         "serving": {"runner", "drivers", "workloads"},
         "peers": {"runner", "drivers", "workloads"},

@@ -12,8 +12,9 @@ from ..compose.sizing import size_text
 
 SAMPLES = 512
 """The most moments at which the use of memory is kept."""
-NEW, GONE = "new", "gone"
-"""Why tokens missed, beside the names of components: nobody asked for them before; the keys are not there any more."""
+NEW, GONE, ROUNDED = "new", "gone", "rounded"
+"""Why tokens missed, beside the names of components: nobody asked for them before; the keys are not there any more; a
+hit ends at a multiple of some tokens, and this is the rest."""
 
 
 @attrs.frozen
@@ -215,7 +216,7 @@ def describe(outcome: ReplayOutcome) -> list[str]:
 
 def reasons(outcome: ReplayOutcome) -> Iterable[tuple[str, float]]:
     """(in words, share of the prompt tokens) of each reason why tokens missed, the largest first."""
-    words = {NEW: "new", GONE: "evicted with their keys"}
+    words = {NEW: "new", GONE: "evicted with their keys", ROUNDED: "behind the last place where a hit may end"}
     for reason, tokens in sorted(outcome.missed.items(), key=lambda each: -each[1]):
         if reason in words:
             yield words[reason], tokens / outcome.prompt

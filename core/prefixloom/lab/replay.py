@@ -13,9 +13,10 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from ..cache.cache import Cache
 from ..cache.match_plan import MatchPlan
@@ -23,7 +24,7 @@ from ..cache.sequence import Sequence
 from ..cache.stats import CacheStats
 from ..errors import CapacityError, InputError
 from ..tree.keys import TOKEN_LIMIT, Tokens
-from .outcome import GONE, NEW, PoolUse, ReplayOutcome, Tally
+from .outcome import GONE, NEW, ROUNDED, PoolUse, ReplayOutcome, Tally
 from .requests import LabRequest
 from .seen import SeenPrefixes
 from .service import Service
@@ -67,7 +68,7 @@ class Active:
 
     def __init__(self, request: LabRequest, number: int, ideal: int) -> None:
         self.request, self.number, self.ideal = request, number, ideal
-        self.sequence: Sequence | None = None
+        self.sequence: Any = None
         self.tokens = self.named = Tokens()
         self.launched = self.end = self.decoded = self.computed = self.event = 0
         self.hit = self.restored = self.walked = -1
@@ -76,57 +77,65 @@ class Active:
         self.alone: Mapping[str, int] | None = None
 
 
-class Replay:
-    """One replay over one cache. ``run`` takes requests; ``outcome`` tells what was measured so far, at any time.
+class Serving(ABC):
+    """Serves the requests of a trace in virtual time, and sums up: what every side of a comparison has in common.
 
-    ``service``   how requests overlap in time; None: one after the other
-    ``chunk``     the most tokens of a step, if there is no service
-    ``outputs``   what becomes of answers. "running": they take memory while a request runs, and are not published,
-                  since a trace of blocks does not tell their text; "published": they are cached as an engine does it
-    ``closely``   one of so many requests is looked at closely; 0: none
-    ``leave``     so many tokens of a prompt are computed at least: an engine needs the last one's logits
-    ``told``      called after each request that is done, with their number and the virtual time
+    A subclass says how its cache opens, computes and decodes a request, and when a prompt has room. What a request
+    holds of the cache is its ``sequence``, which can be closed or aborted.
+
+    ``page``     what the ideal is rounded to, in tokens
+    ``grain``    what a hit of this cache is a multiple of
+    ``chunk``    the most tokens of a prompt that one step computes
+    ``stride``   tokens that are decoded between two looks at a request
+    ``leave``    so many tokens of a prompt are computed at least: an engine needs the last one's logits
     """
 
     def __init__(
-        self,
-        cache: Cache,
-        *,
-        service: Service | None = None,
-        chunk: int = CHUNK,
-        outputs: Outputs = "running",
-        closely: int = CLOSELY,
-        leave: int = 1,
-        told: Callable[[int, float], None] | None = None,
-        trace: str = "trace",
-    ) -> None:
-        if outputs not in ("running", "published"):
-            raise InputError(f"outputs are 'running' or 'published', got {outputs!r}")
-        if chunk.__class__ is not int or chunk < 1:
-            raise InputError(f"chunk is a whole number from 1 up, got {chunk!r}")
-        composition = cache.composition
-        self._cache, self._service, self._told, self._trace = cache, service, told, trace
-        self._page = composition.page
-        most = chunk if service is None else service.chunk
-        self._chunk = max(most // self._page * self._page, self._page)
-        self._publishes = outputs == "published"
-        self._closely, self._leave = closely, leave
-        states = [part for part in composition.parts if not part.page_tokens]
-        self._stateful = bool(states)
-        tracked = all(part.manifest.checkpoint_every for part in states)
-        self._publishes_states = self._publishes and self._stateful and not tracked
-        self._stride = self._page if self._publishes_states else max(STRIDE // self._page, 1) * self._page
-        self._tier = composition.tier is not None
-        self._expires = False
-        self._room = PoolRoom(cache, self._chunk)
-        self._seen = SeenPrefixes(self._page)
+        self, *, page: int, grain: int, chunk: int, stride: int, service: Service | None,
+        told: Callable[[int, float], None] | None, trace: str, leave: int = 1,
+    ) -> None:  # fmt: skip
+        self._service, self._told, self._trace, self._leave = service, told, trace, leave
+        self._page, self._grain, self._chunk, self._stride = page, grain, chunk, stride
+        self._stateful = self._expires = False
+        self._seen = SeenPrefixes(page)
         self._tally = Tally()
-        self._before = cache.stats()
         self._first: float | None = None
         self._now = 0.0
         self._cpu = 0.0
-        self._complete = True
         self._events = 0
+        self._complete = True
+
+    @abstractmethod
+    def outcome(self) -> ReplayOutcome:
+        """What was measured so far."""
+
+    @abstractmethod
+    def _holds(self, length: int) -> bool:
+        """Whether a request that comes to ``length`` tokens can run at all."""
+
+    @abstractmethod
+    def _open(self, active: Active) -> bool:
+        """Open a request: what it hits is protected. False: there is no room for it now."""
+
+    @abstractmethod
+    def _admit(self, active: Active, alone: bool) -> bool:
+        """Open a request if the pools have room for its prompt beside those that run."""
+
+    @abstractmethod
+    def _compute(self, active: Active) -> None:
+        """Compute the next chunk of a prompt, and publish it. CapacityError: nothing changed."""
+
+    @abstractmethod
+    def _decode(self, active: Active, count: int) -> None:
+        """Decode ``count`` tokens. CapacityError: nothing changed."""
+
+    @abstractmethod
+    def _sample(self) -> None:
+        """Note the use of memory at this moment."""
+
+    def _at(self, now: float) -> None:
+        """The virtual time is ``now``."""
+        self._now = now
 
     # ------------------------------------------------------------ running
     def run(self, requests: Iterable[LabRequest]) -> ReplayOutcome:
@@ -148,11 +157,11 @@ class Replay:
 
     def _arrivals(self, requests: Iterable[LabRequest]) -> Iterator[Active]:
         """The requests that the pools can hold, each with its ideal."""
-        seen, room = self._seen, self._room
+        seen = self._seen
         for number, request in enumerate(requests):
             if self._first is None:
                 self._first = request.at
-            if not room.holds(request.prompt.count + max(0, request.output - 1)):
+            if not self._holds(request.prompt.count + max(0, request.output - 1)):
                 self._tally.refused += 1
                 self._tally.requests += 1
                 continue
@@ -277,8 +286,119 @@ class Replay:
         active.event = self._events
         heapq.heappush(decoding, (at, active.event, active))
 
+    def _left(self, active: Active) -> int:
+        """Tokens that a request still decodes. The last one of an answer is never computed."""
+        return max(0, active.request.output - 1 - active.decoded)
+
+    def _retract(self, active: Active) -> None:
+        """A running request gives its room to others. What it computed stays cached; it begins again later."""
+        assert active.sequence is not None
+        active.sequence.close()
+        active.sequence, active.event = None, -1
+        self._tally.retracted += 1
+
+    def _refuse(self, active: Active) -> None:
+        """The pools are too small for a request, even alone."""
+        if active.sequence is not None:
+            active.sequence.abort()
+            active.sequence = None
+        self._tally.refused += 1
+        self._tally.requests += 1
+
+    def _end(self, active: Active) -> None:
+        sequence, request, tally = active.sequence, active.request, self._tally
+        assert sequence is not None
+        sequence.close()
+        active.sequence = None
+        count, hit = request.prompt.count, active.hit + active.restored
+        tally.requests += 1
+        tally.prompt += count
+        tally.output += request.output
+        tally.hit += active.hit
+        tally.restored += active.restored
+        tally.computed += active.computed
+        tally.ideal += count - active.ideal
+        tally.left[count - hit] += 1
+        tally.states_used += self._stateful and hit > 0
+        could = max(active.ideal, hit)
+        there = min(max(active.walked, hit), could)
+        whole = could // self._grain * self._grain  # no hit of this cache ends behind it
+        gone, stopped = max(0, whole - there), max(0, min(there, whole) // self._grain * self._grain - hit)
+        tally.missed[NEW] += count - could
+        if gone:
+            tally.missed[GONE] += gone
+        if stopped:
+            name = active.limited_by or GONE
+            tally.missed[name] += stopped
+            tally.stops[name] += 1
+        if rounded := could - hit - gone - stopped:
+            tally.missed[ROUNDED] += rounded
+        if active.alone is not None:
+            tally.looked_at += count
+            tally.alone.update(active.alone)
+        if tally.sample_due():
+            self._sample()
+        if self._told is not None:
+            self._told(tally.requests, self._now)
+
+
+class Replay(Serving):
+    """One replay over one cache. ``run`` takes requests; ``outcome`` tells what was measured so far, at any time.
+
+    ``service``   how requests overlap in time; None: one after the other
+    ``chunk``     the most tokens of a step, if there is no service
+    ``outputs``   what becomes of answers. "running": they take memory while a request runs, and are not published,
+                  since a trace of blocks does not tell their text; "published": they are cached as an engine does it
+    ``closely``   one of so many requests is looked at closely; 0: none
+    ``leave``     so many tokens of a prompt are computed at least: an engine needs the last one's logits
+    ``told``      called after each request that is done, with their number and the virtual time
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        service: Service | None = None,
+        chunk: int = CHUNK,
+        outputs: Outputs = "running",
+        closely: int = CLOSELY,
+        leave: int = 1,
+        told: Callable[[int, float], None] | None = None,
+        trace: str = "trace",
+    ) -> None:
+        if outputs not in ("running", "published"):
+            raise InputError(f"outputs are 'running' or 'published', got {outputs!r}")
+        if chunk.__class__ is not int or chunk < 1:
+            raise InputError(f"chunk is a whole number from 1 up, got {chunk!r}")
+        composition, page = cache.composition, cache.composition.page
+        most = chunk if service is None else service.chunk
+        self._cache = cache
+        self._publishes = outputs == "published"
+        self._closely = closely
+        states = [part for part in composition.parts if not part.page_tokens]
+        tracked = all(part.manifest.checkpoint_every for part in states)
+        self._publishes_states = self._publishes and bool(states) and not tracked
+        super().__init__(
+            page=page, grain=page, chunk=max(most // page * page, page),
+            stride=page if self._publishes_states else max(STRIDE // page, 1) * page,
+            service=service, told=told, trace=trace, leave=leave,
+        )  # fmt: skip
+        self._stateful = bool(states)
+        self._tier = composition.tier is not None
+        self._room = PoolRoom(cache, self._chunk)
+        self._before = cache.stats()
+
+    def _holds(self, length: int) -> bool:
+        return self._room.holds(length)
+
+    def _end(self, active: Active) -> None:
+        if active.request.ttl is not None:
+            assert active.sequence is not None
+            active.sequence.until = self._now + active.request.ttl
+        super()._end(active)
+
     def _at(self, now: float) -> None:
-        self._now = now
+        super()._at(now)
         if self._expires:
             self._cache.expire(now)
         if self._tier:
@@ -286,7 +406,6 @@ class Replay:
 
     # ------------------------------------------------------------ one request
     def _admit(self, active: Active, alone: bool) -> bool:
-        """Open a request if the pools have room for its prompt beside those that run."""
         if not self._open(active):
             return False
         if alone or self._room.suffices(active.launched, active.end):
@@ -336,7 +455,6 @@ class Replay:
             active.alone = self._cache.explain(plan, closely=False).alone
 
     def _compute(self, active: Active) -> None:
-        """Compute the next chunk of a prompt, and publish it. CapacityError: nothing changed."""
         start, page, named = active.launched, self._page, active.named.count
         end = min(start + self._chunk, active.end)
         if end < active.end:
@@ -381,59 +499,6 @@ class Replay:
                 return known
         return Tokens((array("i", [active.number]) * (end - start)).tobytes())
 
-    def _left(self, active: Active) -> int:
-        """Tokens that a request still decodes. The last one of an answer is never computed."""
-        return max(0, active.request.output - 1 - active.decoded)
-
-    def _retract(self, active: Active) -> None:
-        """A running request gives its room to others. What it computed stays cached; it begins again later."""
-        assert active.sequence is not None
-        active.sequence.close()
-        active.sequence, active.event = None, -1
-        self._tally.retracted += 1
-
-    def _refuse(self, active: Active) -> None:
-        """The pools are too small for a request, even alone."""
-        if active.sequence is not None:
-            active.sequence.abort()
-            active.sequence = None
-        self._tally.refused += 1
-        self._tally.requests += 1
-
-    def _end(self, active: Active) -> None:
-        sequence, request, tally = active.sequence, active.request, self._tally
-        assert sequence is not None
-        if request.ttl is not None:
-            sequence.until = self._now + request.ttl
-        sequence.close()
-        active.sequence = None
-        count, hit = request.prompt.count, active.hit + active.restored
-        tally.requests += 1
-        tally.prompt += count
-        tally.output += request.output
-        tally.hit += active.hit
-        tally.restored += active.restored
-        tally.computed += active.computed
-        tally.ideal += count - active.ideal
-        tally.left[count - hit] += 1
-        tally.states_used += self._stateful and hit > 0
-        could = max(active.ideal, hit)
-        there = min(max(active.walked, hit), could)
-        tally.missed[NEW] += count - could
-        if could > there:
-            tally.missed[GONE] += could - there
-        if there > hit:
-            name = active.limited_by or GONE
-            tally.missed[name] += there - hit
-            tally.stops[name] += 1
-        if active.alone is not None:
-            tally.looked_at += count
-            tally.alone.update(active.alone)
-        if tally.sample_due():
-            self._sample()
-        if self._told is not None:
-            self._told(tally.requests, self._now)
-
     # ------------------------------------------------------------ telling
     def _sample(self) -> None:
         figures = self._cache.stats().components
@@ -444,7 +509,6 @@ class Replay:
         )
 
     def outcome(self) -> ReplayOutcome:
-        """What was measured so far."""
         tally, stats, composition = self._tally, self._cache.stats(), self._cache.composition
         components = {name: self._use(name, stats, tally) for name in stats.components}
         states = [name for name, each in components.items() if not each.page_tokens]

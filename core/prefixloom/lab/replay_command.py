@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from .arguments import (
     setup_of,
     trace_of,
 )
+from .beside import check_beside, replay_beside
 from .outcome import ReplayOutcome, columns
 from .recordings.rerun import RecordedCalls, rerun, shrink
 from .report import html_report
 from .setup import Setup, replay_all
+from .side_by_side import table
 from .traces import RequestFile
 
 __all__ = ["add_arguments", "run"]
@@ -55,6 +58,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="of a recording that fails in debug mode: the least that fails",
     )
+    parser.add_argument(
+        "--beside", nargs="+", default=[], metavar="ENGINE",
+        help="replay with this engine's own cache manager as well, at the same bytes: vllm, sglang, or module:Class",
+    )  # fmt: skip
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="of --beside: these settings (default: all that matter)",
+    )
     add_output_arguments(parser)
 
 
@@ -68,7 +82,11 @@ def run(args: argparse.Namespace) -> int:
     setups = [
         attrs.evolve(base, policy=policy, **size) for size in _sizes(args) for policy in dict.fromkeys(args.policy)
     ]
-    if args.jobs > 1 and len(setups) > 1:
+    if args.beside:
+        if len(_sizes(args)) > 1:
+            raise InputError("--beside takes one memory or capacity at a time")
+        check_beside(setups[0], args.beside, args.settings)
+    elif args.jobs > 1 and len(setups) > 1:
         return _run_apart(setups, trace, args)
     outcomes: list[ReplayOutcome] = []
     for setup in setups:
@@ -86,8 +104,27 @@ def run(args: argparse.Namespace) -> int:
             return INTERRUPTED
         finally:
             bar.clear()
-    _tell(outcomes, args)
-    return 0
+    return _run_beside(setups[0], trace, outcomes, args)
+
+
+def _run_beside(setup: Setup, trace: RequestFile, outcomes: list[ReplayOutcome], args: argparse.Namespace) -> int:
+    """Replay with the managers of other engines as well, and tell everything."""
+    peers: dict[str, list[ReplayOutcome]] = {}
+    status = 0
+    for engine in args.beside:
+        bar = ProgressBar(trace, engine)
+        peers[engine] = []
+        try:
+            for outcome in replay_beside(setup, trace, engine, settings=args.settings, told=bar.told):
+                bar.clear()
+                peers[engine].append(outcome)
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+            break
+        finally:
+            bar.clear()
+    _tell(outcomes, args, peers)
+    return status
 
 
 def _run_apart(setups: list[Setup], trace: RequestFile, args: argparse.Namespace) -> int:
@@ -147,19 +184,29 @@ def _sizes(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [{"capacity": parse_capacity(each)} for each in dict.fromkeys(args.capacity)]
 
 
-def _tell(outcomes: list[ReplayOutcome], args: argparse.Namespace) -> None:
+def _tell(
+    outcomes: list[ReplayOutcome], args: argparse.Namespace, peers: Mapping[str, list[ReplayOutcome]] | None = None
+) -> None:
+    beside = {engine: many for engine, many in (peers or {}).items() if many}
     if args.report is not None:
         try:
-            args.report.write_text(html_report(outcomes), encoding="utf-8")
+            every = [*outcomes, *(each for many in beside.values() for each in many)]
+            args.report.write_text(html_report(every), encoding="utf-8")
         except OSError as error:
             raise InputError(f"--report {args.report} cannot be written: {error.strerror}") from error
     if args.json:
-        print(json.dumps({"replays": [outcome.as_dict() for outcome in outcomes]}))
+        told: dict[str, Any] = {"replays": [outcome.as_dict() for outcome in outcomes]}
+        if beside:
+            told["beside"] = {engine: [each.as_dict() for each in many] for engine, many in beside.items()}
+        print(json.dumps(told))
         return
     print("\n\n".join(map(str, outcomes)))
     if len(outcomes) > 1:
         print()
         print("\n".join(comparison(outcomes)))
+    if beside:
+        print()
+        print("\n".join(table(outcomes, beside)))
     sys.stdout.flush()
 
 

@@ -1,0 +1,204 @@
+"""Peers: the cache managers of other engines, which the lab drives with the same trace, at the same bytes.
+
+A peer is a class of ``PeerCache`` that makes the engine's own manager at the size that the engine's own rules give it
+for a model and a number of bytes, and calls it as the engine's scheduler does for one request. What overlaps in time,
+who waits, and who gives up its room is the lab's, and the same for all sides. No layer runs, and pools hold no bytes.
+
+Peers are found by entry points of the group ``prefixloom.beside``. Nothing here knows an engine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import attrs
+
+from ..contract.composition import Composition, Part
+from ..contract.reach import Path, Point, Window
+from ..errors import CapacityError, InputError
+from ..tree.keys import Tokens
+
+GROUP = "prefixloom.beside"
+
+
+class PeerUnavailable(InputError):
+    """A peer cannot be imported here. The message is one sentence that says how to get it."""
+
+
+class NotSized(InputError):
+    """A peer cannot serve this model with these bytes. The message says what does not fit."""
+
+
+class NoRoom(CapacityError):
+    """A pool of a peer has no room, even after evicting. Nothing was taken."""
+
+    def __init__(self, pool: str, what: str) -> None:
+        super().__init__((), what)
+        self.args = (f"{pool}: {what}",)
+
+
+@attrs.frozen
+class MemoryKind:
+    """One kind of memory of a model: ``entry_bytes`` for each token, or for each state, in each of ``layers``."""
+
+    name: str
+    kind: Literal["path", "window", "state"]
+    layers: int
+    entry_bytes: int
+    window: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Of a token or of a state, in all layers."""
+        return self.layers * self.entry_bytes
+
+
+def memory_kinds(composition: Composition) -> tuple[MemoryKind, ...]:
+    """The kinds of memory of a composed model. InputError: it has one that no peer's driver knows."""
+    return tuple(_kind_of(part) for part in composition.parts)
+
+
+def _kind_of(part: Part) -> MemoryKind:
+    manifest, reach = part.manifest, part.reach
+    layers = {each.layers for each in manifest.buffers}
+    kinds: dict[type, Literal["path", "window", "state"]] = {Path: "path", Window: "window", Point: "state"}
+    kind = kinds.get(type(reach))
+    if kind is None or len(layers) != 1 or manifest.tokens_per_slot != 1 or manifest.stored_as is not None:
+        raise InputError(
+            f"component {part.name!r} cannot be given to a peer: the drivers know full attention, sliding windows and "
+            f"states, of the same layers in all buffers, each token with its own entry"
+        )
+    count = len(next(iter(layers)))
+    size = sum(each.entry_bytes for each in manifest.buffers)
+    return MemoryKind(part.name, kind, count, size // count, reach.w if isinstance(reach, Window) else 0)
+
+
+@attrs.frozen
+class PeerPool:
+    """A pool of a peer. ``page_tokens`` is 0 where a page has no fixed number of tokens: a state, or a shared block."""
+
+    name: str
+    capacity: int
+    page_tokens: int
+    page_bytes: int
+
+
+@attrs.frozen
+class PeerMatch:
+    """What a request hit. ``walked``: how far full attention alone was there; ``limited_by``: who allowed no more."""
+
+    hit: int
+    walked: int
+    limited_by: str | None = None
+
+
+@attrs.frozen
+class PeerUse:
+    """What a pool has, in pages: cached and held by nobody, and held by running requests; what it ever evicted."""
+
+    cached: int
+    running: int
+    evicted: int
+
+
+class PeerCache(ABC):
+    """The manager of another engine, at a size.
+
+    The constructor takes the kinds of memory of the model, the bytes for all pools together, the name of a setting,
+    and what the engine is told at its start: the most requests that run at once, the tokens of a step, and the tokens
+    of the longest request. NotSized: it does not fit.
+    """
+
+    settings: ClassVar[Mapping[str, str]]
+    """By name, in a few words, what may be chosen of this engine. The first is what it does when nothing is said."""
+
+    pools: Sequence[PeerPool]
+    grain: int
+    """A hit is a multiple of so many tokens."""
+    sizing: Sequence[str]
+    """Sentences that explain the sizes of the pools."""
+
+    @abstractmethod
+    def __init__(
+        self, kinds: Sequence[MemoryKind], memory: int, setting: str, *, running: int, chunk: int, longest: int
+    ) -> None: ...
+
+    @classmethod
+    @abstractmethod
+    def version(cls) -> str:
+        """The engine's name and version."""
+
+    @classmethod
+    def settings_of(cls, kinds: Sequence[MemoryKind]) -> tuple[str, ...]:
+        """The names of those settings that make a difference for such a model, the default first."""
+        return tuple(cls.settings)
+
+    @classmethod
+    @abstractmethod
+    def check_size(cls, kinds: Sequence[MemoryKind], memory: int, setting: str) -> None:
+        """NotSized: a cache of this size cannot be made."""
+
+    @abstractmethod
+    def holds(self, length: int) -> bool:
+        """Whether a request that comes to ``length`` tokens can run alone."""
+
+    @abstractmethod
+    def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[Any, PeerMatch]:
+        """Match a prompt and protect what it hits. NoRoom: there is none up to ``end`` now, and nothing changed.
+
+        ``end`` is the end of the prompt, or lies behind it if the request decoded before it gave up its room.
+        The request that is returned has ``close()``, when its answer is over, and ``abort()``: both give its room back.
+        What it has published stays cached.
+        """
+
+    @abstractmethod
+    def extend(self, request: Any, count: int) -> int:
+        """Compute the next tokens of the prompt, ``count`` or fewer as the engine's own rules say, and publish them.
+
+        Return how many were computed. Behind the prompt, tokens that were decoded before a request gave up its room
+        are computed again. NoRoom: nothing changed.
+        """
+
+    @abstractmethod
+    def decode(self, request: Any, count: int) -> None:
+        """Decode ``count`` tokens. They take room, and are not published. NoRoom: nothing changed."""
+
+    @abstractmethod
+    def uses(self) -> Mapping[str, PeerUse]:
+        """By pool, what it has now."""
+
+    def states(self) -> int:
+        """How many states the cache has taken so far; 0 if the model has none."""
+        return 0
+
+
+def find_peer(name: str) -> type[PeerCache]:
+    """The class of a peer, by the name of an entry point or as ``module:Class``.
+
+    InputError: there is none of this name. PeerUnavailable: its engine cannot be imported here.
+    """
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ModuleNotFoundError, AttributeError) as error:
+            raise InputError(f"--beside {name}: {error}") from error
+    else:
+        points = importlib.metadata.entry_points(group=GROUP)
+        chosen = [point for point in points if point.name == name]
+        if not chosen:
+            listed = (
+                ", ".join(sorted({point.name for point in points})) or "none: peers' drivers are in a checkout only"
+            )
+            raise InputError(f"--beside {name}: no peer of this name is installed (there are: {listed})")
+        try:
+            found = chosen[0].load()
+        except ModuleNotFoundError as error:
+            raise PeerUnavailable(f"--beside {name} is {chosen[0].value}, which runs in a checkout: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, PeerCache)):
+        raise InputError(f"--beside {name} is {found!r}, and no class of PeerCache")
+    return found
