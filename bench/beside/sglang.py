@@ -13,7 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from bench.beside.sglang_sizes import SGLangOptions, sglang_sizes
-from prefixloom.lab.peer import MemoryKind, NoRoom, NotSized, PeerCache, PeerMatch, PeerPool, PeerUnavailable, PeerUse
+from prefixloom.lab.peers.peer import (
+    MemoryKind,
+    NoRoom,
+    NotSized,
+    PeerCache,
+    PeerMatch,
+    PeerPool,
+    PeerUnavailable,
+    PeerUse,
+)
 from prefixloom.testing.foreign.contract import AdapterUnavailable
 from prefixloom.tree.keys import Tokens
 

@@ -19,7 +19,16 @@ from typing import Any, ClassVar
 
 from bench.beside.vllm_sizes import vllm_sizes
 from bench.drivers.stand_ins import sealed, stand_in
-from prefixloom.lab.peer import MemoryKind, NoRoom, NotSized, PeerCache, PeerMatch, PeerPool, PeerUnavailable, PeerUse
+from prefixloom.lab.peers.peer import (
+    MemoryKind,
+    NoRoom,
+    NotSized,
+    PeerCache,
+    PeerMatch,
+    PeerPool,
+    PeerUnavailable,
+    PeerUse,
+)
 from prefixloom.tree.keys import TOKEN_BYTES, Tokens
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

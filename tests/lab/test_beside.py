@@ -17,8 +17,8 @@ from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
 from prefixloom.errors import CapacityError, InputError
 from prefixloom.lab import BlockPrompt, LabRequest, Replay, ReplayOutcome, Service, Setup, read_trace
-from prefixloom.lab.beside import check_beside, replay_beside
-from prefixloom.lab.peer import (
+from prefixloom.lab.peers.beside import check_beside, replay_beside
+from prefixloom.lab.peers.peer import (
     MemoryKind,
     NoRoom,
     NotSized,
@@ -30,9 +30,9 @@ from prefixloom.lab.peer import (
     find_peer,
     memory_kinds,
 )
-from prefixloom.lab.peer_replay import PeerReplay
+from prefixloom.lab.peers.peer_replay import PeerReplay
+from prefixloom.lab.peers.side_by_side import best, computed_by_reason, differences, explanation, table
 from prefixloom.lab.replay import PoolRoom
-from prefixloom.lab.side_by_side import best, computed_by_reason, differences, explanation, table
 from prefixloom.tree.keys import Tokens
 
 CONFIGS = Path(__file__).parents[1] / "configs"

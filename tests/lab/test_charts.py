@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixloom.lab.charts import LineSeries, line_chart, nice_ticks, spread, stacked_areas, stacked_bars
+from prefixloom.lab.pages.charts import LineSeries, line_chart, nice_ticks, spread, stacked_areas, stacked_bars
 
 names = st.text(st.characters(exclude_categories=("C",)), min_size=1, max_size=12)
 amounts = st.just(0.0) | st.floats(1e-6, 1e12)

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from prefixloom.lab.command import ProgressBar
 
 from prefixloom.cli import main
 from prefixloom.lab import RecordedCalls, Replay, Setup, read_trace, record
+from prefixloom.lab.commands.arguments import ProgressBar
 
 PROFILE = """
 page_size = 16

@@ -13,7 +13,7 @@ from prefixloom import CapacityError, Traffic
 from prefixloom.lab.plan import cost_of, describe_plan, fit_of, make_plan, name_of, traffic_of
 from prefixloom.lab.service import Service
 from prefixloom.lab.setup import Setup, replay_all
-from prefixloom.lab.synthetic import SyntheticTrace
+from prefixloom.lab.traces.synthetic import SyntheticTrace
 
 HYBRID: dict[str, Any] = {
     "model_type": "qwen3_next", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,

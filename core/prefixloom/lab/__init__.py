@@ -3,10 +3,15 @@
 A cache is composed on the device "meta", so its pools hold no bytes, and driven as an engine drives it. This room uses
 the public verbs of a cache, and must not know what lies behind them, nor any component by name.
 
-Read ``replay`` first: the driver. ``setup`` composes what it drives. ``requests``, ``traces`` and ``synthetic`` are
-what it is driven with, ``service`` says how requests overlap in time, ``seen`` is the ideal, and ``outcome`` what was
-measured. ``plan`` asks many replays what a memory holds. ``report`` and ``charts`` draw, and ``..._command`` are
-commands.
+Read ``replay`` first: the driver. ``setup`` composes what it drives, ``service`` says how requests overlap in time,
+``seen`` is the ideal, and ``outcome`` what was measured. ``plan`` asks many replays what a memory holds, and ``bounds``
+says what no policy can beat. Around these stand rooms:
+
+``traces``      what a replay is driven with
+``recordings``  what an engine asked of its cache, written down and made again
+``peers``       the cache managers of other engines beside ours
+``pages``       what was measured, as one HTML page
+``commands``    ``prefixloom replay`` and ``prefixloom plan``
 """
 
 from .outcome import MemorySample, PoolUse, ReplayOutcome
@@ -14,12 +19,12 @@ from .plan import CapacityPlan, make_plan
 from .recordings.recording import RecordingCache, record
 from .recordings.rerun import RecordedCalls, Rerun, Shrunk, rerun, shrink
 from .replay import Replay
-from .requests import BlockPrompt, LabRequest, TokenPrompt
 from .seen import SeenPrefixes
 from .service import Service
 from .setup import Setup, replay_all
-from .synthetic import SyntheticTrace
-from .traces import RequestFile, read_trace
+from .traces.reading import RequestFile, read_trace
+from .traces.requests import BlockPrompt, LabRequest, TokenPrompt
+from .traces.synthetic import SyntheticTrace
 
 __all__ = [
     "BlockPrompt",

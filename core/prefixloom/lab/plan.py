@@ -18,8 +18,8 @@ from ..compose.sizing import Traffic, size_text
 from ..contract.manifest import parse_memory
 from ..errors import CompositionError, InputError
 from .outcome import ReplayOutcome, columns
-from .requests import LabRequest
 from .setup import Setup, Trace, replay_all
+from .traces.requests import LabRequest
 
 LENGTHS = (1024, 4096, 16384, 65536, 131072)
 """The lengths of requests whose costs are told."""

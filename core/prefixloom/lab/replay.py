@@ -25,9 +25,9 @@ from ..cache.stats import CacheStats
 from ..errors import CapacityError, InputError
 from ..tree.keys import TOKEN_LIMIT, Tokens
 from .outcome import GONE, NEW, ROUNDED, PoolUse, ReplayOutcome, Tally
-from .requests import LabRequest
 from .seen import SeenPrefixes
 from .service import Service
+from .traces.requests import LabRequest
 
 Outputs = Literal["running", "published"]
 STRIDE = 128

@@ -6,7 +6,7 @@ prompt arrives. What it has to compute is the ideal that a replay is measured by
 
 from __future__ import annotations
 
-from .requests import LabRequest, Prompt
+from .traces.requests import LabRequest, Prompt
 
 
 class SeenPrefixes:

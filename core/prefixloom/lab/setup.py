@@ -20,8 +20,8 @@ from ..errors import CompositionError
 from .outcome import ReplayOutcome
 from .replay import CHUNK, CLOSELY, Outputs, Replay
 from .service import Service
-from .synthetic import SyntheticTrace
-from .traces import RequestFile
+from .traces.reading import RequestFile
+from .traces.synthetic import SyntheticTrace
 
 Trace = RequestFile | SyntheticTrace
 

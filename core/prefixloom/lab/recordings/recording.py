@@ -40,8 +40,8 @@ from ...operations.step import Step
 from ...operations.tier_answers import Restored
 from ...tree.keys import TOKEN_BYTES, TOKEN_LIMIT, Span, Tokens, encode, namespace_of
 from ...tree.radix import FOREVER
-from ..lines import ReadSoFar, numbered_texts, shown
-from ..requests import MOST_ID, BlockPrompt, LabRequest
+from ..traces.lines import ReadSoFar, numbered_texts, shown
+from ..traces.requests import MOST_ID, BlockPrompt, LabRequest
 from .salted import HASH_BYTES, Salted
 
 log = logging.getLogger("prefixloom")

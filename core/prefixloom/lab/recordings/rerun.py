@@ -23,7 +23,7 @@ from ...errors import CapacityError, CompositionError, InputError, ProtocolError
 from ...operations.step import Step
 from ...tree.keys import TOKEN_LIMIT, Tokens
 from ...tree.radix import FOREVER
-from ..requests import OWN
+from ..traces.requests import OWN
 from .recording import Entry, RecordedComposition, entries_of, head_of, numbers_of
 
 SHOWN = 20

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import attrs
 
-from ..compose.sizing import Traffic
-from ..errors import InputError
+from ...compose.sizing import Traffic
+from ...errors import InputError
 from .requests import BlockPrompt, LabRequest
 
 TEXT_BLOCK = 64

@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from ..contract.composition import Composition, Part
-from ..contract.reach import Path, Point, Window
-from ..errors import CapacityError, InputError
-from ..tree.keys import Tokens
+from ...contract.composition import Composition, Part
+from ...contract.reach import Path, Point, Window
+from ...errors import CapacityError, InputError
+from ...tree.keys import Tokens
 
 GROUP = "prefixloom.beside"
 

@@ -7,10 +7,10 @@ from html import escape
 
 import attrs
 
-from ..compose.sizing import size_text
+from ...compose.sizing import size_text
+from ..outcome import ReplayOutcome, reasons
+from ..plan import CapacityPlan
 from .charts import STYLE, LineSeries, line_chart, stacked_areas, stacked_bars
-from .outcome import ReplayOutcome, reasons
-from .plan import CapacityPlan
 
 BARS = 24
 """The most outcomes whose tokens are shown as bars."""

@@ -11,8 +11,15 @@ from typing import Any
 
 import attrs
 
-from ..compose.sizing import size_text
-from ..errors import InputError
+from ...compose.sizing import size_text
+from ...errors import InputError
+from ..outcome import ReplayOutcome, columns
+from ..pages.report import html_report
+from ..peers.beside import check_beside, replay_beside
+from ..peers.side_by_side import table
+from ..recordings.rerun import RecordedCalls, rerun, shrink
+from ..setup import Setup, replay_all
+from ..traces.reading import RequestFile
 from .arguments import (
     INTERRUPTED,
     CountBar,
@@ -25,13 +32,6 @@ from .arguments import (
     setup_of,
     trace_of,
 )
-from .beside import check_beside, replay_beside
-from .outcome import ReplayOutcome, columns
-from .recordings.rerun import RecordedCalls, rerun, shrink
-from .report import html_report
-from .setup import Setup, replay_all
-from .side_by_side import table
-from .traces import RequestFile
 
 __all__ = ["add_arguments", "run"]
 

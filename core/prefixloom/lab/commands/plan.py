@@ -8,8 +8,12 @@ from pathlib import Path
 
 import attrs
 
-from ..compose.sizing import Traffic
-from ..errors import InputError
+from ...compose.sizing import Traffic
+from ...errors import InputError
+from ..pages.report import plan_report
+from ..plan import GRIDS, PAGES, SIZES, describe_plan, make_plan
+from ..setup import Trace
+from ..traces.synthetic import SyntheticTrace
 from .arguments import (
     INTERRUPTED,
     CountBar,
@@ -20,10 +24,6 @@ from .arguments import (
     setup_of,
     trace_of,
 )
-from .plan import GRIDS, PAGES, SIZES, describe_plan, make_plan
-from .report import plan_report
-from .setup import Trace
-from .synthetic import SyntheticTrace
 
 __all__ = ["add_arguments", "run"]
 

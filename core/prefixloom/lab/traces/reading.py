@@ -22,10 +22,10 @@ from typing import Any
 
 import attrs
 
-from ..errors import InputError
-from ..tree.keys import TOKEN_LIMIT, encode
+from ...errors import InputError
+from ...tree.keys import TOKEN_LIMIT, encode
+from ..recordings.recording import requests_of
 from .lines import Line, ReadSoFar, Where, numbered_lines, numbered_texts, shown
-from .recordings.recording import requests_of
 from .requests import MOST_ID, BlockPrompt, LabRequest, TokenPrompt
 
 SAMPLE = 512

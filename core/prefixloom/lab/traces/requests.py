@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from ..errors import InputError
-from ..tree.keys import TOKEN_LIMIT, Tokens
+from ...errors import InputError
+from ...tree.keys import TOKEN_LIMIT, Tokens
 
 MOST_ID = (TOKEN_LIMIT - 2) * TOKEN_LIMIT
 """Ids of blocks lie below: an id is written as two tokens. A block of one token takes ids below ``TOKEN_LIMIT``."""

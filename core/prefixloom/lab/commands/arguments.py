@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import CompositionError
-from .replay import CHUNK
-from .service import Service
-from .setup import Setup
-from .traces import RequestFile, read_trace
+from ...errors import CompositionError
+from ..replay import CHUNK
+from ..service import Service
+from ..setup import Setup
+from ..traces.reading import RequestFile, read_trace
 
 USUAL = Service()
 INTERRUPTED = 130

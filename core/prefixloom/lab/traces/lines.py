@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import attrs
 
-from ..errors import InputError
+from ...errors import InputError
 
 Line = dict[str, Any]
 
