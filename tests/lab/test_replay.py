@@ -268,3 +268,14 @@ def test_the_memory_of_a_replay_follows_what_is_alive_and_not_the_number_of_requ
         tracemalloc.stop()
     blocks = 2000 * 1.2  # distinct blocks that came beside
     assert held[1] - held[0] < 100_000 + 20 * blocks
+
+
+def test_a_request_is_explained_at_the_time_of_the_replay() -> None:
+    short = cache(whole=64, near=64)
+    driver = Replay(short, explain=[1, 3])
+    driver.run(asked(([1, 2, 3, 4], 32), ([5, 6, 7, 8, 9, 10], 48), ([1, 2, 3, 4], 32), every=10.0))
+    first, third = driver.explained[1], driver.explained[3]
+    assert [each.reason for each in first.findings] == ["new", "left"]
+    lost = [each.loss for each in third.findings if each.loss is not None]
+    assert lost and all(each.by == "request 2" and each.cause == "room" for each in lost)
+    assert (third.at, {each.stored for each in lost}, {each.when for each in lost}) == (20.0, {0.0}, {10.0})

@@ -15,10 +15,11 @@ import math
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from ..cache.cache import Cache
+from ..cache.explanation import Explanation
 from ..cache.match_plan import MatchPlan
 from ..cache.sequence import Sequence
 from ..cache.stats import CacheStats
@@ -351,6 +352,7 @@ class Replay(Serving):
                   since a trace of blocks does not tell their text; "published": they are cached as an engine does it
     ``closely``   one of so many requests is looked at closely; 0: none
     ``leave``     so many tokens of a prompt are computed at least: an engine needs the last one's logits
+    ``explain``   the numbers of requests, from 1 on, of which ``explained`` says why they hit what they hit
     ``told``      called after each request that is done, with their number and the virtual time
     """
 
@@ -363,6 +365,7 @@ class Replay(Serving):
         outputs: Outputs = "running",
         closely: int = CLOSELY,
         leave: int = 1,
+        explain: Collection[int] = (),
         told: Callable[[int, float], None] | None = None,
         trace: str = "trace",
     ) -> None:
@@ -387,6 +390,9 @@ class Replay(Serving):
         self._tier = composition.tier is not None
         self._room = PoolRoom(cache, self._chunk)
         self._before = cache.stats()
+        self._explain = explain
+        self._history = cache.history(clock=lambda: self._now) if explain else None
+        self.explained: dict[int, Explanation] = {}
 
     def _holds(self, length: int) -> bool:
         return self._room.holds(length)
@@ -398,6 +404,8 @@ class Replay(Serving):
         super()._end(active)
 
     def _at(self, now: float) -> None:
+        if self._history is not None:
+            self._history.poll()  # what has changed did so until now
         super()._at(now)
         if self._expires:
             self._cache.expire(now)
@@ -431,8 +439,12 @@ class Replay(Serving):
             active.named = active.tokens if request.whole is None else active.tokens.part(0, count)
         until = math.inf if request.ttl is None else self._now + request.ttl
         plan = cache.match(active.named, namespace=request.namespace, leave=self._leave)
+        number = active.number + 1
+        if number in self._explain and number not in self.explained:
+            self.explained[number] = cache.explain(plan)
+        label = f"request {number}" if self._history is not None else ""
         try:
-            sequence = cache.open(plan, priority=request.priority, until=until)
+            sequence = cache.open(plan, label=label, priority=request.priority, until=until)
         except CapacityError:
             return False
         active.sequence = sequence

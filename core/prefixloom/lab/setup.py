@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import Any
@@ -69,11 +69,13 @@ class Setup:
         outcome = self.driver(trace.name, told).run(trace)
         return attrs.evolve(outcome, policy=self.name) if self.name else outcome
 
-    def driver(self, trace: str, told: Callable[[int, float], None] | None = None) -> Replay:
+    def driver(
+        self, trace: str, told: Callable[[int, float], None] | None = None, explain: Collection[int] = ()
+    ) -> Replay:
         """Compose the cache, and make what drives it with a trace of this name."""
         return Replay(
             self.compose(), service=self.service, chunk=self.chunk, outputs=self.outputs, closely=self.closely,
-            told=told, trace=trace,
+            explain=explain, told=told, trace=trace,
         )  # fmt: skip
 
     def _profile(self) -> object:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from ...cache.explanation import Explanation
 from ...compose.sizing import size_text
 from ...errors import InputError
 from ..outcome import ReplayOutcome, columns
@@ -69,6 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="of --beside: these settings (default: all that matter)",
     )
+    parser.add_argument(
+        "--explain", type=int, nargs="+", default=[], metavar="N",
+        help="say why these requests, counted from 1, hit what they hit",
+    )  # fmt: skip
     add_output_arguments(parser)
 
 
@@ -86,14 +91,16 @@ def run(args: argparse.Namespace) -> int:
         if len(_sizes(args)) > 1:
             raise InputError("--beside takes one memory or capacity at a time")
         check_beside(setups[0], args.beside, args.settings)
-    elif args.jobs > 1 and len(setups) > 1:
+    elif args.jobs > 1 and len(setups) > 1 and not args.explain:
         return _run_apart(setups, trace, args)
     outcomes: list[ReplayOutcome] = []
+    explained: list[Explained] = []
     for setup in setups:
         bar = ProgressBar(trace, setup.policy)
-        driver = setup.driver(trace.name, bar.told)
+        driver = setup.driver(trace.name, bar.told, args.explain)
         try:
             outcomes.append(driver.run(trace))
+            explained += [Explained(outcomes[-1], *each) for each in sorted(driver.explained.items())]
         except (KeyboardInterrupt, InputError) as error:  # what was measured until then is told
             bar.clear()
             if driver.outcome().requests:
@@ -104,10 +111,25 @@ def run(args: argparse.Namespace) -> int:
             return INTERRUPTED
         finally:
             bar.clear()
-    return _run_beside(setups[0], trace, outcomes, args)
+    return _run_beside(setups[0], trace, outcomes, explained, args)
 
 
-def _run_beside(setup: Setup, trace: RequestFile, outcomes: list[ReplayOutcome], args: argparse.Namespace) -> int:
+@attrs.frozen
+class Explained:
+    """Why the request of this number hit what it hit, in the replay of ``outcome``."""
+
+    outcome: ReplayOutcome
+    number: int
+    why: Explanation
+
+
+def _run_beside(
+    setup: Setup,
+    trace: RequestFile,
+    outcomes: list[ReplayOutcome],
+    explained: list[Explained],
+    args: argparse.Namespace,
+) -> int:
     """Replay with the managers of other engines as well, and tell everything."""
     peers: dict[str, list[ReplayOutcome]] = {}
     status = 0
@@ -123,7 +145,7 @@ def _run_beside(setup: Setup, trace: RequestFile, outcomes: list[ReplayOutcome],
             break
         finally:
             bar.clear()
-    _tell(outcomes, args, peers)
+    _tell(outcomes, args, peers, explained)
     return status
 
 
@@ -185,7 +207,10 @@ def _sizes(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _tell(
-    outcomes: list[ReplayOutcome], args: argparse.Namespace, peers: Mapping[str, list[ReplayOutcome]] | None = None
+    outcomes: list[ReplayOutcome],
+    args: argparse.Namespace,
+    peers: Mapping[str, list[ReplayOutcome]] | None = None,
+    explained: Sequence[Explained] = (),
 ) -> None:
     beside = {engine: many for engine, many in (peers or {}).items() if many}
     if args.report is not None:
@@ -198,6 +223,16 @@ def _tell(
         told: dict[str, Any] = {"replays": [outcome.as_dict() for outcome in outcomes]}
         if beside:
             told["beside"] = {engine: [each.as_dict() for each in many] for engine, many in beside.items()}
+        if explained:
+            told["explained"] = [
+                {
+                    "policy": each.outcome.policy,
+                    "bytes": each.outcome.bytes,
+                    "request": each.number,
+                    **each.why.as_dict(),
+                }
+                for each in explained
+            ]
         print(json.dumps(told))
         return
     print("\n\n".join(map(str, outcomes)))
@@ -207,6 +242,11 @@ def _tell(
     if beside:
         print()
         print("\n".join(table(outcomes, beside)))
+    for each in explained:
+        print(f"\nRequest {each.number}, with {each.outcome.policy} and {size_text(each.outcome.bytes)}:")
+        print(each.why)
+    if missing := sorted(set(args.explain) - {each.number for each in explained}):
+        print(f"\nNot served, so there is nothing to explain: {', '.join(map(str, missing))}")
     sys.stdout.flush()
 
 
