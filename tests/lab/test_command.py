@@ -53,7 +53,7 @@ def test_several_policies_are_compared_and_json_has_all_figures(
     trace, model = files
     size = ["--capacity", "full=2000,mamba=20", "--in-turn"]
     assert main(["replay", trace, "--model", model, *size, "--policy", "lru", "mru"]) == 0
-    assert "policy    memory  x ideal" in capsys.readouterr().out
+    assert "memory  x ideal" in capsys.readouterr().out
     assert main(["replay", trace, "--model", model, *size, "--limit", "9", "--json"]) == 0
     (replay,) = json.loads(capsys.readouterr().out)["replays"]
     assert (replay["requests"], replay["policy"], replay["complete"]) == (9, "lru", True)

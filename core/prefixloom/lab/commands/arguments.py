@@ -90,7 +90,7 @@ def parse_capacity(text: str) -> int | Mapping[str, int]:
         ) from None
 
 
-class Line:
+class TerminalLine:
     """A line on a terminal that is written anew. Where stderr is no terminal it shows nothing."""
 
     WIDTH = 30
@@ -112,7 +112,7 @@ class Line:
             self._length = 0
 
 
-class ProgressBar(Line):
+class ProgressBar(TerminalLine):
     """How far one replay is."""
 
     SECONDS = 0.2
@@ -132,7 +132,7 @@ class ProgressBar(Line):
         self.show(self._name, part, f"{requests:,} requests")
 
 
-class CountBar(Line):
+class CountBar(TerminalLine):
     """How many of several replays are over."""
 
     def __init__(self, count: int, name: str, file: Any = None) -> None:
