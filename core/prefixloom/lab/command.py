@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CompositionError, InputError
-from .beside import check_beside, replay_beside
+from .beside.side_by_side import table
+from .beside.sides import check_beside, replay_beside
 from .outcome import ReplayOutcome, columns
 from .replay import CHUNK
 from .report import html_report
 from .rerun import Recording, rerun, shrink
 from .service import Service
 from .setup import Setup
-from .side_by_side import table
 from .traces import RequestFile, read_trace
 
 __all__ = ["add_arguments", "run"]

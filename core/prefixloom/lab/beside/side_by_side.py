@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..compose.sizing import size_text
-from .outcome import GONE, NEW, ROUNDED, ReplayOutcome, columns
+from ...compose.sizing import size_text
+from ..outcome import GONE, NEW, ROUNDED, ReplayOutcome, columns
 
 AGAIN = "again"
 """Tokens that were computed again after a request gave up its room to others."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..contract.composition import Composition
-from ..errors import CapacityError
-from .outcome import PoolUse, ReplayOutcome
+from ...contract.composition import Composition
+from ...errors import CapacityError
+from ..outcome import PoolUse, ReplayOutcome
 from .peer import PeerCache, memory_kinds
-from .replay import STRIDE, Active, Serving
-from .service import Service
+from ..replay import STRIDE, Active, Serving
+from ..service import Service
 
 
 class PeerReplay(Serving):

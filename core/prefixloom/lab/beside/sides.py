@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..contract.composition import Composition
-from ..contract.manifest import parse_memory
-from ..errors import InputError
-from .outcome import ReplayOutcome
+from ...contract.composition import Composition
+from ...contract.manifest import parse_memory
+from ...errors import InputError
+from ..outcome import ReplayOutcome
 from .peer import MemoryKind, PeerCache, find_peer, memory_kinds
 from .peer_replay import PeerReplay
-from .setup import Setup, Trace
+from ..setup import Setup, Trace
 
 LONGEST = 1 << 18
 """The tokens of the longest request that peers are started for."""
