@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 from bench.beside.sglang_sizes import SGLangOptions, sglang_sizes
 from prefixloom.lab.beside.peer import (
     MemoryKind,
-    PeerFull,
     NotSized,
     PeerCache,
+    PeerFull,
     PeerMatch,
     PeerPool,
     PeerUnavailable,

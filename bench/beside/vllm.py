@@ -21,9 +21,9 @@ from bench.beside.vllm_sizes import vllm_sizes
 from bench.drivers.stand_ins import sealed, stand_in
 from prefixloom.lab.beside.peer import (
     MemoryKind,
-    PeerFull,
     NotSized,
     PeerCache,
+    PeerFull,
     PeerMatch,
     PeerPool,
     PeerUnavailable,

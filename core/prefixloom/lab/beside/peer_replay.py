@@ -7,9 +7,9 @@ from collections.abc import Callable
 from ...contract.composition import Composition
 from ...errors import CapacityError
 from ..outcome import PoolUse, ReplayOutcome
-from .peer import PeerCache, memory_kinds
 from ..replay import STRIDE, Active, Serving
 from ..service import Service
+from .peer import PeerCache, memory_kinds
 
 
 class PeerReplay(Serving):

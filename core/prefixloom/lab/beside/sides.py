@@ -8,9 +8,9 @@ from ...contract.composition import Composition
 from ...contract.manifest import parse_memory
 from ...errors import InputError
 from ..outcome import ReplayOutcome
+from ..setup import Setup, Trace
 from .peer import MemoryKind, PeerCache, find_peer, memory_kinds
 from .peer_replay import PeerReplay
-from ..setup import Setup, Trace
 
 LONGEST = 1 << 18
 """The tokens of the longest request that peers are started for."""
