@@ -10,14 +10,15 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from bench.beside.sglang_sizes import SGLangOptions, sglang_sizes
-from prefixloom.lab.peers.peer import (
+from prefixloom.lab.beside.peer import (
     MemoryKind,
-    NoRoom,
     NotSized,
     PeerCache,
+    PeerFull,
     PeerMatch,
     PeerPool,
     PeerUnavailable,
@@ -56,14 +57,7 @@ OPTIONS = {
 }
 
 
-class Device:
-    """A device that has always done its work."""
-
-    def run(self, work: Any) -> None:
-        work()
-
-
-class SGLangRequest:
+class SGLangOpened:
     def __init__(self, side: SGLangBeside, request: Any) -> None:
         self._side, self.request = side, request
         self.length = 0
@@ -108,7 +102,9 @@ class SGLangBeside(PeerCache):
                 "state_chunk": max(STATE_CHUNK, options.page), "_rows": lambda self, most: min(running, most),
             },
         )  # fmt: skip
-        self._made = made(Device(), letters, options.page, sizes.tokens, sizes.states, self._window)
+        self._made = made(
+            SimpleNamespace(run=lambda work: work()), letters, options.page, sizes.tokens, sizes.states, self._window
+        )
         self._cache, self._rows, self._allocator = self._made.cache, self._made.rows, self._made.allocator
         self.grain = max(STATE_CHUNK, options.page) if sizes.states and options.extra_buffer else options.page
         self.pools = [
@@ -177,11 +173,11 @@ class SGLangBeside(PeerCache):
     def _check(self, tokens: int, window_tokens: int, states: int) -> None:
         page = self._page
         if tokens + page > self._full_room():
-            raise NoRoom(self._names["path"], "no slots are left")
+            raise PeerFull(self._names["path"], "no slots are left")
         if "window" in self._names and window_tokens + page > self._window_room():
-            raise NoRoom(self._names["window"], "no slots are left")
+            raise PeerFull(self._names["window"], "no slots are left")
         if states and states > self._state_room():
-            raise NoRoom(self._names["state"], "no states are left")
+            raise PeerFull(self._names["state"], "no states are left")
 
     def _of_window(self, tokens: int) -> int:
         """The most window slots that the rest of a prompt takes at once."""
@@ -196,10 +192,10 @@ class SGLangBeside(PeerCache):
         return window is None or self._of_window(length) + 2 * self._page <= window.capacity * self._page
 
     # ------------------------------------------------------------ requests
-    def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[SGLangRequest, PeerMatch]:
+    def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[SGLangOpened, PeerMatch]:
         made, stateful = self._made, "state" in self._names
         if self._rows.available_size() < 1:
-            raise NoRoom("requests", "no row is left")
+            raise PeerFull("requests", "no row is left")
         needed = (2 + (2 if self._options.extra_buffer else 0)) if stateful else 0
         self._check(0, 0, needed and needed + 1)
         request = Req(
@@ -212,15 +208,15 @@ class SGLangBeside(PeerCache):
         try:
             rest = end - hit
             self._check(rest, self._of_window(rest), needed)
-        except NoRoom:
+        except PeerFull:
             self.release(request)
             raise
-        opened = SGLangRequest(self, request)
+        opened = SGLangOpened(self, request)
         opened.length = hit
         limited = self._names.get("state", self._names.get("window")) if walked > hit else None
         return opened, PeerMatch(hit, max(walked, hit), limited)
 
-    def extend(self, opened: SGLangRequest, count: int) -> int:
+    def extend(self, opened: SGLangOpened, count: int) -> int:
         request, start = opened.request, opened.length
         prompt = len(request.origin_input_ids)
         if start >= prompt:
@@ -242,7 +238,7 @@ class SGLangBeside(PeerCache):
         opened.length = end
         return end - start
 
-    def decode(self, opened: SGLangRequest, count: int) -> None:
+    def decode(self, opened: SGLangOpened, count: int) -> None:
         request, length = opened.request, opened.length
         self._check(count, count, 0)
         kv = request.kv

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from prefixloom.lab.peers.peer import MemoryKind, NotSized
+from prefixloom.lab.beside.peer import MemoryKind, NotSized
 
 WINDOWS = 0.8
 """``swa_full_tokens_ratio`` by default."""

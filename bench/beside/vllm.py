@@ -19,11 +19,11 @@ from typing import Any, ClassVar
 
 from bench.beside.vllm_sizes import vllm_sizes
 from bench.drivers.stand_ins import sealed, stand_in
-from prefixloom.lab.peers.peer import (
+from prefixloom.lab.beside.peer import (
     MemoryKind,
-    NoRoom,
     NotSized,
     PeerCache,
+    PeerFull,
     PeerMatch,
     PeerPool,
     PeerUnavailable,
@@ -61,7 +61,7 @@ sealed(True)
 POOL = "blocks"
 
 
-class VLLMRequest:
+class VLLMOpened:
     """A request, and the part of its prompt that was scheduled when it was admitted."""
 
     def __init__(self, manager: Any, request: Any) -> None:
@@ -215,7 +215,7 @@ class VLLMBeside(PeerCache):
     def holds(self, length: int) -> bool:
         return length < self._longest and self._sizes.held(length, self._chunk) <= self._sizes.blocks - 1
 
-    def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[VLLMRequest, PeerMatch]:
+    def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[VLLMOpened, PeerMatch]:
         manager = self._manager
         request = Request(
             request_id=str(next(self._numbers)), prompt_token_ids=tokens.tolist(), sampling_params=self._sampling,
@@ -230,14 +230,14 @@ class VLLMBeside(PeerCache):
             request, count, num_new_computed_tokens=hit, new_computed_blocks=blocks, full_sequence_must_fit=True
         )
         if found is None:
-            raise NoRoom(POOL, "no blocks are left for a whole prompt")
+            raise PeerFull(POOL, "no blocks are left for a whole prompt")
         more = self._sizes.held(end, self._chunk) - self._sizes.held(request.num_prompt_tokens, self._chunk)
         if more > manager.block_pool.get_num_free_blocks():
             manager.free(request)
-            raise NoRoom(POOL, "no blocks are left for what was decoded before")
+            raise PeerFull(POOL, "no blocks are left for what was decoded before")
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = hit
-        opened = VLLMRequest(manager, request)
+        opened = VLLMOpened(manager, request)
         opened.scheduled = count
         return opened, match
 
@@ -254,7 +254,7 @@ class VLLMBeside(PeerCache):
             return count
         return int(Scheduler._mamba_block_aligned_split(self._alignment, request, count, hit))
 
-    def extend(self, opened: VLLMRequest, count: int) -> int:
+    def extend(self, opened: VLLMOpened, count: int) -> int:
         request = opened.request
         if request.num_computed_tokens >= request.num_prompt_tokens:
             self.decode(opened, count)
@@ -266,14 +266,14 @@ class VLLMBeside(PeerCache):
         request.num_computed_tokens += done
         return done
 
-    def decode(self, opened: VLLMRequest, count: int) -> None:
+    def decode(self, opened: VLLMOpened, count: int) -> None:
         self._allocate(opened.request, count)
         opened.request.num_computed_tokens += count
 
     def _allocate(self, request: Any, count: int) -> None:
         self._manager.new_step_starts()
         if self._manager.allocate_slots(request, count) is None:
-            raise NoRoom(POOL, "no blocks are left")
+            raise PeerFull(POOL, "no blocks are left")
 
     # ------------------------------------------------------------ figures
     def uses(self) -> Mapping[str, PeerUse]:

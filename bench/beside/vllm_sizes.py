@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from prefixloom.lab.peers.peer import MemoryKind, NotSized
+from prefixloom.lab.beside.peer import MemoryKind, NotSized
 
 BLOCK = 16
 """Tokens of a block by default, and the least that its kernels on CUDA take."""

@@ -192,6 +192,8 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 OTHERS_PRIVATE = {
+    "bench.beside.sglang": {"_batch", "_evict", "_numbers"},  # of a peer, and of its adapter
+    "bench.beside.vllm": {"_insert_block_hash", "_mamba_block_aligned_split", "_maybe_evict_cached_block"},  # of a peer
     "bench.drivers.drive_sglang": {"_mamba_cache_chunk_size"},  # of a peer
     "bench.foreign.known": {"_alloc_mamba_slot", "_components_tuple"},  # of a peer
     "bench.foreign.sglang": {"_mamba_cache_chunk_size"},  # of a peer

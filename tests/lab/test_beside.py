@@ -17,12 +17,11 @@ from prefixloom.cache.cache import Cache
 from prefixloom.cache.sequence import Sequence
 from prefixloom.errors import CapacityError, InputError
 from prefixloom.lab import BlockPrompt, LabRequest, Replay, ReplayOutcome, Service, Setup, read_trace
-from prefixloom.lab.peers.beside import check_beside, replay_beside
-from prefixloom.lab.peers.peer import (
+from prefixloom.lab.beside.peer import (
     MemoryKind,
-    NoRoom,
     NotSized,
     PeerCache,
+    PeerFull,
     PeerMatch,
     PeerPool,
     PeerUnavailable,
@@ -30,8 +29,9 @@ from prefixloom.lab.peers.peer import (
     find_peer,
     memory_kinds,
 )
-from prefixloom.lab.peers.peer_replay import PeerReplay
-from prefixloom.lab.peers.side_by_side import best, computed_by_reason, differences, explanation, table
+from prefixloom.lab.beside.peer_replay import PeerReplay
+from prefixloom.lab.beside.side_by_side import best, computed_by_reason, differences, explanation, table
+from prefixloom.lab.beside.sides import check_beside, replay_beside
 from prefixloom.lab.replay import PoolRoom
 from prefixloom.tree.keys import Tokens
 
@@ -102,7 +102,7 @@ class OursAsPeer(PeerCache):
         sequence = self._cache.open(plan)
         if self.running and not self._room.suffices(sequence.ready, end):
             sequence.abort()
-            raise NoRoom("full", "no pages are left")
+            raise PeerFull("full", "no pages are left")
         return Opened(self, sequence), PeerMatch(plan.ready, plan.walked, plan.limited_by)
 
     def extend(self, request: Any, count: int) -> int:
@@ -322,5 +322,5 @@ def test_a_real_peer_serves_all_requests_and_every_token_has_a_reason(engine: st
 
 
 def test_running_out_of_room_in_a_peer_is_a_capacity_error() -> None:
-    assert isinstance(NoRoom("full", "no pages are left"), CapacityError)
-    assert str(NoRoom("full", "no pages are left")) == "full: no pages are left"
+    assert isinstance(PeerFull("full", "no pages are left"), CapacityError)
+    assert str(PeerFull("full", "no pages are left")) == "full: no pages are left"

@@ -9,7 +9,7 @@ says what no policy can beat. Around these stand rooms:
 
 ``traces``      what a replay is driven with
 ``recordings``  what an engine asked of its cache, written down and made again
-``peers``       the cache managers of other engines beside ours
+``beside``      the cache managers of other engines beside ours
 ``pages``       what was measured, as one HTML page
 ``commands``    ``prefixloom replay`` and ``prefixloom plan``
 """

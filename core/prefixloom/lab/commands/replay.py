@@ -14,10 +14,10 @@ import attrs
 from ...cache.explanation import Explanation
 from ...compose.sizing import size_text
 from ...errors import InputError
+from ..beside.side_by_side import table
+from ..beside.sides import check_beside, replay_beside
 from ..outcome import ReplayOutcome, columns
 from ..pages.report import html_report
-from ..peers.beside import check_beside, replay_beside
-from ..peers.side_by_side import table
 from ..recordings.rerun import RecordedCalls, rerun, shrink
 from ..setup import Setup, replay_all
 from ..traces.reading import RequestFile
@@ -60,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a recording that fails in debug mode: the least that fails",
     )
     parser.add_argument(
-        "--beside", nargs="+", default=[], metavar="ENGINE",
+        "--beside",
+        action="append", default=[], metavar="ENGINE",
         help="replay with this engine's own cache manager as well, at the same bytes: vllm, sglang, or module:Class",
     )  # fmt: skip
     parser.add_argument(

@@ -33,7 +33,7 @@ class NotSized(InputError):
     """A peer cannot serve this model with these bytes. The message says what does not fit."""
 
 
-class NoRoom(CapacityError):
+class PeerFull(CapacityError):
     """A pool of a peer has no room, even after evicting. Nothing was taken."""
 
     def __init__(self, pool: str, what: str) -> None:
@@ -148,7 +148,7 @@ class PeerCache(ABC):
 
     @abstractmethod
     def open(self, tokens: Tokens, namespace: str, end: int) -> tuple[Any, PeerMatch]:
-        """Match a prompt and protect what it hits. NoRoom: there is none up to ``end`` now, and nothing changed.
+        """Match a prompt and protect what it hits. PeerFull: there is none up to ``end`` now, and nothing changed.
 
         ``end`` is the end of the prompt, or lies behind it if the request decoded before it gave up its room.
         The request that is returned has ``close()``, when its answer is over, and ``abort()``: both give its room back.
@@ -160,12 +160,12 @@ class PeerCache(ABC):
         """Compute the next tokens of the prompt, ``count`` or fewer as the engine's own rules say, and publish them.
 
         Return how many were computed. Behind the prompt, tokens that were decoded before a request gave up its room
-        are computed again. NoRoom: nothing changed.
+        are computed again. PeerFull: nothing changed.
         """
 
     @abstractmethod
     def decode(self, request: Any, count: int) -> None:
-        """Decode ``count`` tokens. They take room, and are not published. NoRoom: nothing changed."""
+        """Decode ``count`` tokens. They take room, and are not published. PeerFull: nothing changed."""
 
     @abstractmethod
     def uses(self) -> Mapping[str, PeerUse]:
