@@ -17,6 +17,7 @@ from .contract.hookspecs import hookimpl
 from .contract.identity import Identity
 from .contract.manifest import Buffer, Codec, Manifest, TierManifest, parse_memory
 from .contract.policy import EvictionPolicy, Use
+from .contract.queues import Queue
 from .contract.reach import Chunk, Path, Point, Reach, Sinks, Tail, Window
 from .contract.values import (
     AnchorView,
@@ -107,6 +108,7 @@ __all__ = [
     "PrefixloomError",
     "Profile",
     "ProtocolError",
+    "Queue",
     "RaceError",
     "RankError",
     "Reach",

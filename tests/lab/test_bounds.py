@@ -25,8 +25,8 @@ def subsets(items: frozenset[int], most: int) -> Iterator[frozenset[int]]:
 
 def best_of_all(paths: list[list[int]], pools: Pools) -> int:
     """The most blocks that any sequence of decisions hits: every resume and every choice of what stays is tried."""
-    limits = [10**6 if each is None else each for each in (pools.full, pools.window, pools.states)]
-    unlimited = [each is None for each in (pools.full, pools.window, pools.states)]
+    limits = [10**6 if each is None else each for each in (pools.whole, pools.window, pools.states)]
+    unlimited = [each is None for each in (pools.whole, pools.window, pools.states)]
     plans: dict[Kept, int] = {(frozenset(), frozenset(), frozenset()): 0}
     for path in paths:
         after: dict[Kept, int] = {}
@@ -55,7 +55,7 @@ def test_the_optimum_is_what_exhaustive_search_finds() -> None:
     for seed in range(20):
         paths = short_trace(seed, 4)
         for capacity in (0, 1, 2, 3):
-            assert sum(optimum(paths, capacity)) == best_of_all(paths, Pools(full=capacity)), (seed, capacity)
+            assert sum(optimum(paths, capacity)) == best_of_all(paths, Pools(whole=capacity)), (seed, capacity)
 
 
 def test_the_optimum_of_a_loop_keeps_what_fits() -> None:
@@ -70,7 +70,7 @@ def test_the_bound_holds_against_exhaustive_search_and_is_near_it() -> None:
     for seed in range(30):
         chance = random.Random(seed)
         pools = Pools(
-            full=chance.choice((None, 1, 2, 3)),
+            whole=chance.choice((None, 1, 2, 3)),
             window=chance.choice((None, 1, 2)),
             reach=chance.choice((1, 2)),
             states=chance.choice((None, 1, 2)),
@@ -96,11 +96,11 @@ def test_prices_find_the_optimum_of_one_pool_of_states() -> None:
 def test_more_pools_never_raise_the_bound_above_the_optimum_of_one() -> None:
     paths = chained([[each % 5, each % 3, each % 7] for each in range(60)])
     for full in (1, 4, 9):
-        assert upper_bound(paths, Pools(full=full, states=3), rounds=20).blocks <= sum(optimum(paths, full))
+        assert upper_bound(paths, Pools(whole=full, states=3), rounds=20).blocks <= sum(optimum(paths, full))
 
 
 def test_nothing_seen_before_gives_nothing() -> None:
-    assert upper_bound([[1], [2]], Pools(full=1, states=1)).blocks == 0
+    assert upper_bound([[1], [2]], Pools(whole=1, states=1)).blocks == 0
     assert upper_bound([], Pools(states=1)).blocks == 0
     assert optimum([], 3) == []
 

@@ -91,12 +91,11 @@ def compute(cache: Any, sequence: Any, length: int) -> None:
 def test_a_plan_tells_the_curve_the_knee_and_what_is_short() -> None:
     trace = SyntheticTrace(TRAFFIC, users=12, requests=150, think=5)
     setup = Setup(HYBRID, memory="2MiB", service=SERVICE)
-    plan = make_plan(
-        setup, trace, sizes=(0.25, 0.5, 1, 2, 4, 8, 16), pages=(16, 64, 128), grids=(0, 128), lengths=(512,)
-    )
+    sizes = (0.25, 0.5, 1, 2, 4, 8, 16)
+    plan = make_plan(setup, trace, sizes=sizes, pages=(16, 64, 128), grids=(0, 128), lengths=(512,))
     rates = [each.hit_rate for each in plan.curve]
     assert rates[0] < rates[2] < rates[-1] == max(rates)
-    assert [each.policy for each in plan.curve] == [name_of(part) for part in (0.25, 0.5, 1, 2, 4, 8, 16)]
+    assert [each.policy for each in plan.curve] == [name_of(part) for part in sizes]
     knee = plan.knee
     assert knee is not None and knee.hit_rate > rates[-1] - 0.02
     assert [each.page for each in plan.pages] == [64, 128] and len(plan.grids) == 2

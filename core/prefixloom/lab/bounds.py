@@ -93,18 +93,18 @@ def _next_uses(paths: Sequence[Path]) -> list[list[int]]:
 class Pools:
     """The pools of a composition, in blocks. None: there is no such pool, or it never limits anything.
 
-    ``full``    blocks of full attention: to resume behind block n, blocks 1 to n must be there
+    ``whole``   blocks of full attention: to resume behind block n, blocks 1 to n must be there
     ``window``  blocks of a window, and ``reach``, how many blocks before a boundary must be there
     ``states``  states: to resume behind block n, its state must be there
     """
 
-    full: int | None = None
+    whole: int | None = None
     window: int | None = None
     reach: int = 1
     states: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        for name in ("full", "window", "states"):
+        for name in ("whole", "window", "states"):
             count = getattr(self, name)
             if count is not None and count < 0:
                 raise InputError(f"the pool {name!r} holds a number of blocks from 0 up, got {count}")
@@ -138,14 +138,14 @@ def upper_bound(paths: Sequence[Path], pools: Pools, *, rounds: int = 150) -> Up
         hits <= sum of C * p(t) + sum over i of max(0, max over n of n - the price of the stays that n needs)
 
     for all prices (weak duality). The prices are then improved by subgradient steps, and the best sum counts. Prices of
-    zero give the ideal of infinite memory. For full attention alone the best prices give exactly ``optimum``, since
+    zero give the ideal of infinite memory. For one pool of whole paths the best prices give exactly ``optimum``, since
     intervals on a line make a totally unimodular program; ``optimum`` is therefore a bound as well, and the smaller one
-    is returned. So is the bound of a full pool with others, which only forbid hits.
+    is returned. So is the bound of such a pool with others, which only forbid hits.
     """
     trace = _Stays(paths, pools)
     best = trace.ideal
-    if pools.full is not None:
-        best = min(best, float(sum(optimum(paths, pools.full))))
+    if pools.whole is not None:
+        best = min(best, float(sum(optimum(paths, pools.whole))))
     done = 0
     if trace.pools and trace.ideal:
         prices = [torch.zeros(trace.requests, dtype=torch.float64) for _ in trace.pools]
@@ -194,7 +194,7 @@ class _Stays:
         places = torch.arange(len(before))
         self.pools: list[tuple[int, torch.Tensor]] = []
         """(capacity, for each entry the first entry that resuming behind it needs)"""
-        for capacity, reach in ((pools.full, NEVER), (pools.window, pools.reach), (pools.states, 1)):
+        for capacity, reach in ((pools.whole, NEVER), (pools.window, pools.reach), (pools.states, 1)):
             if capacity is not None:
                 self.pools.append((capacity, torch.maximum(self.first, places - (reach - 1))))
         spans = (self.owner - self.before).double()

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from prefixloom.contract.queues import Queue
+from prefixloom import Queue
 
 FURTHEST = 256
 """So many edges above a new cell are looked at, to find what it goes on from."""
