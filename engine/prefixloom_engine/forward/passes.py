@@ -110,7 +110,7 @@ class ForwardPass:
         if drafted and self.drafts is not None:
             guessed = self.drafts.guessed[self._device_rows(drafted)]
             tokens[copy_to_device(drafted, newest), 1:] = guessed[:, : count - 1]
-            self.guessed = copy_to_host(tokens[:, 1:])
+            self.guessed = copy_to_host(tokens[:, 1:].clone())
         return tokens
 
     def _device_rows(self, which: Sequence[int]) -> Tensor:

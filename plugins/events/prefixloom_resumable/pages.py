@@ -44,7 +44,7 @@ class PageNode:
         self.key = b""
         self.extra: tuple[ExtraKey, ...] = ()
         self.bits = 0
-        self.children: list[PageNode] | None = None
+        self.children: dict[PageNode, None] | None = None
         self.gaps: tuple[int, ...] = ()
         self.resumable = 0
         """By level, one bit: whether a request can resume at its end."""
@@ -339,8 +339,8 @@ class ResumablePages:
         self._nodes[digest] = node
         self._fresh.append(node)
         if parent.children is None:
-            parent.children = []
-        parent.children.append(node)
+            parent.children = {}
+        parent.children[node] = None
         return node
 
     @staticmethod
@@ -478,7 +478,7 @@ class ResumablePages:
             del self._nodes[node.digest]
             parent = node.parent
             assert parent.children is not None
-            parent.children.remove(node)
+            del parent.children[node]
             node = parent
 
 

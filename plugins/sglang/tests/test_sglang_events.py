@@ -125,6 +125,10 @@ def traffic(letters: str, page: int, seed: int, is_bigram: bool = False, steps: 
         counts["full attention has"] += cached // page
         for text in texts:
             known = hashes(text, page, is_bigram)
+            for at, each in enumerate(known):
+                if router.told[each]:
+                    assert router.parents[each] == (known[at - 1] if at else None)
+                    assert is_bigram or list(router.tokens[each]) == text[at * page : (at + 1) * page]
             said = next((at for at, each in enumerate(known) if not router.told[each]), len(known)) * page
             assert said >= made.cache.books.peek(text), "a router promises less than there is"
             counts["asked"] += 1
