@@ -291,3 +291,19 @@ def test_a_recording_whose_last_line_was_cut_off_is_read_up_to_there(tmp_path: P
     text = (tmp_path / "calls").read_bytes()
     (tmp_path / "cut").write_bytes(text[:-5])
     assert len(RecordedCalls.read(tmp_path / "cut").entries) == len(RecordedCalls.read(tmp_path / "calls").entries) - 1
+
+
+@pytest.mark.parametrize("name", ["calls.rec", "calls.rec.gz"])
+def test_an_engine_that_is_killed_leaves_a_recording_of_what_it_has_served(tmp_path: Path, name: str) -> None:
+    recorder = record(cache(), tmp_path / name)
+    for number in range(6):
+        with recorder.open([number] * 20) as sequence:
+            sequence.grow(20)
+            with recorder.step([sequence]) as step:
+                step.run_ops()
+    left = tmp_path / f"left.{name}"
+    left.write_bytes((tmp_path / name).read_bytes())  # nothing was finished
+    recorder.finish()
+    recording = RecordedCalls.read(left)
+    assert len(recording.requests) == 6
+    assert rerun(recording, cache()).differences == 0

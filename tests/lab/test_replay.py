@@ -164,7 +164,11 @@ def test_a_request_that_is_too_long_for_the_pools_is_refused_and_counted_nowhere
     assert (outcome.requests, outcome.refused, outcome.prompt) == (3, 1, 72)
     assert "refused   1 requests" in str(outcome)
     nothing = Replay(cache(whole=8), service=service).run(asked(([1, 2, 3], 24)))
-    assert (nothing.requests, nothing.refused, str(nothing)) == (0, 1, "No request was served.")
+    assert (nothing.requests, nothing.refused, str(nothing)) == (
+        0,
+        1,
+        "No request was served: 1 were refused, which are too long for the pools.",
+    )
 
 
 def test_two_replays_of_one_trace_are_equal() -> None:

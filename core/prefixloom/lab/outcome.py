@@ -55,7 +55,7 @@ class MemorySample:
 class ReplayOutcome:
     """What was measured.
 
-    ``requests``    that were served, of which ``refused`` were too long for the pools and are in no other figure
+    ``requests``    that were served; ``refused`` were too long for the pools, and are in no other figure
     ``prompt``      tokens of their prompts; ``output`` tokens of their answers
     ``hit``         tokens that hit on the device, and ``restored`` that a tier below brought
     ``computed``    tokens of prompts that were computed, with those computed again after a request was ``retracted``
@@ -179,7 +179,8 @@ class Tally:
 def describe(outcome: ReplayOutcome) -> list[str]:
     """An outcome as lines for a terminal."""
     if not outcome.requests:
-        return ["No request was served.", *outcome.notes]
+        why = f": {outcome.refused:,} were refused, which are too long for the pools" if outcome.refused else ""
+        return [f"No request was served{why}.", *outcome.notes]
     served = f"{outcome.requests:,} requests of {outcome.trace}, {outcome.prompt:,} tokens of prompts"
     told = [
         f"{served}; {outcome.model}, pages of {outcome.page}, {size_text(outcome.bytes)}, policy {outcome.policy}",

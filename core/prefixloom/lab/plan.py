@@ -261,6 +261,8 @@ def fit_of(cache: Cache, cost: RequestCost) -> Fit:
             cached[name] = 0
         elif cost.next[name]:
             cached[name] = 1 + (capacity[name] - first) // cost.next[name]
+    if not cached:
+        raise InputError(f"requests of {cost.tokens} tokens fill no page, so that nothing of them is ever cached")
     by_running, by_cached = min(running, key=running.__getitem__), min(cached, key=cached.__getitem__)
     return Fit(running[by_running], by_running, cached[by_cached], by_cached)
 

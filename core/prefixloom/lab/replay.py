@@ -98,6 +98,7 @@ class Serving(ABC):
         self._service, self._told, self._trace, self._leave = service, told, trace, leave
         self._page, self._grain, self._chunk, self._stride = page, grain, chunk, stride
         self._stateful = self._expires = False
+        self._publishes = False  # answers
         self._seen = SeenPrefixes(page)
         self._tally = Tally()
         self._first: float | None = None
@@ -168,7 +169,7 @@ class Serving(ABC):
                 continue
             if request.ttl is not None:
                 self._expires = True
-            yield Active(request, number % TOKEN_LIMIT, seen.take(request, self._leave))
+            yield Active(request, number % TOKEN_LIMIT, seen.take(request, self._leave, self._publishes))
 
     def _one_by_one(self, requests: Iterable[LabRequest], alive: dict[int, Active]) -> None:
         for active in self._arrivals(requests):
@@ -376,17 +377,17 @@ class Replay(Serving):
         composition, page = cache.composition, cache.composition.page
         most = chunk if service is None else service.chunk
         self._cache = cache
-        self._publishes = outputs == "published"
+        publishes = outputs == "published"
         self._closely = closely
         states = [part for part in composition.parts if not part.page_tokens]
         tracked = all(part.manifest.checkpoint_every for part in states)
-        self._publishes_states = self._publishes and bool(states) and not tracked
+        self._publishes_states = publishes and bool(states) and not tracked
         super().__init__(
             page=page, grain=page, chunk=max(most // page * page, page),
             stride=page if self._publishes_states else max(STRIDE // page, 1) * page,
             service=service, told=told, trace=trace, leave=leave,
         )  # fmt: skip
-        self._stateful = bool(states)
+        self._stateful, self._publishes = bool(states), publishes
         self._tier = composition.tier is not None
         self._room = PoolRoom(cache, self._chunk)
         self._before = cache.stats()
@@ -463,7 +464,7 @@ class Replay(Serving):
         """Note what a request hits when it is first admitted."""
         active.hit, active.restored = plan.ready, restored
         active.walked, active.limited_by = plan.walked, plan.limited_by
-        if self._closely and not active.number % self._closely:
+        if self._closely and active.number % self._closely == self._closely // 2:  # the first one never hits
             active.alone = self._cache.explain(plan, closely=False).alone
 
     def _compute(self, active: Active) -> None:

@@ -21,10 +21,13 @@ class SeenPrefixes:
     def __len__(self) -> int:
         return len(self._links)
 
-    def take(self, request: LabRequest, leave: int = 1) -> int:
-        """The tokens of a request that would hit, of which at least ``leave`` are computed; it is seen from now on."""
+    def take(self, request: LabRequest, leave: int = 1, answers: bool = True) -> int:
+        """The tokens of a request that would hit, of which at least ``leave`` are computed; it is seen from now on.
+
+        ``answers``: whether its answer is cached as well.
+        """
         shared = self._add(request.prompt, request.namespace)
-        if request.whole is not None:
+        if answers and request.whole is not None:
             self._add(request.whole, request.namespace)
         most = min(shared, request.prompt.count - leave)
         return max(0, most) // self._page * self._page

@@ -11,6 +11,8 @@ import attrs
 
 from ..errors import InputError
 
+SLOWEST = 0.001
+
 
 @attrs.frozen
 class Service:
@@ -30,8 +32,8 @@ class Service:
     def __attrs_post_init__(self) -> None:
         for name in ("prefill", "decode"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-                raise InputError(f"a service computes {name} tokens in a second, a number above 0; got {value!r}")
+            if not isinstance(value, (int, float)) or not SLOWEST <= value < float("inf"):
+                raise InputError(f"a service computes {name} tokens in a second, {SLOWEST} at least; got {value!r}")
         for name in ("max_running", "chunk"):
             value = getattr(self, name)
             if value.__class__ is not int or value < 1:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import CompositionError
+from ...errors import CompositionError, InputError
 from ..replay import CHUNK
 from ..service import Service
 from ..setup import Setup
@@ -65,12 +65,23 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def setup_of(args: argparse.Namespace) -> Setup:
-    """The setup that the arguments describe, without a size."""
+    """The setup that the arguments describe, without a size. What cannot be written later is refused now."""
+    if args.jobs < 1:
+        raise InputError(f"--jobs is a number of processes from 1 up, got {args.jobs}")
+    if args.report is not None:
+        write_report(args.report, "")
     service = None if args.in_turn else Service(args.prefill, args.decode, args.max_running, args.chunk)
     return Setup(
         args.model, page_size=args.page, admission=args.admission, host=args.host, service=service, chunk=args.chunk,
         outputs=args.outputs,
     )  # fmt: skip
+
+
+def write_report(path: Path, page: str) -> None:
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--report {path} cannot be written: {error.strerror}") from error
 
 
 def trace_of(args: argparse.Namespace) -> RequestFile:

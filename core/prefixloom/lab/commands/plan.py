@@ -23,6 +23,7 @@ from .arguments import (
     add_trace_arguments,
     setup_of,
     trace_of,
+    write_report,
 )
 
 __all__ = ["add_arguments", "run"]
@@ -68,10 +69,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         bar.clear()
     if args.report is not None:
-        try:
-            args.report.write_text(plan_report(plan), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"--report {args.report} cannot be written: {error.strerror}") from error
+        write_report(args.report, plan_report(plan))
     print(json.dumps(plan.as_dict()) if args.json else "\n".join(describe_plan(plan)))
     return 0
 

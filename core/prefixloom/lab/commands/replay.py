@@ -32,6 +32,7 @@ from .arguments import (
     parse_capacity,
     setup_of,
     trace_of,
+    write_report,
 )
 
 __all__ = ["add_arguments", "run"]
@@ -47,7 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--capacity", nargs="+", metavar="TOKENS", help="tokens of every pool, or NAME=TOKENS,NAME=STATES"
     )
-    parser.add_argument("--policy", nargs="+", default=["lru"], metavar="NAME", help="orders of eviction")
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="orders of eviction (default: lru, or what was recorded)",
+    )
     add_service_arguments(parser)
     add_trace_arguments(parser)
     parser.add_argument(
@@ -85,9 +92,8 @@ def run(args: argparse.Namespace) -> int:
     if args.memory is None and args.capacity is None:
         raise InputError("say how large the cache is: --memory SIZE or --capacity TOKENS")
     trace, base = trace_of(args), setup_of(args)
-    setups = [
-        attrs.evolve(base, policy=policy, **size) for size in _sizes(args) for policy in dict.fromkeys(args.policy)
-    ]
+    policies = dict.fromkeys(args.policy or ["lru"])
+    setups = [attrs.evolve(base, policy=policy, **size) for size in _sizes(args) for policy in policies]
     if args.beside:
         if len(_sizes(args)) > 1:
             raise InputError("--beside takes one memory or capacity at a time")
@@ -176,9 +182,13 @@ def _rerun(args: argparse.Namespace) -> int:
     recording = RecordedCalls.read(args.trace)
     size = {"capacity": _recorded_capacity(recording)} if args.capacity is args.memory is None else _sizes(args)[0]
     setup = attrs.evolve(
-        setup_of(args), page_size=args.page or recording.head.page, policy=args.policy[0], service=None,
-        debug=True if args.shrink is not None else None, **size,
-    )  # fmt: skip
+        setup_of(args),
+        page_size=args.page or _recorded_page(recording),
+        policy=args.policy[0] if args.policy else recording.head.policy,
+        service=None,
+        debug=True if args.shrink is not None else None,
+        **size,
+    )
     if args.shrink is None:
         done = rerun(recording, setup.compose())
         print("\n".join((f"{done.calls:,} calls made again, {done.differences:,} came out otherwise", *done.told)))
@@ -194,6 +204,11 @@ def _rerun(args: argparse.Namespace) -> int:
         f"{type(shrunk.error).__name__}: {shrunk.error}"
     )
     return 1
+
+
+def _recorded_page(recording: RecordedCalls) -> int:
+    """The page that was composed with. That of the tree may be a multiple of it."""
+    return min((page for _, page in recording.head.pools.values() if page), default=recording.head.page)
 
 
 def _recorded_capacity(recording: RecordedCalls) -> dict[str, int]:
@@ -215,11 +230,7 @@ def _tell(
 ) -> None:
     beside = {engine: many for engine, many in (peers or {}).items() if many}
     if args.report is not None:
-        try:
-            every = [*outcomes, *(each for many in beside.values() for each in many)]
-            args.report.write_text(html_report(every), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"--report {args.report} cannot be written: {error.strerror}") from error
+        write_report(args.report, html_report([*outcomes, *(each for many in beside.values() for each in many)]))
     if args.json:
         told: dict[str, Any] = {"replays": [outcome.as_dict() for outcome in outcomes]}
         if beside:
@@ -253,10 +264,12 @@ def _tell(
 
 def comparison(outcomes: list[ReplayOutcome]) -> list[str]:
     """Replays of one trace in a table, one line each."""
-    rows: list[tuple[str, ...]] = [("policy", "memory", "x ideal", "hit", "p50", "p99", "states used")]
+    heads = ("policy", "memory", "x ideal", "hit", "p50", "p99", "states used", "retracted", "refused")
+    rows: list[tuple[str, ...]] = [heads]
     for each in outcomes:
         rows.append((
             each.policy, size_text(each.bytes), f"{each.multiple:.3f}", f"{each.hit_rate:.2%}",
             f"{each.to_compute(0.5):,}", f"{each.to_compute(0.99):,}", f"{each.states_used:,} of {each.states_made:,}",
+            f"{each.retracted:,}", f"{each.refused:,}",
         ))  # fmt: skip
     return columns(rows)

@@ -38,6 +38,8 @@ def html_report(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound] = ())
     ]
     if not all(each.complete for each in outcomes):
         parts.append("<p><b>A replay was interrupted: this is what was measured until then.</b></p>")
+    if len({each.refused for each in outcomes}) > 1:
+        parts.append("<p>Some pools are too small for the longest requests: those rows are of fewer requests.</p>")
     if len(sizes) > 1:
         parts += ["<h2>Tokens that hit, by memory</h2>", _curves(outcomes, policies, bounds)]
     parts += ["<h2>All figures</h2>", _table(outcomes, bounds)]
@@ -143,14 +145,24 @@ def _shares(outcome: ReplayOutcome) -> Iterable[tuple[str, float]]:
 
 
 def _table(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound], name: str = "policy") -> str:
-    heads = ["memory", name, "computed, x ideal", "hit", "gap closed", "states made", "median left", "p99 left"]
+    heads = [
+        "memory",
+        name,
+        "computed, x ideal",
+        "hit",
+        "gap closed",
+        "states made",
+        "median left",
+        "p99 left",
+        "refused",
+    ]
     if not bounds:
         heads.remove("gap closed")
     rows = [
         [
             size_text(each.bytes), each.policy, f"{each.multiple:.3f}", f"{each.hit_rate:.2%}",
             *([closed(each, outcomes, bounds)] if bounds else []),
-            f"{each.states_made:,}", f"{each.to_compute(0.5):,}", f"{each.to_compute(0.99):,}",
+            f"{each.states_made:,}", f"{each.to_compute(0.5):,}", f"{each.to_compute(0.99):,}", f"{each.refused:,}",
         ]
         for each in sorted(outcomes, key=lambda each: (each.bytes, each.policy))
     ]  # fmt: skip

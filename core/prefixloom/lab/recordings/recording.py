@@ -99,6 +99,9 @@ def record(
     return RecordingCache(cache, writer)
 
 
+ENDS = frozenset({"close", "abort"})
+
+
 class EntryWriter:
     """Writes entries to a file, until it fails or is closed."""
 
@@ -126,6 +129,8 @@ class EntryWriter:
             return
         try:
             self._file.write(self._encode(entry).encode() + b"\n")
+            if entry[0] in ENDS:
+                self._file.flush()  # an engine that is killed leaves what it has served
         except OSError as error:
             self._fail(error)
 
@@ -430,7 +435,7 @@ def is_recording(line: object) -> bool:
 
 def entries_of(path: Path, progress: ReadSoFar | None = None) -> Iterator[tuple[int, Entry]]:
     """(line, entry) of a recording, its head first. A last line that was cut off is left out: the engine was killed."""
-    for number, raw, last in numbered_texts(path, ReadSoFar() if progress is None else progress):
+    for number, raw, last in numbered_texts(path, ReadSoFar() if progress is None else progress, may_be_cut=True):
         try:
             entry = json.loads(raw)
         except ValueError as error:

@@ -340,7 +340,8 @@ def shrink(recording: RecordedCalls, compose: Callable[[], Cache], most: int = 1
 
 
 def _failure(recording: RecordedCalls, compose: Callable[[], Cache]) -> BaseException | None:
-    cache = compose()  # what is wrong with the composition is told
+    cache = compose()
+    recording.check(cache)  # what is wrong with the composition is told
     try:
         rerun(recording, cache, keep=lambda entry: entry)
     except Exception as error:

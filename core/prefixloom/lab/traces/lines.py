@@ -29,6 +29,10 @@ class ReadSoFar:
         return min(1.0, self.read / self.size) if self.size else 0.0
 
 
+LATEST = 1e15
+"""Times lie below."""
+
+
 class Where:
     """A line of a file, which says what is wrong with it."""
 
@@ -43,7 +47,7 @@ class Where:
     def whole(self, key: str, most: int, default: int | None = None) -> int:
         """A whole number from 0 up."""
         value = self.line.get(key, default)
-        if value.__class__ is float and value == int(value):
+        if value.__class__ is float and value.is_integer():
             value = int(value)
         if value.__class__ is not int or not 0 <= value <= most:
             raise self.error(f"{key!r} is expected to be a whole number from 0 to {most}, got {shown(value)}")
@@ -51,7 +55,7 @@ class Where:
 
     def seconds(self, key: str, ticks: float, default: float | None = None) -> float:
         value = self.line.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < LATEST:
             raise self.error(f"{key!r} is expected to be a time from 0 up, got {shown(value)}")
         return value / ticks
 
@@ -101,8 +105,8 @@ def opened(path: Path, progress: ReadSoFar) -> IO[bytes]:
     return gzip.GzipFile(fileobj=counted) if path.suffix == ".gz" else counted  # type: ignore[return-value]
 
 
-def numbered_texts(path: Path, progress: ReadSoFar) -> Iterator[tuple[int, bytes, bool]]:
-    """(number, text, whether it is the last) of each line that is not empty."""
+def numbered_texts(path: Path, progress: ReadSoFar, may_be_cut: bool = False) -> Iterator[tuple[int, bytes, bool]]:
+    """(number, text, whether it is the last) of each line that is not empty, up to where the file is cut off."""
     number = 0
     with opened(path, progress) as file:
         lines = iter(file)
@@ -111,6 +115,8 @@ def numbered_texts(path: Path, progress: ReadSoFar) -> Iterator[tuple[int, bytes
             try:
                 raw = next(lines, None)
             except (OSError, EOFError, zlib.error) as error:
+                if may_be_cut and isinstance(error, EOFError) and number:
+                    break
                 raise InputError(f"{path}, after line {number}: it is cut off or no gzip file ({error})") from error
             if raw is None:
                 break
@@ -129,7 +135,7 @@ def numbered_lines(path: Path, progress: ReadSoFar) -> Iterator[tuple[int, Line]
     for number, raw, _ in numbered_texts(path, progress):
         try:
             line = json.loads(raw)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             cut = "" if raw.endswith(b"\n") else ", and the file ends in this line: it may be cut off"
             raise InputError(
                 f"{path}, line {number}: a JSON object is expected, got {shown(raw[:60])} ({error}){cut}"

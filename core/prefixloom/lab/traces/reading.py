@@ -197,7 +197,7 @@ def _number_of(where: Where, text: object) -> int:
     """A number for a text's hash, of which no two are the same but by chance (one in 2^61)."""
     if not isinstance(text, str):
         raise where.error(f"'hashes' are expected to be texts or whole numbers, got {shown(text)}")
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> (64 - HASHED_BITS)) % MOST_ID
 
 
