@@ -307,3 +307,24 @@ def test_an_engine_that_is_killed_leaves_a_recording_of_what_it_has_served(tmp_p
     recording = RecordedCalls.read(left)
     assert len(recording.requests) == 6
     assert rerun(recording, cache()).differences == 0
+
+
+HEAD = '["recording",1,4,0,"model","lru",{"whole":[8,4]}]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('["recording",1,0,0,"model","lru",{"whole":[8,4]}]\n', "line 1: the head of a recording is expected"),
+        ('["recording",1,4,0,"model","lru",[]]\n', "line 1: the head of a recording is expected"),
+        (HEAD + '["open"]\n', "line 2: an entry of a recording is expected"),
+        (HEAD + '[["open"]]\n', "line 2: an entry of a recording is expected"),
+        (HEAD + '["close",7,0.5]\n', "line 2: this does not follow from the lines above"),
+        (HEAD + '["append",7,4,"",0]\n', "line 2: this does not follow from the lines above"),
+    ],
+)
+def test_a_recording_that_does_not_follow_is_refused_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "damaged.rec"
+    path.write_text(text)
+    with pytest.raises(InputError, match=expected):
+        list(read_trace(path))

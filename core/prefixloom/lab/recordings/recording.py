@@ -15,6 +15,7 @@ import binascii
 import gzip
 import json
 import logging
+import re
 import secrets
 import time
 from collections import deque
@@ -442,13 +443,17 @@ def entries_of(path: Path, progress: ReadSoFar | None = None) -> Iterator[tuple[
             if last and not raw.endswith(b"\n"):
                 return
             raise InputError(f"{path}, line {number}: a JSON array is expected ({error})") from error
-        if (
-            not isinstance(entry, list)
-            or not entry
-            or (entry[0] not in VERBS and not (number == 1 and is_recording(entry)))
-        ):
+        if not (is_entry(entry) or (number == 1 and is_recording(entry))):
             raise InputError(f"{path}, line {number}: an entry of a recording is expected, got {shown(entry)}")
         yield number, entry
+
+
+def is_entry(entry: object) -> bool:
+    """Whether a line has a verb and as many elements as the verb has."""
+    if not isinstance(entry, list) or not entry or not isinstance(entry[0], str) or entry[0] not in VERBS:
+        return False
+    plain = re.sub(r"\(.*\)", "", VERBS[entry[0]])
+    return len(entry) == 1 + (plain.count(",") + 1 if plain else 0)
 
 
 def head_of(path: Path, entry: Entry) -> RecordedComposition:
@@ -458,7 +463,13 @@ def head_of(path: Path, entry: Entry) -> RecordedComposition:
     if entry[1] != VERSION:
         raise InputError(f"{path} is a recording of version {entry[1]}, and this prefixloom reads version {VERSION}")
     _, _, page, lookahead, model, policy, pools = entry
-    return RecordedComposition(page, lookahead, model, policy, {name: tuple(each) for name, each in pools.items()})
+    try:
+        sizes = {name: (int(slots), int(tokens)) for name, (slots, tokens) in pools.items()}
+        if min(page, *(slots for slots, _ in sizes.values())) < 1 or not sizes:
+            raise ValueError("a page and each pool have at least 1")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"{path}, line 1: the head of a recording is expected, got {shown(entry)}") from error
+    return RecordedComposition(page, lookahead, model, policy, sizes)
 
 
 def numbers_of(hashes: str) -> list[int]:
@@ -491,17 +502,22 @@ def requests_of(path: Path, progress: ReadSoFar | None = None) -> Iterator[LabRe
     waiting: deque[_RecordedRequest] = deque()
     for line, entry in entries:
         verb = entry[0]
-        if verb == "open" and entry[1] >= 0:
-            asked = running[entry[1]] = _RecordedRequest(line, entry)
-            waiting.append(asked)
-        elif verb == "append":
-            asked = running[entry[1]]
-            asked.named = entry[2]
-            asked.ids[entry[4] :] = numbers_of(entry[3])
-        elif verb in ("close", "abort"):
-            running.pop(entry[1]).over = True
-            while waiting and waiting[0].over:
-                yield _request(waiting.popleft(), page)
+        try:
+            if verb == "open" and entry[1] >= 0:
+                asked = running[entry[1]] = _RecordedRequest(line, entry)
+                waiting.append(asked)
+            elif verb == "append":
+                asked = running[entry[1]]
+                asked.named = entry[2]
+                asked.ids[entry[4] :] = numbers_of(entry[3])
+            elif verb in ("close", "abort"):
+                running.pop(entry[1]).over = True
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{path}, line {line}: this does not follow from the lines above: {shown(entry)}"
+            ) from error
+        while waiting and waiting[0].over:
+            yield _request(waiting.popleft(), page)
     yield from (_request(asked, page) for asked in waiting)
 
 
