@@ -23,8 +23,8 @@ from ...errors import CapacityError, CompositionError, InputError, ProtocolError
 from ...operations.step import Step
 from ...tree.keys import TOKEN_LIMIT, Tokens
 from ...tree.radix import FOREVER
+from ..traces.recorded import Entry, RecordedComposition, entries_of, head_of, numbers_of
 from ..traces.requests import OWN
-from .recording import Entry, RecordedComposition, entries_of, head_of, numbers_of
 
 SHOWN = 20
 """So many differences are told in words."""

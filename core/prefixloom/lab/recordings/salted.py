@@ -9,8 +9,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from ...tree.keys import TOKEN_BYTES, Span
-
-HASH_BYTES = 8
+from ..traces.recorded import HASH_BYTES
 
 
 class Salted:

@@ -2,6 +2,6 @@
 
 This room knows tokens and files. It must not know a cache, nor how requests overlap in time.
 
-Read ``requests`` first: what one request is. ``reading`` reads files of them, line by line (``lines``), and
-``synthetic`` makes conversations where nobody has recorded any.
+Read ``requests`` first: what one request is. ``reading`` reads files of them, line by line (``lines``; of recordings
+``recorded``), and ``synthetic`` makes conversations where nobody has recorded any.
 """

@@ -6,7 +6,7 @@ A line is a JSON object. ``read_trace`` sees from the first line which of these 
   ``output_length``, ``hash_ids``. The size of a block is not in the file: it follows from the lines.
 - **tokens**: ``tokens``, a list of whole numbers, and ``output``, their number or the answer's tokens.
 - **hashes**: ``hashes``, a list of texts or whole numbers, and ``length`` in tokens.
-- **recording**: what ``recording`` wrote.
+- **recording**: what ``recordings`` wrote (``recorded``).
 
 A file is never read whole. Names that end in ``.gz`` are decompressed. What a line has wrong is an ``InputError`` with
 the number of the line and what was expected there. Nothing here knows a cache.
@@ -24,8 +24,8 @@ import attrs
 
 from ...errors import InputError
 from ...tree.keys import TOKEN_LIMIT, encode
-from ..recordings.recording import requests_of
 from .lines import Line, ReadSoFar, Where, numbered_lines, numbered_texts, shown
+from .recorded import requests_of
 from .requests import MOST_ID, BlockPrompt, LabRequest, TokenPrompt
 
 SAMPLE = 512
