@@ -244,18 +244,18 @@ def prefixloom_policy():
 
 @hookimpl
 def prefixloom_admission():
-    return AdmissionPolicy("ends", admit=lambda state: state.last)
+    return AdmissionPolicy("lasts", admit=lambda state: state.last)
 
 @hookimpl
 def prefixloom_storage():
     return BackendType("shelf", dict, "records on a shelf")
 """
-    entries = {"policy:biggest": "extras", "admission:ends": "extras", "storage:shelf": "extras"}
+    entries = {"policy:biggest": "extras", "admission:lasts": "extras", "storage:shelf": "extras"}
     distribution("prefixloom-extras", entries, {"extras": source})
     registry = Registry()
     assert isinstance(registry.policy("biggest"), EvictionPolicy)
-    assert isinstance(registry.admission("ends"), AdmissionPolicy)
-    assert {("biggest", "ok"), ("ends", "ok"), ("shelf", "ok")} <= {
+    assert isinstance(registry.admission("lasts"), AdmissionPolicy)
+    assert {("biggest", "ok"), ("lasts", "ok"), ("shelf", "ok")} <= {
         (offer.name, offer.status) for offer in registry.offers()
     }
     assert registry.storage("shelf").open is dict

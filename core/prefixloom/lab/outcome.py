@@ -108,7 +108,7 @@ class ReplayOutcome:
     @property
     def ideal_rate(self) -> float:
         """The share of prompt tokens that a cache of infinite memory would not have computed."""
-        return 1 - self.ideal / self.prompt if self.prompt else 0.0
+        return (self.prompt - self.ideal) / self.prompt if self.prompt else 0.0
 
     @property
     def bytes(self) -> int:
