@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from bench.beside.sglang_sizes import SGLangOptions, sglang_sizes
+from prefixloom import Tokens
 from prefixloom.lab.beside.peer import (
     MemoryKind,
     NotSized,
@@ -25,7 +26,6 @@ from prefixloom.lab.beside.peer import (
     PeerUse,
 )
 from prefixloom.testing.foreign.contract import AdapterUnavailable
-from prefixloom.tree.keys import Tokens
 
 try:
     from bench.foreign.sglang import SGLangCache

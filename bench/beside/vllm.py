@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from bench.beside.vllm_sizes import vllm_sizes
 from bench.drivers.stand_ins import sealed, stand_in
+from prefixloom import Tokens
 from prefixloom.lab.beside.peer import (
     MemoryKind,
     NotSized,
@@ -29,7 +30,6 @@ from prefixloom.lab.beside.peer import (
     PeerUnavailable,
     PeerUse,
 )
-from prefixloom.tree.keys import TOKEN_BYTES, Tokens
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 sealed(False)
@@ -291,7 +291,7 @@ def block_hasher(tokens: Tokens, namespace: str, unit: int) -> Callable[[Any], l
     """Makes the keys of a prompt's whole units: each stands for all text up to its end."""
 
     def hashes(request: Any) -> list[bytes]:
-        known, step = len(request.block_hashes), unit * TOKEN_BYTES
+        known, step = len(request.block_hashes), unit * 4  # bytes of a token in ``Tokens``
         link = request.block_hashes[-1] if known else namespace.encode()
         made = []
         for start in range(known * step, len(tokens) - step + 1, step):

@@ -19,8 +19,7 @@ from pathlib import Path as File
 
 import attrs
 
-from prefixloom import Buffer, Component, EvictionPolicy, Manifest, Path, compose
-from prefixloom.contract.queues import Queue
+from prefixloom import Buffer, Component, EvictionPolicy, Manifest, Path, Queue, compose
 from prefixloom.lab.bounds import chained, optimum
 from prefixloom_policies.adaptive import AdaptiveQueue
 from prefixloom_policies.cells import Prints
