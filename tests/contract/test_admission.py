@@ -112,6 +112,26 @@ def test_the_last_state_is_the_deepest_that_was_kept_where_the_end_lies_off_the_
     settle(cache)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "lookahead", "end"), [(32, 0, 32), (35, 0, 32), (36, 0, 36), (36, 1, 32), (3, 0, 0)]
+)
+def test_a_policy_is_told_where_the_prompt_ends(prompt: int, lookahead: int, end: int) -> None:
+    asked = Asked(lambda view: view.prompt_end)
+    parts = part("path", Path(), lookahead=lookahead), part("state", Point())
+    cache = cache_of(*parts, slots=24, admission=asked.policy)
+    with cache.open(TOKENS[:prompt]) as sequence:
+        while sequence.reserved < prompt:
+            run(sequence, min(4, prompt - sequence.reserved))
+            sequence.publish()
+        for token in TOKENS[prompt : prompt + 12]:
+            sequence.append([token])
+            run(sequence, 1)
+            sequence.publish()
+    assert len(asked.views) > 2, "it was asked in the answer too"
+    assert (cache.peek(TOKENS), cache.stats().components["state"].cached) == (end, end > 0)
+    settle(cache)
+
+
 def test_an_aborted_sequence_leaves_no_last_state() -> None:
     cache = stateful("branch-and-last")
     sequence = cache.open(TOKENS[:16])
@@ -167,7 +187,7 @@ def test_a_policy_sees_frozen_figures_of_the_state_and_of_its_path() -> None:
     assert asked.views == [
         StateView("state", "n", 8),
         StateView("state", "n", 16, above=8, kept=1),
-        StateView("state", "n", 24, above=16, kept=2, last=True),
+        StateView("state", "n", 24, above=16, kept=2, last=True, prompt_end=True),
     ]
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         asked.views[0].boundary = 0  # type: ignore[misc]

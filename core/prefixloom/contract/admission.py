@@ -25,6 +25,8 @@ class StateView:
     ``at_branch``  whether prompts diverge here, according to the match or to the tree
     ``last``       whether the sequence ends and this is the deepest state that it leaves
     ``extra``      the (start, end, key) spans before the boundary that have an extra key
+    ``prompt_end`` whether this is the deepest boundary that the prompt alone could publish: the prompt is what the
+                   sequence was opened with. The tree does not remember it, so ``worth`` sees False
     """
 
     component: str
@@ -35,6 +37,7 @@ class StateView:
     at_branch: bool = False
     last: bool = False
     extra: tuple[tuple[int, int, Hashable], ...] = ()
+    prompt_end: bool = False
 
 
 @attrs.frozen

@@ -347,8 +347,11 @@ def _admitted(core: Core, running: Running, giving: Many[Lane], upto: int, end: 
                 deepest = above[0].node.end if above else 0
                 last = end >= 0 and holding.checkpoint(end) == upto
                 at_branch = upto == running.branch
-                extra = clipped(running.names.extra, 0, upto)
-                view = StateView(lane.name, running.namespace, upto, deepest, len(above), at_branch, last, extra)
+                prompt = running.match.tokens.count - core.shape.lookahead
+                view = StateView(
+                    lane.name, running.namespace, upto, deepest, len(above), at_branch, last,
+                    clipped(running.names.extra, 0, upto), prompt_end=upto <= prompt < upto + core.shape.page,
+                )  # fmt: skip
                 if core.plugins.ask_policy(lane.policy, "admit", "True or False", bool, lane.admit, view) is False:
                     core.left_out(lane, running, upto, "policy")
                     continue

@@ -6,6 +6,8 @@ from; all other states are seldom used. SGLang keeps a state one page before the
 asked again may hit at most all but its last token: the boundary that a publication offers last of all is that one.
 
 ``ends``      where a sequence ends, and nowhere else: chats that are never edited and share no long beginning
+``prompts``   where the prompt ends, and nowhere else: one state for each request, as vLLM's default keeps it. The
+              next turn parts there if its chat template drops the reasoning from the answer
 ``branches``  Marconi's rule: where prompts part, and where a sequence ends
 ``spaced``    these, and others that lie at least ``SPACE`` tokens below the state above: a bound on what is computed
               again, for as many states as that takes
@@ -39,6 +41,10 @@ def at_end(state: StateView) -> bool:
     return state.last
 
 
+def at_prompt_end(state: StateView) -> bool:
+    return state.prompt_end
+
+
 def at_branch_or_end(state: StateView) -> bool:
     return state.last or state.at_branch
 
@@ -63,6 +69,7 @@ class StateRule:
 
 
 ends = StateRule(AdmissionPolicy("ends", admit=at_end))
+prompts = StateRule(AdmissionPolicy("prompts", admit=at_prompt_end))
 branches = StateRule(AdmissionPolicy("branches", admit=at_branch_or_end))
 spaced = StateRule(AdmissionPolicy("spaced", admit=far_below))
 by_cost = StateRule(AdmissionPolicy("by-cost", admit=saves_enough, worth=saved))

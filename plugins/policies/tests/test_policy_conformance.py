@@ -5,7 +5,7 @@ import pytest
 from prefixloom.testing import AdmissionCase, PolicyCase, parametrize_with_laws
 
 POLICIES = [PolicyCase.installed(name) for name in ("tlru", "arc", "s3fifo", "gdsf", "retention", "reuse", "adaptive")]
-ADMISSIONS = [AdmissionCase.installed(name) for name in ("ends", "branches", "spaced", "by-cost")]
+ADMISSIONS = [AdmissionCase.installed(name) for name in ("ends", "prompts", "branches", "spaced", "by-cost")]
 
 
 @parametrize_with_laws(*POLICIES)

@@ -50,7 +50,7 @@ class AdmissionCase:
             boundary = above + 4 * chance.randrange(1, 1 + 10 ** chance.randrange(1, 4))
             yield StateView(
                 chance.choice(("state", "conv")), chance.choice(("", "b")), boundary, above, kept,
-                chance.randrange(3) == 0, number % 3 == 0,
+                chance.randrange(3) == 0, number % 3 == 0, prompt_end=number % 4 == 0,
             )  # fmt: skip
 
     def __str__(self) -> str:
