@@ -7,6 +7,7 @@ random model.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -56,6 +57,34 @@ def test_a_window_that_was_evicted_says_by_whom_and_how_many_pages_were_lacking(
     assert finding.pages == 3, "so many pages of its window are gone"
     assert "evicted to make room for 'the other' from the device" in str(told)
     assert f"{finding.pages} more pages of 'near' on the device" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("untils", "now", "reason"),
+    [
+        ((5,), 5, "expired"),
+        ((5,), 4, "evicted"),
+        ((5, 9), 8, "evicted"),
+        ((5, math.inf), 8, "evicted"),
+        ((), 8, "evicted"),
+    ],
+)
+def test_what_went_first_since_its_time_had_passed_says_so(untils: tuple[float, ...], now: float, reason: str) -> None:
+    """What several used is wanted until the latest of their times."""
+    cache = path_cache(capacity={"path": 44})
+    cache.history()
+    for until in untils or (math.inf,):
+        serve(cache, TOKENS, until=until)
+    cache.expire(now)
+    cache.expire(now - 3)  # a clock that goes back changes nothing
+    assert not reasons(cache.explain(TOKENS)), "it is not freed yet"
+    serve(cache, [1] * 44, label="the other")
+    (finding, *_) = cache.explain(TOKENS).findings
+    assert finding.reason == reason
+    assert finding.loss is not None and (finding.loss.cause, finding.loss.by) == (
+        "expired" if reason == "expired" else "room", "the other",
+    )  # fmt: skip
+    assert finding.help.startswith("a later time until which it is wanted or about ") == (reason == "expired")
 
 
 def test_a_state_that_no_step_left_behind() -> None:

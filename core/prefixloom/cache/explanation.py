@@ -28,6 +28,7 @@ MissReason = Literal[
     "identity",  # it was computed with other weights, adapters or positions
     "too large",  # the prompt has more tokens than a pool can hold
     "evicted",  # it was cached, and went since room was needed
+    "expired",  # it was cached, and went first, since the time until which it was wanted had passed
     "flushed",  # it was cached, and the cache was flushed or its namespace dropped
     "failed",  # the step or the copy that wrote it failed
     "never kept",  # the keys are there, and this was never stored
@@ -181,6 +182,7 @@ def _became(loss: Loss, now: float) -> str:
         )  # fmt: skip
     told = {
         "room": "it was evicted" + (f" to make room for {loss.by!r}" if loss.by else " to make room"),
+        "expired": "the time until which it was wanted had passed, and it was evicted before all else",
         "asked": "it was evicted, as the engine asked for it",
         "unneeded": f"it was freed, since {loss.by!r} had lost what it needs beside it",
         "path limit": "it was freed, since its path has as many states as it may have",
@@ -303,10 +305,12 @@ class _Explainer:
         if loss.kind == "refused":
             return Finding(low, high, "refused", lane.name, lacks, loss, help=_help_refused(loss))
         pages = 0
-        if loss.cause in ("room", "unneeded"):
+        if loss.cause in ("room", "expired", "unneeded"):
             first = min(each.number for each in known)
             pages = self.history.lost_since(lane.name, loss.tier, first) if self.closely else 0
         helps = f"about {pages} more {_unit(lane)} of {lane.name!r} on the {loss.tier}" if pages else ""
+        if loss.cause == "expired":
+            helps = " or ".join(filter(None, ("a later time until which it is wanted", helps)))
         return Finding(low, high, _reason(loss), lane.name, lacks, loss, pages, help=helps)
 
     def _checkpoint(self, lane: Lane, boundary: int) -> str:
@@ -425,7 +429,7 @@ class _Explainer:
 def _reason(loss: Loss) -> MissReason:
     if loss.kind == "cleared" or loss.cause == "dropped":
         return "flushed"
-    return "failed" if loss.cause == "failed" else "evicted"
+    return "failed" if loss.cause == "failed" else "expired" if loss.cause == "expired" else "evicted"
 
 
 def _help_refused(loss: Loss) -> str:

@@ -166,6 +166,10 @@ class Index:
         """Something that a plan may lead to has gone."""
         self.epoch += 1
 
+    def is_over(self, node: Node) -> bool:
+        """Whether the time has passed until which somebody wanted ``node``."""
+        return self.expiries is not None and self.expiries.is_over(node)
+
     def prune(self, node: Node) -> None:
         """Unlink ``node`` if it is bare, and its ancestors as far as they are."""
         if self.tree.prune(node):  # not so of a root, to which no plan leads
@@ -605,7 +609,7 @@ class Core:
     def follow(self, most: int) -> Journal:
         """A journal that records from now on every change of what is cached."""
         if self.recorder is None:
-            self._record(Recorder(self.keys, self.index.is_found))
+            self._record(Recorder(self.keys, self.index.is_found, self.index.is_over))
         assert self.recorder is not None
         journal = Journal(most, self._stop_following)
         self.recorder.journals.append(journal)

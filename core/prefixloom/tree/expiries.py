@@ -34,12 +34,13 @@ class Expiries:
     There is none while no sequence gave a time: then all nodes are wanted for ever, and nothing is noted.
     """
 
-    __slots__ = ("_heap", "_number", "_tree")
+    __slots__ = ("_heap", "_now", "_number", "_tree")
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._heap: list[tuple[float, int, Node]] = []
         self._number = 0
+        self._now = NEVER
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -57,6 +58,10 @@ class Expiries:
             above = above.parent
         if until < FOREVER:
             self._note(until, node)
+
+    def is_over(self, node: Node) -> bool:
+        """Whether the time has passed until which ``node`` was wanted."""
+        return node.until <= self._now
 
     def _note(self, until: float, node: Node) -> None:
         self._number += 1
@@ -78,6 +83,7 @@ class Expiries:
 
     def expire(self, lanes: Iterable[Lane], now: float) -> None:
         """What nobody wants any more at ``now`` is the next to go of its component and tier, the deepest first."""
+        self._now = max(self._now, now)
         heap = self._heap
         unwanted: set[Node] = set()
         while heap and heap[0][0] <= now:

@@ -49,9 +49,11 @@ class Change:
     ``spans``      the token positions, in whole pages; of a state none. A page is known by its positions, and by the
                    path to the end of the page of the *tree* in which it lies
     ``boundary``   the boundary of a state; None for pages
-    ``cause``      why it was removed ("room", "asked", "unneeded", "path limit", "failed", "dropped"), or why it was
+    ``cause``      why it was removed ("room", "asked", "unneeded", "path limit", "failed", "dropped", or "expired": it
+                   went for room, before all else, since the time had passed until which it was wanted), or why it was
                    refused ("room", "policy", or what a store said); else empty
-    ``by``         of "room": the label of the sequence that needed it; of "unneeded": the component that it served
+    ``by``         of "room" and "expired": the label of the sequence that needed it; of "unneeded": the component that
+                   it served
     """
 
     kind: Literal["stored", "removed", "refused", "cleared"]
@@ -68,12 +70,15 @@ class Change:
 class Recorder:
     """What lanes and operations tell, handed to each of the ``journals`` that follow a cache."""
 
-    __slots__ = ("_by", "_cause", "_is_found", "_keys", "journals")
+    __slots__ = ("_by", "_cause", "_is_found", "_is_over", "_keys", "journals")
 
-    def __init__(self, keys: KeyMaker, is_found: Callable[[Root], bool]) -> None:
-        """``is_found``: whether matches may find what hangs below a root."""
+    def __init__(self, keys: KeyMaker, is_found: Callable[[Root], bool], is_over: Callable[[Node], bool]) -> None:
+        """``is_found``: whether matches may find what hangs below a root. ``is_over``: whether the time has passed
+        until which a node was wanted.
+        """
         self._keys = keys
         self._is_found = is_found
+        self._is_over = is_over
         self._cause = self._by = ""
         self.journals: list[Journal] = []
 
@@ -97,9 +102,10 @@ class Recorder:
             root = root.parent
         assert isinstance(root, Root)
         if self._is_found(root):
+            cause = "expired" if self._cause == "room" and self._is_over(node) else self._cause
             for change in changes_of(self._keys, root.namespace, lane, node, before, after):
-                if change.kind == "removed" and self._cause:
-                    change = attrs.evolve(change, cause=self._cause, by=self._by)
+                if change.kind == "removed" and cause:
+                    change = attrs.evolve(change, cause=cause, by=self._by)
                 self.record(change)
 
     def refused(

@@ -61,7 +61,7 @@ class Allowances:
         )
 
 
-GONE = ("evicted", "flushed", "failed")
+GONE = ("evicted", "expired", "flushed", "failed")
 """The reasons of a miss that say that something was cached once."""
 
 
