@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,7 @@ from torch import Tensor
 from prefixloom import InputError
 from prefixloom.device import kernels
 from prefixloom.device.kernels import clear_slots, copy_slots, select_slots
-from tests.support.content import Made, bits, noise
+from tests.support.content import Made, bits, noise, on_gpu
 from tests.support.interpreter import INTERPRETED, pass_interpreted
 
 DTYPES = [
@@ -42,6 +43,11 @@ PATHS: dict[str, dict[str, Any]] = {
 if INTERPRETED:
     PATHS["triton"] = {"triton_for": lambda tensors: with_triton()}
     PATHS["triton in small blocks"] = {"triton_for": lambda tensors: with_triton(), "BLOCK": 4}
+if torch.cuda.is_available():
+    PATHS["on a GPU"] = {"noise": on_gpu}
+    PATHS["on a GPU in small blocks"] = {"noise": on_gpu, "BLOCK": 4}
+    PATHS["on a GPU without Triton"] = {"noise": on_gpu, "triton_for": lambda tensors: None}
+    PATHS["on a GPU without Triton, in small pieces"] = {**PATHS["on a GPU without Triton"], "FEW": 0, "CHUNK": 48}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,7 +56,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in PATHS[request.param].items():
-        monkeypatch.setattr(with_triton() if name == "BLOCK" else kernels, name, value)
+        module = {"BLOCK": with_triton, "noise": lambda: sys.modules[__name__]}.get(name, lambda: kernels)()
+        monkeypatch.setattr(module, name, value)
     return str(request.param)
 
 
@@ -178,7 +185,7 @@ def by_index(
 ) -> None:
     """As on CUDA: what was chosen is not known here."""
     if dst:
-        chosen = torch.tensor(choices).gather(1, selector.view(-1, 1).long()).view(-1)
+        chosen = torch.tensor(choices, device=selector.device).gather(1, selector.view(-1, 1).long()).view(-1)
         kernels._select(tensors, choices, chosen, dst, triton)
 
 
@@ -199,7 +206,7 @@ def test_a_select_copies_what_the_selector_says(path: str, select: str, ints: to
         dst = [choice.randrange(capacity) for _ in range(count)]
         src = [row[index] for row, index in zip(choices, picked, strict=True)]
         tensors = some_tensors(choice, capacity)
-        selector = torch.tensor(picked, dtype=ints)
+        selector = torch.tensor(picked, dtype=ints, device=tensors[0].device)
         check(tensors, lambda t=tensors, c=choices, s=selector, d=dst: SELECTS[select](t, c, s, d), src, dst)  # type: ignore[misc]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor
 from prefixloom import InputError
 from prefixloom.device import kernels, kernels_move
 from prefixloom.device.kernels_move import Move, move_slots
-from tests.support.content import Made, bits, noise
+from tests.support.content import Made, bits, noise, on_gpu, pinned
 from tests.support.interpreter import INTERPRETED, pass_interpreted
 
 DTYPES = [
@@ -42,7 +44,7 @@ def each(move: Callable[..., None]) -> Callable[..., None]:
     return all_of_them
 
 
-PATHS: dict[str, tuple[Callable[..., None] | None, dict[str, int]]] = {
+PATHS: dict[str, tuple[Callable[..., None] | None, dict[str, Any]]] = {
     "as it comes": (None, {}),
     "each run by a call": (None, {"DIRECT": 0}),
     "by index": (None, {"DIRECT": 1 << 60, "FEW": 0}),
@@ -55,6 +57,12 @@ PATHS: dict[str, tuple[Callable[..., None] | None, dict[str, int]]] = {
 if INTERPRETED:
     PATHS["triton"] = (with_triton, {})
     PATHS["triton in small blocks"] = (with_triton, {"BLOCK": 4})
+PLACES = {"to a GPU": (pinned, on_gpu), "from a GPU": (on_gpu, pinned)} if torch.cuda.is_available() else {}
+"""Where the two sides of a move lie. The tests make a source, then its target."""
+for across in PLACES:
+    PATHS[across] = (None, {})
+    PATHS[f"{across}, in small blocks"] = (None, {"BLOCK": 4})
+    PATHS[f"{across}, without Triton"] = (None, {"triton_for": lambda tensors: None})
 
 
 @pytest.fixture(params=PATHS)
@@ -69,7 +77,27 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         else:
             module = kernels_move if name == "STAGE" else kernels
         monkeypatch.setattr(module, name, value)
+    places = PLACES.get(request.param.partition(",")[0])
+    if places is not None:
+        here, turn = sys.modules[__name__], cycle(places)
+        monkeypatch.setattr(here, "noise", lambda *asked: next(turn)(*asked))
+        monkeypatch.setattr(here, "move_slots", moved_and_over)
+        monkeypatch.setattr(Move, "run", ran_and_over)
     return str(request.param)
+
+
+def moved_and_over(*asked: Any, **more: Any) -> None:
+    """A copy between a GPU and the host goes on when the call has returned."""
+    move_of_the_core(*asked, **more)
+    torch.cuda.synchronize()
+
+
+def ran_and_over(move: Move, layers: slice | None = None) -> None:
+    run_of_the_core(move, layers)
+    torch.cuda.synchronize()
+
+
+move_of_the_core, run_of_the_core = move_slots, Move.run
 
 
 def page_first(capacity: int, layers: int, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
@@ -191,6 +219,8 @@ def test_a_move_has_numbers_of_its_own_and_its_layers_go_one_by_one(path: str) -
     ids=str,
 )
 def test_what_cannot_be_moved_is_refused(path: str, change: dict[str, Any], reason: str) -> None:
+    if "GPU" in path:
+        pytest.skip("the tensors of the cases lie on a CPU")
     given = {"source": [noise((2, 4, 3), torch.float32, 1)], "src": [0, 1], "dst": [2, 3]}
     given |= {"target": [noise((2, 6, 3), torch.float32, 2)], **change}
     before = [tensor.clone() for tensor in (*given["source"], *given["target"])]  # type: ignore[misc]

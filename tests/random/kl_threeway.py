@@ -35,9 +35,9 @@ class Result(Compared):
 
 
 class Traffic:
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1, device: str = "cpu") -> None:
         self.rng = random.Random(seed)
-        self.model = model("float32")
+        self.model = model("float32", device=device)
         tier = HostTier(TierManifest(capacity=HOST, write="back"))
         self.cache = cache_for(self.model, CAPACITY, plugins=[tier], debug=False)
         self.system = self.said(SYSTEM)
@@ -116,9 +116,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The KL check of ThreeWay over a cache with a host tier.")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="where the model and its cache are (default: cpu)")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    told = Traffic(given.seed).run(given.requests)
+    told = Traffic(given.seed, given.device).run(given.requests)
     for name, value in attrs.asdict(told).items():
         print(f"{name}: {value}")
     return 0 if told.sound() else 1

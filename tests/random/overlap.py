@@ -57,6 +57,8 @@ class Request:
 
 
 class Traffic:
+    device = "cpu"
+
     def __init__(
         self, comps: str, seed: int, *, failing: float = 0.01, delay: float = 2e-4, debug: bool = True
     ) -> None:
@@ -74,18 +76,22 @@ class Traffic:
             max_rewind=REWIND,
             max_running=RUNNING if "C" in comps else None,
             layout=random.Random(f"layout {comps} {seed}").choice(LAYOUTS),
+            device=self.device,
             debug=debug,
         )
-        slow = random.Random(seed)
-        self.streams: list[Stream] = [
-            ThreadStream(name, before=lambda: time.sleep(delay * slow.random()) if slow.random() < 0.3 else None)
-            for name in ("prefill", "decode")
-        ]
+        self.streams = self.make_streams(random.Random(seed), delay)
         self.failing = failing
         self.running: list[Request] = []
         self.ended: list[Request] = []
         self.told: dict[int, tuple[str, list[int]]] = {}
         self.counts: Counter[str] = Counter()
+
+    def make_streams(self, slow: random.Random, delay: float) -> list[Stream]:
+        """A stream for prompts and one for answers, whose work begins late now and then."""
+        return [
+            ThreadStream(name, before=lambda: time.sleep(delay * slow.random()) if slow.random() < 0.3 else None)
+            for name in ("prefill", "decode")
+        ]
 
     def tiers(self) -> list[Any]:
         """Tiers below the device, if there are any."""
@@ -237,7 +243,7 @@ class Traffic:
             if any(request.drafted for request in batch):
                 kept = [self.kept(request, start) for request, start in zip(batch, starts, strict=True)]
                 if set(STATES) & set(self.comps):
-                    step.accept(torch.tensor(kept))
+                    step.accept(torch.tensor(kept, device=self.device))
         self.counts["step"] += 1
         if kept is None:
             return

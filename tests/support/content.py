@@ -20,6 +20,16 @@ def noise(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
     return raw.view(dtype).view(tuple(shape))
 
 
+def on_gpu(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
+    """The same bits on the GPU."""
+    return noise(shape, dtype, seed).cuda()
+
+
+def pinned(shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:
+    """The same bits in memory that a GPU reaches."""
+    return noise(shape, dtype, seed).pin_memory()
+
+
 def bits(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 

@@ -24,12 +24,12 @@ AMPLE = {"full": 4096, "swa": 4096, "mamba": 64}
 
 
 @remembered
-def model(dtype: str = "float64", *, mixing: float = 1.0) -> ThreeWay:
-    return ThreeWay(attrs.evolve(SIZES["tiny"], mixing=mixing), dtype=dtype)
+def model(dtype: str = "float64", *, mixing: float = 1.0, device: str = "cpu") -> ThreeWay:
+    return ThreeWay(attrs.evolve(SIZES["tiny"], mixing=mixing), dtype=dtype, device=device)
 
 
 def cache_for(it: ThreeWay, capacity: Mapping[str, int] = AMPLE, **options: Any) -> Cache:
-    return compose(it.config, capacity=capacity, **{"max_rewind": 4, "debug": True, **options})
+    return compose(it.config, capacity=capacity, **{"max_rewind": 4, "debug": True, "device": it.device, **options})
 
 
 def untracked(it: ThreeWay) -> Cache:
@@ -118,7 +118,7 @@ def forward(it: ThreeWay, cache: Cache, sequence: Any, ends: Sequence[int], sing
             parts = cache.composition.parts
             tables = {part.name: step.table(part.name) for part in parts}
             rewinds = {part.name: step.rewind_table(part.name) for part in parts if not part.page_tokens and singles}
-            ids = torch.tensor([tokens[start:end]])
+            ids = torch.tensor([tokens[start:end]], device=it.device)
             out.append(runner.forward(Batch(ids, [Span(start, end)], tables, rewinds, end - start))[0])
     return torch.cat(out)
 
