@@ -57,7 +57,11 @@ PATHS: dict[str, tuple[Callable[..., None] | None, dict[str, Any]]] = {
 if INTERPRETED:
     PATHS["triton"] = (with_triton, {})
     PATHS["triton in small blocks"] = (with_triton, {"BLOCK": 4})
-PLACES = {"to a GPU": (pinned, on_gpu), "from a GPU": (on_gpu, pinned)} if torch.cuda.is_available() else {}
+PLACES = (
+    {"to a GPU": (pinned, on_gpu), "from a GPU": (on_gpu, pinned)}
+    if torch.cuda.is_available() and not INTERPRETED
+    else {}
+)
 """Where the two sides of a move lie. The tests make a source, then its target."""
 for across in PLACES:
     PATHS[across] = (None, {})
@@ -187,7 +191,7 @@ def test_a_move_has_numbers_of_its_own_and_its_layers_go_one_by_one(path: str) -
     source, target = [noise((3, 30, 5), torch.bfloat16, 1)], [noise((3, 40, 5), torch.bfloat16, 2)]
     src, dst = list(range(20)), list(range(39, 19, -1))
     wanted = target[0].clone()
-    wanted[:, dst] = source[0][:, src]
+    wanted[:, dst] = source[0][:, src].to(wanted.device)
     move = Move(source, src, target, dst)
     src.reverse()
     dst[:] = [0] * 20

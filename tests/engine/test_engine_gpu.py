@@ -27,4 +27,4 @@ def test_answers_through_a_small_cache_are_those_of_none(options: dict[str, Any]
     answers, _ = served(it, requests, cache, **settings)
     assert answers == plain(it, requests)
     stats = cache.stats()
-    assert stats.hit_tokens > 1000 and any(part.evicted for part in stats.components.values())
+    assert stats.hit_tokens > 500 and any(part.evicted for part in stats.components.values())
