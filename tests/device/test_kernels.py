@@ -249,8 +249,8 @@ def test_slots_that_are_not_contiguous_are_refused(path: str) -> None:
 
 
 def test_on_a_cpu_something_else_may_lie_between_two_slots(path: str) -> None:
-    if "GPU" in path:
-        pytest.skip("this is for a CPU")
+    if "GPU" in path or "triton" in path:
+        pytest.skip("this is for a CPU, where Triton is not used")
     whole = noise((2, 20, 6), torch.float32, 1)
     before = whole.clone()
     slots = whole[:, :, 2:5]

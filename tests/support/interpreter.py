@@ -18,7 +18,7 @@ def pass_interpreted(file: str, chosen: str) -> None:
     """Fail unless the tests of ``file`` that ``chosen`` selects pass in the interpreter. Skip without triton."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
-    options = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-k", chosen]
+    options = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:benchmark", "-k", chosen]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", file, *options],
         cwd=Path(__file__).parents[2],

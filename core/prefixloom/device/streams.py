@@ -149,6 +149,9 @@ class Stream:
         """
         return nullcontext()
 
+    def reads(self, tensor: Any) -> None:
+        """Work that was just enqueued reads a tensor that the caller made on any stream, and may drop at once."""
+
     def failure(self, since: int, upto: int) -> BaseException | None:
         """The first exception of the work with ticks in (since, upto], if it is over and any of it raised; else None.
 
@@ -324,6 +327,10 @@ class CudaStream(Stream):
         import torch
 
         return torch.cuda.stream(self.raw)
+
+    def reads(self, tensor: Any) -> None:
+        if tensor.is_cuda:
+            tensor.record_stream(self.raw)
 
     def stamp(self) -> Stamp:
         """Take the time when all that was launched so far is over. The first call of a stream waits for that."""

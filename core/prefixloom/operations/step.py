@@ -320,6 +320,7 @@ class Step:
                         holdings.append(holding)
             if rows:
                 select_states(self._core, self._stream, lane, kept, rows, holdings)
+                self._stream.reads(kept)
 
     def judge(self, verdict: Verdict) -> None:
         """Once the step is over on its stream, ``verdict()`` says of each sequence, in order: None, or an error.
@@ -620,6 +621,8 @@ def run_op(core: Core, op: Op, stream: Stream) -> None:
         hook = lane.hooks.run_forward_op
         work = lambda: core.plugins.call(op.component, "run_forward_op", hook, op, stream)  # noqa: E731
     _run_watched(core, stream, f"{op.kind} of {op.component}", pool, work, reads, op.dst)
+    if op.selector is not None:
+        stream.reads(op.selector)
 
 
 def _run_watched(
