@@ -12,8 +12,10 @@ from tests.engines.worlds import strayed
 
 Answers = Sequence[Mapping[str, Any]]
 
-FLOOR = 1e-5
-"""Log-probabilities in float32 may differ by this much where sums run in another order, as a hit makes them do."""
+FLOOR = 5e-5
+"""Log-probabilities in float32 may differ by this much where sums run in another order, as a hit makes them do, and as
+other batches do on a busy machine. 1.1e-5 was seen; what a spoiled page does is 0.1 and more.
+"""
 
 BOTH = 2
 """Of two tokens, one may gain as much as two runs with the cache off are apart, and the other lose as much."""
