@@ -17,6 +17,7 @@ class MatchPlan:
 
     ``ready``   tokens whose every component is usable on the device
     ``walked``  tokens that the tree's keys agree with, whatever is still held there
+    ``goes_on``  whether cached keys go on past ``walked``: the prompt parts from them there, or ends before they do
     ``branch``  a boundary deeper than ``ready`` where page components could resume but a boundary component has
                 nothing: worth a checkpoint while recomputing; None if there is none
     ``limited_by``  the component that kept ``ready`` from being longer; None if the keys did
@@ -66,6 +67,12 @@ class MatchPlan:
     @property
     def walked(self) -> int:
         return self._match.walked
+
+    @property
+    def goes_on(self) -> bool:
+        index, match = self._core.index, self._match
+        node, boundary, _ = index.tree.walk(index.tree.roots.get(match.namespace, index.empty_root), match.key)
+        return boundary < node.end or node.kids is not None
 
     @property
     def branch(self) -> int | None:
