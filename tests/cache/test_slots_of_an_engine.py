@@ -100,6 +100,47 @@ def test_what_no_boundary_needs_goes_alone_if_that_is_asked_for() -> None:
     assert taken_back(cache) == {"swa": [0, 1, 2, 3, 4]}
 
 
+def test_an_insert_does_not_use_the_state_that_it_goes_on_from() -> None:
+    """The engine computed on from a state of its own. So the older of two states goes, whoever went on from it."""
+    cache = lent()
+    cache.insert(range(4), {"full": [0, 1], "swa": [0, 1], "mamba": [0]})
+    cache.insert([9, 9], {"full": [10], "swa": [10], "mamba": [1]})
+    assert cache.insert(range(8), {"full": [2, 3], "swa": [2, 3], "mamba": [2]}, start=4).ready == 4
+    gone = []
+    for _ in range(3):
+        cache.evict({"mamba": 1})
+        gone += taken_back(cache)["mamba"]
+    assert gone == [0, 1, 2]
+
+
+def test_whoever_has_copied_a_state_may_read_on_without_it() -> None:
+    cache = lent()
+    cache.insert(range(8), {"full": range(4), "swa": range(4), "mamba": [0]})
+    lease, other = (cache.lease(cache.match(range(8)), exact=True) for _ in range(2))
+    lease.uncover_states()
+    lease.uncover_states()
+    assert cache.evict({"mamba": 1}) == {"mamba": 0}, "the other lease covers it"
+    other.release()
+    assert cache.evict({"full": 8, "swa": 8, "mamba": 1}) == {"full": 0, "swa": 1, "mamba": 1}
+    assert [lease.pages(name).tolist() for name in ("full", "swa")] == [[0, 1, 2, 3], [-1, 1, 2, 3]]
+    with pytest.raises(ProtocolError, match="does not cover the state of 'mamba' any more"):
+        lease.pages("mamba")
+    lease.release()
+    with pytest.raises(ProtocolError, match="was released already"):
+        lease.uncover_states()
+    assert cache.evict({"full": 8}) == {"full": 4}
+
+
+def test_after_a_flush_a_lease_has_no_states_to_uncover() -> None:
+    cache = lent()
+    cache.insert(range(8), {"full": range(4), "swa": range(4), "mamba": [0]})
+    lease = cache.lease(cache.match(range(8)), exact=True)
+    cache.flush()
+    lease.uncover_states()
+    figures = cache.stats().components["mamba"]
+    assert (figures.leased, figures.evictable) == (0, 0)
+
+
 def test_after_a_flush_all_slots_can_be_taken_back() -> None:
     cache = lent()
     cache.insert(range(8), {"full": range(4), "swa": range(4), "mamba": [0]})

@@ -33,7 +33,18 @@ class Lease(Hold):
         if not self.active:
             raise ProtocolError(f"{self!r} was made before the cache was flushed")
         lane = core.shape.lane(component)
+        if self.covers[lane.index] is None and lane.unit == "boundary" and self.node.end:
+            raise ProtocolError(f"{self!r} does not cover the state of {component!r} any more")
         return array("i", lane.row(self.node, self.node.end) if self.node.end else b"")
+
+    def uncover_states(self) -> None:
+        """Cover pages alone from now on: whoever resumes here has copied the states, and reads the pages only."""
+        core = self._usable()
+        core.enter()
+        if self.active:
+            for lane in core.shape.state_lanes:
+                release_part(self, lane)
+        core.leave("uncover_states")
 
     def release(self) -> None:
         """Uncover everything. A second release is refused."""

@@ -25,7 +25,8 @@ from .teardown import give_back
 def open_at(core: Core, match: Match, label: str, priority: int, until: float, *, arrives: bool = False) -> Running:
     """A running request that resumes at ``match``, which is current. CapacityError: a slot cannot be had.
 
-    ``arrives``: all that it will hold was computed elsewhere. It gets no running state, and is not counted as opened.
+    ``arrives``: all that it will hold was computed elsewhere. It gets no running state, so it does not use the cached
+    one where it resumes, and it is not counted as opened.
     """
     shape, flight = core.shape, core.flight
     if flight.works:
@@ -55,12 +56,14 @@ def open_at(core: Core, match: Match, label: str, priority: int, until: float, *
         raise
     for point in shape.state_lanes:
         i = point.index
+        if arrives:
+            held[i] = point.open(node)
+            continue
         cell, state = point.begin(node)
         covers[i], held[i] = cell, state
         if with_slots:
             point.start(state)
-        if not arrives:
-            fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
+        fills.append((point, state, "clear", CLEAR) if cell is None else (point, state, point.taken, cell.data))
     running = Running(core, match, node, covers, receipts, held, fills, label, priority, until)
     node.leases += 1
     try:
