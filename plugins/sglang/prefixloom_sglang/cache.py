@@ -3,6 +3,9 @@
 SGLang's scheduler calls ``match_prefix`` for each request, locks what it hit (``inc_lock_ref``), reads the slots of the
 prefix (``path_device_indices``), and calls ``checkpoint`` after each chunk of a prompt and at the end of the request.
 When its pools are short it calls ``evict``. The names and their meanings are those of SGLang's ``BasePrefixCache``.
+
+The slots of a request stand in its row of SGLang's table (``req_to_token``). Those before ``cache_protected_len`` are
+the cache's, and the request reads them under its lock. The rest is its own until a checkpoint hands it over.
 """
 
 from __future__ import annotations
@@ -69,6 +72,7 @@ class PrefixloomCache(BasePrefixCache):
         self._lookahead = books.composition.lookahead
         self._root = Prefix(books)
         self._figures: dict[str, ComponentStats] | None = None
+        """The sizes that SGLang asks for again and again; None: something has changed since they were added up."""
         self._may_move_on = (
             self._has_windows
             and not self._has_states
@@ -76,6 +80,7 @@ class PrefixloomCache(BasePrefixCache):
             and get_spec().speculative_algorithm is None
             and not get_serving().strip_thinking_cache  # it takes back what was decoded
         )
+        """Whether a request that decodes may publish on the way (``release_swa_prefix_lock``)."""
         self._misses: Misses | None = None
         if params.enable_metrics:
             self.init_metrics_collector()
@@ -121,11 +126,16 @@ class PrefixloomCache(BasePrefixCache):
         )
 
     def _branch(self, prefix: Prefix) -> int | None:
-        """Where a state is worth a checkpoint while the prompt is computed: other prompts went on there."""
-        if self.states is None or prefix.plan is None or prefix.plan.branch is None:
+        """Where SGLang is to keep a state of the chunk that is computed next; None: at the end of the chunk.
+
+        It keeps one for each chunk. Where cached keys go on behind what the prompt shares with them, prompts part, and
+        the next one hits there. Where nothing follows, only this prompt goes on, and its next turn hits at its end.
+        """
+        plan = prefix.plan
+        if self.states is None or plan is None or not plan.goes_on:
             return None
         grid = mamba_checkpoint_grid(self.page_size)
-        branch: int = prefix.plan.branch // grid * grid
+        branch: int = plan.walked // grid * grid
         return branch if branch > prefix.length else None
 
     def touch_prefix(self, key: Any) -> None:
@@ -160,7 +170,12 @@ class PrefixloomCache(BasePrefixCache):
 
         A request that runs on reads from now on what the cache has, and protects it. A finished one frees the rest
         itself (``release_kv_cache``).
+
+        The state that it came from was copied before anything was computed. So that was used then, as in SGLang's own
+        cache, and is not kept until the request ends. Nor is the one that it leaves here, of which it keeps a copy.
         """
+        if self.states is not None and req.lock is not None:
+            req.lock.node.uncover_state()
         finished = req.finished()
         first = req.kv.cache_protected_len
         end = (up_to - self._lookahead) // self.page_size * self.page_size
@@ -217,6 +232,7 @@ class PrefixloomCache(BasePrefixCache):
     def _lock_instead(self, req: Any, prefix: Prefix) -> None:
         """The request protects ``prefix`` in place of what it protected."""
         lock = self.lock(prefix)
+        prefix.uncover_state()
         self.unlock(req.lock)
         req.lock = lock
         req.last_node = prefix

@@ -7,6 +7,7 @@ name, and not as a wrong answer later. The first thing to do for a newer release
 from __future__ import annotations
 
 import dataclasses
+import dis
 import importlib
 import inspect
 import sys
@@ -84,6 +85,11 @@ FIELDS: dict[str, tuple[str, ...]] = {
     f"{CACHE}.registry:TreeCacheBuildContext": (
         "params", "is_hybrid_swa", "is_hybrid_ssm", "enable_hierarchical_cache", "disable_radix_cache", "model_config",
     ),
+    f"{CACHE}.base_prefix_cache:TreeLock": ("node",),
+    "sglang.srt.managers.schedule_batch:Req": (
+        "rid", "kv", "lock", "last_node", "extra_key", "cache_salt", "priority", "origin_input_ids", "output_ids",
+        "full_untruncated_fill_ids", "refresh_fill_ids", "finished", "skip_radix_cache_insert", "decode_batch_idx",
+    ),
     "sglang.srt.managers.schedule_batch:ReqKvInfo": (
         "req_pool_idx", "cache_protected_len", "cache_inserted_len", "kv_allocated_len", "mamba_pool_idx",
         "mamba_ping_pong_track_buffer", "mamba_next_track_idx", "kv_committed_len",
@@ -91,7 +97,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "mamba_needs_clear",
     ),
 }  # fmt: skip
-"""The fields that we read or write."""
+"""The fields that we read or write, and of plain classes the methods that we call without parameters."""
 
 
 def installed() -> str:
@@ -145,7 +151,10 @@ def _fields_of(found: Any) -> tuple[str, ...]:
         return ()
     if dataclasses.is_dataclass(found):
         return tuple(field.name for field in dataclasses.fields(found))
-    return tuple(getattr(found, "_fields", ()))
+    if hasattr(found, "_fields"):
+        return tuple(found._fields)
+    made = [step.argval for step in dis.get_instructions(found.__init__) if step.opname == "STORE_ATTR"]
+    return (*dir(found), *made)
 
 
 def _short(name: str) -> str:

@@ -41,9 +41,14 @@ class Prefix:
             self._leases.append(self._cache.lease(self.plan, exact=True))
 
     def unlock(self) -> None:
-        """Undo one ``lock``. All leases of a prefix cover the same, so it does not matter which one goes."""
+        """Undo the last ``lock`` that is not undone yet."""
         if self._leases:
             self._leases.pop().release()
+
+    def uncover_state(self) -> None:
+        """Protect pages alone from now on, as far as the last ``lock`` goes."""
+        if self._leases:
+            self._leases[-1].uncover_states()
 
     def pages(self, component: str) -> Sequence[int]:
         """Page numbers of one component by position; -1: not needed here, or absent."""

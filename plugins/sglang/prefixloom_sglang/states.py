@@ -88,7 +88,13 @@ class StateSlots:
         return {STATE: pages_of([slot])}
 
     def _newest(self, req: Any, up_to: int, finished: bool) -> tuple[int, int]:
-        """The length and the place in the buffer of the newest state that stands for at most ``up_to`` tokens."""
+        """The length and the place in the buffer of the newest state that stands for at most ``up_to`` tokens.
+
+        A state stands for more where a draft model ran past the end of the answer. The one before lies in the other
+        place then: with a draft model, SGLang turns to the other place at each state. Without one it may turn wrongly
+        (``_place_written_now``), but no state stands for more than is kept. What is kept may also end at the prompt
+        (``--strip-thinking-cache``). Then no state of the answer will do, and those of the prompt were handed over.
+        """
         if not self._buffered:
             return up_to, -1
         length = req.kv.mamba_last_track_seqlen or 0

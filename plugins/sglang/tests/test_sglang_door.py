@@ -85,6 +85,8 @@ def test_the_entry_point_leads_to_the_door_and_imports_nothing_of_sglang() -> No
         ({"json:shout": ("text",)}, {}, "shout is missing"),
         ({"no_such_module:Thing.method": ("self",)}, {}, "Thing.method is missing"),
         ({}, {"prefixloom_sglang.composition:Prefix": ("length",)}, "Prefix has no length"),
+        ({}, {"prefixloom_sglang.composition:Pools": ("states", "lakes")}, "Pools has no lakes"),
+        ({}, {"json:JSONDecoder": ("memo", "decode", "shout", "strings")}, "JSONDecoder has no shout, strings. "),
     ],
 )
 def test_a_changed_interface_is_named_with_the_version_and_the_remedy(
@@ -100,6 +102,12 @@ def test_a_changed_interface_is_named_with_the_version_and_the_remedy(
     assert "Install sglang==0.5.23, or a newer prefixloom, or leave out --radix-cache-backend" in told
     with pytest.raises(CompositionError, match=sentence):
         interface.check()
+
+
+def test_what_an_object_has_from_its_class_or_from_its_beginning_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interface, "FUNCTIONS", {})
+    monkeypatch.setattr(interface, "FIELDS", {"json:JSONDecoder": ("memo", "strict", "decode")})
+    interface.check()
 
 
 def test_the_version_that_runs_is_told_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

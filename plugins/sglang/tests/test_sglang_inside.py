@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang's own
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
 
     from prefixloom_sglang.cache import PrefixloomCache
@@ -79,8 +79,6 @@ def test_sizes_add_up_and_everything_can_be_evicted(letters: str, page: int) -> 
 def test_evict_says_what_went() -> None:
     made = scheduler("FS", 4)
     serve(made, range(40))
-    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-
     result = made.cache.evict(EvictParams(num_tokens=0, swa_num_tokens=5))
     assert result.num_tokens_evicted == 0
     assert result.swa_num_tokens_evicted == 32, "what serves no boundary goes, all of it at once"
@@ -281,6 +279,35 @@ def test_a_third_prompt_hits_where_two_parted() -> None:
     made = scheduler("FM", 4)
     hits = [serve(made, [*range(16), *range(100 * user, 100 * user + 9)]) for user in (1, 2, 3)]
     assert hits == [0, 0, 16]
+
+
+@pytest.mark.parametrize("letters", ["FM", "FSM"])
+def test_a_prompt_that_goes_on_alone_keeps_its_state_at_its_end_after_its_states_were_evicted(letters: str) -> None:
+    """SGLang keeps one state of a pass. Where no other prompt goes on, the next turn needs the one at the end."""
+    made = scheduler(letters, 4)
+    serve(made, range(40))
+    made.cache.evict(EvictParams(num_tokens=0, mamba_num=60))
+    assert [serve(made, range(length)) for length in (44, 48, 52)] == [0, 44, 48]
+
+
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("new", [1, 3])
+def test_of_two_states_of_a_conversation_the_older_one_goes_first(page: int, new: int) -> None:
+    """Whoever goes on from a state copies it at once, so it was used then, and not when the request ends."""
+    for own in (True, False):
+        made = scheduler("FM", page, own=own)
+        assert [serve(made, range(16), new), serve(made, range(24), new)] == [0, 16]
+        states = totals(made)[STATE][1] - made.rows.mamba_allocator.available_size()
+        made.cache.evict(EvictParams(num_tokens=0, mamba_num=states - 1))
+        assert serve(made, [*range(24), *range(1001, 1000 + new), 1, 2, 3, 4], new) == 23 + (new if page == 1 else 1)
+
+
+def test_where_prompts_part_a_state_is_kept_even_if_the_window_is_gone() -> None:
+    made = scheduler("FSM", 4)
+    first, second, third = ([*range(24), *range(100 * user, 100 * user + 16)] for user in (1, 2, 3))
+    serve(made, first)
+    made.cache.evict(EvictParams(num_tokens=0, swa_num_tokens=400, mamba_num=60))
+    assert [serve(made, second), serve(made, third)] == [0, 24]
 
 
 # ---------------------------------------------------------------- debug mode
