@@ -53,7 +53,13 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "guards": set(),
         "host": {"guards"},
     },
-    "prefixloom_resumable": {"paths": set(), "pages": {"paths"}},
+    "prefixloom_resumable": {
+        "paths": set(),
+        "runs": {"paths"},
+        "boundaries": {"runs"},
+        "pages": {"paths", "runs", "boundaries"},
+        "announcements": set(),
+    },
     "prefixloom_events": {
         "wire": set(),
         "hashes": set(),

@@ -57,7 +57,7 @@ class Followed:
             self.sent += 1
 
     def step(self) -> None:
-        """After an operation: tell what has changed, now or with the next operations, and deliver some of it."""
+        """After an operation: announce what has changed, now or with the next operations, and deliver some of it."""
         rng = self.rng
         if rng.random() < 0.7:
             self.send(self.mirror.apply(self.journal.take()))
@@ -94,19 +94,21 @@ class Followed:
     def check(self, asked: Sequence[tuple[Any, ...]]) -> None:
         """Compare what the subscriber has with the cache."""
         self.repair()
-        told = self.stream.cache
+        follower = self.stream.cache
         assert self.stream.expected == self.sent, (self.stream.expected, self.sent)
-        assert not told.faults, told.faults
+        assert not follower.faults, follower.faults
         self.counts["checks"] += 1
         mine = {
-            (name, medium): blocks for (group, medium), blocks in told.blocks.items() if (name := told.names.get(group))
+            (name, medium): blocks
+            for (group, medium), blocks in follower.blocks.items()
+            if (name := follower.names.get(group))
         }
         right = self.contents()
         for where in mine.keys() | right.keys():
             assert mine.get(where, set()) == right.get(where, set()), (where, self.cache)
         fresh, anew = RebuiltCache(), Mirror(self.cache.composition, salt_of)
         fresh.apply(anew.apply(self.cache.contents()))
-        assert told.same_as(fresh), "a mirror that begins now says something else"
+        assert follower.same_as(fresh), "a mirror that begins now says something else"
         assert anew.pages == self.mirror.pages, (anew.pages, self.mirror.pages)
         for namespace, tokens, extra, _ in asked:
             self.ask(namespace, list(tokens), extra)
@@ -133,25 +135,28 @@ class Followed:
 
     def ask(self, namespace: str, tokens: list[int], extra: Any) -> None:
         """A subscriber says of a prompt what the cache says; a router that knows full attention alone no less."""
-        told = self.stream.cache
+        follower = self.stream.cache
         plan = self.cache.match(tokens, namespace=namespace, extra=extra)
         named = {"salt": namespace or None, "extra": extra}
         tiers = [("GPU", plan.ready)]
         if self.cache.composition.tier is not None:
             tiers.append(("CPU", plan.restorable))
         for medium, right in tiers:
-            said, pages = told.boundary(tokens, medium=medium, **named), told.pages(tokens, medium=medium, **named)
+            said, pages = (
+                follower.boundary(tokens, medium=medium, **named),
+                follower.pages(tokens, medium=medium, **named),
+            )
             exact = is_pinned(self.cache.composition)
             assert said == right if exact else said <= right, (medium, said, right, tokens, self.cache)
             assert pages >= said
             self.counts["asked"] += 1
             self.counts["hit"] += said > 0
             self.counts["exact"] += said == right
-            self.counts["told alike"] += pages == said
+            self.counts["counted alike"] += pages == said
 
 
 def is_pinned(composition: Any) -> bool:
-    """Whether every boundary needs something right before it. Otherwise less may be told than can be resumed."""
+    """Whether every boundary needs something right before it. Otherwise less may be announced than can be resumed."""
     for part in composition.parts:
         if part.reach.unit == "boundary":
             return True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prefixloom_resumable import ResumablePages
+from prefixloom_resumable import ResumablePages, Run, ones
+from prefixloom_resumable.boundaries import Boundaries
 from tests.random.events import run, setups
 
 OPERATIONS = 120
@@ -21,22 +22,46 @@ def test_the_scripts_meet_what_they_are_meant_to_meet() -> None:
     counts = run("path, window and point", "coverage", 1000) + run("different pages", "coverage", 1000)
     for what in ("hit", "lost", "snapshots", "replays", "events", "exact"):
         assert counts[what] > 10, (what, counts)
-    assert counts["told alike"] < counts["asked"], "some prompts leave a path between two boundaries"
+    assert counts["counted alike"] < counts["asked"], "some prompts leave a path between two boundaries"
 
 
-@pytest.mark.parametrize(
-    ("name", "mistake"),
-    [
-        ("_regap", lambda self, node, seen: None),
-        ("_prune", lambda self, node: None),
-        ("_common", lambda self, one, other: min(len(one), len(other)) // (4 * self.page)),
-        ("_has", lambda self, node, need, level: True),
-    ],
-)
-def test_a_mistake_in_the_mirror_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, mistake: object) -> None:
-    monkeypatch.setattr(ResumablePages, name, mistake)
-    with pytest.raises((AssertionError, LookupError, IndexError)):
-        run("path, window and point", "mistake", 1000)
+def with_names_of_another(self: ResumablePages, run: Run, child: Run) -> None:
+    joined(self, run, child)
+    run.names = run.names[::-1]
+
+
+def one_short(self: ResumablePages, run: Run, page: int) -> None:
+    split(self, run, page)
+    run.leads = [max(0, leads - 1) for leads in run.leads]
+
+
+joined, split = ResumablePages._join, ResumablePages._split
+MISTAKES = {
+    "no gap is seen": (Boundaries, "_behind_gaps", lambda self, need, have, gap, start, since, count: ones(count)),
+    "gaps do not matter below": (Boundaries, "_matters_below", lambda self, end, before, gaps: False),
+    "gaps stay": (Boundaries, "gaps", lambda self, run: (0,) * len(self.keepers)),
+    "pages that lead are not looked for": (ResumablePages, "_lead", lambda self, run: None),
+    "a beginning is taken for the whole": (
+        ResumablePages, "_common", lambda self, run, tokens, spans, most: min(run.count, most),
+    ),
+    "names are mixed up when runs are joined": (ResumablePages, "_join", with_names_of_another),
+    "a page is lost when a run is split": (ResumablePages, "_split", one_short),
+    "pages of which nothing is left stay": (ResumablePages, "_tidy", lambda self: None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_mirror_is_seen(monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
+    monkeypatch.setattr(*MISTAKES[mistake])
+    with pytest.raises((AssertionError, LookupError)):
+        for name in ("path, window and point", "two windows"):
+            run(name, "mistake", 1000)
+
+
+def test_needs_of_any_form_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Boundaries, "_of_all_needs", lambda self, run, need, level, wanted: wanted)
+    with pytest.raises(AssertionError):
+        run("strided", "mistake", 1000)
 
 
 def test_a_batch_that_is_lost_for_good_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

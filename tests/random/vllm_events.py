@@ -40,7 +40,11 @@ def block_hashes(
     return found
 
 
-def extra_keys(request: Any, start: int, end: int) -> Any:
+def extra_keys(request: Any, start: int, end: int, size: int) -> list[Any]:
+    return [extra_keys_of(request, at, at + size) for at in range(start, end, size)]
+
+
+def extra_keys_of(request: Any, start: int, end: int) -> Any:
     """In place of vLLM's: the salt of a first block, and the images of a block with where they begin."""
     images = [
         (each.identifier, each.mm_position.offset - start)
@@ -58,7 +62,9 @@ def form(groups: Sequence[Group]) -> Form:
         return lambda **fields: SimpleNamespace(kind=kind, **fields)
 
     kinds = {group.index: (f"kind {group.name}", None) for group in groups}
-    return Form(event("stored"), event("removed"), lambda name: name, extra_keys, kinds, hash_tokens(groups))
+    return Form(
+        event("stored"), event("removed"), event("cleared"), lambda name: name, extra_keys, kinds, hash_tokens(groups)
+    )
 
 
 class HostRouter:
@@ -73,19 +79,22 @@ class HostRouter:
         count = 0
         for event in events:
             count += 1
+            if event.kind == "cleared":  # of all media
+                self.blocks = {index: {} for index in self.blocks}
+                continue
             blocks, group = self.blocks[event.group_idx], self.groups[event.group_idx]
             assert event.medium == MEDIUM and event.block_hashes
             if event.kind == "removed":
                 for each in event.block_hashes:
-                    assert blocks.pop(each, None) is not None, "a block is removed that was not told"
+                    assert blocks.pop(each, None) is not None, "a block is removed that was not announced"
                 continue
             size = event.block_size
             assert size == group.tokens and len(event.token_ids) == size * len(event.block_hashes)
             assert event.kv_cache_spec_kind == f"kind {group.name}"
             if group.reach.closed_upward:
-                assert event.parent_block_hash is None or event.parent_block_hash in blocks, "its parent is not told"
+                assert event.parent_block_hash is None or event.parent_block_hash in blocks, "its parent is not there"
             for place, each in enumerate(event.block_hashes):
-                assert each not in blocks, "a block is told twice"
+                assert each not in blocks, "a block is stored twice"
                 blocks[each] = tuple(event.token_ids[place * size : (place + 1) * size])
         return count
 
@@ -109,10 +118,10 @@ def expected(cache: Cache, groups: Sequence[Group]) -> dict[int, dict[bytes, tup
             continue
         name = change.namespace[change.namespace.rfind("\0") + 1 :]
         name = name[name.index("{") :] if "{" in name else ""
-        told = json.loads(name) if name else {"adapter": None, "salt": None}
+        named = json.loads(name) if name else {"adapter": None, "salt": None}
         tokens, extra = change.tokens.tolist(), list(change.tokens.extra)
-        adapter = told["adapter"] and told["adapter"][0]
-        hashes = block_hashes(tokens, size, told["salt"], adapter, extra)
+        adapter = named["adapter"] and named["adapter"][0]
+        hashes = block_hashes(tokens, size, named["salt"], adapter, extra)
 
         def enter(group: Group, end: int, tokens: Any = tokens, hashes: Any = hashes) -> None:
             found[group.index][hashes[end // size - 1]] = tuple(tokens[end - group.tokens : end])

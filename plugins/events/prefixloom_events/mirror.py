@@ -8,30 +8,34 @@ It knows no socket, no thread and no cache. First read ``Mirror.apply``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from prefixloom import Change, Reach
-from prefixloom_resumable import TOKEN_BYTES, Differences, KeptPart, PageNode, ResumablePages, runs
+from prefixloom_resumable import (
+    TOKEN_BYTES,
+    Differences,
+    ExtraKey,
+    KeptPart,
+    PageRange,
+    ResumablePages,
+    Run,
+    page_digest,
+)
 
 from .hashes import PageLabel, block_hash, root_digest
 from .wire import MEDIUMS, PAGES, PAGES_KIND, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, token_list
 
 
 class Mirror:
-    """The pages of one cache, and the events of what becomes of them."""
+    """The pages of one cache, and the events of what becomes of them. A page is named by its digest."""
 
     def __init__(self, composition: Any, label_of: Callable[[str], PageLabel], components: bool = True) -> None:
-        """``label_of`` says what a namespace is called in events. ``components``: tell their groups as well."""
-
-        def root_of(namespace: str) -> tuple[bytes, PageLabel]:
-            label = label_of(namespace)
-            return root_digest(label), label
-
-        self._pages = ResumablePages(composition, root_of)
+        """``label_of`` says what a namespace is called in events. ``components``: announce their groups as well."""
+        self._pages = ResumablePages(composition, label_of, namer=self._digests)
         self.page = self._pages.page
         self.lookahead = self._pages.lookahead
-        self._tells_components = components
+        self._announces_components = components
         self.mediums = tuple(MEDIUMS[tier] for tier in self._pages.tiers)
         self._kinds = [_kind_of(part.reach) for part in composition.parts]
         """By component, what decoders of other projects call its group."""
@@ -43,7 +47,7 @@ class Mirror:
         return self._events(self._pages.apply(changes))
 
     def begin_again(self) -> None:
-        """Forget everything; what is applied next tells all there is."""
+        """Forget everything; what is applied next announces all there is."""
         self._pages.begin_again()
 
     def snapshot(self) -> list[KVEvent]:
@@ -55,119 +59,115 @@ class Mirror:
         """How many pages it knows."""
         return self._pages.pages
 
+    def _digests(self, run: Run, first: int, end: int) -> list[bytes]:
+        """The digests of some pages of a run."""
+        digest, found = run.name_above(first) or root_digest(run.label), []
+        pages = PageRange(run, first, end)
+        tokens, extras = self._pages.tokens(pages), self._pages.extras(pages)
+        width, ahead = self.page * TOKEN_BYTES, self.lookahead * TOKEN_BYTES
+        for at in range(end - first):
+            key = tokens[at * width : (at + 1) * width + ahead]
+            digest = page_digest(digest, key, extras[at] if extras else ())
+            found.append(digest)
+        return found
+
+    # ------------------------------------------------------------ events
     def _events(self, found: Differences) -> list[KVEvent]:
         """Events for what is not as it was: what is gone, from the leaves up; then what has come, from the root."""
         removed: list[KVEvent] = []
         stored: list[KVEvent] = []
         for level, medium in enumerate(self.mediums):
-            self._tell(PAGES, medium, *found.told(level), removed, stored)
-        if self._tells_components:
-            was = dict(found.kept)
+            self._announce(PAGES, medium, *found.leading(level), removed, stored)
+        if self._announces_components:
             for keeper in self._pages.keepers:
-                self._tell_keeper(keeper, found, was, removed, stored)
+                medium = MEDIUMS[keeper.tier]
+                self._announce(_group_of(keeper), medium, *found.kept(keeper), removed, stored, keeper)
             group = PAGES + 1 + len(self._kinds)
             for level, medium in enumerate(self.mediums):
                 gone, come = found.resumable(level)
                 if gone:
-                    removed.append(BlockRemoved([block_hash(node.digest) for node in gone], medium, group))
+                    removed.append(BlockRemoved(self._hashes(gone, None), medium, group))
                 if come:
-                    hashes = [block_hash(node.digest) for node in come]
                     stored.append(
-                        BlockStored(hashes, None, [], self.page, None, medium, None, group_idx=group, boundaries=True)
-                    )
+                        BlockStored(
+                            self._hashes(come, None), None, [], self.page, None, medium, None, group_idx=group,
+                            boundaries=True,
+                        )
+                    )  # fmt: skip
         cleared: list[KVEvent] = [AllBlocksCleared()] if found.cleared else []
         return cleared + removed + stored
 
-    def _tell(
+    def _announce(
         self,
         group: int,
         medium: str,
-        gone: Sequence[PageNode],
-        come: Sequence[PageNode],
+        gone: Sequence[PageRange],
+        come: Sequence[PageRange],
         removed: list[KVEvent],
         stored: list[KVEvent],
         keeper: KeptPart | None = None,
     ) -> None:
-        """Tell whole pages of one group; those that follow each other in one event."""
+        """Make the events of one group."""
         if gone:
-            removed.append(BlockRemoved([block_hash(node.digest) for node in reversed(gone)], medium, group))
-        stored += [self._stored(run, group, medium, keeper) for run in runs(come)]
+            removed.append(BlockRemoved(self._hashes(gone, keeper)[::-1], medium, group))
+        stored += [self._stored(pages, group, medium, keeper) for pages in come]
 
-    def _stored(self, run: Sequence[PageNode], group: int, medium: str, keeper: KeptPart | None) -> BlockStored:
-        first, size = run[0], self.page * TOKEN_BYTES
-        assert first.parent is not None
-        kind, window = (PAGES_KIND, None) if keeper is None else self._kinds[keeper.place]
+    def _hashes(self, several: Iterable[PageRange], keeper: KeptPart | None) -> list[int]:
+        """The hashes of pages; of a component whose pages are smaller, of these."""
+        found = []
+        for pages in several:
+            parts = 1 if keeper is None else keeper.parts
+            if parts == 1:
+                found += [block_hash(digest) for digest in self._pages.names(pages)]
+                continue
+            first = pages.first // parts
+            digests = self._pages.names(PageRange(pages.run, first, -(-pages.end // parts)))
+            found += [block_hash(digests[at // parts - first], at % parts) for at in range(pages.first, pages.end)]
+        return found
+
+    def _stored(self, pages: PageRange, group: int, medium: str, keeper: KeptPart | None) -> BlockStored:
+        run, parts = pages.run, 1 if keeper is None else keeper.parts
+        kind: str | None = PAGES_KIND
+        window, size = None, self.page
+        if keeper is not None:
+            (kind, window), size = self._kinds[keeper.place], self.page // parts
+        hashes = self._hashes([pages], keeper)
+        width = size * TOKEN_BYTES
+        extras = self._pages.extras(pages) if parts == 1 else None
         return BlockStored(
-            [block_hash(node.digest) for node in run],
-            block_hash(first.parent.digest) if first.parent.parent is not None else None,
-            token_list(b"".join(node.key[:size] for node in run)),
-            self.page,
-            None,
-            medium,
-            first.label.lora_name,
-            extra_keys=[_extra_keys(node) for node in run] if any(node.extra for node in run) else None,
-            group_idx=group,
-            kv_cache_spec_kind=kind,
-            kv_cache_spec_sliding_window=window,
-            lookahead_token_ids=[token_list(node.key[size:]) for node in run] if self.lookahead else None,
-            cache_salt=first.label.salt,
-            component=None if keeper is None else keeper.component,
-        )
-
-    def _tell_keeper(
-        self,
-        keeper: KeptPart,
-        found: Differences,
-        was: Mapping[PageNode, int],
-        removed: list[KVEvent],
-        stored: list[KVEvent],
-    ) -> None:
-        """Tell what one component has come to keep and has lost on one tier."""
-        group, medium = _group_of(keeper), MEDIUMS[keeper.tier]
-        gone, come = found.changed(keeper)
-        if keeper.parts == 1:
-            self._tell(group, medium, gone, come, removed, stored, keeper)
-            return
-        lost = [
-            block_hash(node.digest, part)
-            for node in reversed(gone)
-            for part in reversed(range(keeper.parts))
-            if (was[node] & ~node.bits) >> keeper.shift + part & 1
-        ]
-        if lost:
-            removed.append(BlockRemoved(lost, medium, group))
-        for node in come:
-            new = (node.bits & ~was[node] & keeper.mask) >> keeper.shift
-            while new:
-                first = (new & -new).bit_length() - 1
-                count = (~(new >> first) & (new >> first) + 1).bit_length() - 1
-                stored.append(self._stored_parts(keeper, medium, node, first, count))
-                new &= ~(((1 << count) - 1) << first)
-
-    def _stored_parts(self, keeper: KeptPart, medium: str, node: PageNode, first: int, count: int) -> BlockStored:
-        """Tell ``count`` pages of a component inside of one page of the tree."""
-        assert node.parent is not None
-        size = self._sizes[keeper.place]
-        parent: int | None = None
-        if first:
-            parent = block_hash(node.digest, first - 1)
-        elif node.parent.parent is not None:
-            parent = block_hash(node.parent.digest, keeper.parts - 1)
-        kind, window = self._kinds[keeper.place]
-        return BlockStored(
-            [block_hash(node.digest, part) for part in range(first, first + count)],
-            parent,
-            token_list(node.key[first * size * TOKEN_BYTES : (first + count) * size * TOKEN_BYTES]),
+            hashes,
+            self._before(run, pages.first, parts),
+            token_list(run.tokens[pages.first * width : pages.end * width]),
             size,
             None,
             medium,
-            node.label.lora_name,
-            group_idx=_group_of(keeper),
+            run.label.lora_name,
+            extra_keys=[_extra_keys(each) for each in extras] if extras else None,
+            group_idx=group,
             kv_cache_spec_kind=kind,
             kv_cache_spec_sliding_window=window,
-            cache_salt=node.label.salt,
-            component=keeper.component,
+            lookahead_token_ids=self._looked_at(pages) if self.lookahead and parts == 1 else None,
+            cache_salt=run.label.salt,
+            component=None if keeper is None else keeper.component,
         )
+
+    def _before(self, run: Run, first: int, parts: int) -> int | None:
+        """The hash of the block before the ``first`` one of a run; None if there is none."""
+        if parts > 1 and first % parts:
+            (digest,) = self._pages.names(PageRange(run, first // parts, first // parts + 1))
+            return block_hash(digest, first % parts - 1)
+        digest = run.name_above(first // parts)
+        if digest is None:
+            return None
+        return block_hash(digest, parts - 1) if parts > 1 else block_hash(digest)
+
+    def _looked_at(self, pages: PageRange) -> list[list[int]]:
+        """The tokens behind each page that its content depends on."""
+        width, ahead = self.page * TOKEN_BYTES, self.lookahead * TOKEN_BYTES
+        return [
+            token_list(pages.run.tokens[end * width : end * width + ahead])
+            for end in range(pages.first + 1, pages.end + 1)
+        ]
 
 
 def _group_of(keeper: KeptPart) -> int:
@@ -187,8 +187,8 @@ def _kind_of(reach: Reach) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _extra_keys(node: PageNode) -> list[Any] | None:
+def _extra_keys(extra: tuple[ExtraKey, ...]) -> list[Any] | None:
     """The extra keys of a block, each with the position in it from which on it holds."""
-    if not node.extra:
+    if not extra:
         return None
-    return [[key if isinstance(key, str | bytes | int) else repr(key), lo] for lo, _, _, key in node.extra]
+    return [[key if isinstance(key, str | bytes | int) else repr(key), lo] for lo, _, _, key in extra]

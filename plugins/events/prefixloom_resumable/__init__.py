@@ -1,27 +1,36 @@
-"""The pages of a cache that lead to where a request can resume, followed from the cache's journal.
+"""The pages of a cache that lead to where a request can resume, and what an engine announces of them.
 
 | module | for |
 |---|---|
-| ``paths`` | what a page of a path is, and its digest |
-| ``pages`` | which pages are cached, at which of them requests can resume, and what has changed of both |
+| ``paths`` | what a page of a path is, its digest, and its extra keys |
+| ``runs`` | pages that follow each other, and bits for what is known of them |
+| ``boundaries`` | at the end of which pages requests can resume |
+| ``pages`` | which pages are cached and lead to a boundary, and what has changed of both |
+| ``announcements`` | changes for whoever makes an engine's events, with errors kept from the engine |
 
-Whoever publishes events tells pages by this: ``prefixloom_events`` itself, and the adapters of SGLang and vLLM with
+Whoever publishes events announces pages by this: ``prefixloom_events`` itself, and the adapters of SGLang and vLLM with
 their engine's events. It needs nothing but prefixloom. First read ``pages``.
 """
 
 from __future__ import annotations
 
-from .pages import Differences, KeptPart, PageNode, ResumablePages, runs
+from .announcements import Announcements
+from .boundaries import KeptPart
+from .pages import Differences, PageRange, ResumablePages
 from .paths import TOKEN_BYTES, ExtraKey, page_digest, pages_of
+from .runs import Run, ones, stretches
 
 __all__ = [
     "TOKEN_BYTES",
+    "Announcements",
     "Differences",
     "ExtraKey",
     "KeptPart",
-    "PageNode",
+    "PageRange",
     "ResumablePages",
+    "Run",
+    "ones",
     "page_digest",
     "pages_of",
-    "runs",
+    "stretches",
 ]

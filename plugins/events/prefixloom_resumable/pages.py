@@ -1,8 +1,10 @@
 """ResumablePages: a copy of what a cache has cached, page by page, that knows where requests can resume.
 
 It follows the changes of a cache's journal, and says after each lot of them what is different. Where a request can
-resume it derives as the core does, from the reaches of the composition: a boundary can be resumed at if every component
-has all that its reach needs there. Hooks that refuse matches are not asked.
+resume it derives as the core does, from the reaches of the composition. Hooks that refuse matches are not asked.
+
+A page *leads* if a request can resume at its end or at one below it on its path. These are the pages that a router may
+count which knows full attention alone.
 
 It knows no event, no engine and no cache. First read ``ResumablePages.apply``.
 """
@@ -10,191 +12,116 @@ It knows no event, no engine and no cache. First read ``ResumablePages.apply``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import attrs
 
-from prefixloom import Change, Reach, Tokens
+from prefixloom import Change, Tokens
 
-from .paths import TOKEN_BYTES, ExtraKey, Span, page_digest, pages_of
+from .boundaries import Boundaries, KeptPart
+from .paths import TOKEN_BYTES, ExtraKey, Span, TypedSpan, agree_until, cut, extras_of, typed
+from .runs import Before, Run, halved, ones, stretches
 
-RECENT = 8
-"""The paths that are remembered with their nodes, so that the next change of one costs only what is new."""
-
-
-class PageNode:
-    """One page of one path. ``bits``: what of it is cached, by keeper. ``gaps``: see ``ResumablePages``.
-
-    ``label``  what its root was given: it belongs to the namespace
-    ``name``   for whoever follows the pages: what an engine calls this one. None until it is set
-    """
-
-    __slots__ = (
-        "bits", "children", "digest", "end", "extra", "gaps", "key", "label", "name", "parent", "resumable", "told_by",
-        "unlinked",
-    )  # fmt: skip
-
-    def __init__(self, parent: PageNode | None, digest: bytes, end: int, label: Any) -> None:
-        self.parent = parent
-        self.digest = digest
-        self.end = end
-        self.label = label
-        self.name: Any = None
-        self.key = b""
-        self.extra: tuple[ExtraKey, ...] = ()
-        self.bits = 0
-        self.children: dict[PageNode, None] | None = None
-        self.gaps: tuple[int, ...] = ()
-        self.resumable = 0
-        """By level, one bit: whether a request can resume at its end."""
-        self.told_by = (0, 0)
-        """By level: how many of its children are told, and one if it is resumable itself. It is told unless 0."""
-        self.unlinked = False
-
-    @property
-    def told(self) -> int:
-        """By level, one bit: whether a request can resume at its end or at one below."""
-        return (self.told_by[0] > 0) | (self.told_by[1] > 0) << 1
+Namer = Callable[[Run, int, int], "list[Any]"]
+"""Makes the names of the pages [first, end) of a run, of which those before ``first`` have names."""
 
 
 @attrs.frozen
-class KeptPart:
-    """One component on one tier: where its bits are."""
+class PageRange:
+    """The pages [first, end) of a run; of a component whose pages are smaller, so many of these."""
 
-    component: str
-    tier: str
-    place: int
-    shift: int
-    parts: int
-    """Pages of the component in a page of the tree; 1 for a state."""
-
-    @property
-    def mask(self) -> int:
-        return ((1 << self.parts) - 1) << self.shift
-
-
-@attrs.frozen
-class Need:
-    """What one component needs at a boundary. ``tokens``: of its page, 0 for a state.
-
-    ``ends``: the reach is one interval that ends at the boundary, so the gap before it decides alone.
-    """
-
-    reach: Reach
-    tokens: int
-    ends: bool
-    place: int
+    run: Run
+    first: int
+    end: int
 
 
 @attrs.frozen
 class Differences:
-    """What is not as it was.
+    """What is not as it was, until the next changes are followed. What has gone and what has come is in the order of
+    paths: what is above before what is below.
 
     ``cleared``  what was there before is forgotten: the rest is all there is
-    ``kept``     pages, by their ends, and the bits that each had
-    ``states``   pages, by their ends, and whether each was resumable and told, by level
+    ``runs``     those that are different, each with what it was
     """
 
     cleared: bool
-    kept: tuple[tuple[PageNode, int], ...]
-    states: tuple[tuple[PageNode, tuple[int, int]], ...]
+    runs: tuple[tuple[Run, Before], ...]
 
-    def told(self, level: int) -> tuple[list[PageNode], list[PageNode]]:
-        """The pages that lead to no boundary any more, and those that lead to one now. Above is before below."""
-        bit = 1 << level
-        gone = [node for node, (_, told) in self.states if told & bit and not node.told & bit]
-        return gone, [node for node, (_, told) in self.states if node.told & bit and not told & bit]
+    def leading(self, level: int) -> tuple[list[PageRange], list[PageRange]]:
+        """The pages that lead to no boundary any more, and those that lead to one now."""
+        gone, come = [], []
+        for run, before in self.runs:
+            was, leads = before.leads[level], run.leads[level]
+            if was > leads:
+                gone.append(PageRange(run, leads, was))
+            elif was < leads:
+                come.append(PageRange(run, was, leads))
+        return gone, come
 
-    def resumable(self, level: int) -> tuple[list[PageNode], list[PageNode]]:
+    def resumable(self, level: int) -> tuple[list[PageRange], list[PageRange]]:
         """The pages at whose end nobody can resume any more, and those at whose end one can now."""
-        bit = 1 << level
-        gone = [node for node, (was, _) in self.states if was & bit and not node.resumable & bit]
-        return gone, [node for node, (was, _) in self.states if node.resumable & bit and not was & bit]
+        return _different((run, before.resumable[level], run.resumable[level]) for run, before in self.runs)
 
-    def changed(self, keeper: KeptPart) -> tuple[list[PageNode], list[PageNode]]:
-        """The pages of which one component has lost something on one tier, and those of which it has come by some."""
-        mask = keeper.mask
-        gone = [node for node, bits in self.kept if bits & ~node.bits & mask]
-        return gone, [node for node, bits in self.kept if node.bits & ~bits & mask]
+    def kept(self, keeper: KeptPart) -> tuple[list[PageRange], list[PageRange]]:
+        """The pages of a component that one tier has lost, and those that it has come by."""
+        return _different((run, before.kept[keeper.index], run.kept[keeper.index]) for run, before in self.runs)
 
 
-def runs(nodes: Iterable[PageNode]) -> list[list[PageNode]]:
-    """Pages in which above is before below, as runs of such that follow each other."""
-    found: list[list[PageNode]] = []
-    at: dict[PageNode | None, list[PageNode]] = {}
-    for node in nodes:
-        run = at.pop(node.parent, None)
-        if run is None:
-            found.append(run := [])
-        run.append(node)
-        at[node] = run
-    return found
+def _different(bits: Iterable[tuple[Run, int, int]]) -> tuple[list[PageRange], list[PageRange]]:
+    gone: list[PageRange] = []
+    come: list[PageRange] = []
+    for run, before, now in bits:
+        if before != now:
+            gone += [PageRange(run, *each) for each in stretches(before & ~now)]
+            come += [PageRange(run, *each) for each in stretches(now & ~before)]
+    return gone, come
 
 
 class ResumablePages:
-    """The pages of one cache.
+    """The pages of one cache, as runs in a tree for each namespace.
 
-    There are two levels: what is on the device, and what is on the device or on a tier below. For each level and
-    component a node has a gap: the end of the last page of the component, up to the node's end, that is *not* there (0:
-    all are). So an interval that ends at the node is there if it begins behind the gap.
+    There are up to two levels: what is on the device, and what is on the device or on a tier below.
 
     ``tiers``    those that are followed: the levels have the first, and all of them
     ``keepers``  each component on each tier
     """
 
     def __init__(
-        self, composition: Any, root_of: Callable[[str], tuple[bytes, Any]], tiers: Sequence[str] | None = None
+        self,
+        composition: Any,
+        root_of: Callable[[str], Any],
+        tiers: Sequence[str] | None = None,
+        namer: Namer | None = None,
     ) -> None:
-        """``root_of`` says of a namespace the digest and the label of its root. ``tiers``: all, if None."""
+        """
+        ``root_of``  says of a namespace what the label of its runs is
+        ``tiers``    all, if None
+        ``namer``    makes names when they are asked for (``names``). Without one, whoever follows the pages appends
+                     them to those of a run
+        """
         self.page: int = composition.page
         self.lookahead: int = composition.lookahead
         self._root_of = root_of
+        self._namer = namer
         if tiers is None:
             tiers = ("device", "host") if composition.tier is not None else ("device",)
         self.tiers = tuple(tiers)
-        self._keepers: dict[tuple[str, str], KeptPart] = {}
-        self._needs: list[tuple[Need, ...]] = [() for _ in tiers]
-        shift = 0
-        for place, part in enumerate(composition.parts):
-            parts = self.page // part.page_tokens if part.page_tokens else 1
-            shape = part.reach.shape
-            ends = part.reach.closed_upward or (shape is not None and shape.head == 0)
-            for level, tier in enumerate(tiers):
-                keeper = KeptPart(part.name, tier, place, shift, parts)
-                shift += parts
-                self._keepers[part.name, tier] = keeper
-                self._needs[level] += (Need(part.reach, part.page_tokens, ends, place),)
-        # states first: few pages have one, and who has none is asked nothing more
-        self._needs = [tuple(sorted(needs, key=lambda need: need.tokens > 0)) for needs in self._needs]
-        self._places = len(composition.parts)
-        self._by_place = [[self._keepers[part.name, tier] for tier in tiers] for part in composition.parts]
-        self._scattered = 0
-        """The bits of components of which a change may matter to any boundary below it."""
-        for place, part in enumerate(composition.parts):
-            if part.page_tokens and not any(need.ends for need in self._needs[0] if need.place == place):
-                for keeper in self._by_place[place]:
-                    self._scattered |= keeper.mask
-        self._reaches = [
-            part.reach if not any(keeper.mask & self._scattered for keeper in keepers) else None
-            for part, keepers in zip(composition.parts, self._by_place, strict=True)
-        ]
-        """By component, its reach, if the gap before a boundary says all; otherwise None."""
-        self._forget()
+        self._boundaries = Boundaries(composition, self.tiers)
+        self.keepers = self._boundaries.keepers
+        self._keeper_of = {(keeper.component, keeper.tier): keeper for keeper in self.keepers}
+        self._roots: dict[str, Run] = {}
+        self._former: dict[str, Run] = {}
+        """Roots of what was forgotten, for the names of pages that come again."""
+        self._touched: list[Run] = []
+        self._changed: dict[Run, int] = {}
+        """Runs of which bits have changed, and the first page of which some have."""
+        self._untidy: dict[Run, None] = {}
         self._began = False
-
-    def _forget(self) -> None:
-        self._nodes: dict[bytes, PageNode] = {}
-        self._roots: dict[str, PageNode] = {}
-        self._recent: list[tuple[str, Tokens, list[PageNode]]] = []
-        self._before: dict[PageNode, int] = {}
-        self._fresh: list[PageNode] = []
-        self._states: dict[PageNode, tuple[int, int]] = {}
-        """Of nodes that may be told differently: what was resumable and told before."""
 
     # ------------------------------------------------------------ following
     def apply(self, changes: Iterable[Change]) -> Differences:
         """Follow some changes, and say what is different. The first time, everything before is forgotten."""
+        self._tidy()
         cleared = not self._began
         self._began = True
         for change in changes:
@@ -203,284 +130,356 @@ class ResumablePages:
                 cleared = True
             elif change.kind != "refused" and change.tier in self.tiers:
                 self._change(change)
+        self._former = {}
         self._settle()
-        found = self._differences(cleared)
-        self._before, self._states = {}, {}
-        return found
+        runs = sorted(self._touched, key=_first_of)
+        found = []
+        for run in runs:
+            assert run.before is not None
+            found.append((run, run.before))
+            run.before = None
+        self._touched = []
+        return Differences(cleared, tuple(found))
 
     def begin_again(self) -> None:
-        """Forget everything; what is applied next tells all there is."""
+        """Forget everything; what is applied next is all there is. Pages that come again have the names they had."""
         self._forget()
         self._began = False
 
     def everything(self) -> Differences:
         """All there is."""
-        nodes = sorted(self._below(self._roots.values()), key=_end_of)
-        return Differences(True, tuple((node, 0) for node in nodes), tuple((node, (0, 0)) for node in nodes))
+        nothing, levels = (0,) * len(self.keepers), (0,) * len(self.tiers)
+        runs = sorted(self._all(), key=_first_of)
+        return Differences(True, tuple((run, Before(nothing, levels, levels)) for run in runs))
 
-    def _differences(self, cleared: bool) -> Differences:
-        def by_end(item: tuple[PageNode, Any]) -> int:
-            return item[0].end
+    def _forget(self) -> None:
+        if self._roots:
+            self._former = self._roots
+        self._roots = {}
+        self._touched, self._changed, self._untidy = [], {}, {}
 
-        return Differences(
-            cleared, tuple(sorted(self._before.items(), key=by_end)), tuple(sorted(self._states.items(), key=by_end))
-        )
+    def _all(self) -> Iterator[Run]:
+        stack = [*self._roots.values()]
+        while stack:
+            children = stack.pop().children.values()
+            yield from children
+            stack += children
 
+    # ------------------------------------------------------------ looking at pages
     @property
     def pages(self) -> int:
         """How many pages it knows."""
-        return len(self._nodes)
+        return sum(run.live for run in self._all())
 
-    @property
-    def keepers(self) -> list[KeptPart]:
-        return [*self._keepers.values()]
+    def path(self, namespace: str, tokens: Tokens, extra: Sequence[Span] = ()) -> list[tuple[Run, int]]:
+        """The pages of a path that are known, from its beginning on, as runs and how many of the first pages of each.
 
+        ``extra`` are the spans of its extra keys.
+        """
+        root = self._roots.get(namespace)
+        whole = (tokens.count - self.lookahead) // self.page
+        if root is None:
+            return []
+        run, used = self._find(root, tokens, typed((*tokens.extra, *extra)), whole)
+        return _path_to(run, min(used, run.live))
+
+    def names(self, pages: PageRange) -> list[Any]:
+        """The names of some pages. Those that are missing are made, from the root down."""
+        run, end = pages.run, pages.end
+        if len(run.names) < end:
+            lacking = [run]
+            while (above := lacking[-1].parent) is not None and len(above.names) < above.count:
+                lacking.append(above)
+            assert self._namer is not None
+            for each in reversed(lacking):
+                upto = end if each is run else each.count
+                each.names += self._namer(each, len(each.names), upto)
+        return run.names[pages.first : end]
+
+    def tokens(self, pages: PageRange) -> bytes:
+        """The encoded tokens of some pages, and with a lookahead of L the L that follow."""
+        width = self.page * TOKEN_BYTES
+        return pages.run.tokens[pages.first * width : pages.end * width + self.lookahead * TOKEN_BYTES]
+
+    def extras(self, pages: PageRange) -> list[tuple[ExtraKey, ...]] | None:
+        """The extra keys of each of some pages; None if none has any."""
+        run = pages.run
+        if not run.spans:
+            return None
+        spans = [(lo, hi, key) for lo, hi, _, key in run.spans]
+        found = [*extras_of(spans, self.page, self.lookahead, run.first + pages.first, run.first + pages.end)]
+        return found if any(found) else None
+
+    # ------------------------------------------------------------ changes
     def _change(self, change: Change) -> None:
         """Note what one change says is cached, or is not any more."""
-        keeper = self._keepers[change.component, change.tier]
+        keeper = self._keeper_of[change.component, change.tier]
         stored = change.kind == "stored"
         upto = change.boundary or max(hi for _, hi in change.spans)
         count = -(-upto // self.page)
-        path = self._path(change.namespace, change.tokens, change.tokens.extra, count, stored)
-        if len(path) < count:
-            raise LookupError("a change removes what was not stored")
+        spans = typed(change.tokens.extra)
+        root = self._roots.get(change.namespace)
+        if root is None:
+            root = self._new(None, self._root_of(change.namespace), change.namespace)
+            self._roots[change.namespace] = root
+        run, used = self._find(root, change.tokens, spans, count)
+        if run.first + used < count:
+            if not stored:
+                raise LookupError("a change removes what was not stored")
+            run, used = self._extend(run, used, change.tokens, spans, count)
+            if self._former:
+                self._name_again(change.namespace, run, change.tokens, spans, count)
+        size, parts = self.page // keeper.parts, keeper.parts
         if change.boundary is not None:
-            self._note(path[change.boundary // self.page - 1], keeper.mask, stored)
-        page = self.page // keeper.parts
-        for lo, hi in change.spans:
-            at = lo
-            while at < hi:
-                index = at // self.page
-                upto = min(hi, (index + 1) * self.page)
-                first, count = at % self.page // page, (upto - at) // page
-                self._note(path[index], ((1 << count) - 1) << first + keeper.shift, stored)
-                at = upto
+            self._note(run, keeper, used - 1, used, stored)
+            return
+        for lo, hi in reversed(change.spans):
+            lo, hi = lo // size, hi // size
+            while lo < hi:
+                while run.first * parts >= hi:
+                    assert run.parent is not None
+                    run = run.parent
+                first = max(lo, run.first * parts)
+                self._note(run, keeper, first - run.first * parts, hi - run.first * parts, stored)
+                hi = first
 
-    def _note(self, node: PageNode, mask: int, stored: bool) -> None:
-        self._before.setdefault(node, node.bits)
-        node.bits = node.bits | mask if stored else node.bits & ~mask
+    def _note(self, run: Run, keeper: KeptPart, first: int, end: int, stored: bool) -> None:
+        """Set or clear the bits of pages of a component."""
+        bits = run.kept[keeper.index]
+        mask = ones(end - first) << first
+        now = bits | mask if stored else bits & ~mask
+        if now != bits:
+            self._touch(run)
+            run.kept[keeper.index] = now
+            first //= keeper.parts
+            self._changed[run] = min(self._changed.get(run, first), first)
+
+    def _touch(self, run: Run, resumable: tuple[int, ...] | None = None) -> None:
+        """Remember what ``run`` was, before anything of it changes. ``resumable``: what that was, if it has changed."""
+        if run.before is None:
+            run.before = Before(tuple(run.kept), resumable or tuple(run.resumable), tuple(run.leads))
+            self._touched.append(run)
 
     # ------------------------------------------------------------ paths
-    def path(self, namespace: str, tokens: Tokens, extra: Sequence[Span] = ()) -> list[PageNode]:
-        """The pages of a path that are known, from its beginning on. ``extra`` are the spans of its extra keys."""
-        whole = (tokens.count - self.lookahead) // self.page
-        return self._path(namespace, tokens, (*tokens.extra, *extra), whole, False)[:whole]
-
-    def _path(
-        self, namespace: str, tokens: Tokens, spans: tuple[Span, ...], count: int, create: bool
-    ) -> list[PageNode]:
-        """The nodes of at least the first ``count`` pages of ``tokens``, in order; unless they are made, if known."""
-        path, known = self._known(namespace, tokens, spans)
-        node = path[-1] if path else self._root(namespace)
-        for key, extra in islice(
-            pages_of(tokens, spans, self.page, self.lookahead, len(path)), max(0, count - len(path))
-        ):
-            digest = page_digest(node.digest, key, extra)
-            child = self._nodes.get(digest)
+    def _find(self, root: Run, tokens: Tokens, spans: tuple[TypedSpan, ...], count: int) -> tuple[Run, int]:
+        """The deepest run on the first ``count`` pages of a path, and how many of its pages are on it."""
+        run, used, at = root, 0, 0
+        while at < count and used == run.count:
+            child = run.children.get(self._identity(tokens, spans, at))
             if child is None:
-                if not create:
-                    break
-                child = self._new(node, digest, key, extra)
-            path.append(child)
-            node = child
-        if not spans:
-            if known >= 0:
-                del self._recent[known]
-            self._recent.append((namespace, tokens, path))
-            del self._recent[:-RECENT]
-        return path
+                break
+            run, used = child, self._common(child, tokens, spans, count - at)
+            at += used
+        return run, used
 
-    def _known(self, namespace: str, tokens: Tokens, spans: tuple[Span, ...]) -> tuple[list[PageNode], int]:
-        """The longest beginning of a path that is remembered from a recent one, and which one that is."""
-        best, found, which = 0, [], -1
-        if not spans:
-            for at in range(len(self._recent) - 1, -1, -1):
-                where, other, nodes = self._recent[at]
-                if where != namespace:
-                    continue
-                while nodes and nodes[-1].unlinked:
-                    nodes.pop()
-                size = min(len(nodes), self._common(tokens, other))
-                if size > best:
-                    best, found, which = size, nodes, at
-                    if size * self.page + self.page > tokens.count - self.lookahead:
-                        break
-        if which >= 0 and best < len(found):  # the rest of the other path stays remembered
-            return found[:best], -1
-        return found[:best], which
+    def _identity(self, tokens: bytes, spans: tuple[TypedSpan, ...], page: int, first: int = 0) -> Any:
+        """What a page of a path is, among those below the same page. ``first``: the page that ``tokens`` begin at."""
+        start, end = page * self.page, (page + 1) * self.page + self.lookahead
+        begin = first * self.page
+        key = bytes(tokens[(start - begin) * TOKEN_BYTES : (end - begin) * TOKEN_BYTES])
+        own = cut(spans, start, end) if spans else ()
+        return (key, own) if own else key
 
-    def _common(self, one: bytes, other: bytes) -> int:
-        """How many whole pages two paths have in common."""
+    def _common(self, run: Run, tokens: Tokens, spans: tuple[TypedSpan, ...], most: int) -> int:
+        """How many of the first pages of ``run`` a path has that comes to it. It has ``most`` pages from there on."""
         width, ahead = self.page * TOKEN_BYTES, self.lookahead * TOKEN_BYTES
-        high = (min(len(one), len(other)) - ahead) // width
-        if one[: high * width + ahead] == other[: high * width + ahead]:
-            return max(0, high)
-        low = 0
-        while high - low > 1:
-            middle = (low + high) // 2
-            if one[low * width : middle * width + ahead] == other[low * width : middle * width + ahead]:
-                low = middle
-            else:
-                high = middle
-        return low
+        at = run.first * width
+        high = min(run.count, most)
+        if high == run.count and tokens.startswith(run.tokens, at):
+            common = high
+        else:
+            common, high = 1, high + 1  # the first page is common, since its identity is
+            while high - common > 1:
+                middle = (common + high) // 2
+                if tokens.startswith(run.tokens[: middle * width + ahead], at):
+                    common = middle
+                else:
+                    high = middle
+        if spans or run.spans:
+            start, end = run.first * self.page, (run.first + common) * self.page + self.lookahead
+            agree = agree_until(cut(spans, start, end), cut(run.spans, start, end), end)
+            common = min(common, (agree - self.lookahead - start) // self.page)
+        return common
 
-    def _root(self, namespace: str) -> PageNode:
-        root = self._roots.get(namespace)
-        if root is None:
-            digest, label = self._root_of(namespace)
-            root = self._roots[namespace] = PageNode(None, digest, 0, label)
-            root.gaps = (0,) * (len(self._needs) * self._places)
-        return root
+    def _new(self, parent: Run | None, label: Any, identity: Any) -> Run:
+        run = Run(parent, label, identity, len(self.keepers), len(self.tiers))
+        if parent is None:
+            run.gaps = (0,) * (len(self.keepers))
+        else:
+            parent.children[identity] = run
+        return run
 
-    def _new(self, parent: PageNode, digest: bytes, key: bytes, extra: tuple[ExtraKey, ...]) -> PageNode:
-        node = PageNode(parent, digest, parent.end + self.page, parent.label)
-        node.key, node.extra = key, extra
-        node.gaps = (node.end,) * len(parent.gaps)
-        self._nodes[digest] = node
-        self._fresh.append(node)
-        if parent.children is None:
-            parent.children = {}
-        parent.children[node] = None
-        return node
+    def _extend(self, run: Run, used: int, tokens: Tokens, spans: tuple[TypedSpan, ...], count: int) -> tuple[Run, int]:
+        """Add the pages of a path behind the first ``used`` ones of ``run``."""
+        at = run.first + used
+        if used < run.count:
+            self._split(run, used)
+        if run.parent is None or run.children:
+            run = self._new(run, run.label, self._identity(tokens, spans, at))
+        start, end = run.first * self.page, count * self.page + self.lookahead
+        self._touch(run)
+        run.tokens = bytes(tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
+        run.spans = cut(spans, start, end)
+        run.count = run.live = count - run.first
+        at -= run.first
+        self._changed[run] = min(self._changed.get(run, at), at)
+        return run, run.count
 
-    @staticmethod
-    def _below(nodes: Iterable[PageNode]) -> Iterator[PageNode]:
-        """All nodes below ``nodes``, each after its parent."""
-        stack = list(nodes)
-        while stack:
-            children = stack.pop().children
-            if children:
-                yield from children
-                stack += children
+    def _split(self, run: Run, page: int) -> None:
+        """Let ``run`` end after ``page`` of its pages. A new run below it has the others."""
+        parts = self._boundaries.parts
+        first = run.first + page
+        position, spans = first * self.page, run.spans
+        identity = self._identity(run.tokens, spans, first, run.first)
+        lower = Run(run, run.label, identity, len(parts), len(self.tiers))
+        lower.first, lower.count = first, run.count - page
+        lower.live = lower.count
+        lower.children, run.children = run.children, {identity: lower}
+        for child in lower.children.values():
+            child.parent = lower
+        width, ahead = page * self.page * TOKEN_BYTES, self.lookahead * TOKEN_BYTES
+        lower.tokens, run.tokens = run.tokens[width:], run.tokens[: width + ahead]
+        run.spans = cut(spans, run.first * self.page, position + self.lookahead)
+        lower.spans = cut(spans, position, lower.end * self.page + self.lookahead)
+        lower.names, run.names = run.names[page:], run.names[:page]
+        for index, each in enumerate(parts):
+            run.kept[index], lower.kept[index] = halved(run.kept[index], page * each)
+        for level, bits in enumerate(run.resumable):
+            run.resumable[level], lower.resumable[level] = halved(bits, page)
+            leads = run.leads[level]
+            run.leads[level], lower.leads[level] = min(leads, page), max(0, leads - page)
+            lower.branches[level], run.branches[level] = run.branches[level], int(leads > page)
+        run.count = run.live = page
+        lower.gaps, run.gaps = run.gaps, self._boundaries.gaps(run)
+        if run.before is not None:
+            run.before, lower.before = run.before.halves(page, parts)
+            self._touched.append(lower)
+        since = self._changed.get(run)
+        if since is not None:
+            self._changed[lower] = max(0, since - page)
+            self._changed[run] = min(since, page)
+
+    def _tidy(self) -> None:
+        """Cut off pages of which nothing is left, and join runs between which no other path begins any more."""
+        for run in sorted(self._untidy, key=_first_of, reverse=True):
+            if not run.live or run.parent is None:
+                continue
+            if run.live < run.count:
+                self._shorten(run)
+            elif len(run.children) == 1:
+                (child,) = run.children.values()
+                if not run.spans and not child.spans:
+                    self._join(run, child)
+        self._untidy = {}
+
+    def _shorten(self, run: Run) -> None:
+        run.count = run.live
+        end = run.end * self.page + self.lookahead
+        run.tokens = run.tokens[: (end - run.first * self.page) * TOKEN_BYTES]
+        run.spans = cut(run.spans, run.first * self.page, end)
+        run.names = run.names[: run.count]
+        run.gaps = self._boundaries.gaps(run)
+
+    def _join(self, run: Run, child: Run) -> None:
+        """Let ``run`` have the pages of its only child, too."""
+        run.tokens = run.tokens[: run.count * self.page * TOKEN_BYTES] + child.tokens
+        if len(run.names) == run.count:
+            run.names = run.names + child.names
+        for index, each in enumerate(self._boundaries.parts):
+            run.kept[index] |= child.kept[index] << run.count * each
+        for level, bits in enumerate(child.resumable):
+            run.resumable[level] |= bits << run.count
+            if child.leads[level]:
+                run.leads[level] = run.count + child.leads[level]
+        run.gaps, run.branches, run.children = child.gaps, child.branches, child.children
+        for below in run.children.values():
+            below.parent = run
+        run.live = run.count + child.live
+        run.count += child.count
+
+    # ------------------------------------------------------------ names
+    def _name_again(self, namespace: str, run: Run, tokens: Tokens, spans: tuple[TypedSpan, ...], count: int) -> None:
+        """Give the pages of a path the names that they had before everything was forgotten."""
+        former = self._former.get(namespace)
+        if former is None or former.label != run.label:  # what a namespace is called is a part of its pages' names
+            return
+        names: list[Any] = []
+        for each, used in _path_to(*self._find(former, tokens, spans, count)):
+            names += each.names[:used]
+            if len(each.names) < used:
+                break
+        for each, _ in _path_to(run, run.count):
+            each.names += names[each.first + len(each.names) : each.end]
+            if len(each.names) < each.count:
+                break
 
     # ------------------------------------------------------------ where requests can resume
     def _settle(self) -> None:
-        """After changes: find which boundaries can be resumed at now, and drop pages of which nothing is left."""
-        changed = [node for node, bits in self._before.items() if bits != node.bits]
-        nodes = sorted(dict.fromkeys([*changed, *self._fresh]), key=_end_of)
-        self._fresh = []
-        seen: dict[PageNode, None] = {}
-        for node in nodes:
-            seen[node] = None
-            self._regap(node, seen)
-            if (self._before.get(node, 0) ^ node.bits) & self._scattered:
-                seen.update(dict.fromkeys(self._below([node])))
-        for node in seen:
-            self._judge(node)
-        for node in reversed(nodes):
-            self._prune(node)
+        """After changes: find which boundaries can be resumed at now, and which pages lead to one."""
+        judged: dict[Run, None] = {}
+        for changed in sorted(self._changed, key=_first_of):
+            stack = [(changed, self._changed[changed])]
+            while stack:
+                run, since = stack.pop()
+                before = tuple(run.resumable)
+                judged[run] = None
+                matters_below = self._boundaries.judge(run, since)
+                if before != tuple(run.resumable):
+                    self._touch(run, before)
+                if run.children and (matters_below or self._is_scattered(run)):
+                    stack += [(child, 0) for child in run.children.values()]
+        self._changed = {}
+        for run in sorted(judged, key=_first_of, reverse=True):
+            self._lead(run)
 
-    def _regap(self, node: PageNode, seen: dict[PageNode, None]) -> None:
-        """Follow what changed at ``node`` down, as far as it matters."""
-        stack = [node]
-        while stack:
-            node = stack.pop()
-            gaps = self._gaps_of(node)
-            if gaps != node.gaps:
-                before, node.gaps = node.gaps, gaps
-                seen[node] = None
-                if node.children and self._matters_below(node.end, before, gaps):
-                    stack += node.children
-
-    def _matters_below(self, end: int, before: Sequence[int], gaps: Sequence[int]) -> bool:
-        """Whether a boundary behind ``end`` may need what lies before a gap that has changed.
-
-        Below, gaps may then be out of date; none that anything there needs.
-        """
-        for at, (was, gap) in enumerate(zip(before, gaps, strict=True)):
-            if was != gap:
-                reach = self._reaches[at % self._places]
-                if reach is None or reach.until(max(was, gap) - 1) > end:
-                    return True
+    def _is_scattered(self, run: Run) -> bool:
+        """Whether ``run``, or one above it, has changed in a way that may matter to any boundary below it."""
+        scattered = self._boundaries.scattered
+        at: Run | None = run
+        while scattered and at is not None:
+            if at.before is not None and any(at.kept[index] != at.before.kept[index] for index in scattered):
+                return True
+            at = at.parent
         return False
 
-    def _gaps_of(self, node: PageNode) -> tuple[int, ...]:
-        assert node.parent is not None
-        found = []
-        above, bits = node.parent.gaps, node.bits
-        at = 0
-        for level in range(len(self._needs)):
-            for keepers in self._by_place:
-                have = 0
-                for keeper in keepers[: level + 1]:
-                    have |= bits >> keeper.shift
-                parts = keepers[0].parts
-                absent = ~have & ((1 << parts) - 1)
-                if absent:
-                    found.append(node.end - (parts - absent.bit_length()) * (self.page // parts))
-                else:
-                    found.append(above[at])
-                at += 1
-        return tuple(found)
-
-    def _judge(self, node: PageNode) -> None:
-        """See whether requests can resume at the end of ``node``."""
-        resumable = 0
-        if node.bits or node.children:
-            for level in range(len(self._needs)):
-                if all(self._has(node, need, level) for need in self._needs[level]):
-                    resumable |= 1 << level
-        self._mark(node, resumable)
-
-    def _has(self, node: PageNode, need: Need, level: int) -> bool:
-        """Whether a component has what resuming at the end of ``node`` needs."""
-        gap = level * self._places + need.place
-        if not need.tokens:
-            return node.gaps[gap] < node.end
-        for lo, hi in need.reach.needs(node.end):
-            if lo >= hi:
-                continue
-            lo = lo // need.tokens * need.tokens
-            hi = -(-hi // need.tokens) * need.tokens
-            at = node
-            while at.parent is not None and at.parent.end >= hi:
-                at = at.parent
-            if at.gaps[gap] <= lo:
-                continue
-            if not self._has_parts(at, need, level, lo, hi):
-                return False
-        return True
-
-    def _has_parts(self, node: PageNode, need: Need, level: int, lo: int, hi: int) -> bool:
-        """Whether the pages [lo, hi) are there, where more of the last node may be absent behind them."""
-        if hi == node.end or node.parent is None:
-            return False
-        start = node.parent.end
-        first = (max(lo, start) - start) // need.tokens
-        wanted = ((1 << (hi - start) // need.tokens) - 1) >> first << first
-        have = 0
-        for keeper in self._by_place[need.place][: level + 1]:
-            have |= node.bits >> keeper.shift
-        return wanted & ~have == 0 and (lo >= start or node.parent.gaps[level * self._places + need.place] <= lo)
-
-    def _mark(self, node: PageNode, resumable: int) -> None:
-        """Note whether ``node`` is resumable, and which nodes above it are told for that."""
-        flipped = node.resumable ^ resumable
-        if not flipped:
-            return
-        self._states.setdefault(node, (node.resumable, node.told))
-        node.resumable = resumable
-        for level in (0, 1):
-            if flipped >> level & 1:
-                by = 1 if resumable >> level & 1 else -1
-                at: PageNode | None = node
-                while at is not None and at.parent is not None:
-                    self._states.setdefault(at, (at.resumable, at.told))
-                    count = at.told_by[level] + by
-                    at.told_by = (count, at.told_by[1]) if level == 0 else (at.told_by[0], count)
-                    at = at.parent if count == max(by, 0) else None
-
-    def _prune(self, node: PageNode) -> None:
-        """Unlink ``node`` and those above it of which nothing is left."""
-        while node.parent is not None and not node.bits and not node.children and not node.unlinked:
-            self._mark(node, 0)
-            node.unlinked = True
-            del self._nodes[node.digest]
-            parent = node.parent
-            assert parent.children is not None
-            del parent.children[node]
-            node = parent
+    def _lead(self, run: Run) -> None:
+        """After ``run`` was judged: find which of its pages lead to a boundary, and what follows for those above."""
+        while run.parent is not None and run.live:
+            parent, goes_on = run.parent, False
+            if not run.children:
+                run.live = max(-(-run.kept[each.index].bit_length() // each.parts) for each in self.keepers)
+                if run.live < run.count:
+                    self._untidy[run] = None
+                    self._touch(run)
+                    run.resumable = [bits & ones(run.live) for bits in run.resumable]
+                    if not run.live:
+                        del parent.children[run.identity]
+                        self._untidy[parent] = None
+                        goes_on = True
+            for level, bits in enumerate(run.resumable):
+                was, leads = run.leads[level], run.count if run.branches[level] else bits.bit_length()
+                if leads != was:
+                    self._touch(run)
+                    run.leads[level] = leads
+                    if not (leads and was):
+                        parent.branches[level] += 1 if leads else -1
+                        goes_on = True
+            if not goes_on:
+                return
+            run = parent
+        if run.parent is None and not run.children:
+            del self._roots[run.identity]
 
 
-def _end_of(node: PageNode) -> int:
-    return node.end
+def _path_to(run: Run, used: int) -> list[tuple[Run, int]]:
+    """The runs from below the root to ``run``, and how many of the first pages of each are on the path."""
+    found = []
+    while run.parent is not None:
+        found.append((run, used))
+        run = run.parent
+        used = run.count
+    return found[::-1]
+
+
+def _first_of(run: Run) -> int:
+    return run.first

@@ -2,12 +2,15 @@
 
 The digest of a page is blake2b (16 bytes) of its parent's digest and its own tokens. So whoever knows the tokens, and
 the digest of the root, can compute it.
+
+Extra keys belong to spans of a path. Two paths have a page in common if its tokens are equal, and the spans as far as
+they lie in it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from prefixloom import Tokens
@@ -15,6 +18,8 @@ from prefixloom import Tokens
 TOKEN_BYTES = 4
 Span = tuple[int, int, Any]
 """Of a path: from which position on, up to which, and the extra key."""
+TypedSpan = tuple[int, int, str, Any]
+"""A span, with the type of its key before it: keys of two types differ, though they be equal (1, 1.0 and True)."""
 ExtraKey = tuple[int, int, bool, Any]
 """In a page: from which position on, up to which, whether the span begins here, and the key."""
 
@@ -39,16 +44,49 @@ def pages_of(
     tokens: Tokens, spans: Iterable[tuple[int, int, Any]], page: int, lookahead: int, first: int = 0
 ) -> Iterator[tuple[bytes, tuple[ExtraKey, ...]]]:
     """The encoded tokens and the extra keys of each whole page from the ``first`` on. ``spans`` have the extra keys."""
-    count, spans = (tokens.count - lookahead) // page, tuple(spans)
-    for index in range(first, count):
+    count = (tokens.count - lookahead) // page
+    extras = extras_of(spans, page, lookahead, first, count)
+    for index, extra in zip(range(first, count), extras, strict=True):
         start, end = index * page, (index + 1) * page + lookahead
-        extra = (
-            ()
-            if not spans
-            else tuple(
-                (max(lo, start) - start, min(hi, end) - start, lo >= start, key)
-                for lo, hi, key in spans
-                if lo < end and hi > start
-            )
-        )
         yield bytes(tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]), extra
+
+
+def extras_of(spans: Iterable[Span], page: int, lookahead: int, first: int, end: int) -> Iterator[tuple[ExtraKey, ...]]:
+    """The extra keys of each of the pages [first, end) of a path. Each page looks at its own spans alone."""
+    coming = sorted(enumerate(spans), key=lambda item: -item[1][0])  # the next one is the last
+    here: list[tuple[int, Span]] = []
+    for index in range(first, end):
+        start, behind = index * page, (index + 1) * page + lookahead
+        if here:
+            here = [item for item in here if item[1][1] > start]
+        while coming and coming[-1][1][0] < behind:
+            if (item := coming.pop())[1][1] > start:
+                here.append(item)
+        if len(here) > 1:
+            here.sort(key=lambda item: item[0])  # in the order of the spans
+        yield tuple((max(lo, start) - start, min(hi, behind) - start, lo >= start, key) for _, (lo, hi, key) in here)
+
+
+def typed(spans: Iterable[Span]) -> tuple[TypedSpan, ...]:
+    return tuple((lo, hi, type(key).__qualname__, key) for lo, hi, key in spans)
+
+
+def cut(spans: tuple[TypedSpan, ...], start: int, end: int) -> tuple[TypedSpan, ...]:
+    """What matters of ``spans`` to the positions [start, end): where one began counts, but not where it ends behind."""
+    return tuple((lo, min(hi, end), kind, key) for lo, hi, kind, key in spans if lo < end and hi > start)
+
+
+def agree_until(one: Sequence[TypedSpan], other: Sequence[TypedSpan], end: int) -> int:
+    """The first position, up to ``end``, at which spans that were cut to the same positions are different."""
+    at = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine != theirs:
+            break
+        at += 1
+    left = [*one[at:], *other[at:]]
+    if not left:
+        return end
+    if at < len(one) and at < len(other) and one[at][0] == other[at][0] and one[at][2:] == other[at][2:]:
+        left = [*one[at + 1 :], *other[at + 1 :]]  # they begin alike, and one of them goes on
+        end = min(one[at][1], other[at][1])
+    return min(end, *(lo for lo, *_ in left)) if left else end

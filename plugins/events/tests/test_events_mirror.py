@@ -1,4 +1,4 @@
-"""What is told: pages that lead to where a request can resume, what each component keeps, and by which names."""
+"""What is announced: pages that lead to where a request can resume, what each component keeps, and by which names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def state(**facts: Any) -> Component:
     return Component("state", Manifest(CONTENT, **facts), Point())
 
 
-class Told:
+class Followed:
     """A cache, the events of it, and what a subscriber makes of them."""
 
     def __init__(self, *parts: Component, components: bool = True, **options: Any) -> None:
@@ -73,16 +73,16 @@ def stored(events: list[Any], group: int = 0) -> list[BlockStored]:
     return [event for event in events if isinstance(event, BlockStored) and event.group_idx == group]
 
 
-def test_pages_of_plain_attention_are_told_as_they_are_published() -> None:
-    told = Told(full())
-    told.run(range(11))
-    first, *others = told.events()
+def test_pages_of_plain_attention_are_announced_as_they_are_published() -> None:
+    seen = Followed(full())
+    seen.run(range(11))
+    first, *others = seen.events()
     assert first == AllBlocksCleared()
     (event,) = stored(others)
     assert event.token_ids == list(range(8)) and event.block_size == 4 and len(event.block_hashes) == 2
     assert (event.parent_block_hash, event.medium, event.kv_cache_spec_kind) == (None, "GPU", "full_attention")
-    told.run(range(16))
-    (event,) = stored(told.events())
+    seen.run(range(16))
+    (event,) = stored(seen.events())
     assert event.parent_block_hash == first_hash(range(8), 2) and event.token_ids == list(range(8, 16))
 
 
@@ -96,49 +96,49 @@ def first_hash(tokens: Any, pages: int, salt: str | None = None) -> int:
     return int.from_bytes(digest[:8], "big")
 
 
-def test_a_page_of_a_hybrid_is_told_only_while_a_resumable_boundary_lies_at_or_below_it() -> None:
-    told = Told(full(), state())
-    told.run(range(22), 8, 12)  # states at 8 and 12; 16 and 20 have pages alone
-    assert told.pages(range(22)) == told.cache.peek(range(22)) == 12
-    assert told.rebuilt.pages(range(22), group=1) == 20, "full attention has more"
-    with told.cache.open(range(12)):  # the state at 12 stays
-        told.cache.evict({"state": 1})
-    assert told.pages(range(22)) == 12, "12 lies below 8"
-    told.cache.evict({"state": 1})
-    assert told.cache.peek(range(22)) == told.pages(range(22)) == 0
-    (event,) = [each for each in told.mirror.snapshot() if isinstance(each, BlockStored)]
-    assert event.component == "full", "what nobody can resume from is told of its component alone"
+def test_a_page_of_a_hybrid_is_announced_only_while_a_resumable_boundary_lies_at_or_below_it() -> None:
+    seen = Followed(full(), state())
+    seen.run(range(22), 8, 12)  # states at 8 and 12; 16 and 20 have pages alone
+    assert seen.pages(range(22)) == seen.cache.peek(range(22)) == 12
+    assert seen.rebuilt.pages(range(22), group=1) == 20, "full attention has more"
+    with seen.cache.open(range(12)):  # the state at 12 stays
+        seen.cache.evict({"state": 1})
+    assert seen.pages(range(22)) == 12, "12 lies below 8"
+    seen.cache.evict({"state": 1})
+    assert seen.cache.peek(range(22)) == seen.pages(range(22)) == 0
+    (event,) = [each for each in seen.mirror.snapshot() if isinstance(each, BlockStored)]
+    assert event.component == "full", "what nobody can resume from is announced of its component alone"
 
 
-def test_a_page_is_told_while_any_branch_below_it_can_be_resumed() -> None:
-    told = Told(full(), state())
+def test_a_page_is_announced_while_any_branch_below_it_can_be_resumed() -> None:
+    seen = Followed(full(), state())
     one, other = [*range(8), 50, 51, 52, 53], [*range(8), 60, 61, 62, 63]
-    told.run(one, 12)
-    told.run(other, 12)
-    assert told.pages(one) == told.pages(other) == 12
-    with told.cache.open(one):
-        told.cache.evict({"state": 9})
-    assert told.cache.peek(other) == 0
-    assert told.pages(other) == 8, "a router that knows pages alone promises the part that leads to the other branch"
-    assert told.rebuilt.boundary(other) == 0, "the boundaries say it"
-    assert told.pages(one) == told.rebuilt.boundary(one) == told.cache.peek(one) == 12
+    seen.run(one, 12)
+    seen.run(other, 12)
+    assert seen.pages(one) == seen.pages(other) == 12
+    with seen.cache.open(one):
+        seen.cache.evict({"state": 9})
+    assert seen.cache.peek(other) == 0
+    assert seen.pages(other) == 8, "a router that knows pages alone promises the part that leads to the other branch"
+    assert seen.rebuilt.boundary(other) == 0, "the boundaries say it"
+    assert seen.pages(one) == seen.rebuilt.boundary(one) == seen.cache.peek(one) == 12
 
 
 def test_a_window_that_went_takes_the_pages_that_led_to_it() -> None:
-    told = Told(full(), near(9))
-    told.run(range(32), 16)
-    assert told.pages(range(32)) == 32
-    told.cache.evict({"near": 64})
-    assert told.cache.peek(range(32)) == told.pages(range(32)) == 0
-    told.run(range(32))
-    assert told.cache.peek(range(32)) == told.pages(range(32)) == 32
+    seen = Followed(full(), near(9))
+    seen.run(range(32), 16)
+    assert seen.pages(range(32)) == 32
+    seen.cache.evict({"near": 64})
+    assert seen.cache.peek(range(32)) == seen.pages(range(32)) == 0
+    seen.run(range(32))
+    assert seen.cache.peek(range(32)) == seen.pages(range(32)) == 32
 
 
-def test_boundaries_are_told_beside_the_pages_and_components_only_if_wanted() -> None:
-    told, plain = Told(full(), state()), Told(full(), state(), components=False)
-    for each in (told, plain):
+def test_boundaries_are_announced_beside_the_pages_and_components_only_if_wanted() -> None:
+    seen, plain = Followed(full(), state()), Followed(full(), state(), components=False)
+    for each in (seen, plain):
         each.run(range(16), 8)
-    last = stored(told.events(), group=3)
+    last = stored(seen.events(), group=3)
     assert [(event.boundaries, event.token_ids, event.component) for event in last] == [(True, [], None)]
     assert last[0].block_hashes == [first_hash(range(16), 2), first_hash(range(16), 4)]
     assert {event.group_idx for event in plain.events() if isinstance(event, BlockStored)} == {0}
@@ -148,34 +148,34 @@ def test_boundaries_are_told_beside_the_pages_and_components_only_if_wanted() ->
 
 
 def test_blocks_are_removed_from_the_leaves_up_and_stored_from_the_root_down() -> None:
-    told = Told(full())
-    told.run(range(16))
+    seen = Followed(full())
+    seen.run(range(16))
     hashes = [first_hash(range(16), count) for count in (1, 2, 3, 4)]
-    (event,) = stored(told.events())
+    (event,) = stored(seen.events())
     assert event.block_hashes == hashes
-    told.cache.evict({"full": 64})
-    gone = [event.block_hashes for event in told.events() if isinstance(event, BlockRemoved) and not event.group_idx]
+    seen.cache.evict({"full": 64})
+    gone = [event.block_hashes for event in seen.events() if isinstance(event, BlockRemoved) and not event.group_idx]
     assert gone == [hashes[::-1]]
 
 
 def test_nothing_of_two_namespaces_has_the_same_name() -> None:
-    told = Told(full())
-    told.run(range(8))
-    told.run(range(8), namespace="tenant")
-    plain, other = stored(told.events())
+    seen = Followed(full())
+    seen.run(range(8))
+    seen.run(range(8), namespace="tenant")
+    plain, other = stored(seen.events())
     assert (plain.cache_salt, other.cache_salt) == (None, "tenant")
     assert not set(plain.block_hashes) & set(other.block_hashes)
     assert other.block_hashes[1] == first_hash(range(8), 2, "tenant")
-    assert told.rebuilt.pages(range(8), salt="tenant") == 8 and told.rebuilt.pages(range(8), salt="another") == 0
-    told.cache.drop_namespace("tenant")
-    assert told.pages(range(8)) == 8 and told.rebuilt.pages(range(8), salt="tenant") == 0
+    assert seen.rebuilt.pages(range(8), salt="tenant") == 8 and seen.rebuilt.pages(range(8), salt="another") == 0
+    seen.cache.drop_namespace("tenant")
+    assert seen.pages(range(8)) == 8 and seen.rebuilt.pages(range(8), salt="tenant") == 0
 
 
 def test_images_are_in_the_hashes_and_in_the_extra_keys() -> None:
-    told = Told(full())
+    seen = Followed(full())
     image = [(2, 6, "an image")]
-    told.run(range(12), extra=image)
-    (event,) = stored(told.events())
+    seen.run(range(12), extra=image)
+    (event,) = stored(seen.events())
     assert event.extra_keys == [[["an image", 2]], [["an image", 0]], None]
     assert event.token_ids == list(range(12))
     for keys, right in (
@@ -185,73 +185,75 @@ def test_images_are_in_the_hashes_and_in_the_extra_keys() -> None:
         ([(1, 6, "an image")], 0),
         ([(2, 5, "an image")], 4),
     ):
-        assert told.rebuilt.pages(range(12), extra=keys) == told.cache.peek(range(12), extra=keys) == right, keys
+        assert seen.rebuilt.pages(range(12), extra=keys) == seen.cache.peek(range(12), extra=keys) == right, keys
 
 
-def test_a_lookahead_is_told_with_the_tokens_that_it_looks_at() -> None:
-    told = Told(full(lookahead=1))
-    told.run(range(9))
-    (event,) = stored(told.events())
+def test_a_lookahead_is_announced_with_the_tokens_that_it_looks_at() -> None:
+    seen = Followed(full(lookahead=1))
+    seen.run(range(9))
+    (event,) = stored(seen.events())
     assert event.lookahead_token_ids == [[4], [8]] and event.token_ids == list(range(8))
     for prompt in (range(9), [*range(8), 99], range(8), [0, 1, 2, 3, 4]):
-        assert told.rebuilt.pages(prompt) == told.cache.peek(prompt)
+        assert seen.rebuilt.pages(prompt) == seen.cache.peek(prompt)
 
 
-def test_components_with_smaller_pages_are_told_in_these() -> None:
-    told = Told(full(page_size=4), near(3, page_size=2), state(grid=8))
-    told.run(range(16), 8)
-    events = told.events()
+def test_components_with_smaller_pages_are_announced_in_these() -> None:
+    seen = Followed(full(page_size=4), near(3, page_size=2), state(grid=8))
+    seen.run(range(16), 8)
+    events = seen.events()
     assert [len(event.block_hashes) for event in stored(events)] == [2], "pages of the tree have 8 tokens"
     assert sum(len(event.block_hashes) for event in stored(events, group=1)) == 4
     assert sum(len(event.block_hashes) for event in stored(events, group=2)) == 8
     assert {event.block_size for event in stored(events, group=2)} == {2}
-    one = [event for event in stored(events, group=2) if event.parent_block_hash is not None]
-    known = {each for event in stored(events, group=2) for each in event.block_hashes}
-    assert one and all(event.parent_block_hash in known for event in one)
+    (smaller,) = stored(events, group=2)
+    assert smaller.token_ids == list(range(16)) and smaller.parent_block_hash is None
+    seen.run(range(32))
+    (behind,) = stored(seen.events(), group=2)
+    assert behind.token_ids == list(range(16, 32)) and behind.parent_block_hash == smaller.block_hashes[-1]
 
 
-def test_a_flush_is_told_as_cleared() -> None:
-    told = Told(full(), state())
-    told.run(range(8))
-    told.events()
-    told.cache.flush()
-    assert told.events() == [AllBlocksCleared()]
-    assert told.mirror.pages == 0
-    told.run(range(8))
-    assert told.pages(range(8)) == told.cache.peek(range(8)) == 8
+def test_a_flush_is_announced_as_cleared() -> None:
+    seen = Followed(full(), state())
+    seen.run(range(8))
+    seen.events()
+    seen.cache.flush()
+    assert seen.events() == [AllBlocksCleared()]
+    assert seen.mirror.pages == 0
+    seen.run(range(8))
+    assert seen.pages(range(8)) == seen.cache.peek(range(8)) == 8
 
 
-def test_what_comes_and_goes_between_two_looks_is_not_told() -> None:
-    told = Told(full())
-    told.events()
-    told.run(range(8))
-    told.cache.evict({"full": 64})
-    assert told.events() == [] and told.mirror.pages == 0
+def test_what_comes_and_goes_between_two_looks_is_not_announced() -> None:
+    seen = Followed(full())
+    seen.events()
+    seen.run(range(8))
+    seen.cache.evict({"full": 64})
+    assert seen.events() == [] and seen.mirror.pages == 0
 
 
 def test_the_group_of_a_component_has_no_kind_that_routers_count() -> None:
     """Dynamo's indexer counts blocks of these kinds, and of no kind in group 0."""
-    told = Told(full(), near(), state())
-    told.run(range(16))
-    kinds = {event.group_idx: event.kv_cache_spec_kind for event in told.events() if isinstance(event, BlockStored)}
+    seen = Followed(full(), near(), state())
+    seen.run(range(16))
+    kinds = {event.group_idx: event.kv_cache_spec_kind for event in seen.events() if isinstance(event, BlockStored)}
     assert kinds == {0: "full_attention", 1: None, 2: "sliding_window", 3: "mamba", 4: None}
 
 
-def test_pages_that_a_tier_has_are_told_of_its_medium() -> None:
+def test_pages_that_a_tier_has_are_announced_of_its_medium() -> None:
     host = HostTier(TierManifest(capacity={"full": 256, "state": 16}, write="back"))
-    told = Told(full(), state(), host, capacity={"full": 32, "state": 4})  # type: ignore[arg-type]
+    seen = Followed(full(), state(), host, capacity={"full": 32, "state": 4})  # type: ignore[arg-type]
     for user in range(4):
-        told.run([user] * 24, 12)
+        seen.run([user] * 24, 12)
     for user in range(4):
-        plan = told.cache.match([user] * 24)
-        assert told.pages([user] * 24) == plan.ready
-        assert told.rebuilt.pages([user] * 24, medium="CPU") == plan.restorable == 24
-    assert told.cache.peek([0] * 24) == 0
+        plan = seen.cache.match([user] * 24)
+        assert seen.pages([user] * 24) == plan.ready
+        assert seen.rebuilt.pages([user] * 24, medium="CPU") == plan.restorable == 24
+    assert seen.cache.peek([0] * 24) == 0
 
 
 @pytest.mark.parametrize("write", ["through", "back", "selective"])
 @pytest.mark.parametrize("names", [("path",), ("path", "window", "point"), ("path", "union"), ("path", "holes")])
-def test_what_is_told_of_two_tiers_is_what_matches_say(names: tuple[str, ...], write: str) -> None:
+def test_what_is_announced_of_two_tiers_is_what_matches_say(names: tuple[str, ...], write: str) -> None:
     from tests.tiers.test_tier import parts
 
     requests = Requests((names, write, "events"))

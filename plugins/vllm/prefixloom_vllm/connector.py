@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm
-from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -278,16 +278,22 @@ def new_blocks_of(scheduler_output: Any) -> Iterable[int]:
         yield copied.dst_block_id
 
 
-def extra_keys_of(request: Any, start: int, end: int) -> Any:
-    """What else than its tokens vLLM has named a request's block [start, end) by, as its events say it."""
-    keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
-    return None if keys is None else to_event_extra_keys([keys])[0]
+def extra_keys_of(request: Any, start: int, end: int, size: int) -> list[Any] | None:
+    """What else than tokens vLLM has named a request's blocks in [start, end) by, as its events say it.
+
+    ``size``: tokens of a block. None: by nothing else.
+    """
+    found, image = [], 0
+    for at in range(start, end, size):
+        keys, image = generate_block_hash_extra_keys(request, at, at + size, image)
+        found.append(keys)
+    return to_event_extra_keys(found) if any(found) else None
 
 
 def form_of(vllm_config: Any, kv_cache_config: Any) -> Form:
     """How vLLM says what is cached: as its own cache does."""
     return Form(
-        BlockStored, BlockRemoved, maybe_convert_block_hash, extra_keys_of,
+        BlockStored, BlockRemoved, AllBlocksCleared, maybe_convert_block_hash, extra_keys_of,
         {
             index: (
                 get_kv_cache_spec_kind(group.kv_cache_spec).value,

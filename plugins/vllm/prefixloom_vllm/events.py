@@ -1,28 +1,32 @@
-"""HostEvents: tells what the host's memory has, as KV events of vLLM, so that a router joins them with the device's.
+"""HostEvents: announces what the host's memory has, as KV events of vLLM. A router joins them with the device's.
 
 vLLM publishes what a connector's ``take_events`` returns, beside the events of its own cache. The hashes are vLLM's
-own: those of a request that a block was computed or fetched for. Groups that need whole paths tell a block only while
-a request can resume from the host at its end or below it. Windows and states tell what they keep.
+own: those of a request that a block was computed or fetched for. Of groups that need whole paths, a block is announced
+only while a request can resume from the host at its end or below it. Of windows and states, what they keep.
 
-vLLM's ``AllBlocksCleared`` is for all media, so it is never told here. After a reset each block is told as removed.
+vLLM's ``AllBlocksCleared`` is for all media. So after a reset, and after an error in here, each block is announced as
+removed. Only if that fails too, everything is cleared: a router then knows less of the device than there is.
 
 It knows vLLM only by ``Form``. First read ``HostEvents.take``.
 """
 
 from __future__ import annotations
 
+import logging
+import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
 
 from prefixloom import Cache, Change, Tokens
-from prefixloom_resumable import PageNode, ResumablePages
+from prefixloom_resumable import TOKEN_BYTES, Announcements, Differences, ResumablePages, Run, ones, stretches
 
 from .groups import Group
 
+log = logging.getLogger("vllm.prefixloom")
 MEDIUM = "CPU"
 """What vLLM calls the host's memory."""
 
@@ -31,35 +35,35 @@ MEDIUM = "CPU"
 class Form:
     """How vLLM says it.
 
-    ``stored``, ``removed``  its classes of events
-    ``written``              how a hash is written in an event
-    ``extra_keys``           what else than tokens a request's block [start, end) was named by, as an event says it
-    ``kinds``                by group, its kind and its window
-    ``hash_tokens``          the tokens of one hash of a request
+    ``stored``, ``removed``, ``cleared``  its classes of events
+    ``written``                           how a hash is written in an event
+    ``extra_keys``                        what else than tokens the blocks of a request were named by, as an event says
+                                          it: of those in [start, end) of so many tokens each. None: by nothing
+    ``kinds``                             by group, its kind and its window
+    ``hash_tokens``                       the tokens of one hash of a request
     """
 
     stored: Callable[..., Any]
     removed: Callable[..., Any]
+    cleared: Callable[[], Any]
     written: Callable[[bytes], Any]
-    extra_keys: Callable[[Any, int, int], Any]
+    extra_keys: Callable[[Any, int, int, int], Sequence[Any] | None]
     kinds: Mapping[int, tuple[str | None, int | None]]
     hash_tokens: int
 
 
-@attrs.define(eq=False)
+@attrs.frozen
 class PageName:
-    """What vLLM calls one page, and what of it is told.
+    """What vLLM calls one page.
 
     ``hashes``  of each part of ``hash_tokens`` tokens
     ``extra``   by the tokens of a block, the extra keys of each block. Empty: there are none
-    ``told``    by group, one bit for each block that is told
     """
 
-    hashes: tuple[bytes, ...]
-    extra: Mapping[int, tuple[Any, ...]]
+    hashes: Sequence[bytes]
+    extra: Mapping[int, Sequence[Any]]
     lora_id: int | None
     lora_name: str | None
-    told: dict[int, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -73,7 +77,7 @@ class Naming:
 
 
 @attrs.define
-class Run:
+class Chain:
     """Blocks of one group that follow each other."""
 
     parent: bytes | None
@@ -83,149 +87,216 @@ class Run:
     extra: list[Any] = attrs.field(factory=list)
 
 
+@attrs.frozen
+class Look:
+    """A run of pages at one look.
+
+    ``before``, ``now``  by group, one bit for each block that subscribers were to have, and are to have
+    """
+
+    run: Run
+    before: Mapping[int, int]
+    now: Mapping[int, int]
+
+
 class HostEvents:
-    """The events of one host's memory."""
+    """The events of one host's memory. An error in here does not end vLLM's scheduler."""
 
     def __init__(self, groups: Sequence[Group], cache: Cache, form: Form) -> None:
         self._groups = groups
         self._cache = cache
         self._form = form
-        self._journal = cache.journal()
-        self._pages = ResumablePages(cache.composition, root_of, tiers=("device",))
+        self._announcements = Announcements(cache, self._announce, self._withdraw, log)
+        self._pages = ResumablePages(cache.composition, lambda namespace: None, ("device",))
         self._keepers = {keeper.component: keeper for keeper in self._pages.keepers}
         self._namings: list[Naming] = []
-        self._told: dict[int, Counter[bytes]] = {group.index: Counter() for group in groups}
-        """By group, the hashes that are told, and of how many blocks. A block that is smaller than a page may have the
-        hash of another one, whose page goes on in another way."""
+        self._announced: dict[int, Counter[bytes]] = {group.index: Counter() for group in groups}
+        """By group, the hashes that subscribers have, and of how many blocks. A block that is smaller than a page may
+        have the hash of another one, whose page goes on in another way."""
+
+    @property
+    def failures(self) -> int:
+        """Errors of the code for events so far."""
+        return self._announcements.failures
+
+    def guard(self) -> AbstractContextManager[None]:
+        """For what the scheduler does for events alone: errors of the block do not leave it."""
+        return self._announcements.guard()
 
     def name(self, request: Any, namespace: str, tokens: Tokens, extra: Sequence[tuple[int, int, str]]) -> None:
         """The pages of ``tokens`` are called what this request calls them. It counts at the next ``take``."""
-        identity = self._cache.identity
-        whole = namespace if identity is None else identity.namespace(namespace)
-        self._namings.append(Naming(request, whole, tokens, extra))
+        with self.guard():
+            identity = self._cache.identity
+            whole = namespace if identity is None else identity.namespace(namespace)
+            self._namings.append(Naming(request, whole, tokens, extra))
 
     def take(self) -> list[Any]:
         """What has changed since the last call: what is gone, from the leaves up, and then what has come."""
-        missing, changes = self._journal.missing, self._journal.take()
-        if missing:  # there were too many to keep: begin again with what there is
-            changes = [Change("cleared"), *self._cache.contents()]
-        anew = any(change.kind == "cleared" for change in changes)
-        names = {page.digest: page.name for page, _ in self._pages.everything().kept} if anew else {}
+        return self._announcements.take()
+
+    def _announce(self, changes: list[Change]) -> list[Any]:
+        if not changes and not self._namings:
+            return []
         found = self._pages.apply(changes)
-        pages = sorted(dict([*found.kept, *found.states]), key=lambda page: page.end)
-        for page in pages:
-            page.name = page.name or names.get(page.digest)
-            if anew and page.name is not None:
-                page.name.told.clear()
-        self._give_names()
+        looks = self._looks(found, self._give_names())
         removed: list[Any] = []
         stored: list[Any] = []
-        for group in self._groups:
-            self._tell(group, pages, anew, removed, stored)
+        changed = {group.index: self._compare(group, looks, found.cleared, removed, stored) for group in self._groups}
+        for index, by_block in changed.items():  # from here on nothing fails: subscribers get these events
+            counts = self._announced[index]
+            if found.cleared:
+                counts.clear()
+            for block, by in by_block.items():
+                counts[block] += by
+                if not counts[block]:
+                    del counts[block]
         return removed + stored
 
-    # ------------------------------------------------------------ names
-    def _give_names(self) -> None:
-        for naming in self._namings:
-            for page in reversed(self._pages.path(naming.namespace, naming.tokens, naming.extra)):
-                if page.name is not None:
-                    break  # so are those above
-                page.name = self._name(naming.request, page)
-        self._namings.clear()
+    def _withdraw(self) -> list[Any]:
+        """Everything that was announced, as removed."""
+        self._pages.begin_again()
+        announced = {index: [*counts][::-1] for index, counts in self._announced.items()}
+        self._announced = {index: Counter() for index in announced}
+        try:
+            return [self._removed(index, blocks) for index, blocks in announced.items() if blocks]
+        except Exception:
+            log.debug("what was announced cannot be removed block by block", exc_info=True)
+            return [self._form.cleared()]
 
-    def _name(self, request: Any, page: PageNode) -> PageName:
-        start, each = page.end - self._pages.page, self._form.hash_tokens
-        extra: dict[int, tuple[Any, ...]] = {}
+    # ------------------------------------------------------------ names
+    def _give_names(self) -> dict[Run, int]:
+        """Name the pages for which somebody has come with names. Returns how many names their runs had before."""
+        had: dict[Run, int] = {}
+        while self._namings:
+            naming = self._namings.pop(0)  # one that fails is not tried again
+            hashes = naming.request.block_hashes
+            known = len(hashes) * self._form.hash_tokens // self._pages.page
+            for run, used in self._pages.path(naming.namespace, naming.tokens, naming.extra):
+                first, end = len(run.names), min(used, known - run.first)
+                if first < end:
+                    had.setdefault(run, first)
+                    run.names += self._names(naming.request, hashes, run.first + first, run.first + end)
+                if len(run.names) < run.count:
+                    break
+        return had
+
+    def _names(self, request: Any, hashes: Sequence[bytes], first: int, end: int) -> list[PageName]:
+        """The names of the pages [first, end) of a path."""
+        page, each = self._pages.page, self._form.hash_tokens
+        extras: dict[int, Sequence[Any]] = {}
         for tokens in {group.tokens for group in self._groups}:
-            blocks = range(start, page.end, tokens)
-            keys = tuple(self._form.extra_keys(request, at, at + tokens) for at in blocks)
-            if any(keys):
-                extra[tokens] = keys
+            keys = self._form.extra_keys(request, first * page, end * page, tokens)
+            if keys is not None and any(keys):
+                extras[tokens] = keys
         lora = request.lora_request
-        return PageName(
-            tuple(request.block_hashes[start // each : page.end // each]), extra,
-            None if lora is None else lora.adapter_id, None if lora is None else lora.name,
+        adapter = (None, None) if lora is None else (lora.adapter_id, lora.name)
+        names = []
+        for at in range(end - first):
+            own = {}
+            for tokens, keys in extras.items():
+                blocks = page // tokens
+                own[tokens] = keys[at * blocks : (at + 1) * blocks]
+            start = (first + at) * page // each
+            names.append(PageName(hashes[start : start + page // each], own, *adapter))
+        return names
+
+    # ------------------------------------------------------------ what subscribers are to have
+    def _looks(self, found: Differences, had: Mapping[Run, int]) -> list[Look]:
+        """The runs of which something is different, or has names now, from the root down."""
+        runs = {run: before for run, before in found.runs if run.names}
+        unchanged = [run for run in had if run not in runs]
+        looks = []
+        for run in sorted([*runs, *unchanged], key=lambda run: run.first):
+            before = runs.get(run)
+            was: dict[int, int] = {}
+            now: dict[int, int] = {}
+            for group in self._groups:
+                keeper = self._keepers[group.name]
+                if group.reach.closed_upward:
+                    now[group.index] = ones(run.leads[0] * keeper.parts)
+                    was[group.index] = now[group.index] if before is None else ones(before.leads[0] * keeper.parts)
+                else:
+                    now[group.index] = run.kept[keeper.index]
+                    was[group.index] = now[group.index] if before is None else before.kept[keeper.index]
+                now[group.index] &= ones(len(run.names) * keeper.parts)
+                was[group.index] &= 0 if found.cleared else ones(had.get(run, len(run.names)) * keeper.parts)
+            looks.append(Look(run, was, now))
+        return looks
+
+    # ------------------------------------------------------------ events
+    def _compare(
+        self, group: Group, looks: Sequence[Look], anew: bool, removed: list[Any], stored: list[Any]
+    ) -> Counter[bytes]:
+        """Make the events of what is different of one group. Returns by how many blocks more each hash has now.
+
+        ``anew``: these are all the pages that there are, and the result counts from 0.
+        """
+        changed: Counter[bytes] = Counter()
+        come: dict[bytes, tuple[Run, int]] = {}
+        for look in looks:
+            before, now = look.before[group.index], look.now[group.index]
+            for first, end in stretches(before & ~now):
+                for at in range(first, end):
+                    changed[self._hash(group, look.run, at)] -= 1
+            for first, end in stretches(now & ~before):
+                for at in range(first, end):
+                    block = self._hash(group, look.run, at)
+                    changed[block] += 1
+                    come.setdefault(block, (look.run, at))
+        announced = self._announced[group.index]
+        after = changed if anew else {block: announced[block] + by for block, by in changed.items()}
+        gone = [block for block in (announced if anew else changed) if announced[block] and not after.get(block)]
+        if gone:
+            removed.append(self._removed(group.index, gone[::-1]))
+        chains: list[Chain] = []
+        following: dict[bytes, Chain] = {}
+        for block, (run, at) in come.items():
+            if after[block] and not announced[block]:
+                self._chain(group, run, at, block, chains, following)
+        stored += [self._stored(group, chain) for chain in chains]
+        return changed
+
+    def _hash(self, group: Group, run: Run, block: int) -> bytes:
+        """The hash of one block of a run. A state belongs to the block that ends with its page."""
+        page, part = divmod(block, self._keepers[group.name].parts)
+        end = self._pages.page if group.is_state else (part + 1) * group.tokens
+        name: PageName = run.names[page]
+        return name.hashes[end // self._form.hash_tokens - 1]
+
+    def _removed(self, index: int, blocks: Sequence[bytes]) -> Any:
+        hashes = [self._form.written(each) for each in blocks]
+        return self._form.removed(block_hashes=hashes, medium=MEDIUM, group_idx=index)
+
+    def _stored(self, group: Group, chain: Chain) -> Any:
+        written = self._form.written
+        kind, window = self._form.kinds[group.index]
+        return self._form.stored(
+            block_hashes=[written(each) for each in chain.hashes],
+            parent_block_hash=None if chain.parent is None else written(chain.parent),
+            token_ids=chain.tokens, block_size=group.tokens, lora_id=chain.name.lora_id, medium=MEDIUM,
+            lora_name=chain.name.lora_name, extra_keys=chain.extra if any(chain.extra) else None,
+            group_idx=group.index, kv_cache_spec_kind=kind, kv_cache_spec_sliding_window=window,
         )  # fmt: skip
 
-    def _hash(self, page: PageNode, behind: int) -> bytes:
-        """The hash of the block that ends ``behind`` tokens behind the beginning of a page."""
-        name: PageName = page.name
-        return name.hashes[behind // self._form.hash_tokens - 1]
-
-    # ------------------------------------------------------------ telling
-    def _has(self, group: Group, page: PageNode) -> int:
-        """One bit for each block of a group in a page: whether it is to be told now."""
-        keeper = self._keepers[group.name]
-        if group.reach.closed_upward:
-            return keeper.mask >> keeper.shift if page.told & 1 else 0
-        return (page.bits & keeper.mask) >> keeper.shift
-
-    def _tell(self, group: Group, pages: Sequence[PageNode], anew: bool, removed: list[Any], stored: list[Any]) -> None:
-        """Tell what is different of one group. ``anew``: these are all the pages that there are."""
-        size, index = self._pages.page, group.index
-        before = set(self._told[index]) if anew else set()
-        if anew:
-            self._told[index] = Counter()
-        counts = self._told[index]
-        gone: list[bytes] = []
-        runs: list[Run] = []
-        following: dict[bytes, Run] = {}
-        for page in pages:
-            if page.name is None:
-                continue
-            was, has = page.name.told.get(index, 0), self._has(group, page)
-            page.name.told[index] = has
-            first = size - group.tokens if group.is_state else 0  # of a state, the block that it ends
-            for place, at in enumerate(range(first, size, group.tokens)):
-                if (was ^ has) >> place & 1:
-                    block = self._hash(page, at + group.tokens)
-                    counts[block] += 1 if has >> place & 1 else -1
-                    if not counts[block]:
-                        del counts[block]
-                        gone.append(block)
-                    elif has >> place & 1 and counts[block] == 1 and block not in before:
-                        self._store(group, page, at, block, runs, following)
-        if anew:
-            gone = sorted(before - counts.keys())
-        written = self._form.written
-        if gone:
-            removed.append(
-                self._form.removed(
-                    block_hashes=[written(each) for each in reversed(gone)], medium=MEDIUM, group_idx=group.index
-                )
-            )
-        kind, window = self._form.kinds[group.index]
-        for run in runs:
-            stored.append(
-                self._form.stored(
-                    block_hashes=[written(each) for each in run.hashes],
-                    parent_block_hash=None if run.parent is None else written(run.parent),
-                    token_ids=run.tokens, block_size=group.tokens, lora_id=run.name.lora_id, medium=MEDIUM,
-                    lora_name=run.name.lora_name, extra_keys=run.extra if any(run.extra) else None,
-                    group_idx=group.index, kv_cache_spec_kind=kind, kv_cache_spec_sliding_window=window,
-                )
-            )  # fmt: skip
-
-    def _store(
-        self, group: Group, page: PageNode, at: int, block: bytes, runs: list[Run], following: dict[bytes, Run]
+    def _chain(
+        self, group: Group, run: Run, at: int, block: bytes, chains: list[Chain], following: dict[bytes, Chain]
     ) -> None:
-        """Add a block, which begins ``at`` tokens behind the beginning of ``page``, to the run that it follows."""
+        """Add a block to the chain that it follows."""
+        size, each = self._pages.page, self._form.hash_tokens
+        page, part = divmod(at, self._keepers[group.name].parts)
+        start = size - group.tokens if group.is_state else part * group.tokens
+        name: PageName = run.names[page]
         parent: bytes | None = None
-        if at:
-            parent = self._hash(page, at)
-        elif page.parent is not None and page.parent.parent is not None:
-            parent = self._hash(page.parent, self._pages.page)
-        run = following.pop(parent, None) if parent is not None else None
-        if run is None:
-            run = Run(parent, page.name)
-            runs.append(run)
-        following[block] = run
-        run.hashes.append(block)
-        run.tokens += memoryview(page.key).cast("I")[at : at + group.tokens].tolist()
-        extra = page.name.extra.get(group.tokens)
-        run.extra.append(extra[at // group.tokens] if extra else None)
-
-
-def root_of(namespace: str) -> tuple[bytes, None]:
-    """What the digests of a namespace's pages begin with."""
-    return blake2b(namespace.encode(), digest_size=16).digest(), None
+        if start:
+            parent = name.hashes[start // each - 1]
+        elif (above := run.name_above(page)) is not None:
+            parent = above.hashes[-1]
+        chain = following.pop(parent, None) if parent is not None else None
+        if chain is None:
+            chain = Chain(parent, name)
+            chains.append(chain)
+        following[block] = chain
+        chain.hashes.append(block)
+        chain.tokens += struct.unpack_from(f"<{group.tokens}I", run.tokens, (page * size + start) * TOKEN_BYTES)
+        extra = name.extra.get(group.tokens)
+        chain.extra.append(extra[start // group.tokens] if extra else None)

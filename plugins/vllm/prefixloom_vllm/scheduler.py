@@ -73,7 +73,7 @@ class Tracked:
     failed: bool = False
     finished: bool = False
     copies: int = 0
-    told: str = ""
+    logged: str = ""
     encoded: Tokens = attrs.field(factory=lambda: encode(()))
 
     def tokens(self, upto: int) -> Tokens:
@@ -129,7 +129,7 @@ class SchedulerSide:
     ) -> None:
         """``speculates``: steps may compute guessed tokens, of which those that are refused are computed again.
 
-        ``events``: who tells what the host has, if somebody wants to know.
+        ``events``: announces what the host has, if somebody wants to know.
         """
         self.events = events
         self.speculates = speculates
@@ -187,8 +187,8 @@ class SchedulerSide:
         tracked.found = tracked.stored = plan.ready
         tracked.epoch = self.books.epoch
         more = plan.ready - computed
-        if log.isEnabledFor(logging.DEBUG) and plan.why != tracked.told:
-            tracked.told = plan.why
+        if log.isEnabledFor(logging.DEBUG) and plan.why != tracked.logged:
+            tracked.logged = plan.why
             log.debug("request %s: %d tokens are on the host: %s", request.request_id, plan.ready, plan.why)
         if tracked.failed or more < self.books.options.load_at_least or request.skip_reading_prefix_cache:
             self._let_go(tracked)
@@ -233,8 +233,9 @@ class SchedulerSide:
     def _name_fetched(self, tracked: Tracked) -> None:
         """What a store brings of a prompt has the names that the prompt's request gives it."""
         if self.events is not None:
-            count = tracked.request.num_tokens
-            self.events.name(tracked.request, tracked.namespace, tracked.tokens(count), tracked.extra(count))
+            with self.events.guard():
+                count = tracked.request.num_tokens
+                self.events.name(tracked.request, tracked.namespace, tracked.tokens(count), tracked.extra(count))
 
     def take_events(self) -> list[Any]:
         """The events since the last call."""

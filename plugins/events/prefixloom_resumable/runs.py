@@ -1,0 +1,113 @@
+"""Run: pages of one path that follow each other, where no other path begins or ends between them.
+
+What is known of the pages are bits, one for each: so an operation on a run of thousands of pages costs little more than
+one on a single page. Page 0 of a run has the lowest bit.
+
+It knows no cache, no component and no event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from .paths import TypedSpan
+
+
+class Run:
+    """Some pages of a path, below those of its ``parent``. The root of a namespace has no pages and no parent.
+
+    ``label``      what its root was given: it belongs to the namespace
+    ``identity``   of its first page, among the children of its parent
+    ``first``      how many pages of the path lie above it
+    ``count``      its pages
+    ``tokens``     of its pages, encoded, and with a lookahead of L the L that follow
+    ``spans``      the extra keys that matter to it, with positions of the path
+    ``names``      of its first pages, for whoever follows them: what an engine calls each
+    ``kept``       by keeper: one bit for each page of the component that is there
+    ``gaps``       by level and component: the end of the last page of the component, up to the run's end, that is *not*
+                   there; 0 if all are
+    ``resumable``  by level: one bit for each page at whose end a request can resume
+    ``leads``      by level: how many of its pages, from the first on, lead to a boundary that can be resumed at
+    ``branches``   by level: how many of its children lead to one
+    ``live``       the pages of which something is left, here or below. Those behind are cut off later
+    ``before``     what it was when the changes began that are being followed; None if nothing of it has changed
+    """
+
+    __slots__ = (
+        "before", "branches", "children", "count", "first", "gaps", "identity", "kept", "label", "leads", "live",
+        "names", "parent", "resumable", "spans", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, parent: Run | None, label: Any, identity: Any, keepers: int, levels: int) -> None:
+        self.parent = parent
+        self.label = label
+        self.identity = identity
+        self.first = 0 if parent is None else parent.end
+        self.count = self.live = 0
+        self.tokens = b""
+        self.spans: tuple[TypedSpan, ...] = ()
+        self.names: list[Any] = []
+        self.children: dict[Any, Run] = {}
+        self.kept = [0] * keepers
+        self.gaps: tuple[int, ...] = ()
+        self.resumable = [0] * levels
+        self.leads = [0] * levels
+        self.branches = [0] * levels
+        self.before: Before | None = None
+
+    @property
+    def end(self) -> int:
+        """How many pages the path has up to its end."""
+        return self.first + self.count
+
+    def name_above(self, page: int) -> Any:
+        """The name of the page before one of its pages; None if there is none."""
+        if page:
+            return self.names[page - 1]
+        parent = self.parent
+        assert parent is not None
+        return None if parent.parent is None else parent.names[parent.count - 1]
+
+
+@attrs.frozen
+class Before:
+    """What a run was."""
+
+    kept: tuple[int, ...]
+    resumable: tuple[int, ...]
+    leads: tuple[int, ...]
+
+    def halves(self, page: int, parts: tuple[int, ...]) -> tuple[Before, Before]:
+        """What its first ``page`` pages were, and the others. ``parts``: by keeper, bits of a page."""
+        low = [halved(bits, page * each) for bits, each in zip(self.kept, parts, strict=True)]
+        can = [halved(bits, page) for bits in self.resumable]
+        return (
+            Before(tuple(a for a, _ in low), tuple(a for a, _ in can), tuple(min(each, page) for each in self.leads)),
+            Before(
+                tuple(b for _, b in low), tuple(b for _, b in can), tuple(max(0, each - page) for each in self.leads)
+            ),
+        )
+
+
+def ones(count: int) -> int:
+    return (1 << count) - 1
+
+
+def halved(bits: int, at: int) -> tuple[int, int]:
+    """The lowest ``at`` bits, and the others."""
+    return bits & ones(at), bits >> at
+
+
+def stretches(bits: int) -> Iterator[tuple[int, int]]:
+    """Where bits follow each other, the lowest first: from which on, and up to which."""
+    at = 0
+    while bits:
+        zeros = (bits & -bits).bit_length() - 1
+        bits >>= zeros
+        count = (~bits & (bits + 1)).bit_length() - 1
+        yield at + zeros, at + zeros + count
+        bits >>= count
+        at += zeros + count
