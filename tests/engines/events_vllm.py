@@ -2,7 +2,7 @@
 
 Run in vLLM's environment: ``python -m tests.engines.events_vllm FOLDER``, where FOLDER has a model that
 ``python -m tests.engines.models`` made. It exits with 1 if a block of the host has a hash, tokens or a parent that
-vLLM's own events of the same block do not have, or if what the host tells is not what its books say.
+vLLM's own events of the same block do not have, or if what the host announces is not what its books say.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(folder: str) -> int:
     )  # fmt: skip
     rng = random.Random("events")
     shared = [rng.randrange(200) for _ in range(100)]
-    told: dict[tuple[str, int], dict[Any, tuple[Any, ...]]] = {}
+    received: dict[tuple[str, int], dict[Any, tuple[Any, ...]]] = {}
     seen: dict[int, dict[Any, tuple[Any, ...]]] = {}
     counts = dict.fromkeys(("GPU stored", "CPU stored", "GPU removed", "CPU removed", "cleared"), 0)
     wrong: list[str] = []
@@ -78,7 +78,7 @@ def main(folder: str) -> int:
                     counts["cleared"] += 1
                     continue
                 assert event.medium in MEDIA
-                blocks = told.setdefault((event.medium, event.group_idx), {})
+                blocks = received.setdefault((event.medium, event.group_idx), {})
                 if hasattr(event, "token_ids"):
                     made = links(event)
                     if event.medium == "GPU":
@@ -88,16 +88,16 @@ def main(folder: str) -> int:
                 else:
                     for each in event.block_hashes:
                         if blocks.pop(each, None) is None and event.medium == "CPU":
-                            wrong.append("the host removes a block that it has not told")
+                            wrong.append("the host removes a block that it has not announced")
                     counts[f"{event.medium} removed"] += len(event.block_hashes)
-    for (medium, group), blocks in told.items():
+    for (medium, group), blocks in received.items():
         for each, link in blocks.items() if medium == "CPU" else ():
             theirs = seen.get(group, {}).get(each)
             if theirs is None:
-                wrong.append(f"vLLM has told no block of group {group} with this hash")
+                wrong.append(f"vLLM has announced no block of group {group} with this hash")
             elif theirs[1:] != link[1:] and len(theirs[1]) == len(link[1]):
                 wrong.append(f"group {group}: {link} and in vLLM's event {theirs}")
-    print({f"{medium} group {group}": len(blocks) for (medium, group), blocks in sorted(told.items())}, counts)
+    print({f"{medium} group {group}": len(blocks) for (medium, group), blocks in sorted(received.items())}, counts)
     print("\n".join(f"WRONG {each}" for each in wrong[:10]) or "all is well")
     return int(bool(wrong) or not counts["CPU stored"] or not counts["CPU removed"])
 

@@ -157,11 +157,11 @@ class Worker:
             cache.flush()
 
     def full_alone(self, namespace: str, prompt: Sequence[int]) -> int:
-        """How many tokens full attention has, whatever else is missing: what engines tell that have no such rule."""
+        """How many tokens full attention has, whatever else is missing: what engines announce without such a rule."""
         self._rebuilt.apply(self._mirror.apply(self._journal.take()))
         return self._rebuilt.pages(prompt, group=1, salt=namespace or None)
 
-    def told(self, namespace: str, prompt: Sequence[int]) -> int:
+    def announced(self, namespace: str, prompt: Sequence[int]) -> int:
         """What the rule of the events says a router finds: as far as some prompt goes from which can be resumed."""
         found = 0
         for where, other in self.prompts:
@@ -209,7 +209,7 @@ def two_workers(python: Path, log: Path, seed: object) -> Iterator[tuple[Indexer
 
 def compare(indexer: Indexer, workers: Sequence[Worker], namespace: str, prompt: Sequence[int]) -> Counter[str]:
     """Ask about one prompt, and wait until the indexer has read all that was published."""
-    right = {worker.number: worker.told(namespace, prompt) for worker in workers}
+    right = {worker.number: worker.announced(namespace, prompt) for worker in workers}
     peeks = {worker.number: worker.cache.peek(prompt, namespace=namespace) for worker in workers}
     until, found = time.monotonic() + PATIENCE, {}
     while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""KV events: tells routers and dashboards what a cache has cached, in the wire form of vLLM and SGLang.
+"""KV events: announces to routers and dashboards what a cache has cached, in the wire form of vLLM and SGLang.
 
 | module | for |
 |---|---|

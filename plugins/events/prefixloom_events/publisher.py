@@ -1,9 +1,9 @@
-"""EventPublisher: tells over ZeroMQ what a cache has cached, as it changes.
+"""EventPublisher: announces over ZeroMQ what a cache has cached, as it changes.
 
 The thread that drives the cache only takes the journal, in ``poll``. A thread of the publisher's own makes events of
 it, numbers and sends them, keeps the last ones for those who missed some, and answers them. If that thread is busy,
 the changes wait in the journal, which is bounded; so there is no second queue. What a subscriber does not read, ZeroMQ
-drops, and tells nobody: the subscriber sees it by the gap in the sequence numbers.
+drops without a word: the subscriber sees it by the gap in the sequence numbers.
 
 First read ``EventPublisher.poll`` and ``_Sender.run``.
 """
@@ -54,8 +54,8 @@ REPLAY_RETRY = 0.01
 class PublisherCounts:
     """What a publisher has done so far.
 
-    ``batches``, ``events``, ``sent_bytes``  what was told
-    ``restarts``  times that changes were lost, so that everything was told anew; 1 at the beginning
+    ``batches``, ``events``, ``sent_bytes``  what was announced
+    ``restarts``  times that changes were lost, so that everything was announced anew; 1 at the beginning
     ``unsent``    batches that ZeroMQ did not take
     ``replays``, ``replayed``, ``snapshots``  requests that were answered; batches sent again; of all that is cached
     ``refused``   requests that had a wrong form, or came while their sender was still being answered
@@ -91,7 +91,7 @@ class EventPublisher:
     ``replay``      where they ask for what they missed (default: the next port, or ``endpoint`` + ".replay")
     ``topic``       the first frame of every message
     ``rank``        the data-parallel rank that batches carry
-    ``components``  tell what each component keeps, and the boundaries. Without, only pages that lead to one
+    ``components``  announce what each component keeps, and the boundaries. Without, only pages that lead to one
     ``label``       what a namespace is called in events (default: by its name, and the plain one not at all)
     """
 
@@ -150,7 +150,7 @@ class EventPublisher:
 
     @property
     def failed(self) -> Exception | None:
-        """The last error of the publisher's thread. After one, everything is told anew."""
+        """The last error of the publisher's thread. After one, everything is announced anew."""
         return self._sender.failed
 
     def poll(self) -> None:
@@ -338,7 +338,7 @@ class _Sender:
                 began = time.thread_time()
                 try:
                     if self.handed is not None:
-                        self._tell(self.handed)
+                        self._announce(self.handed)
                     self._answer()
                 except Exception as error:
                     self._fail(error)
@@ -360,7 +360,7 @@ class _Sender:
             self._woken.recv(64)
 
     def _fail(self, error: Exception) -> None:
-        """Go on after an error, with everything told anew: no error here may reach the engine."""
+        """Go on after an error, with everything announced anew: no error here may reach the engine."""
         if self.failed is None:
             log.exception("the publisher of events failed, and begins again")
         self.failed = error
@@ -369,9 +369,9 @@ class _Sender:
         self.broken = True
         self.handed = None
 
-    def _tell(self, handed: _Changes) -> None:
+    def _announce(self, handed: _Changes) -> None:
         """Follow what was handed in, and send what is different."""
-        if handed.base != self._base and not handed.anew:  # names have changed: everything is told by its new one
+        if handed.base != self._base and not handed.anew:  # names have changed: everything is announced by its new one
             self._base = handed.base
             self._mirror.begin_again()
             self.broken = True

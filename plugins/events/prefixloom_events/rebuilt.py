@@ -25,7 +25,7 @@ class RebuiltCache:
     """The blocks of each group, by their hashes.
 
     ``blocks``  by group and medium, the hashes that are cached
-    ``names``   by group, the component that it tells; "" for the boundaries. The first group has none
+    ``names``   by group, the component that it is for; "" for the boundaries. The first group has none
     ``faults``  sentences: events that do not fit what came before
     """
 
@@ -89,14 +89,14 @@ class RebuiltCache:
 
     # ------------------------------------------------------------ answering
     def pages(self, tokens: Any, *, medium: str = "GPU", group: int = PAGES, **named: Any) -> int:
-        """How many of ``tokens`` are told under one group: under the first, what routers say that know no other.
+        """How many of ``tokens`` are announced under one group: under the first, what routers say that know no other.
 
         ``named``: ``salt``, ``lora_name`` and ``extra``, as in ``boundary``.
         """
-        told = self.blocks.get((group, medium), set())
+        blocks = self.blocks.get((group, medium), set())
         found = 0
         for end, block in self._hashes(tokens, **named):
-            if block not in told:
+            if block not in blocks:
                 break
             found = end
         return found
@@ -110,10 +110,10 @@ class RebuiltCache:
         group = next((group for group, name in self.names.items() if name == "" and group != PAGES), None)
         if group is None:
             return 0
-        told, resumable = self.blocks.get((PAGES, medium), set()), self.blocks.get((group, medium), set())
+        pages, resumable = self.blocks.get((PAGES, medium), set()), self.blocks.get((group, medium), set())
         found = 0
         for end, block in self._hashes(tokens, **named):
-            if block not in told:
+            if block not in pages:
                 break
             if block in resumable:
                 found = end

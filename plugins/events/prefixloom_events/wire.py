@@ -31,7 +31,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
     ``component`` and ``boundaries`` are ours. ``component``: the group has what this component keeps, whether it can be
     resumed from or not. ``boundaries``: the group has the blocks at whose end a request can resume, which have no
-    tokens here since the first group has told them.
+    tokens here since the first group has announced them.
     """
 
     block_hashes: list[int]
@@ -67,7 +67,7 @@ KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, array_like=True, gc=False):
-    """What one message tells."""
+    """What one message says."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -108,7 +108,7 @@ def token_list(encoded: bytes) -> list[int]:
 
 
 def is_snapshot(events: Iterable[KVEvent]) -> bool:
-    """Whether a batch tells all there is: it begins with ``AllBlocksCleared``."""
+    """Whether a batch says all there is: it begins with ``AllBlocksCleared``."""
     return isinstance(next(iter(events), None), AllBlocksCleared)
 
 

@@ -341,7 +341,7 @@ def test_names_of_namespaces_follow_the_identity(monkeypatch: pytest.MonkeyPatch
         EventFollower(publisher.endpoint, publisher.replay_endpoint) as reader,
     ):
 
-        def told(user: int, **named: Any) -> int:
+        def announced(user: int, **named: Any) -> int:
             assert publisher.flush()
             wait_for(lambda: reader.catch_up() and reader.stream.expected == publisher.counts.batches)
             return reader.cache.boundary([user] * 12, **named)
@@ -349,10 +349,10 @@ def test_names_of_namespaces_follow_the_identity(monkeypatch: pytest.MonkeyPatch
         cache.identity = {"model": "one"}  # type: ignore[assignment]
         run(cache, [1] * 12)
         run(cache, [2] * 12, namespace="tenant")
-        assert (told(1), told(2), told(2, salt="tenant")) == (12, 0, 12)
+        assert (announced(1), announced(2), announced(2, salt="tenant")) == (12, 0, 12)
         cache.identity = {"model": "other"}  # type: ignore[assignment]
         run(cache, [3] * 12)
-        assert (told(1), told(3)) == (0, 12), "what another model computed is not told as this one's"
+        assert (announced(1), announced(3)) == (0, 12), "what another model computed is not announced as this one's"
 
 
 def test_names_may_be_the_engines_own() -> None:

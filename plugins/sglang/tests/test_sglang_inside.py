@@ -161,10 +161,10 @@ def test_of_requests_with_priorities_the_lowest_goes_first() -> None:
 @pytest.mark.parametrize("is_eagle", [False, True])
 def test_the_events_lead_a_router_to_the_same_pages_as_sglangs_own(page: int, is_eagle: bool) -> None:
     """Hashes, parents, tokens and namespaces are SGLang's. Only how pages are grouped into events may differ."""
-    told = []
+    announced = []
     for own in (True, False):
         made = scheduler("F", page, tokens=120, own=own, enable_kv_cache_events=True, is_eagle=is_eagle)
-        pages: Told = Counter()
+        pages: Stored = Counter()
         stored = []
         for user, extra_key in ((0, ""), (1, ""), (2, "adapter"), (1, ""), (3, "")):
             prompt = [*range(10), *range(100 * user, 100 * user + 13)]
@@ -173,16 +173,16 @@ def test_the_events_lead_a_router_to_the_same_pages_as_sglangs_own(page: int, is
             follow(events, pages, page)
             stored += [link for event in events if hasattr(event, "token_ids") for link in links(event, page)]
         assert made.cache.take_events() == []
-        told.append((+pages, sorted(stored)))
+        announced.append((+pages, sorted(stored)))
         made.evict(400)
         follow(made.cache.take_events(), pages, page)
-        assert not +pages, "whatever was told to be stored is told to be removed"
-    assert told[0] == told[1]
-    assert len(told[0][0]) > 10
+        assert not +pages, "whatever was stored is removed"
+    assert announced[0] == announced[1]
+    assert len(announced[0][0]) > 10
 
 
 def links(event: Any, size: int) -> list[tuple[int, int, str]]:
-    """Of each page that an event stores: its hash, its parent's (0: it has none), and all else that is told."""
+    """Of each page that an event stores: its hash, its parent's (0: it has none), and all else that it says."""
     found = []
     parent = event.parent_block_hash or 0
     for i, number in enumerate(event.block_hashes):
@@ -194,11 +194,11 @@ def links(event: Any, size: int) -> list[tuple[int, int, str]]:
     return found
 
 
-Told = Counter[int]
+Stored = Counter[int]
 
 
-def follow(events: Sequence[Any], pages: Told, size: int) -> None:
-    """What a router knows after these events. SGLang's hashes leave out the extra key, so one may be told twice."""
+def follow(events: Sequence[Any], pages: Stored, size: int) -> None:
+    """What a router knows after these events. SGLang's hashes leave out the extra key, so one may be stored twice."""
     for event in events:
         if type(event).__name__ == "AllBlocksCleared":
             pages.clear()
@@ -211,7 +211,7 @@ def follow(events: Sequence[Any], pages: Told, size: int) -> None:
             pages.update(event.block_hashes)
 
 
-def test_a_reader_of_events_who_came_too_late_is_told_everything_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_of_events_who_came_too_late_gets_everything_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     from prefixloom import Cache
 
     usual = Cache.journal
@@ -219,7 +219,7 @@ def test_a_reader_of_events_who_came_too_late_is_told_everything_anew(monkeypatc
     made = scheduler("F", 4, enable_kv_cache_events=True)
     for user in range(5):
         serve(made, range(100 * user, 100 * user + 12))
-    pages: Told = Counter([12345])
+    pages: Stored = Counter([12345])
     follow(made.cache.take_events(), pages, 4)
     assert len(pages) == 15
 
