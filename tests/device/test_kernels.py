@@ -56,7 +56,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in PATHS[request.param].items():
-        module = {"BLOCK": with_triton, "noise": lambda: sys.modules[__name__]}.get(name, lambda: kernels)()
+        module = with_triton() if name == "BLOCK" else sys.modules[__name__] if name == "noise" else kernels
         monkeypatch.setattr(module, name, value)
     return str(request.param)
 

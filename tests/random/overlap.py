@@ -105,15 +105,20 @@ class Traffic:
         for k, (request, hashes, start, end) in enumerate(batch):
             for letter in self.comps:
                 data = self.cache.pool(letter).buffers["data"][0]
-                table = torch.cat(tables[letter][k])
-                if table.tolist()[: len(rows[letter][k])] != rows[letter][k]:
-                    request.errors.append(f"{letter}: table {table.tolist()} instead of {rows[letter][k]}")
+                table = self.checked(request, letter, tables[letter][k], rows[letter][k])
                 if letter in STATES:
                     self.recur(request, letter, [held_as(letter, h) for h in hashes], data, table, start, end, fail)
                 else:
                     self.attend(request, hashes, letter, data, table, start, end, fail)
         if fail:
             raise Injected("a layer failed")
+
+    def checked(self, request: Request, letter: str, parts: list[Any], row: list[int]) -> Any:
+        """The table of a request, which must begin as the scheduler said."""
+        table = torch.cat(parts)
+        if table.tolist()[: len(row)] != row:
+            request.errors.append(f"{letter}: table {table.tolist()} instead of {row}")
+        return table
 
     def recur(
         self, request: Request, letter: str, hashes: list[int], data: Any, table: Any, start: int, end: int, fail: bool

@@ -21,7 +21,7 @@ from torch import Tensor
 from prefixloom.device.streams import CudaStream, Stream
 from tests.random.overlap import Injected, Job, Request, Traffic
 from tests.random.overlap_tiers import WRITES, Tiered
-from tests.support.overlap_content import STATES, WINDOW, held_as
+from tests.support.overlap_content import WINDOW
 
 CYCLES = 40_000_000
 """The longest delay of a stream, in cycles of the GPU: about 20 ms, in which several steps are launched behind it. Less
@@ -48,17 +48,12 @@ class OnGpu(Traffic):
     def layers(self, batch: list[Job], tables: dict[str, Any], rows: dict[str, Any], fail: bool) -> None:
         if self.slow.random() < 0.3:
             torch.cuda._sleep(int(CYCLES * self.slow.random()))
-        for k, (request, hashes, start, end) in enumerate(batch):
-            for letter in self.comps:
-                data = self.cache.pool(letter).buffers["data"][0]
-                table = torch.cat([part.to(self.device, non_blocking=True).long() for part in tables[letter][k]])
-                self.expect(request, table[: len(rows[letter][k])], on_device(rows[letter][k]))
-                if letter in STATES:
-                    self.recur(request, letter, [held_as(letter, h) for h in hashes], data, table, start, end, fail)
-                else:
-                    self.attend(request, hashes, letter, data, table, start, end, fail)
-        if fail:
-            raise Injected("a layer failed")
+        super().layers(batch, tables, rows, fail)
+
+    def checked(self, request: Request, letter: str, parts: list[Any], row: list[int]) -> Any:
+        table = torch.cat([part.to(self.device, non_blocking=True).long() for part in parts])
+        self.expect(request, table[: len(row)], on_device(row))
+        return table
 
     def expect(self, request: Request, found: Tensor, wanted: Tensor) -> None:
         self.wrong.setdefault(request, []).append((found != wanted).sum())

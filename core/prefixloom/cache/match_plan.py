@@ -8,7 +8,7 @@ from typing import NoReturn
 from ..contract.identity import means, plain_name
 from ..contract.reach import Interval
 from ..errors import ProtocolError
-from ..operations.match import candidates, limit_of, wanted_at
+from ..operations.match import candidates, goes_on, limit_of, wanted_at
 from ..operations.state import Core, Match
 
 
@@ -70,9 +70,7 @@ class MatchPlan:
 
     @property
     def goes_on(self) -> bool:
-        index, match = self._core.index, self._match
-        node, boundary, _ = index.tree.walk(index.tree.roots.get(match.namespace, index.empty_root), match.key)
-        return boundary < node.end or node.kids is not None
+        return goes_on(self._core, self._match)
 
     @property
     def branch(self) -> int | None:

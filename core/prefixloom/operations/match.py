@@ -109,10 +109,7 @@ def search(core: Core, match: Match, most: int, trace: Lowered | None = None) ->
     index, shape = core.index, core.shape
     tree = index.tree
     match.epoch = index.epoch
-    root = tree.roots.get(match.namespace)
-    if root is None:
-        root = index.empty_root
-    node, boundary, match.reached = tree.walk(root, match.key)
+    node, boundary, match.reached = tree.walk(tree.roots.get(match.namespace, index.empty_root), match.key)
     match.walked = boundary
     if boundary > most:
         boundary = max(0, most) // tree.page * tree.page
@@ -160,6 +157,13 @@ def search(core: Core, match: Match, most: int, trace: Lowered | None = None) ->
     match.ready = boundary
     match.limited_by = limited_by
     match.branch = branch
+
+
+def goes_on(core: Core, match: Match) -> bool:
+    """Whether cached keys go on where they cease to agree with the prompt, or where it ends."""
+    index = core.index
+    node, boundary, _ = index.tree.walk(index.tree.roots.get(match.namespace, index.empty_root), match.key)
+    return boundary < node.end or node.kids is not None
 
 
 def _narrow(core: Core, match: Match, node: Node, boundary: int) -> tuple[Node, int, str | None]:

@@ -28,7 +28,7 @@ class KeptPart:
     place: int
     index: int
     parts: int
-    """PageRange of the component in a page of the tree; 1 for a state."""
+    """Pages of the component in a page of the tree; 1 for a state."""
 
 
 @attrs.frozen
