@@ -1,11 +1,15 @@
 """A trace through SGLang's scheduler calls and pools, with SGLang's own prefix cache and with ours, at equal memory.
 
-``python -m bench.foreign.beside_sglang TRACE [--letters FS] [--requests 1000] [--blocks 1000] [--page 1]``
+``python -m bench.foreign.beside_sglang TRACE [--letters FS] [--requests 1000] [--tokens 512000] [--page 1] [--events]``
 
 The sides take turns in one process, a few requests each, so that both see the same machine. Time is CPU time of the
 thread. "Whole" is all that the scheduler does for a request: its queue, admission, batches, slots, results and its
 cache. "Cache" is the part inside of the cache's methods. There is no model: a pass computes nothing, and answers are
 cut to ``--answer`` tokens.
+
+With ``--events`` each cache runs twice, with KV events and without. "Taking events" is what the scheduler's thread
+spends in ``take_events``, once in a step. SGLang's own cache also works for events where it inserts and evicts, and
+that shows in "whole" and in "cache". Messages are neither encoded nor sent.
 """
 
 from __future__ import annotations
@@ -55,12 +59,18 @@ class Stopwatch:
 class TimedSide:
     """One cache in SGLang's scheduler."""
 
-    def __init__(self, name: str, scheduler: Any, inside: bool) -> None:
+    def __init__(self, name: str, scheduler: Any, inside: bool, with_events: bool) -> None:
         self.name = name
         self.scheduler = scheduler
         self.asked = 0
         self.whole = 0.0
         self.cache = Stopwatch()
+        self.events = Stopwatch()
+        self.longest_step = 0.0
+        """Seconds of the step that took the longest."""
+        self.announced = 0
+        """Blocks in the events that were taken."""
+        self._take = self.events.around(scheduler.cache.take_events) if with_events else None
         if inside:
             for method in METHODS:
                 if hasattr(scheduler.cache, method):
@@ -71,19 +81,22 @@ class TimedSide:
             said = list(range(number, number + min(answer, request.answer)))
             self.scheduler.submit(request.tokens, said)
             self.asked += len(request.tokens)
-        begun = time.thread_time()
         while self.scheduler.busy:
+            begun = time.thread_time()
             moved = self.scheduler.iterate()
+            taken = self._take() if self._take is not None else ()
+            spent = time.thread_time() - begun
+            self.whole += spent
+            self.longest_step = max(self.longest_step, spent)
+            self.announced += sum(len(event.block_hashes) for event in taken if hasattr(event, "block_hashes"))
             assert moved or not self.scheduler.busy, f"{self.name}: the scheduler stands still"
-        self.whole += time.thread_time() - begun
 
     @property
     def hit(self) -> int:
         return sum(self.scheduler.hits.values())
 
 
-def sides(told: argparse.Namespace, longest: int) -> Iterator[tuple[str, Any]]:
-    """The schedulers, by name."""
+def sides(told: argparse.Namespace, longest: int) -> Iterator[TimedSide]:
     from bench.foreign.ours_in_sglang import OurCacheInSGLang
     from bench.foreign.sglang import SGLangCache
     from bench.foreign.sglang_scheduler import Scheduling
@@ -100,8 +113,12 @@ def sides(told: argparse.Namespace, longest: int) -> Iterator[tuple[str, Any]]:
     }
     for name in told.sides.split(","):
         base, more = bases[name.strip()]
-        made = type("Made", (Scheduling, base), members | more)
-        yield name.strip(), made(told.letters, told.page, told.tokens, told.states, told.window)
+        for with_events in (False, True) if told.events else (False,):
+            parameters = {"enable_kv_cache_events": with_events}
+            made = type("Made", (Scheduling, base), members | more | {"parameters": parameters})
+            scheduler = made(told.letters, told.page, told.tokens, told.states, told.window)
+            called = f"{name.strip()}, events" if with_events else name.strip()
+            yield TimedSide(called, scheduler, not told.whole_only, with_events)
 
 
 def batches(requests: list[TraceRequest], size: int) -> Iterator[list[TraceRequest]]:
@@ -128,11 +145,12 @@ def main() -> int:
         "--sides", default="prefixloom,SGLang", help='of "prefixloom", "SGLang" (its tree in Python), "SGLang Rust"'
     )
     parser.add_argument("--whole-only", action="store_true", help="do not look at the time in the cache's methods")
+    parser.add_argument("--events", action="store_true", help="each side also with KV events")
     parser.add_argument("--json", action="store_true")
     told = parser.parse_args()
     requests = [each for each in read(told.trace, told.requests) if len(each.tokens) < told.tokens // 2]
     longest = max(len(each.tokens) for each in requests) + told.answer
-    made = [TimedSide(name, scheduler, not told.whole_only) for name, scheduler in sides(told, longest)]
+    made = [*sides(told, longest)]
     gc.collect()
     gc.freeze()  # what was imported is not looked at again
     for number, batch in enumerate(batches(requests, told.turn)):
@@ -142,6 +160,8 @@ def main() -> int:
         {
             "side": side.name, "hit": side.hit, "asked": side.asked, "retractions": side.scheduler.retractions,
             "whole_us": 1e6 * side.whole / len(requests), "cache_us": 1e6 * side.cache.spent / len(requests),
+            "events_us": 1e6 * side.events.spent / len(requests), "announced": side.announced / len(requests),
+            "longest_step_ms": 1e3 * side.longest_step,
         }
         for side in made
     ]  # fmt: skip
@@ -150,13 +170,17 @@ def main() -> int:
 
 
 def text(rows: list[dict[str, Any]], count: int) -> str:
-    lines = [f"{count} requests", "| side | tokens that hit | of all | scheduler, us a request | cache, us a request |"]
-    lines.append("|---|---|---|---|---|")
+    with_events = any(row["announced"] for row in rows)
+    more = " taking events, us a request | blocks in them | longest step, ms |" if with_events else ""
+    lines = [f"{count} requests"]
+    lines.append(f"| side | tokens that hit | of all | scheduler, us a request | cache, us a request |{more}")
+    lines.append("|---" * (8 if with_events else 5) + "|")
     for row in rows:
         share = row["hit"] / row["asked"]
-        lines.append(
-            f"| {row['side']} | {row['hit']:,} | {share:.1%} | {row['whole_us']:,.0f} | {row['cache_us']:,.0f} |"
-        )
+        line = f"| {row['side']} | {row['hit']:,} | {share:.1%} | {row['whole_us']:,.0f} | {row['cache_us']:,.0f} |"
+        if with_events:
+            line += f" {row['events_us']:,.0f} | {row['announced']:,.1f} | {row['longest_step_ms']:,.1f} |"
+        lines.append(line)
     first = rows[0]
     for row in rows[1:]:
         times = [f"{first[each] / row[each]:.2f}" for each in ("whole_us", "cache_us") if row[each]]

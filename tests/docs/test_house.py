@@ -50,6 +50,7 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "records": set(),
         "memory_store": {"records"},
         "file_store": {"records"},
+        "servers": {"records"},
         "guards": set(),
         "host": {"guards"},
     },

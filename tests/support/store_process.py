@@ -1,4 +1,4 @@
-"""A process that serves prompts and stores them in a directory, until it is killed: ``store_process.py FOLDER``.
+"""A process that serves prompts and keeps them in a store, until it is killed: ``store_process.py URL``.
 
 It prints the number of each prompt whose content the store has, with how many tokens that is.
 """
@@ -24,11 +24,11 @@ def parts() -> list[Any]:
 
 
 def main() -> None:
-    from prefixloom_hicache import FileBackend
+    from prefixloom import open_store
     from tests.support.stores import composed, idle
     from tests.support.tiers import serve
 
-    store = FileBackend(sys.argv[1], capacity=CAPACITY, segment_bytes=SEGMENT)
+    store = open_store(sys.argv[1])
     cache, _ = composed(*parts(), store=store, tokens=512, debug=False)
     for number in itertools.count():
         serve(cache, prompt(number), chunk=20)

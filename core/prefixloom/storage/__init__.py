@@ -10,6 +10,7 @@ Read ``contract`` first. Below it, each module imports only those that come late
 ``keys``         how a record is addressed
 ``fingerprint``  everything beside the tokens that decides what a record's bytes mean
 ``checksum``     how damage is found
+``url``          the options in a store's URL, for whoever opens one
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .contract import (
 from .fingerprint import DIGEST_BYTES, MAX_TEXT, Fingerprint
 from .keys import Key, key, links, next_link
 from .record import MAX_PAYLOAD, MAX_POSITION, Record, flat
+from .url import UrlOption, options_of, seconds, shown_url, yes_or_no
 
 __all__ = [
     "ALGORITHMS",
@@ -53,6 +55,7 @@ __all__ = [
     "Refused",
     "Status",
     "Stored",
+    "UrlOption",
     "flat",
     "function",
     "key",
@@ -60,5 +63,9 @@ __all__ = [
     "next_link",
     "opened",
     "opened_by_url",
+    "options_of",
     "preferred",
+    "seconds",
+    "shown_url",
+    "yes_or_no",
 ]

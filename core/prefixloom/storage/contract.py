@@ -67,15 +67,17 @@ class Refused:
 class Status:
     """The state of a store at one moment.
 
-    ``used``     bytes that take room, overhead included; never more than ``capacity``
+    ``records``  how many there are; None: a server has them, and does not say
+    ``used``     bytes that take room, overhead included; never more than ``capacity``. On a server, of all its users
+    ``capacity`` None: a server bounds it, or nobody does
     ``misses``, ``refused``  counts by reason since the store was opened
     ``foreign``  per fingerprint other than the one last asked for: how many records it has, and what is different
     ``notes``    what is unusual, in words
     """
 
-    records: int
+    records: int | None
     used: int
-    capacity: int
+    capacity: int | None
     hits: int = 0
     stored: int = 0
     evicted: int = 0

@@ -6,6 +6,7 @@ Everything here is done in the engine's thread, between two steps, and wants the
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import sys
@@ -20,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from prefixloom import InputError, PrefixloomError, open_store
+from prefixloom.storage import Backend, shown_url
 
 from .app import Server
 from .client import KEY_VARIABLE, ServerRefused, add_server_arguments, ask, key_of
@@ -45,19 +47,29 @@ class AttachedStore:
         self._tier = tier
         self._opened: Any = None
         self.url: str | None = None
+        """As it may be shown: without a password."""
 
     def attach(self, url: str) -> None:
+        self.check_free()
+        self.take(open_store(url), url)
+
+    def check_free(self) -> None:
+        """Raise if no store can be attached now."""
         if self._tier is None:
             raise InputError("there is no tier of host memory for a store to be behind: start with --host-memory")
         if self.url is not None:
             raise InputError(f"the store {self.url!r} is attached already: detach it first")
-        opened = open_store(url)
+
+    def take(self, opened: Backend, url: str) -> None:
+        """Attach a store that was opened. If that cannot be, it is closed."""
         try:
+            self.check_free()
+            assert self._tier is not None
             self._tier.attach(opened)
         except BaseException:
             opened.close()
             raise
-        self._opened, self.url = opened, url
+        self._opened, self.url = opened, shown_url(url)
 
     def detach(self) -> None:
         """Detach the store and close it. Whoever wants all to be written first waits for it before."""
@@ -140,7 +152,16 @@ class Admin:
         self.server.access.admin(request.headers.get("authorization"))
         with self.server.memory.share() as share:
             body = await self.server.body(request, StoreAsked, share)
-        return await self._do(request, lambda: self._changed(lambda: self.store.attach(body.url)))
+        # on a thread of its own: opening asks the network, or reads a directory
+        opened = await asyncio.to_thread(self._open, body.url)
+        return await self._do(request, lambda: self._changed(lambda: self.store.take(opened, body.url)))
+
+    def _open(self, url: str) -> Backend:
+        try:
+            self.store.check_free()
+            return open_store(url)
+        except PrefixloomError as error:
+            raise ApiError(409, str(error)) from error
 
     async def detach(self, request: Request) -> Response:
         return await self._do(request, lambda: self._changed(self.store.detach))

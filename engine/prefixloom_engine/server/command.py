@@ -57,7 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cache.add_argument("--memory", default="1GiB", metavar="SIZE", help="of the cache on the device (default: 1GiB)")
     cache.add_argument("--page-size", default="16", metavar="N", help="tokens of a page (default: 16)")
     cache.add_argument("--host-memory", metavar="SIZE", help="of the host, for what the device cannot hold")
-    cache.add_argument("--store", metavar="URL", help="behind the host's memory, such as file:/var/cache/prefixes")
+    cache.add_argument(
+        "--store",
+        metavar="URL",
+        help="behind the host's memory, such as file:/var/cache/prefixes or redis://HOST:6379/0",
+    )
+    cache.add_argument(
+        "--store-keep", default="through", choices=("through", "selective", "back"),
+        help="what is written to the store: all, what was hit twice, or what the host is about to lose",
+    )  # fmt: skip
     cache.add_argument(
         "--events", metavar="ENDPOINT", help="publish what is cached for routers, such as at tcp://127.0.0.1:5557"
     )
@@ -162,7 +170,7 @@ def _serve(settings: ServeSettings) -> int:
     identity = getattr(model, "identity", None)
     tier = None
     if "host_memory" in sizes:
-        tier = make_component("hicache", "host", memory=sizes["host_memory"], identity=identity)
+        tier = make_component("hicache", "host", memory=sizes["host_memory"], identity=identity, keep=args.store_keep)
     store = AttachedStore(tier)
     make_publisher = None if args.events is None else observer_named("events")
     observers: list[Observer] = [] if trace is None else [trace]

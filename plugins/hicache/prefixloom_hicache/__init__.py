@@ -1,4 +1,4 @@
-"""The tiers below the device: the host's memory, two stores behind it, and guards around any store.
+"""The tiers below the device: the host's memory, the stores behind it, and guards around any store.
 
 The package knows the public names of ``prefixloom`` and ``prefixloom.storage``. It knows no component, no model and no
 engine. It imports no torch.
@@ -8,8 +8,9 @@ Read ``host`` first. Each module or room imports only those that come later in t
 ``host``          the tier plugin: what the host keeps, and the store behind it
 ``guards``        a deadline, a breaker, a rate and a backlog around any store
 ``file_store``    a store in files of one machine
+``servers``       stores on servers, which several engines share
 ``memory_store``  a store in this process's memory, for tests
-``records``       what both stores share: a record as bytes, an index, counts
+``records``       what stores share: a record as bytes, an index, counts
 """
 
 from __future__ import annotations

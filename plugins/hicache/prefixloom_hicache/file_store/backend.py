@@ -15,12 +15,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import attrs
 
 from prefixloom import StorageError, hookimpl, parse_memory
-from prefixloom.storage import BackendType, Checksum, Key, Miss, Record, Refused, Status, Stored, flat
+from prefixloom.storage import (
+    BackendType,
+    Checksum,
+    Key,
+    Miss,
+    Record,
+    Refused,
+    Status,
+    Stored,
+    UrlOption,
+    flat,
+    options_of,
+    yes_or_no,
+)
 
 from ..records.counts import StoreCounts
 from ..records.frame import HEADER_BYTES, Flaw, HeaderPlace, RecordHeader, decode_header
@@ -460,23 +473,21 @@ def prefixloom_storage() -> BackendType:
     return BackendType("file", FileBackend, summary, open_url)
 
 
-OPTIONS: Mapping[str, Callable[[str], Any]] = {
+OPTIONS: Mapping[str, UrlOption] = {
     "capacity": lambda text: parse_memory(text, "capacity"),
     "segment_bytes": lambda text: parse_memory(text, "segment_bytes"),
-    "read_only": lambda text: text not in ("0", "false"),
+    "read_only": yes_or_no,
 }
 """What may stand behind the ``?`` of a URL."""
 
 
 def open_url(url: str) -> FileBackend:
     """Open ``file:DIRECTORY?capacity=20GiB``."""
-    parts = urlsplit(url)
+    plain, options, others = options_of(url, OPTIONS)
+    parts = urlsplit(plain)
     directory = unquote(parts.path)
     if not directory or parts.netloc or parts.fragment:
         raise StorageError(f"{url!r} names no directory: write file:/DIRECTORY, or file:DIRECTORY?capacity=20GiB")
-    options: dict[str, Any] = {}
-    for name, text in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in OPTIONS:
-            raise StorageError(f"{url!r} has {name!r}: the store takes {', '.join(OPTIONS)}")
-        options[name] = OPTIONS[name](text)
+    if others:
+        raise StorageError(f"{url!r} has {', '.join(map(repr, others))}: the store takes {', '.join(OPTIONS)}")
     return FileBackend(directory, **options)

@@ -37,7 +37,12 @@ class StoreCounts:
         return Refused(key, reason, detail)
 
     def status(
-        self, records: int, used: int, capacity: int, foreign: tuple[str, ...], notes: tuple[str, ...] = ()
+        self,
+        records: int | None,
+        used: int,
+        capacity: int | None,
+        foreign: tuple[str, ...],
+        notes: tuple[str, ...] = (),
     ) -> Status:
         """Return the status of a store: these counts, and what the store says of itself."""
         counts = (self.hits, self.written, self.evicted)

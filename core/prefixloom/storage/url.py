@@ -1,0 +1,65 @@
+"""URLs of stores: the options behind the ``?``, and a URL as it may be shown. It knows no store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from ..errors import CompositionError, StorageError
+
+UrlOption = Callable[[str], Any]
+"""Reads the text of an option; it raises a ``ValueError`` or ``CompositionError`` that says what is wrong."""
+SECRET = re.compile("key|secret|pass|token|sas|sign|cred|connection_string", re.IGNORECASE)
+UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def options_of(url: str, known: Mapping[str, UrlOption]) -> tuple[str, dict[str, Any], dict[str, str]]:
+    """The URL without what stands behind the ``?``; the options of a store there; and what is none of them."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018  it raises if it is no number
+    except ValueError as error:
+        raise StorageError(f"{shown_url(url)} is no URL: {error}") from error
+    if parts.fragment:
+        raise StorageError(f"{shown_url(url.partition('#')[0])}: write # as %23")
+    options: dict[str, Any] = {}
+    others: dict[str, str] = {}
+    for name, text in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in known:
+            others[name] = text
+            continue
+        try:
+            options[name] = known[name](text)
+        except (CompositionError, ValueError) as error:
+            raise StorageError(f"{shown_url(url)}: {name}={text!r}: {error}") from error
+    return url.partition("?")[0], options, others
+
+
+def seconds(text: str) -> float:
+    """Seconds, given as a number, or as a text such as "90s", "15m", "12h" or "7d"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|[smhd]?)\s*", text)
+    if match is None:
+        raise ValueError('this is no time: write seconds, or a text such as "15m" or "7d"')
+    return float(match[1]) * UNITS[match[2] or "s"]
+
+
+def yes_or_no(text: str) -> bool:
+    if text.lower() not in ("0", "1", "false", "true", "no", "yes"):
+        raise ValueError("write 1 or 0")
+    return text.lower() in ("1", "true", "yes")
+
+
+def shown_url(url: str) -> str:
+    """A URL as it may be shown: no password, nor the value of an option that may be a secret."""
+    rest, mark, query = url.partition("?")
+    head, at, tail = rest.rpartition("@")
+    if at:
+        scheme, slashes, login = head.partition("//")
+        user, colon, _ = login.partition(":")
+        rest = f"{scheme}{slashes}{user}{':***' if colon else ''}@{tail}"
+    options = [each.partition("=") for each in query.split("&")]
+    return (
+        rest + mark + "&".join(f"{name}{sign}{'***' if SECRET.search(name) else text}" for name, sign, text in options)
+    )

@@ -1,0 +1,153 @@
+"""Object stores as a store, through ``obstore``: ``s3://BUCKET/PREFIX``, ``gs://...``, ``az://...``. Extra ``objects``.
+
+Credentials are those that the client finds itself, as in the variables of the field (``AWS_ACCESS_KEY_ID`` ...), and
+its settings may stand behind the ``?`` of the URL. An object is written only where there is none of its name. The
+bucket's own lifecycle rules say what goes, and when. A batch is as many requests at once as ``connections`` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from prefixloom import StorageError
+from prefixloom.storage import UrlOption, options_of, seconds, shown_url, yes_or_no
+
+from .schemes import Scheme
+from .server_store import ServerStore, shown
+
+LARGEST = 4 << 30
+OPTIONS: Mapping[str, UrlOption] = {
+    "prefix": str, "timeout": seconds, "connections": int, "allow_http": yes_or_no,
+}  # fmt: skip
+T = TypeVar("T")
+
+
+class ObjectValues:
+    """Values of one bucket. ``store`` is a store of ``obstore``."""
+
+    largest = LARGEST
+
+    def __init__(self, store: Any, prefix: str, connections: int) -> None:
+        import obstore
+
+        self._client, self._store = obstore, store
+        self._notes = f"{prefix}/fingerprints"
+        self._threads = ThreadPoolExecutor(connections, "prefixloom-objects")
+
+    def _each(self, call: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+        if len(items) == 1:
+            return [call(items[0])]
+        return [*self._threads.map(call, items)]
+
+    def read(self, names: Sequence[str], most: Sequence[int]) -> list[memoryview | Exception | None]:
+        def one(asked: tuple[str, int]) -> memoryview | Exception | None:
+            try:
+                return memoryview(self._client.get_range(self._store, asked[0], start=0, length=asked[1]))
+            except FileNotFoundError:
+                return None
+            except Exception as error:
+                return error
+
+        return self._each(one, [*zip(names, most, strict=True)])
+
+    def write(self, values: Sequence[tuple[str, Sequence[memoryview]]]) -> list[bool | Exception]:
+        from obstore.exceptions import AlreadyExistsError
+
+        def one(value: tuple[str, Sequence[memoryview]]) -> bool | Exception:
+            try:
+                content = b"".join(value[1])
+                self._client.put(self._store, value[0], content, mode="create", use_multipart=False)
+                return True
+            except AlreadyExistsError:
+                return False
+            except Exception as error:
+                return error
+
+        return self._each(one, values)
+
+    def present(self, names: Sequence[str]) -> list[bool]:
+        return self._each(self._is_there, names)
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            self._client.head(self._store, name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def remove(self, names: Sequence[str]) -> list[bool]:
+        there = self.present(names)
+        if any(there):
+            self._client.delete(self._store, [name for name, is_there in zip(names, there, strict=True) if is_there])
+        return there
+
+    def note(self, name: str, text: str) -> None:
+        self._client.put(self._store, f"{self._notes}/{name}", text.encode(), use_multipart=False)
+
+    def notes(self) -> dict[str, str]:
+        found = {}
+        for lot in self._client.list(self._store, self._notes):
+            for each in lot:
+                content = self._client.get_range(self._store, each["path"], start=0, length=1 << 16)
+                found[each["path"].rpartition("/")[2]] = bytes(content).decode("utf-8", "replace")
+        return found
+
+    def flush(self) -> bool:
+        return True  # an object that was written is on the store's disks
+
+    def room(self) -> tuple[int, int | None]:
+        return 0, None
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def open_objects(
+    url: str, prefix: str = "prefixloom", timeout: float = 1.0, connections: int = 32, **settings: Any
+) -> ServerStore:
+    """Open the store of a bucket.
+
+    ``timeout``      seconds after which a request has failed; it is tried once more
+    ``connections``  how many requests a batch has at once, at most
+    ``settings``     the client's own, such as ``endpoint`` and ``region``
+    """
+    try:
+        import obstore
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ImportError as error:
+        raise StorageError(
+            f"an object store needs the extra objects (pip install 'prefixloom[objects]'): {error}"
+        ) from error
+    if timeout <= 0 or connections < 1:
+        raise StorageError(f"{shown_url(url)}: timeout and connections must be more than 0")
+    client: Any = {"timeout": timedelta(seconds=timeout), "connect_timeout": timedelta(seconds=timeout)}
+    if "allow_http" in settings:
+        client["allow_http"] = settings.pop("allow_http")
+    told: Any = settings
+    retry: Any = {"max_retries": 1, "retry_timeout": timedelta(seconds=2 * timeout)}
+    try:
+        store = from_url(url, config=told, client_options=client, retry_config=retry)
+        next(iter(obstore.list(store, f"{prefix}/fingerprints", chunk_size=1)), None)
+    except (BaseError, ValueError, TypeError, OSError) as error:
+        raise StorageError(f"{shown_url(url)}: {shown(error)}") from error
+    return ServerStore(ObjectValues(store, prefix, connections), prefix)
+
+
+def open_url(url: str) -> ServerStore:
+    """Open ``s3://BUCKET/PREFIX?region=...&endpoint=...``. Other options are settings of the client."""
+    plain, options, others = options_of(url, OPTIONS)
+    if not urlsplit(plain).netloc:
+        raise StorageError(f"{shown_url(url)} names no bucket: write {urlsplit(plain).scheme}://BUCKET/PREFIX")
+    return open_objects(plain, **{**others, **options})
+
+
+s3 = Scheme(
+    "s3", open_objects, open_url, "records as objects of S3, or of what speaks its API, shared by several engines"
+)
+gs = Scheme("gs", open_objects, open_url, "records as objects of Google Cloud Storage")
+az = Scheme("az", open_objects, open_url, "records as blobs of Azure")

@@ -1,0 +1,135 @@
+"""Redis and Valkey as a store: ``redis://HOST:PORT/DB``, and ``rediss://`` with TLS. It needs the extra ``redis``.
+
+The server says how much it keeps and what it evicts (``maxmemory``, ``maxmemory-policy``). With ``ttl``, a record goes
+so many seconds after it was last read or written. Each batch is one pipeline: one way to the server and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from prefixloom import StorageError
+from prefixloom.storage import UrlOption, options_of, seconds, shown_url
+
+from .schemes import Scheme
+from .server_store import ServerStore, shown
+from .values import Full
+
+LARGEST = 512 << 20
+"""Bytes of a value of Redis (``proto-max-bulk-len``)."""
+OPTIONS: Mapping[str, UrlOption] = {"prefix": str, "ttl": seconds, "timeout": seconds}
+
+
+class RedisValues:
+    """Values of a Redis server. ``client`` is a ``redis.Redis`` that does not decode its answers."""
+
+    largest = LARGEST
+
+    def __init__(self, client: Any, prefix: str, ttl: float | None) -> None:
+        import redis
+
+        self._client, self._full = client, redis.OutOfMemoryError
+        self._notes = f"{prefix}/fingerprints"
+        self._ttl = None if ttl is None else max(1, round(ttl * 1000))
+
+    def read(self, names: Sequence[str], most: Sequence[int]) -> list[memoryview | Exception | None]:
+        pipeline = self._client.pipeline(transaction=False)
+        for name, size in zip(names, most, strict=True):
+            pipeline.getrange(name, 0, size - 1)
+        for name in names if self._ttl is not None else ():
+            pipeline.pexpire(name, self._ttl)
+        answers = pipeline.execute(raise_on_error=False)
+        found = []
+        for each in answers[: len(names)]:
+            found.append(each if isinstance(each, Exception) else memoryview(each) if each else None)
+        return found
+
+    def write(self, values: Sequence[tuple[str, Sequence[memoryview]]]) -> list[bool | Exception]:
+        pipeline = self._client.pipeline(transaction=False)
+        lives = () if self._ttl is None else ("PX", self._ttl)
+        for name, parts in values:
+            pipeline.execute_command("SET", name, b"".join(parts), "NX", *lives)
+        answers = pipeline.execute(raise_on_error=False)
+        return [self._written(each) for each in answers]
+
+    def _written(self, answer: Any) -> bool | Exception:
+        if isinstance(answer, self._full):
+            return Full(str(answer))
+        return answer if isinstance(answer, Exception) else answer is not None
+
+    def present(self, names: Sequence[str]) -> list[bool]:
+        return self._each("exists", names)
+
+    def remove(self, names: Sequence[str]) -> list[bool]:
+        return self._each("unlink", names)
+
+    def _each(self, command: str, names: Sequence[str]) -> list[bool]:
+        pipeline = self._client.pipeline(transaction=False)
+        for name in names:
+            pipeline.execute_command(command, name)
+        return [bool(each) for each in pipeline.execute()]
+
+    def note(self, name: str, text: str) -> None:
+        self._client.hset(self._notes, name, text)
+
+    def notes(self) -> dict[str, str]:
+        found = self._client.hgetall(self._notes)
+        return {name.decode("ascii", "replace"): text.decode("utf-8", "replace") for name, text in found.items()}
+
+    def flush(self) -> bool:
+        """Whether the server has an append-only file, and all of it is on its disk (``WAITAOF``, Redis 7.2)."""
+        import redis
+
+        try:
+            local, _ = self._client.execute_command("WAITAOF", 1, 0, 1000)
+        except redis.ResponseError:  # an older server, or one without an append-only file
+            return False
+        return int(local) >= 1
+
+    def room(self) -> tuple[int, int | None]:
+        found = self._client.info("memory")
+        return int(found.get("used_memory", 0)), int(found.get("maxmemory", 0)) or None
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def open_redis(
+    url: str = "redis://127.0.0.1:6379/0", prefix: str = "prefixloom", ttl: float | None = None, timeout: float = 1.0
+) -> ServerStore:
+    """Open the store of a Redis server.
+
+    ``ttl``      seconds after which a record goes that nobody reads or writes; None: the server alone decides
+    ``timeout``  seconds after which a connection attempt, or a call that gets no bytes, has failed
+    """
+    try:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError as error:
+        raise StorageError(
+            f"a store on Redis needs the extra redis (pip install 'prefixloom[redis]'): {error}"
+        ) from error
+    if (ttl is not None and ttl <= 0) or timeout <= 0:
+        raise StorageError(f"{shown_url(url)}: ttl and timeout must be more than 0 seconds")
+    try:
+        client = redis.Redis.from_url(
+            url, socket_timeout=timeout, socket_connect_timeout=timeout, decode_responses=False,
+            retry=Retry(NoBackoff(), 1),  # of a connection that the server has closed meanwhile
+        )  # fmt: skip
+        client.ping()
+    except (redis.RedisError, ValueError, TypeError, OSError) as error:
+        raise StorageError(f"{shown_url(url)}: {shown(error)}") from error
+    return ServerStore(RedisValues(client, prefix, ttl), prefix)
+
+
+def open_url(url: str) -> ServerStore:
+    """Open ``redis://[USER:PASSWORD@]HOST:PORT/DB?ttl=7d``. What is no option of the store is one of the client."""
+    plain, options, others = options_of(url, OPTIONS)
+    return open_redis(f"{plain}?{urlencode(others)}", **options)
+
+
+plain = Scheme("redis", open_redis, open_url, "records on a Redis or Valkey server, shared by several engines")
+secure = Scheme("rediss", open_redis, open_url, "as redis, over TLS")

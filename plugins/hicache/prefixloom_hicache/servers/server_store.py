@@ -1,0 +1,297 @@
+"""A store of records on a server, shared by whoever opens it with the same prefix.
+
+A record is one value: its header, and the payload behind it. So whatever a server answers, the header's address and
+the two checksums decide whether it is the record. The name of a value follows from the record's address:
+
+    PREFIX/<digest of the fingerprint>/<content>
+
+A server evicts by its own rules, and loses everything when it begins anew. Each is a miss. What is damaged is removed,
+so that it can be written again; a record of another format stays, since somebody else can read it.
+
+It knows no server and no client. First read ``ServerStore.get``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+from prefixloom.storage import MAX_PAYLOAD, Fingerprint, Key, Miss, Record, Refused, Status, Stored, flat
+
+from ..records.counts import StoreCounts
+from ..records.frame import HEADER_BYTES, Flaw, decode_header, encode_header
+from .values import Full, Values
+
+BATCH_BYTES = 32 << 20
+"""The most bytes that one call to a server moves, unless a single value is larger."""
+BATCH_VALUES = 256
+"""The most names in one call to a server."""
+UNKNOWN_BATCH = 8
+"""The most values that one call reads without a buffer for each: their sizes are not known before."""
+NOTED_FOR = 600.0
+"""Seconds after which a fingerprint is noted again: the server may have lost it."""
+NOTES_FOR = 5.0
+"""Seconds for which the notes that were read are taken for what the server has."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ServerStore:
+    """A store over the values of a server. Its counts are those of this process.
+
+    Damage, a server that fails and a server that lost everything are misses and refusals, as in every store.
+    """
+
+    def __init__(self, values: Values, prefix: str = "prefixloom") -> None:
+        self._values = values
+        self._prefix = prefix
+        self._counts = StoreCounts()
+        self._lock = threading.Lock()  # of the counts and the notes; never held while the server is called
+        self._noted: dict[bytes, float] = {}
+        self._notes: dict[bytes, Fingerprint | None] = {}
+        self._notes_until = 0.0
+        self._last_asked: Fingerprint | None = None
+        self._error = ""
+        self._closed = False
+
+    # ------------------------------------------------------------ reading
+    def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
+        targets = [None] * len(keys) if into is None else [flat(buffer) for buffer in into]
+        answers: list[Record | Miss | None] = [None] * len(keys)
+        sizes = [HEADER_BYTES + (MAX_PAYLOAD if target is None else len(target)) for target in targets]
+        most = UNKNOWN_BATCH if into is None else BATCH_VALUES
+        for lot in batches([0 if into is None else size for size in sizes], most):
+            names: dict[str, int] = {}  # each once, with the largest of its buffers
+            for at in lot:
+                name = self._name(keys[at])
+                names[name] = max(sizes[at], names.get(name, 0))
+            found = self._ask(self._values.read, [*names], [*names.values()])
+            if isinstance(found, Exception):
+                for at in lot:
+                    answers[at] = self._failed(keys[at], found)
+                continue
+            by_name = dict(zip(names, found, strict=True))
+            for at in lot:
+                answers[at] = self._record(keys[at], by_name[self._name(keys[at])], targets[at])
+            damaged = {self._name(a.key) for at in lot if isinstance(a := answers[at], Miss) and a.reason == "corrupt"}
+            if damaged:
+                self._ask(self._values.remove, [*damaged])
+        told = self._told([answer for answer in answers if answer is not None])
+        with self._lock:
+            if keys:
+                self._last_asked = keys[-1].fingerprint
+            return self._counts.read(told)
+
+    def _record(self, key: Key, value: memoryview | Exception | None, target: memoryview | None) -> Record | Miss:
+        """What a value is, beside what it should be."""
+        if isinstance(value, Exception):
+            return self._failed(key, value)
+        if value is None:
+            return Miss(key, "absent")
+        header = decode_header(value)
+        if isinstance(header, Flaw):
+            return Miss(key, header.reason, header.detail)
+        if target is not None and header.size > len(target):
+            return Miss(key, "size", f"the record has {header.size} bytes, the buffer {len(target)}")
+        payload = value[HEADER_BYTES:]
+        if target is not None:
+            here = target[: min(header.size, len(payload))]
+            here[:] = payload[: len(here)]
+            payload = here if len(here) == len(payload) else payload
+        found = header.record(key, payload)
+        return Miss(key, found.reason, found.detail) if isinstance(found, Flaw) else found
+
+    def _told(self, answers: Sequence[Record | Miss]) -> tuple[Record | Miss, ...]:
+        """Where a record is absent and the server has other fingerprints only, say what is different in them."""
+        absent = {a.key.fingerprint for a in answers if isinstance(a, Miss) and a.reason == "absent"}
+        others = {each: self._differences(each) for each in absent if not self._has(each)}
+        return tuple(
+            Miss(answer.key, "fingerprint", told[0])
+            if isinstance(answer, Miss) and answer.reason == "absent" and (told := others.get(answer.key.fingerprint))
+            else answer
+            for answer in answers
+        )
+
+    # ------------------------------------------------------------ writing
+    def put(self, records: Sequence[Record]) -> tuple[Stored | Refused, ...]:
+        first: dict[str, int] = {}
+        for at, record in enumerate(records):
+            first.setdefault(self._name(record.key), at)
+        answers: dict[str, Stored | Refused] = {}
+        wanted = []
+        for name, at in first.items():
+            record, size = records[at], HEADER_BYTES + len(records[at].payload)
+            if size > self._values.largest:
+                detail = f"{size} bytes, and the server takes {self._values.largest}"
+                answers[name] = Refused(record.key, "size", detail)
+            else:
+                wanted.append((name, record, size))
+        for lot in batches([size for *_, size in wanted], BATCH_VALUES):
+            self._put([wanted[at][:2] for at in lot], answers)
+        with self._lock:
+            return tuple(
+                self._counted(answers[name], first[name] == at, record.key)
+                for at, (name, record) in enumerate((self._name(record.key), record) for record in records)
+            )
+
+    def _put(self, records: Sequence[tuple[str, Record]], answers: dict[str, Stored | Refused]) -> None:
+        """Write those of some records that the server does not have."""
+        there = self._ask(self._values.present, [name for name, _ in records])
+        if isinstance(there, Exception):
+            answers.update({name: self._refused(record.key, there) for name, record in records})
+            return
+        answers.update({name: Stored(record.key, fresh=False) for name, record in records})
+        absent = [each for each, is_there in zip(records, there, strict=True) if not is_there]
+        if not absent:
+            return
+        parts = [(name, (memoryview(encode_header(record)), record.payload)) for name, record in absent]
+        failed = self._note({record.key.fingerprint for _, record in absent})
+        written = self._ask(self._values.write, parts) if failed is None else failed
+        for at, (name, record) in enumerate(absent):
+            answer = written if isinstance(written, Exception) else written[at]
+            if isinstance(answer, Exception):
+                answers[name] = self._refused(record.key, answer)
+            else:
+                answers[name] = Stored(record.key, fresh=answer)
+
+    def _counted(self, answer: Stored | Refused, is_first: bool, key: Key) -> Stored | Refused:
+        if isinstance(answer, Refused):
+            return self._counts.refused(key, answer.reason, answer.detail)
+        return self._counts.stored(key, answer.fresh and is_first)
+
+    # ------------------------------------------------------------ the rest of the contract
+    def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
+        return self._of_names(keys, self._values.present)
+
+    def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
+        return self._of_names(keys, self._values.remove)
+
+    def _of_names(self, keys: Sequence[Key], call: Callable[[Sequence[str]], Sequence[bool]]) -> tuple[bool, ...]:
+        found: list[bool] = [False] * len(keys)
+        for lot in batches([0] * len(keys), BATCH_VALUES):
+            names = dict.fromkeys(self._name(keys[at]) for at in lot)
+            answers = self._ask(call, [*names])
+            if not isinstance(answers, Exception):
+                by_name = dict(zip(names, answers, strict=True))
+                for at in lot:
+                    found[at] = by_name[self._name(keys[at])]
+        return tuple(found)
+
+    def flush(self) -> bool:
+        answer = self._ask(self._values.flush)
+        return answer if isinstance(answer, bool) else False
+
+    def status(self) -> Status:
+        """The counts of this process, and the room of the whole server. How many records there are is not known."""
+        room = self._ask(self._values.room)
+        used, capacity = (0, None) if isinstance(room, Exception) else room
+        asked = self._last_asked
+        if asked is not None:
+            self._read_notes()
+        foreign = () if asked is None else self._differences(asked)
+        with self._lock:
+            notes = (self._error,) if self._error else ()
+            return self._counts.status(None, used, capacity, foreign, notes)
+
+    def close(self) -> None:
+        with self._lock:
+            was, self._closed = self._closed, True
+        if not was:
+            self._values.close()
+
+    # ------------------------------------------------------------ the server
+    def _name(self, key: Key) -> str:
+        return f"{self._prefix}/{key.fingerprint.digest.hex()}/{key.content.hex()}"
+
+    def _ask(self, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Exception:
+        """The server's answer, or its error."""
+        if self._closed:
+            return Closed("the store was closed")
+        try:
+            return call(*given, **named)
+        except Exception as error:
+            if self._closed:  # meanwhile
+                return Closed("the store was closed")
+            self._error = f"the last error of the server: {shown(error)}"
+            return error
+
+    def _failed(self, key: Key, error: Exception) -> Miss:
+        return Miss(key, "closed" if isinstance(error, Closed) else "io", shown(error))
+
+    def _refused(self, key: Key, error: Exception) -> Refused:
+        if isinstance(error, Full):
+            return Refused(key, "capacity", shown(error))
+        return Refused(key, "closed" if isinstance(error, Closed) else "io", shown(error))
+
+    # ------------------------------------------------------------ fingerprints in full
+    def _note(self, fingerprints: set[Fingerprint]) -> Exception | None:
+        """Keep fingerprints in full on the server, so that others can say what is different. The error, if it fails."""
+        now = time.monotonic()
+        for each in fingerprints:
+            if self._noted.get(each.digest, -NOTED_FOR) + NOTED_FOR > now:
+                continue
+            failed = self._ask(self._values.note, each.digest.hex(), each.text)
+            if isinstance(failed, Exception):
+                return failed
+            with self._lock:
+                self._noted[each.digest] = now
+                self._notes[each.digest] = each
+        return None
+
+    def _has(self, own: Fingerprint) -> bool:
+        """Whether the server has records of a fingerprint, as far as is known."""
+        if own.digest not in self._noted and own.digest not in self._notes:
+            self._read_notes()
+        return own.digest in self._noted or own.digest in self._notes
+
+    def _read_notes(self) -> None:
+        if time.monotonic() < self._notes_until:
+            return
+        found = self._ask(self._values.notes)
+        if not isinstance(found, Exception):
+            read = [note for note in map(read_note, found.items()) if note is not None]
+            with self._lock:
+                self._notes, self._notes_until = dict(read), time.monotonic() + NOTES_FOR
+
+    def _differences(self, own: Fingerprint) -> tuple[str, ...]:
+        """What is different in each other fingerprint of the server, the most alike one first."""
+        with self._lock:
+            others = [there for digest, there in self._notes.items() if digest != own.digest]
+        told = ["a fingerprint that cannot be read" if each is None else own.difference(each) for each in others]
+        return tuple(sorted(told, key=lambda text: text.count(";")))
+
+
+class Closed(Exception):
+    """The store was closed."""
+
+
+def read_note(item: tuple[str, str]) -> tuple[bytes, Fingerprint | None] | None:
+    """The digest and the fingerprint of a note; None if its name is no digest."""
+    name, text = item
+    try:
+        digest = bytes.fromhex(name)
+    except ValueError:
+        return None
+    found = Fingerprint.read(text)
+    return digest, found if found is not None and found.digest == digest else None
+
+
+def shown(error: Exception) -> str:
+    """An error in one line of bounded length."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+
+
+def batches(sizes: Sequence[int], most: int) -> Iterator[range]:
+    """Ranges of items that one call to the server may have: at most ``most``, and ``BATCH_BYTES`` of ``sizes``."""
+    first = held = 0
+    for at, size in enumerate(sizes):
+        if at > first and (at - first >= most or held + size > BATCH_BYTES):
+            yield range(first, at)
+            first, held = at, 0
+        held += size
+    if first < len(sizes):
+        yield range(first, len(sizes))

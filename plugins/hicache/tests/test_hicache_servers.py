@@ -1,0 +1,376 @@
+"""Stores on servers when the network, the server or another client does what a disk never does.
+
+Whatever happens, an answer is a miss, a refusal, or exactly what was put; and it comes in bounded time.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from prefixloom import CompositionError, StorageError, open_store
+from prefixloom.storage import Miss, Record, Refused, Stored, seconds, shown_url
+from prefixloom.testing.laws.storage import key_of, record_of
+from prefixloom_hicache.servers import server_store
+from tests.support.server_cases import REDIS, S3, value_name
+from tests.support.store_servers import (
+    Server,
+    make_bucket,
+    mooncake_servers,
+    mooncake_url,
+    redis_server,
+    redis_url,
+    s3_server,
+    s3_url,
+)
+
+TIMEOUT = 0.4
+KINDS = ("redis", "s3")
+RECORDS = [record_of(number, 3000 + number) for number in range(12)]
+KEYS = [record.key for record in RECORDS]
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
+    """A server that the test may disturb, and its URL."""
+    made, url_of = (redis_server(), redis_url) if request.param == "redis" else (s3_server(), s3_url)
+    yield url_of(made, timeout=TIMEOUT, prefix="mine"), made
+    made.kill()
+
+
+def reasons(answers: Any) -> set[str]:
+    return {getattr(answer, "reason", "fine") for answer in answers}
+
+
+def within(limit: float, call: Callable[[], Any]) -> Any:
+    begun = time.monotonic()
+    answer = call()
+    took = time.monotonic() - begun
+    assert took < limit, f"it took {took:.2f} s"
+    return answer
+
+
+# ---------------------------------------------------------------- the server
+
+
+def test_a_stalled_server_costs_its_timeout_and_answers_rightly_afterwards(server: tuple[str, Server]) -> None:
+    url, process = server
+    store = open_store(url)
+    store.put(RECORDS[:6])
+    process.stall()
+    try:
+        # one attempt, one more, and for a put the same for "is it there"
+        assert reasons(within(6 * TIMEOUT + 2, lambda: store.get(KEYS))) == {"io"}
+        assert reasons(within(6 * TIMEOUT + 2, lambda: store.put(RECORDS[6:]))) == {"io"}
+        assert store.exists(KEYS[:3]) == (False,) * 3
+        assert store.flush() is url.startswith("s3"), "what S3 has answered for is on its disks"
+        assert "the last error of the server" in store.status().notes[0]
+    finally:
+        process.go_on()
+    begun = time.monotonic()
+    while reasons(found := store.get(KEYS[:6])) == {"io"} and time.monotonic() < begun + 30:
+        pass
+    assert found == tuple(RECORDS[:6]), "late answers of calls that were given up are nobody's"
+    for answer, record in zip(store.get(KEYS[6:]), RECORDS[6:], strict=True):
+        assert answer == record or isinstance(answer, Miss)  # a write may have arrived after its time-out
+    store.close()
+
+
+def test_a_server_that_died_and_comes_back_empty(server: tuple[str, Server]) -> None:
+    url, process = server
+    store = open_store(url)
+    store.put(RECORDS)
+    process.kill()
+    assert reasons(within(6 * TIMEOUT + 2, lambda: store.get(KEYS))) == {"io"}
+    assert reasons(store.put(RECORDS)) == {"io"}
+    process.start()
+    if url.startswith("s3"):
+        make_bucket(process)
+    assert reasons(store.get(KEYS)) == {"absent"}
+    assert store.put(RECORDS) == tuple(map(Stored, KEYS))
+    assert store.get(KEYS) == tuple(RECORDS)
+    store.close()
+
+
+def test_what_one_client_writes_another_finds_and_removes(server: tuple[str, Server]) -> None:
+    url, _ = server
+    one, other = open_store(url), open_store(url)
+    assert reasons(other.get(KEYS[:2])) == {"absent"}
+    one.put(RECORDS[:2])
+    assert other.get(KEYS[:2]) == tuple(RECORDS[:2])
+    assert other.put(RECORDS[:3]) == (Stored(KEYS[0], False), Stored(KEYS[1], False), Stored(KEYS[2]))
+    assert other.delete(KEYS[:1]) == (True,) and one.exists(KEYS[:3]) == (False, True, True)
+    one.close(), other.close()
+
+
+def test_two_writers_of_the_same_records_agree_who_was_first(server: tuple[str, Server]) -> None:
+    url, _ = server
+    stores = [open_store(url) for _ in range(3)]
+    answers: list[Any] = [None] * 3
+    gate = threading.Barrier(3)
+
+    def write(at: int) -> None:
+        gate.wait()
+        answers[at] = [stores[at].put([record]) for record in RECORDS]
+
+    threads = [threading.Thread(target=write, args=(at,)) for at in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(len(RECORDS)):
+        assert sorted(answers[at][number][0].fresh for at in range(3)) == [False, False, True]
+    assert stores[0].get(KEYS) == tuple(RECORDS)
+    for store in stores:
+        store.close()
+
+
+def test_a_full_server_refuses_or_evicts_as_it_is_told() -> None:
+    large = [record_of(number, 200_000) for number in range(60)]
+    for policy, told in (("noeviction", "capacity"), ("allkeys-lru", "absent")):
+        process = redis_server("--maxmemory", "6mb", "--maxmemory-policy", policy)
+        store = open_store(redis_url(process))
+        answers = [store.put([record])[0] for record in large]
+        found = store.get([record.key for record in large])
+        if told == "capacity":
+            assert isinstance(answers[-1], Refused) and answers[-1].reason == "capacity", answers[-1]
+            assert "maxmemory" in answers[-1].detail
+        else:
+            assert all(isinstance(answer, Stored) for answer in answers)
+        kept = [answer == record for answer, record in zip(found, large, strict=True)]
+        assert 0 < sum(kept) < len(large) and reasons(found) == {"fine", "absent"}
+        used, capacity = store.status().used, store.status().capacity
+        assert capacity == 6 << 20 and used > 0
+        store.close()
+        process.kill()
+
+
+def test_records_of_redis_live_so_long_after_their_last_use() -> None:
+    process = redis_server()
+    store = open_store(redis_url(process, ttl="700ms"))
+    store.put(RECORDS[:2])
+    for _ in range(4):
+        time.sleep(0.3)
+        assert store.get(KEYS[:1]) == (RECORDS[0],)
+    assert reasons(store.get(KEYS[1:2])) == {"absent"}
+    time.sleep(0.9)
+    assert store.exists(KEYS[:1]) == (False,)
+    store.close()
+    process.kill()
+
+
+def test_redis_promises_to_keep_what_its_append_only_file_has() -> None:
+    process = redis_server("--appendonly", "yes")
+    store = open_store(redis_url(process))
+    store.put(RECORDS)
+    (version,) = store._values._client.info("server")["redis_version"].split(".")[:1]  # type: ignore[attr-defined]
+    minor = int(store._values._client.info("server")["redis_version"].split(".")[1])  # type: ignore[attr-defined]
+    assert store.flush() is ((int(version), minor) >= (7, 2))
+    process.kill()
+    process.start()
+    assert store.get(KEYS) == tuple(RECORDS)
+    store.close()
+    process.kill()
+
+
+# ---------------------------------------------------------------- what lies on the server
+
+
+def test_the_failure_of_one_value_is_no_failure_of_its_batch() -> None:
+    store: Any = REDIS.open(0)
+    store.put(RECORDS[:3])
+    name = value_name(store, KEYS[1])
+    store._values._client.delete(name)
+    store._values._client.rpush(name, "a list")
+    found = store.get(KEYS[:4])
+    assert [getattr(answer, "reason", "fine") for answer in found] == ["fine", "io", "fine", "absent"]
+    assert "WRONGTYPE" in found[1].detail
+    store.close()
+
+
+@pytest.mark.parametrize("case", [REDIS, S3], ids=KINDS)
+def test_a_value_of_any_length_is_read_no_further_than_the_buffer(case: Any) -> None:
+    store = case.open(0)
+    store.put(RECORDS[:1])
+    whole = next(iter(store._values.read([value_name(store, KEYS[0])], [1 << 20])))
+    name = value_name(store, KEYS[1])
+    asked: list[int] = []
+    read = store._values.read
+
+    def reading(names: Any, most: Any) -> Any:
+        answers = read(names, most)
+        asked.extend(len(each) for each in answers)
+        return answers
+
+    store._values.read = reading
+    for content in (bytes(whole) + bytes(8 << 20), b"garbage" * (1 << 20), b"x", bytes(whole[:-1])):
+        store._values.write([(name, (memoryview(content),))])
+        (miss,) = store.get(KEYS[1:2], [bytearray(4000)])
+        assert isinstance(miss, Miss) and miss.reason == "corrupt"
+        assert max(asked) <= 256 + 4000
+        assert store.exists(KEYS[1:2]) == (False,), "what is damaged is removed, and can be written again"
+    assert store.put(RECORDS[1:2]) == (Stored(KEYS[1]),)
+    store.close()
+
+
+def test_a_record_of_another_format_stays_for_those_who_read_it() -> None:
+    store: Any = REDIS.open(0)
+    store.put(RECORDS[:1])
+    client, name = store._values._client, value_name(store, KEYS[0])
+    content = bytearray(client.get(name))
+    content[8] += 1  # the version
+    client.set(name, bytes(content))
+    assert reasons(store.get(KEYS[:1])) == {"format"}
+    assert client.get(name) == bytes(content)
+    store.close()
+
+
+def test_many_keys_come_in_several_calls_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_store, "BATCH_BYTES", 20_000)
+    monkeypatch.setattr(server_store, "BATCH_VALUES", 5)
+    store: Any = REDIS.open(0)
+    sizes: list[int] = []
+    write, read = store._values.write, store._values.read
+
+    def writing(values: Any) -> Any:
+        sizes.append(sum(len(part) for _, parts in values for part in parts))
+        return write(values)
+
+    def reading(names: Any, most: Any) -> Any:
+        sizes.append(sum(most))
+        return read(names, most)
+
+    store._values.write, store._values.read = writing, reading
+    assert store.put(RECORDS) == tuple(map(Stored, KEYS))
+    assert store.get(KEYS, [bytearray(4000) for _ in KEYS]) == tuple(RECORDS)
+    assert len(sizes) > 4 and max(sizes) <= 20_000
+    store.close()
+
+
+# ---------------------------------------------------------------- what an operator gets wrong
+
+
+def test_a_server_that_answers_garbage_is_a_failure(tmp_path: Any) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    answering = threading.Event()
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(1)
+                try:
+                    while connection.recv(65536):
+                        connection.sendall(b"+PONG\r\n" if not answering.is_set() else b"$9999999999\r\nnonsense" * 100)
+                except OSError:
+                    pass
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    url = f"redis://127.0.0.1:{listener.getsockname()[1]}/0?timeout={TIMEOUT}&protocol=2"
+    store = open_store(url)
+    answering.set()
+    assert reasons(within(6 * TIMEOUT + 2, lambda: store.get(KEYS[:3]))) == {"io"}
+    assert reasons(within(6 * TIMEOUT + 2, lambda: store.put(RECORDS[:3]))) == {"io"}
+    store.close()
+    listener.close()
+    thread.join(5)
+
+
+def test_what_is_wrong_with_a_url_is_said_and_no_password_is_shown() -> None:
+    process = redis_server("--requirepass", "sesame")
+    for url, says in (
+        (f"redis://me:secret@127.0.0.1:{process.port}/0", "invalid username-password"),
+        (f"redis://127.0.0.1:{process.port}/0", "AuthenticationError"),
+        (f"redis://:sesame@127.0.0.1:{process.port}/99", "DB index is out of range"),
+        ("redis://127.0.0.1:1/0", "refused"),
+        ("redis://no.such.host.invalid/0", "resolv|not known|Temporary failure"),
+        (f"redis://:sesame@127.0.0.1:{process.port}/0?ttl=soon", "ttl='soon'.*this is no time"),
+        (f"redis://:sesame@127.0.0.1:{process.port}/0?ttl=0", "more than 0"),
+        (f"redis://:sesame@127.0.0.1:{process.port}/0?colour=red", "colour"),
+        ("redis://127.0.0.1:port/0", "no URL"),
+        ("s3:///only/a/path", "names no bucket"),
+        ("s3://prefixes?timeout=x", "timeout='x'"),
+        ("s3://prefixes?colour=red", "colour"),
+        ("s3://prefixes?connections=0", "connections must be more than 0"),
+    ):
+        with pytest.raises(StorageError, match=says) as caught:
+            open_store(url)
+        assert "secret" not in str(caught.value) and "sesame" not in str(caught.value)
+    open_store(f"redis://:sesame@127.0.0.1:{process.port}/0").close()
+    process.kill()
+
+
+def test_a_bucket_that_is_not_there_is_said_at_once() -> None:
+    server = s3_server()
+    url = s3_url(server, timeout=5).replace("//prefixes", "//elsewhere")
+    with pytest.raises(StorageError, match="elsewhere"):
+        open_store(url)
+    server.kill()
+
+
+def test_an_unknown_scheme_names_those_that_are_known() -> None:
+    with pytest.raises(CompositionError, match="redis"):
+        open_store("ftp://example/")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90", 90.0), ("1.5s", 1.5), ("15m", 900.0), ("12h", 43200.0), ("7d", 604800.0), ("20ms", 0.02)]
+)
+def test_times_in_urls(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+def test_what_is_shown_of_a_url() -> None:
+    assert shown_url("redis://u:p:@x@h:1/0?password=x&ttl=1d") == "redis://u:***@h:1/0?password=***&ttl=1d"
+    assert shown_url("s3://bucket/a?secret_access_key=x&region=r") == "s3://bucket/a?secret_access_key=***&region=r"
+    assert shown_url("file:/var/cache?capacity=20GiB") == "file:/var/cache?capacity=20GiB"
+
+
+def test_a_record_that_is_put_twice_in_a_call_is_written_once() -> None:
+    store = REDIS.open(0)
+    twice = store.put([RECORDS[0], RECORDS[1], RECORDS[0]])
+    assert twice == (Stored(KEYS[0]), Stored(KEYS[1]), Stored(KEYS[0], False))
+    assert store.get([KEYS[0], KEYS[0]], [bytearray(4000), bytearray(10)])[0] == RECORDS[0]
+    assert isinstance(store.get([key_of("nobody")])[0], Miss)
+    assert isinstance(store.get(KEYS[:1])[0], Record)
+    store.close()
+
+
+# ---------------------------------------------------------------- Mooncake
+
+
+def test_what_lay_in_a_process_that_died_is_a_miss_and_a_store_without_memory_is_full() -> None:
+    master, service = mooncake_servers()
+    store, other = open_store(mooncake_url((master, service))), open_store(mooncake_url((master, service)))
+    assert store.put(RECORDS) == tuple(map(Stored, KEYS))
+    assert other.get(KEYS) == tuple(RECORDS)
+    service.kill()
+    assert reasons(store.get(KEYS)) <= {"io", "absent"}
+    begun = time.monotonic()
+    while reasons(store.get(KEYS)) != {"absent"} and time.monotonic() < begun + 60:
+        time.sleep(0.2)  # until the master has noticed
+    assert reasons(store.get(KEYS)) == {"absent"}
+    assert reasons(store.put(RECORDS)) == {"capacity"}
+    store.close(), other.close()
+    master.kill()
+
+
+def test_what_is_wrong_with_a_url_of_mooncake_is_said() -> None:
+    for url, says in (
+        ("mooncake://127.0.0.1:1", "the master cannot be reached"),
+        ("mooncake://host", "the master cannot be reached"),
+        ("mooncake:///path", "names no master"),
+        ("mooncake://host:1?colour=red", "has 'colour': the store takes"),
+        ("mooncake://host:1?segment=many", "segment='many'"),
+    ):
+        with pytest.raises(StorageError, match=says):
+            open_store(url)
