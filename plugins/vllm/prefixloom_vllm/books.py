@@ -34,6 +34,7 @@ from prefixloom import (
     compose,
     open_store,
 )
+from prefixloom.storage import shown_url
 
 from .groups import Group, slot_bytes, tree_page
 from .options import Options
@@ -238,12 +239,17 @@ class Books:
         return tier.component
 
     def _attach(self) -> None:
-        folder = Path(str(self.options.store))
-        check_identity(folder, self.identity)
+        place = str(self.options.store)
+        if not self.options.store_is_url:
+            check_identity(Path(place), self.identity)
         try:
-            self._store = open_store("file", directory=folder / "records", capacity=self.options.store_capacity)
+            self._store = (
+                open_store(place)
+                if self.options.store_is_url
+                else open_store("file", directory=Path(place) / "records", capacity=self.options.store_capacity)
+            )
         except StorageError as error:
-            raise StorageError(f"the store {str(folder)!r} cannot be used: {error}") from error
+            raise StorageError(f"the store {shown_url(place)!r} cannot be used: {error}") from error
         self._tier.attach(self._store)
         self.cache.poll()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -51,8 +52,9 @@ class Options:
     ``load_at_least``   tokens that a load must bring; for less it is quicker to compute
     ``shm``             the folder of the shared memory file
     ``unknown_model``   "refuse": vLLM does not start; "off": it runs without this connector, with one line in the log
-    ``store``           the folder of the store behind the host's memory
-    ``store_capacity``  bytes that the store may have
+    ``store``           the store behind the host's memory: a folder of this engine, or a URL, such as of a server that
+                        engines share
+    ``store_capacity``  bytes that a folder may have
     ``staging``         bytes of the host's memory that the store's data goes through; a fourth of ``memory`` by default
     ``keep``            what is written to the store
     ``fetch``           how long a prompt waits for the store
@@ -81,8 +83,16 @@ class Options:
         for name in ("store_capacity", "staging"):
             if self.store is None and getattr(self, name) is not None:
                 raise CompositionError(f"{name} is for a store, and no store was given")
-        if self.store is not None and self.store_capacity is None:
-            raise CompositionError("a store needs store_capacity, the bytes that it may have")
+        if self.store is not None and self.store_is_url == (self.store_capacity is not None):
+            raise CompositionError(
+                "store_capacity is for a folder: a URL says all of its store"
+                if self.store_is_url
+                else "a store needs store_capacity, the bytes that it may have"
+            )
+
+    @property
+    def store_is_url(self) -> bool:
+        return self.store is not None and re.match(r"[a-z][a-z0-9+.-]+:", self.store) is not None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:

@@ -22,6 +22,7 @@ from prefixloom_vllm.options import Options
 from prefixloom_vllm.region import Region
 from prefixloom_vllm.scheduler import Copy, Plan, SchedulerSide
 from prefixloom_vllm.worker import WorkerSide
+from tests.support.store_servers import redis, redis_url
 from tests.support.vllm_specs import FULL, STATE, WINDOW, config, spec
 
 
@@ -333,6 +334,18 @@ def test_a_store_survives_its_process_and_is_refused_to_another_model(make: Any,
         check_identity(tmp_path / "store", Identity(model="m", weights="v"))
 
 
+def test_engines_share_the_store_of_a_server(make: Any, tmp_path: Path) -> None:
+    store = {"store": redis_url(redis(), prefix=f"vllm-{os.getpid()}"), "staging": "1MiB", "fetch": "wait"}
+    one = make(FULL, STATE, **store)
+    (tmp_path / "second").mkdir()
+    other = Engine(tmp_path / "second", FULL, STATE, **store)
+    serve(one, "a", list(range(26)))
+    one.books.close()  # until the store has all of it
+    assert other.hit(request("b", list(range(26)))) == 24
+    assert other.side.figures.total["fetched_tokens"] == 24
+    other.close()
+
+
 def test_two_engines_cannot_have_one_store(make: Any, tmp_path: Path) -> None:
     store = {"store": str(tmp_path / "store"), "store_capacity": "16MiB", "staging": "1MiB"}
     first = make(FULL, **store)
@@ -398,6 +411,7 @@ def test_what_a_dead_engine_left_is_swept(make: Any, tmp_path: Path) -> None:
         ({"memory": "4GiB", "blocks": 4}, "say how much of the host"),
         ({"memory": "4GiB", "memroy": 1}, "did you mean 'memory'"),
         ({"memory": "4GiB", "store": "x"}, "a store needs store_capacity"),
+        ({"memory": "4GiB", "store": "redis://h:1/0", "store_capacity": 9}, "a URL says all of its store"),
         ({"memory": "4GiB", "staging": 5}, "no store was given"),
         ({"memory": "4GiB", "fetch": "never"}, "fetch is 'best_effort'"),
     ],
