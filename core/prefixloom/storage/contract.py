@@ -23,6 +23,7 @@ Reason = Literal[
     "size",  # the record is larger than the buffer for it, or than the store allows
     "capacity",  # the store has no room, and nothing to evict
     "io",  # reading or writing failed
+    "busy",  # somebody else is writing this record
     "read_only",  # the store was opened for reading
     "closed",  # the store was closed
     # These are given by the guards around a store, never by a store:

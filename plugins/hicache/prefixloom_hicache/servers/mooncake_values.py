@@ -22,7 +22,7 @@ from prefixloom.storage import UrlOption, options_of, shown_url
 
 from .schemes import Scheme
 from .server_store import BATCH_BYTES, ServerStore
-from .values import Full
+from .values import Busy, Full
 
 CONNECT = 5.0
 """Seconds in which the master must answer when a store is opened."""
@@ -107,7 +107,7 @@ class MooncakeValues:
         if answer == NO_SPACE:
             return Full("no segment of the store has room")
         if answer == 0 and not is_there:
-            return MooncakeFailed("another client has begun to write it")
+            return Busy("another client has begun to write it")
         return MooncakeFailed(f"error {answer}") if answer else True
 
     def present(self, names: Sequence[str]) -> list[bool]:

@@ -60,15 +60,16 @@ class RedisValues:
         return answer if isinstance(answer, Exception) else answer is not None
 
     def present(self, names: Sequence[str]) -> list[bool]:
-        return self._each("exists", names)
+        """Whether they are there. With a time to live, it begins anew: who looks for a record is about to use it."""
+        return self._each("EXISTS", names) if self._ttl is None else self._each("PEXPIRE", names, self._ttl)
 
     def remove(self, names: Sequence[str]) -> list[bool]:
-        return self._each("unlink", names)
+        return self._each("UNLINK", names)
 
-    def _each(self, command: str, names: Sequence[str]) -> list[bool]:
+    def _each(self, command: str, names: Sequence[str], *arguments: int) -> list[bool]:
         pipeline = self._client.pipeline(transaction=False)
         for name in names:
-            pipeline.execute_command(command, name)
+            pipeline.execute_command(command, name, *arguments)
         return [bool(each) for each in pipeline.execute()]
 
     def note(self, name: str, text: str) -> None:

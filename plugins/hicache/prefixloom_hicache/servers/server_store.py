@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from prefixloom.storage import MAX_PAYLOAD, Fingerprint, Key, Miss, Record, Refused, Status, Stored, flat
+from prefixloom.storage import MAX_PAYLOAD, Fingerprint, Key, Miss, Reason, Record, Refused, Status, Stored, flat
 
 from ..records.counts import StoreCounts
 from ..records.frame import HEADER_BYTES, Flaw, decode_header, encode_header
-from .values import Full, Values
+from .values import Busy, Full, Values
 
 BATCH_BYTES = 32 << 20
 """The most bytes that one call to a server moves, unless a single value is larger."""
@@ -55,6 +55,7 @@ class ServerStore:
         self._notes_until = 0.0
         self._last_asked: Fingerprint | None = None
         self._error = ""
+        self._calls = 0
         self._closed = False
 
     # ------------------------------------------------------------ reading
@@ -197,9 +198,11 @@ class ServerStore:
             return self._counts.status(None, used, capacity, foreign, notes)
 
     def close(self) -> None:
+        """Take no more calls. The client is closed when the last call that runs has returned."""
         with self._lock:
             was, self._closed = self._closed, True
-        if not was:
+            idle = not self._calls
+        if idle and not was:
             self._values.close()
 
     # ------------------------------------------------------------ the server
@@ -208,23 +211,27 @@ class ServerStore:
 
     def _ask(self, call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T | Exception:
         """The server's answer, or its error."""
-        if self._closed:
-            return Closed("the store was closed")
+        with self._lock:
+            if self._closed:
+                return Closed("the store was closed")
+            self._calls += 1
         try:
             return call(*given, **named)
         except Exception as error:
-            if self._closed:  # meanwhile
-                return Closed("the store was closed")
             self._error = f"the last error of the server: {shown(error)}"
             return error
+        finally:
+            with self._lock:
+                self._calls -= 1
+                last = self._closed and not self._calls
+            if last:
+                self._values.close()
 
     def _failed(self, key: Key, error: Exception) -> Miss:
         return Miss(key, "closed" if isinstance(error, Closed) else "io", shown(error))
 
     def _refused(self, key: Key, error: Exception) -> Refused:
-        if isinstance(error, Full):
-            return Refused(key, "capacity", shown(error))
-        return Refused(key, "closed" if isinstance(error, Closed) else "io", shown(error))
+        return Refused(key, REFUSED.get(type(error), "io"), shown(error))
 
     # ------------------------------------------------------------ fingerprints in full
     def _note(self, fingerprints: set[Fingerprint]) -> Exception | None:
@@ -266,6 +273,10 @@ class ServerStore:
 
 class Closed(Exception):
     """The store was closed."""
+
+
+REFUSED: dict[type[Exception], Reason] = {Full: "capacity", Busy: "busy", Closed: "closed"}
+"""Why a write is refused, if it is not that the server failed."""
 
 
 def read_note(item: tuple[str, str]) -> tuple[bytes, Fingerprint | None] | None:

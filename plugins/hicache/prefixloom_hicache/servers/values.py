@@ -14,6 +14,10 @@ class Full(Exception):
     """The server has no room for a value, and evicts nothing for it."""
 
 
+class Busy(Exception):
+    """Another client has begun to write a value, and it is not there yet."""
+
+
 Failure = Exception
 """What failed for one value, as its answer."""
 
