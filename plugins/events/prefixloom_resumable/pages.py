@@ -19,7 +19,7 @@ import attrs
 from prefixloom import Change, Tokens
 
 from .boundaries import Boundaries, KeptPart
-from .paths import TOKEN_BYTES, ExtraKey, Span, TypedSpan, agree_until, cut, extras_of, typed
+from .paths import TOKEN_BYTES, ExtraKey, Span, TypedSpan, cut, extras_of, typed
 from .runs import Before, Run, halved, ones, stretches
 
 Namer = Callable[[Run, int, int], "list[Any]"]
@@ -283,22 +283,24 @@ class ResumablePages:
     def _common(self, run: Run, tokens: Tokens, spans: tuple[TypedSpan, ...], most: int) -> int:
         """How many of the first pages of ``run`` a path has that comes to it. It has ``most`` pages from there on."""
         width, ahead = self.page * TOKEN_BYTES, self.lookahead * TOKEN_BYTES
-        at = run.first * width
+        at, start = run.first * width, run.first * self.page
+
+        def are_common(pages: int) -> bool:
+            if not tokens.startswith(run.tokens[: pages * width + ahead], at):
+                return False
+            end = start + pages * self.page + self.lookahead
+            return not (spans or run.spans) or cut(spans, start, end) == cut(run.spans, start, end)
+
         high = min(run.count, most)
-        if high == run.count and tokens.startswith(run.tokens, at):
-            common = high
-        else:
-            common, high = 1, high + 1  # the first page is common, since its identity is
-            while high - common > 1:
-                middle = (common + high) // 2
-                if tokens.startswith(run.tokens[: middle * width + ahead], at):
-                    common = middle
-                else:
-                    high = middle
-        if spans or run.spans:
-            start, end = run.first * self.page, (run.first + common) * self.page + self.lookahead
-            agree = agree_until(cut(spans, start, end), cut(run.spans, start, end), end)
-            common = min(common, (agree - self.lookahead - start) // self.page)
+        if are_common(high):  # so it is for nearly all changes
+            return high
+        common = 1  # the first page is common, since its identity is
+        while high - common > 1:
+            middle = (common + high) // 2
+            if are_common(middle):
+                common = middle
+            else:
+                high = middle
         return common
 
     def _new(self, parent: Run | None, label: Any, identity: Any) -> Run:

@@ -10,7 +10,7 @@ they lie in it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from prefixloom import Tokens
@@ -74,19 +74,3 @@ def typed(spans: Iterable[Span]) -> tuple[TypedSpan, ...]:
 def cut(spans: tuple[TypedSpan, ...], start: int, end: int) -> tuple[TypedSpan, ...]:
     """What matters of ``spans`` to the positions [start, end): where one began counts, but not where it ends behind."""
     return tuple((lo, min(hi, end), kind, key) for lo, hi, kind, key in spans if lo < end and hi > start)
-
-
-def agree_until(one: Sequence[TypedSpan], other: Sequence[TypedSpan], end: int) -> int:
-    """The first position, up to ``end``, at which spans that were cut to the same positions are different."""
-    at = 0
-    for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
-            break
-        at += 1
-    left = [*one[at:], *other[at:]]
-    if not left:
-        return end
-    if at < len(one) and at < len(other) and one[at][0] == other[at][0] and one[at][2:] == other[at][2:]:
-        left = [*one[at + 1 :], *other[at + 1 :]]  # they begin alike, and one of them goes on
-        end = min(one[at][1], other[at][1])
-    return min(end, *(lo for lo, *_ in left)) if left else end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from typing import Any
 
 import pytest
@@ -186,6 +187,28 @@ def test_images_are_in_the_hashes_and_in_the_extra_keys() -> None:
         ([(2, 5, "an image")], 4),
     ):
         assert seen.rebuilt.pages(range(12), extra=keys) == seen.cache.peek(range(12), extra=keys) == right, keys
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_prompts_with_several_extra_keys_are_announced_as_they_hit(seed: int) -> None:
+    """Their spans overlap, lie in one another, and some of them are those of an earlier prompt."""
+    chance, asked = random.Random(seed), [([0], [])]
+    seen = Followed(full(lookahead=seed % 2))
+    for _ in range(20):
+        tokens = [chance.randrange(2) for _ in range(chance.randrange(1, 30))]
+        before, spans = chance.choice(asked)
+        tokens = [*before[: chance.randrange(30)], *tokens][:30]
+        spans = [(low, min(high, len(tokens)), key) for low, high, key in spans if low < len(tokens)]
+        spans = [span for span in spans if chance.random() < 0.8]
+        for _ in range(chance.randrange(3)):
+            low = chance.randrange(len(tokens))
+            spans.append((low, chance.randrange(low, len(tokens)) + 1, chance.choice("ab")))
+        asked.append((tokens, spans))
+        seen.run(tokens, extra=spans)
+        if chance.random() < 0.2:
+            seen.cache.evict({"full": chance.randrange(1, 9)})
+        seen.events()
+        assert seen.mirror.pages == seen.cache.stats().components["full"].cached
 
 
 def test_a_lookahead_is_announced_with_the_tokens_that_it_looks_at() -> None:
