@@ -27,7 +27,7 @@ from prefixloom import Cache, Change, InputError, PrefixloomError
 
 from .hashes import PageLabel
 from .mirror import Mirror
-from .wire import END_OF_REPLAY, EventBatch, beside, encode_batch, frames_of, sequence_bytes
+from .wire import END_OF_REPLAY, AllBlocksCleared, EventBatch, beside, encode_batch, frames_of, sequence_bytes
 
 log = logging.getLogger("prefixloom.events")
 BUFFERED_BATCHES = 10_000
@@ -171,7 +171,10 @@ class EventPublisher:
     def _hand_everything(self) -> None:
         began = time.monotonic()
         if began < self._contents_after:
-            self._lost = True
+            if not self._lost:  # subscribers are not left with what is old
+                self._lost = True
+                self._journal.take()
+                self._sender.hand(_Changes([Change("cleared")], False, self._base))
             return
         self._journal.take()
         self._sender.hand(_Changes(self._cache.contents(), True, self._base))
@@ -277,6 +280,8 @@ class _Sender:
         self._replays: dict[bytes, _Replay] = {}
         self._answer_after = 0.0
         self._ending = False
+        self._is_cleared = False
+        """Whether subscribers have nothing; those of a publisher before this one may have anything."""
         replay = replay or beside(endpoint)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -336,12 +341,13 @@ class _Sender:
             while not self._ending or self.handed is not None:
                 self._sleep()
                 began = time.thread_time()
+                handed = self.handed
                 try:
-                    if self.handed is not None:
-                        self._announce(self.handed)
+                    if handed is not None:
+                        self._announce(handed)
                     self._answer()
                 except Exception as error:
-                    self._fail(error)
+                    self._fail(error, handed)
                 counts.seconds += time.thread_time() - began
         finally:
             self._context.destroy(linger=0)
@@ -359,33 +365,45 @@ class _Sender:
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(64)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, handed: _Changes | None) -> None:
         """Go on after an error, with everything announced anew: no error here may reach the engine."""
         if self.failed is None:
             log.exception("the publisher of events failed, and begins again")
         self.failed = error
         self._replays.clear()
+        with contextlib.suppress(zmq.ZMQError):
+            self._clear()
+        if self.handed is handed:  # else ``poll`` has handed in more, since the error was in an answer
+            self.handed = None
+
+    def _clear(self) -> None:
+        """Subscribers forget everything until it is announced anew: if an error stays, or it is too early, that is
+        later.
+        """
         self._mirror.begin_again()
         self.broken = True
-        self.handed = None
+        if not self._is_cleared:
+            self._is_cleared = True
+            self._send(EventBatch(time.time(), [AllBlocksCleared()], self._rank))
 
     def _announce(self, handed: _Changes) -> None:
         """Follow what was handed in, and send what is different."""
-        if handed.base != self._base and not handed.anew:  # names have changed: everything is announced by its new one
+        if handed.anew:
             self._base = handed.base
             self._mirror.begin_again()
-            self.broken = True
-        else:
-            if handed.anew:
-                self._base = handed.base
-                self._mirror.begin_again()
-                self.counts.restarts += 1
+            self.counts.restarts += 1
+        elif handed.base != self._base:  # names have changed: everything is announced by its new one
+            self._base = handed.base
+            self._clear()
+        if handed.anew or not self.broken:  # else these changes follow what was forgotten
             events = self._mirror.apply(handed.changes)
             if events:
-                self._send(encode_batch(EventBatch(time.time(), events, self._rank)), len(events))
+                self._send(EventBatch(time.time(), events, self._rank))
+                self._is_cleared = False
         self.handed = None
 
-    def _send(self, payload: bytes, events: int) -> None:
+    def _send(self, batch: EventBatch) -> None:
+        payload = encode_batch(batch)
         number = self._next
         self._next += 1
         self._buffer.add(number, payload)
@@ -396,7 +414,7 @@ class _Sender:
             self.counts.unsent += 1
         counts = self.counts
         counts.batches += 1
-        counts.events += events
+        counts.events += len(batch.events)
         counts.sent_bytes += len(payload)
 
     # ------------------------------------------------------------ those who missed something

@@ -63,6 +63,10 @@ class Pair:
             tokens = [user] * 12
             assert self.follower.cache.boundary(tokens) == self.cache.peek(tokens)
 
+    def forget(self) -> None:
+        """Wait until the follower takes nothing for cached, although not everything can be announced."""
+        wait_for(lambda: self.follower.catch_up() and not any(self.follower.cache.blocks.values()))
+
     def close(self) -> None:
         self.follower.close()
         self.publisher.close()
@@ -231,9 +235,10 @@ def test_a_busy_publisher_leaves_changes_in_the_journal_and_begins_again_when_th
     monkeypatch.setattr(publishing.Mirror, "apply", apply)
 
 
-def test_an_error_of_the_publishers_thread_is_told_and_everything_told_anew(
+def test_after_an_error_of_the_publishers_thread_subscribers_have_nothing_until_everything_is_announced_anew(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    run(pair.cache, [0] * 12)
     pair.catch_up()
 
     def broken(self: Any, changes: Any) -> Any:
@@ -244,6 +249,9 @@ def test_an_error_of_the_publishers_thread_is_told_and_everything_told_anew(
         run(pair.cache, [1] * 12)
         pair.publisher.poll()
         wait_for(lambda: pair.publisher.failed is not None)
+        pair.cache.evict({"full": 99})
+        pair.publisher.poll()
+        pair.forget()
     monkeypatch.setattr(publishing, "CONTENTS_SHARE", 1.0)
     run(pair.cache, [2] * 12)
     wait_for(lambda: pair.publisher.flush(0.2) and pair.publisher.counts.restarts == 2)
@@ -272,6 +280,37 @@ def test_all_contents_are_read_for_a_small_share_of_time_only(pair: Pair, monkey
         run(pair.cache, [2] * 12)
         pair.publisher.poll()
     assert reads == 1
+    pair.forget()
+
+
+def test_what_is_handed_in_while_an_error_of_an_answer_is_noted_is_not_lost(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "CONTENTS_SHARE", 1e9)
+    run(pair.cache, [1] * 12)
+    pair.catch_up()
+    noted, go = threading.Event(), threading.Event()
+    cache_thread = threading.current_thread()
+
+    def note(sender: Any, is_broken: bool) -> None:
+        sender.__dict__["broken"] = is_broken
+        if is_broken and threading.current_thread() is not cache_thread:
+            noted.set()
+            assert go.wait(20)
+
+    def broken(self: Any) -> Any:
+        raise RuntimeError("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing._Sender, "broken", property(lambda sender: sender.__dict__["broken"], note), False)
+        patch.setattr(publishing.Mirror, "snapshot", broken)
+        assert pair.follower.answers(ASK_FOR_ALL, 0.2) is None and noted.wait(20)
+        run(pair.cache, [2] * 12)
+        pair.publisher.poll()
+        go.set()
+        wait_for(lambda: pair.publisher.counts.restarts == 2)
+    run(pair.cache, [3] * 12)
+    pair.same()
 
 
 @pytest.mark.parametrize("pair", [{"high_water": 4}], indirect=True)
