@@ -59,7 +59,7 @@ from .operations.lease import Lease
 from .operations.tier_answers import Restored, TierStats
 from .tiers.consensus import Consensus, GroupConsensus, LocalConsensus
 from .tree.journal import Change, Journal
-from .tree.keys import Tokens, encode
+from .tree.keys import Tokens, encode, exact_key
 
 __all__ = [
     "Activity",
@@ -137,6 +137,7 @@ __all__ = [
     "Window",
     "compose",
     "encode",
+    "exact_key",
     "hookimpl",
     "make_component",
     "open_store",

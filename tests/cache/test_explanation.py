@@ -155,6 +155,15 @@ def test_what_was_used_longest_ago_has_gone_with_its_keys() -> None:
     assert told.findings[0].pages == 10
 
 
+def test_what_has_gone_is_known_by_its_extra_keys_in_any_order() -> None:
+    cache, images = path_cache(), [(2, 3, "dog"), (0, 1, "cat")]
+    cache.history()
+    serve(cache, TOKENS, extra=images)
+    cache.evict({"path": 40})
+    for extra in (images, images[::-1]):
+        assert reasons(cache.explain(TOKENS, extra=extra)) == [(0, 40, "evicted", "path")]
+
+
 def test_a_prompt_that_is_larger_than_a_pool() -> None:
     cache = path_cache(tokens=80)
     cache.history()

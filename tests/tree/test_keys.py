@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from array import array
 from collections.abc import Iterable
@@ -288,6 +289,18 @@ def test_the_same_extra_key_in_two_sequences_shares() -> None:
     assert maker.with_extra(encode([5, 6, 7]), [(1, 3, "cat")]) == first
     assert first[:4] == packed([5])
     assert struct.unpack("<3i", first)[1:] < (0, 0), "interned keys have the sign bit that no token has"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_keyed_tokens_have_the_spans_that_a_cache_hands_out_however_they_were_given(seed: int) -> None:
+    chance, cache, spans = random.Random(seed), path_cache(), []
+    for _ in range(chance.randrange(1, 6)):
+        start = chance.randrange(16)
+        spans.append((start, chance.randrange(start, 16) + 1, chance.choice(["cat", "dog"])))
+    serve(cache, range(16), extra=spans)
+    (change,) = cache.contents()
+    assert encode(range(16)).keyed(spans).extra == change.tokens.extra
+    assert change.tokens.keyed(change.tokens.extra).extra == change.tokens.extra, "what is in both counts once"
 
 
 @pytest.mark.parametrize("span", [(-1, 3, "k"), (3, 3, "k"), (4, 2, "k"), (0, 9, "k"), (8, 12, "k")])

@@ -16,7 +16,6 @@ from ..contract.identity import means, plain_name
 from ..contract.reach import Interval, merged
 from ..operations.match import lacking, limit_of, lowerings, walked_boundary
 from ..operations.state import Core, Match
-from ..tree.keys import with_spans
 from ..tree.lane import Lane, PageLane
 from ..tree.radix import Node, climb
 from .history import History, Loss
@@ -217,7 +216,7 @@ class _Explainer:
 
     def __init__(self, core: Core, match: Match, history: History | None, closely: bool) -> None:
         self.core, self.match, self.history, self.closely = core, match, history, closely
-        self.tokens = with_spans(match.tokens, match.extra)
+        self.tokens = match.tokens.keyed(match.extra)
         self._tiers = ("device",) if core.below is None else ("device", "host", "store")
         self.page = core.shape.page
         self.limit = limit_of(core, match)

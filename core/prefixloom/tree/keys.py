@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from itertools import pairwise
 from operator import index
 from typing import Any
 
@@ -47,6 +48,19 @@ class Tokens(bytes):
             return taken
         first = range(self.count)[start]
         return with_spans(taken, moved(clipped(self.extra, first, first + taken.count), -first))
+
+    def keyed(self, extra: Iterable[Span]) -> Tokens:
+        """These tokens with the extra keys of ``extra`` as well.
+
+        The spans are then as in ``Change.tokens``: in the order of their beginnings, and of two that overlap the one
+        first that was given first. What a cache takes for the same has the same spans, with the same ``exact_key``.
+        """
+        spans = spans_of(self, extra)
+        ordered = sorted(spans, key=lambda span: span[0])
+        if all(before[1] <= span[0] for before, span in pairwise(ordered)):
+            return with_spans(self, tuple(ordered))
+        maker = KeyMaker(0)
+        return maker.tokens_in(maker.name_extra(self, spans))
 
     def extended(self, more: Any) -> Tokens:
         """These tokens followed by ``more``, for example the prompt of a conversation's next turn."""
