@@ -14,11 +14,12 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
-from prefixloom.testing.oracle.machine import SCRIPT, written
+from prefixloom.testing.oracle.machine import SCRIPT
 from prefixloom.testing.oracle.operations import Op, Operations
+from prefixloom.testing.oracle.writer import Writer
 from prefixloom_events import EventBatch, Mirror, OrderedEvents, PageLabel, RebuiltCache, encode_batch
 from prefixloom_events.follower import ASK_FOR_ALL
 from prefixloom_events.hashes import block_hash, root_digest
@@ -30,6 +31,18 @@ from tests.support.setups import setups
 
 def salt_of(namespace: str) -> PageLabel:
     return PageLabel(namespace or None)
+
+
+class Keyed(Writer):
+    """Some prompts have several extra keys, in any order. Their spans do not overlap: so the oracle can judge them."""
+
+    def extra(self, tokens: tuple[int, ...]) -> tuple[tuple[int, int, Hashable], ...]:
+        spans: list[tuple[int, int, Hashable]] = []
+        for _ in range(self.chance.choice((1, 1, 15))):
+            for start, end, key in super().extra(tokens):
+                if all(end <= before or after <= start for before, after, _ in spans):
+                    spans.append((start, end, key))
+        return tuple(spans)
 
 
 class Followed:
@@ -121,7 +134,7 @@ class Followed:
         for change in self.cache.contents():
             blocks = found.setdefault((change.component, MEDIUMS[change.tier]), set())
             digests, digest = [], root_digest(salt_of(change.namespace))
-            for key, extra in pages_of(change.tokens, change.tokens.extra, composition.page, composition.lookahead):
+            for key, extra in pages_of(change.tokens, composition.page, composition.lookahead):
                 digest = page_digest(digest, key, extra)
                 digests.append(digest)
             if change.boundary is not None:
@@ -188,7 +201,8 @@ def follow(setup: Any, ops: Sequence[Op], seed: object) -> Counter[str]:
 def run(name: str, seed: object, count: int) -> Counter[str]:
     setup, counts, done = setups()[name], Counter[str](), 0
     while done < count:
-        ops = written(f"{seed} {name} {done} events", setup, min(SCRIPT, count - done))
+        writer = Keyed(f"{seed} {name} {done} events", setup.longest, setup.unit, setup.lookahead, setup.lent)
+        ops = writer.script(min(SCRIPT, count - done))
         counts += follow(setup, ops, f"{seed} {name} {done}")
         done += len(ops)
     return counts

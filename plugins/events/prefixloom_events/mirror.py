@@ -24,7 +24,18 @@ from prefixloom_resumable import (
 )
 
 from .hashes import PageLabel, block_hash, root_digest
-from .wire import MEDIUMS, PAGES, PAGES_KIND, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, token_list
+from .wire import (
+    MEDIUMS,
+    PAGES,
+    PAGES_KIND,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVEvent,
+    plain_key,
+    plain_text,
+    token_list,
+)
 
 
 class Mirror:
@@ -141,13 +152,13 @@ class Mirror:
             size,
             None,
             medium,
-            run.label.lora_name,
+            run.label.lora_name and plain_text(run.label.lora_name),
             extra_keys=[_extra_keys(each) for each in extras] if extras else None,
             group_idx=group,
             kv_cache_spec_kind=kind,
             kv_cache_spec_sliding_window=window,
             lookahead_token_ids=self._looked_at(pages) if self.lookahead and parts == 1 else None,
-            cache_salt=run.label.salt,
+            cache_salt=run.label.salt and plain_text(run.label.salt),
             component=None if keeper is None else keeper.component,
         )
 
@@ -191,4 +202,4 @@ def _extra_keys(extra: tuple[ExtraKey, ...]) -> list[Any] | None:
     """The extra keys of a block, each with the position in it from which on it holds."""
     if not extra:
         return None
-    return [[key if isinstance(key, str | bytes | int) else repr(key), lo] for lo, _, _, key in extra]
+    return [[plain_key(key), lo] for lo, _, _, key in extra]

@@ -125,10 +125,8 @@ class RebuiltCache:
         """The end and the hash of each page of ``tokens``."""
         if not self._page:
             return
-        encoded = encode(tokens)
-        spans = (*encoded.extra, *extra)
         digest, end = root_digest(PageLabel(salt, lora_name)), 0
-        for key, keys in pages_of(encoded, spans, self._page, self._lookahead):
+        for key, keys in pages_of(encode(tokens).keyed(extra), self._page, self._lookahead):
             digest = page_digest(digest, key, keys)
             end += self._page
             yield end, block_hash(digest)

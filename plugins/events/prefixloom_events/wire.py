@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from prefixloom import InputError
+from prefixloom import InputError, exact_key
 
 PAGES = 0
 """The group of pages that lead to a boundary that can be resumed at. Routers that know full attention alone read it."""
@@ -100,6 +100,18 @@ def read_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
     if len(frames) != 3 or len(frames[1]) != 8:
         return None
     return int.from_bytes(frames[1], "big"), frames[2]
+
+
+def plain_text(text: str) -> str:
+    """``text`` so that it can be encoded: it may have half a surrogate pair."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def plain_key(key: Any) -> str | bytes | int:
+    """An extra key so that it can be encoded: as it is, or as text."""
+    if type(key) in (bytes, bool) or (type(key) is int and -(1 << 63) <= key < 1 << 64):
+        return key  # type: ignore[no-any-return]
+    return plain_text(key if type(key) is str else repr(exact_key(key)))
 
 
 def token_list(encoded: bytes) -> list[int]:

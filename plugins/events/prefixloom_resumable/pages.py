@@ -19,7 +19,7 @@ import attrs
 from prefixloom import Change, Tokens
 
 from .boundaries import Boundaries, KeptPart
-from .paths import TOKEN_BYTES, ExtraKey, Span, TypedSpan, cut, extras_of, typed
+from .paths import TOKEN_BYTES, ExactSpan, ExtraKey, Span, cut, exact, extras_of
 from .runs import Before, Run, halved, ones, stretches
 
 Namer = Callable[[Run, int, int], "list[Any]"]
@@ -180,7 +180,7 @@ class ResumablePages:
         whole = (tokens.count - self.lookahead) // self.page
         if root is None:
             return []
-        run, used = self._find(root, tokens, typed((*tokens.extra, *extra)), whole)
+        run, used = self._find(root, tokens, exact(tokens.keyed(extra).extra), whole)
         return _path_to(run, min(used, run.live))
 
     def names(self, pages: PageRange) -> list[Any]:
@@ -217,7 +217,7 @@ class ResumablePages:
         stored = change.kind == "stored"
         upto = change.boundary or max(hi for _, hi in change.spans)
         count = -(-upto // self.page)
-        spans = typed(change.tokens.extra)
+        spans = exact(change.tokens.extra)
         root = self._roots.get(change.namespace)
         if root is None:
             root = self._new(None, self._root_of(change.namespace), change.namespace)
@@ -261,7 +261,7 @@ class ResumablePages:
             self._touched.append(run)
 
     # ------------------------------------------------------------ paths
-    def _find(self, root: Run, tokens: Tokens, spans: tuple[TypedSpan, ...], count: int) -> tuple[Run, int]:
+    def _find(self, root: Run, tokens: Tokens, spans: tuple[ExactSpan, ...], count: int) -> tuple[Run, int]:
         """The deepest run on the first ``count`` pages of a path, and how many of its pages are on it."""
         run, used, at = root, 0, 0
         while at < count and used == run.count:
@@ -272,7 +272,7 @@ class ResumablePages:
             at += used
         return run, used
 
-    def _identity(self, tokens: bytes, spans: tuple[TypedSpan, ...], page: int, first: int = 0) -> Any:
+    def _identity(self, tokens: bytes, spans: tuple[ExactSpan, ...], page: int, first: int = 0) -> Any:
         """What a page of a path is, among those below the same page. ``first``: the page that ``tokens`` begin at."""
         start, end = page * self.page, (page + 1) * self.page + self.lookahead
         begin = first * self.page
@@ -280,7 +280,7 @@ class ResumablePages:
         own = cut(spans, start, end) if spans else ()
         return (key, own) if own else key
 
-    def _common(self, run: Run, tokens: Tokens, spans: tuple[TypedSpan, ...], most: int) -> int:
+    def _common(self, run: Run, tokens: Tokens, spans: tuple[ExactSpan, ...], most: int) -> int:
         """How many of the first pages of ``run`` a path has that comes to it. It has ``most`` pages from there on."""
         width, ahead = self.page * TOKEN_BYTES, self.lookahead * TOKEN_BYTES
         at, start = run.first * width, run.first * self.page
@@ -311,7 +311,7 @@ class ResumablePages:
             parent.children[identity] = run
         return run
 
-    def _extend(self, run: Run, used: int, tokens: Tokens, spans: tuple[TypedSpan, ...], count: int) -> tuple[Run, int]:
+    def _extend(self, run: Run, used: int, tokens: Tokens, spans: tuple[ExactSpan, ...], count: int) -> tuple[Run, int]:
         """Add the pages of a path behind the first ``used`` ones of ``run``."""
         at = run.first + used
         if used < run.count:
@@ -400,7 +400,7 @@ class ResumablePages:
         run.count += child.count
 
     # ------------------------------------------------------------ names
-    def _name_again(self, namespace: str, run: Run, tokens: Tokens, spans: tuple[TypedSpan, ...], count: int) -> None:
+    def _name_again(self, namespace: str, run: Run, tokens: Tokens, spans: tuple[ExactSpan, ...], count: int) -> None:
         """Give the pages of a path the names that they had before everything was forgotten."""
         former = self._former.get(namespace)
         if former is None or former.label != run.label:  # what a namespace is called is a part of its pages' names

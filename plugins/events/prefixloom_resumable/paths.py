@@ -10,16 +10,16 @@ they lie in it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
-from prefixloom import Tokens
+from prefixloom import Tokens, exact_key
 
 TOKEN_BYTES = 4
 Span = tuple[int, int, Any]
 """Of a path: from which position on, up to which, and the extra key."""
-TypedSpan = tuple[int, int, str, Any]
-"""A span, with the type of its key before it: keys of two types differ, though they be equal (1, 1.0 and True)."""
+ExactSpan = tuple[int, int, Hashable, Any]
+"""A span, with its key in exact form before it: what Python takes for equal may be several keys (1, 1.0 and True)."""
 ExtraKey = tuple[int, int, bool, Any]
 """In a page: from which position on, up to which, whether the span begins here, and the key."""
 
@@ -35,18 +35,13 @@ def page_digest(parent: bytes, tokens: bytes, extra: tuple[ExtraKey, ...]) -> by
 
 def said_of(extra: tuple[ExtraKey, ...]) -> bytes:
     """Extra keys as text: equal for equal keys. An object's own is its ``repr``."""
-    return repr([(lo, hi, first, type(key).__qualname__, key) for lo, hi, first, key in extra]).encode(
-        "utf-8", "backslashreplace"
-    )
+    return repr([(lo, hi, first, exact_key(key)) for lo, hi, first, key in extra]).encode("utf-8", "backslashreplace")
 
 
-def pages_of(
-    tokens: Tokens, spans: Iterable[tuple[int, int, Any]], page: int, lookahead: int, first: int = 0
-) -> Iterator[tuple[bytes, tuple[ExtraKey, ...]]]:
-    """The encoded tokens and the extra keys of each whole page from the ``first`` on. ``spans`` have the extra keys."""
+def pages_of(tokens: Tokens, page: int, lookahead: int) -> Iterator[tuple[bytes, tuple[ExtraKey, ...]]]:
+    """The encoded tokens and the extra keys of each whole page. ``tokens`` are those of a change, or ``keyed``."""
     count = (tokens.count - lookahead) // page
-    extras = extras_of(spans, page, lookahead, first, count)
-    for index, extra in zip(range(first, count), extras, strict=True):
+    for index, extra in enumerate(extras_of(tokens.extra, page, lookahead, 0, count)):
         start, end = index * page, (index + 1) * page + lookahead
         yield bytes(tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]), extra
 
@@ -67,10 +62,10 @@ def extras_of(spans: Iterable[Span], page: int, lookahead: int, first: int, end:
         yield tuple((max(lo, start) - start, min(hi, behind) - start, lo >= start, key) for _, (lo, hi, key) in here)
 
 
-def typed(spans: Iterable[Span]) -> tuple[TypedSpan, ...]:
-    return tuple((lo, hi, type(key).__qualname__, key) for lo, hi, key in spans)
+def exact(spans: Iterable[Span]) -> tuple[ExactSpan, ...]:
+    return tuple((lo, hi, exact_key(key), key) for lo, hi, key in spans)
 
 
-def cut(spans: tuple[TypedSpan, ...], start: int, end: int) -> tuple[TypedSpan, ...]:
+def cut(spans: tuple[ExactSpan, ...], start: int, end: int) -> tuple[ExactSpan, ...]:
     """What matters of ``spans`` to the positions [start, end): where one began counts, but not where it ends behind."""
-    return tuple((lo, min(hi, end), kind, key) for lo, hi, kind, key in spans if lo < end and hi > start)
+    return tuple((lo, min(hi, end), name, key) for lo, hi, name, key in spans if lo < end and hi > start)

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from .paths import TypedSpan
+from .paths import ExactSpan
 
 
 class Run:
@@ -48,7 +48,7 @@ class Run:
         self.first = 0 if parent is None else parent.end
         self.count = self.live = 0
         self.tokens = b""
-        self.spans: tuple[TypedSpan, ...] = ()
+        self.spans: tuple[ExactSpan, ...] = ()
         self.names: list[Any] = []
         self.children: dict[Any, Run] = {}
         self.kept = [0] * keepers
