@@ -418,31 +418,29 @@ class ResumablePages:
     # ------------------------------------------------------------ where requests can resume
     def _settle(self) -> None:
         """After changes: find which boundaries can be resumed at now, and which pages lead to one."""
-        judged: dict[Run, None] = {}
+        judged: dict[Run, int] = {}  # from which of its pages on
         for changed in sorted(self._changed, key=_first_of):
-            stack = [(changed, self._changed[changed])]
+            stack = [(changed, self._changed[changed], False)]
             while stack:
-                run, since = stack.pop()
+                run, since, is_scattered = stack.pop()
+                if judged.get(run, run.count + 1) <= since:  # what lies above it had been judged before
+                    continue
                 before = tuple(run.resumable)
-                judged[run] = None
+                judged[run] = since
                 matters_below = self._boundaries.judge(run, since)
                 if before != tuple(run.resumable):
                     self._touch(run, before)
-                if run.children and (matters_below or self._is_scattered(run)):
-                    stack += [(child, 0) for child in run.children.values()]
+                is_scattered = is_scattered or self._is_scattered(run)
+                if run.children and (matters_below or is_scattered):
+                    stack += [(child, 0, is_scattered) for child in run.children.values()]
         self._changed = {}
         for run in sorted(judged, key=_first_of, reverse=True):
             self._lead(run)
 
     def _is_scattered(self, run: Run) -> bool:
-        """Whether ``run``, or one above it, has changed in a way that may matter to any boundary below it."""
-        scattered = self._boundaries.scattered
-        at: Run | None = run
-        while scattered and at is not None:
-            if at.before is not None and any(at.kept[index] != at.before.kept[index] for index in scattered):
-                return True
-            at = at.parent
-        return False
+        """Whether ``run`` has changed in a way that may matter to any boundary below it."""
+        before = run.before
+        return before is not None and any(run.kept[index] != before.kept[index] for index in self._boundaries.scattered)
 
     def _lead(self, run: Run) -> None:
         """After ``run`` was judged: find which of its pages lead to a boundary, and what follows for those above."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, TierManifest, Window, compose
+from prefixloom import Buffer, Cache, Component, Manifest, Path, Point, Sinks, TierManifest, Window, compose
 from prefixloom_events import (
     AllBlocksCleared,
     BlockRemoved,
@@ -22,6 +22,8 @@ from prefixloom_events import (
     encode_batch,
 )
 from prefixloom_hicache import HostTier
+from prefixloom_resumable import Run
+from prefixloom_resumable.boundaries import Boundaries
 from tests.support.tiers import Requests, serve, tiered
 
 CONTENT = [Buffer("content", (), "int64")]
@@ -146,6 +148,21 @@ def test_boundaries_are_announced_beside_the_pages_and_components_only_if_wanted
     plain.cache.evict({"full": 64})
     (event,) = plain.events()
     assert isinstance(event, BlockRemoved) and len(event.block_hashes) == 4
+
+
+def test_each_run_of_pages_is_judged_once_however_many_above_it_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Followed(Component("near", Manifest(CONTENT), Sinks(2) | Window(9)), capacity={"near": 1024})
+    for branch in range(1, 40):  # each leaves the path at another page
+        seen.run([*range(4 * branch), *[999] * 4])
+    judgements, judge = [], Boundaries.judge
+
+    def counted(self: Boundaries, run: Run, since: int) -> bool:
+        judgements.append(run)
+        return judge(self, run, since)
+
+    monkeypatch.setattr(Boundaries, "judge", counted)
+    seen.events()
+    assert 39 * 2 - 1 <= len(judgements) <= 2 * len(set(judgements))
 
 
 def test_blocks_are_removed_from_the_leaves_up_and_stored_from_the_root_down() -> None:
