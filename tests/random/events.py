@@ -198,11 +198,11 @@ def follow(setup: Any, ops: Sequence[Op], seed: object) -> Counter[str]:
     return followed.counts
 
 
-def run(name: str, seed: object, count: int) -> Counter[str]:
+def run(name: str, seed: object, count: int, writer: type[Writer] = Keyed) -> Counter[str]:
     setup, counts, done = setups()[name], Counter[str](), 0
     while done < count:
-        writer = Keyed(f"{seed} {name} {done} events", setup.longest, setup.unit, setup.lookahead, setup.lent)
-        ops = writer.script(min(SCRIPT, count - done))
+        script = writer(f"{seed} {name} {done} events", setup.longest, setup.unit, setup.lookahead, setup.lent)
+        ops = script.script(min(SCRIPT, count - done))
         counts += follow(setup, ops, f"{seed} {name} {done}")
         done += len(ops)
     return counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from prefixloom.testing.oracle.writer import Writer
 from prefixloom_resumable import ResumablePages, Run, ones
 from prefixloom_resumable.boundaries import Boundaries
 from tests.random.events import run, setups
@@ -55,7 +56,7 @@ def test_a_mistake_in_the_mirror_is_seen(monkeypatch: pytest.MonkeyPatch, mistak
     monkeypatch.setattr(*MISTAKES[mistake])
     with pytest.raises((AssertionError, LookupError)):
         for name in ("path, window and point", "two windows"):
-            run(name, "mistake", 1000)
+            run(name, "mistake", 1000, Writer)  # its prompts share more
 
 
 def test_needs_of_any_form_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
