@@ -68,11 +68,18 @@ class Announcements:
         too_early = time.monotonic() < self._anew_after
         with self.guard():
             if self._is_wrong or (too_early and not self._is_withdrawn):
-                events = self._withdraw()
-                self._is_wrong, self._is_withdrawn = False, True
+                events = self._withdraw_everything()
             self._journal.take()  # what is missing in it, ``contents`` has
             if not too_early:
-                events = events + self._announce_everything()
+                with self.guard():
+                    events = events + self._announce_everything()
+                if self._is_wrong and not self._is_withdrawn:  # that failed, and subscribers have what is old
+                    events = self._withdraw_everything()
+        return events
+
+    def _withdraw_everything(self) -> list[Any]:
+        events = self._withdraw()
+        self._is_wrong, self._is_withdrawn = False, True
         return events
 
     def _announce_everything(self) -> list[Any]:
@@ -86,18 +93,24 @@ class Announcements:
             self._anew_after = now + (now - began) / ANEW_SHARE
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Errors of this block do not leave it: everything is announced again. In debug mode they leave it."""
+    def guard(self, *, harms: bool = True) -> Iterator[None]:
+        """Errors of this block do not leave it. In debug mode they leave it.
+
+        ``harms``  after an error subscribers may have anything, so everything is announced again. Else they only lack
+                   something
+        """
         try:
             yield
         except Exception:
+            self._is_wrong = self._is_wrong or harms
             if self._cache.composition.debug:
                 raise
             self.failures += 1
-            self._is_wrong = True
             self._log.log(
                 logging.ERROR if self.failures == 1 else logging.DEBUG,
-                "an error in the code for KV events: subscribers forget what they have of this cache, and "
-                "then everything is announced again. The engine goes on. Further errors are logged at level DEBUG",
+                "an error in the code for KV events: subscribers %s. The engine goes on. Further errors are logged at "
+                "level DEBUG",
+                "forget what they have of this cache, and then everything is announced again" if harms
+                else "do not learn of some pages until another request has these, too",
                 exc_info=True,
-            )
+            )  # fmt: skip

@@ -168,11 +168,30 @@ def test_what_cannot_be_withdrawn_is_withdrawn_later(clock: SimpleNamespace) -> 
     assert engine.take() == ["cleared", "stored"] and engine.known == engine.cached
 
 
-def test_in_debug_mode_an_error_is_raised() -> None:
+def test_if_everything_cannot_be_announced_anew_it_is_withdrawn_at_once(clock: SimpleNamespace) -> None:
+    engine = Engine(most=2)
+    engine.run(1)
+    engine.take()
+    clock.now += 1000
+    engine.cache.evict({"full": 99})
+    for user in range(2, 6):
+        engine.run(user)
+    engine.errors = 1
+    assert engine.take() == ["cleared"] and engine.announcements.failures == 1
+    clock.now += 1000
+    assert engine.take()[-4:] == 4 * ["stored"] and engine.known == engine.cached
+
+
+def test_in_debug_mode_an_error_is_raised(clock: SimpleNamespace) -> None:
     engine = Engine(debug=True)
+    engine.run(1)
+    engine.take()
+    clock.now += 1000
+    engine.run(2)
     engine.errors = 1
     with pytest.raises(ValueError, match="the sink is broken"):
         engine.take()
+    assert engine.take() == ["cleared", "cleared", "stored", "stored"], "and what it left wrong is withdrawn"
     with pytest.raises(ValueError, match="of a block"), engine.announcements.guard():
         raise ValueError("of a block")
 
@@ -183,5 +202,8 @@ def test_only_errors_are_kept_from_the_engine() -> None:
     with engine.announcements.guard():
         raise ValueError("of a block that is for events alone")
     assert engine.announcements.failures == 1 and engine.take()[0] == "cleared"
+    with engine.announcements.guard(harms=False):
+        raise ValueError("of a block that leaves nothing wrong")
+    assert engine.announcements.failures == 2 and engine.take() == []
     with pytest.raises(KeyboardInterrupt), engine.announcements.guard():
         raise KeyboardInterrupt

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -29,6 +29,8 @@ from .groups import Group
 log = logging.getLogger("vllm.prefixloom")
 MEDIUM = "CPU"
 """What vLLM calls the host's memory."""
+MOST_NAMINGS = 1024
+"""Requests that wait for the next look at what they name. Of more, the pages of the first ones are named later."""
 
 
 @attrs.frozen
@@ -109,7 +111,7 @@ class HostEvents:
         self._announcements = Announcements(cache, self._announce, self._withdraw, log)
         self._pages = ResumablePages(cache.composition, lambda namespace: None, ("device",))
         self._keepers = {keeper.component: keeper for keeper in self._pages.keepers}
-        self._namings: list[Naming] = []
+        self._namings: deque[Naming] = deque(maxlen=MOST_NAMINGS)
         self._announced: dict[int, Counter[bytes]] = {group.index: Counter() for group in groups}
         """By group, the hashes that subscribers have, and of how many blocks. A block that is smaller than a page may
         have the hash of another one, whose page goes on in another way."""
@@ -155,30 +157,35 @@ class HostEvents:
     def _withdraw(self) -> list[Any]:
         """Everything that was announced, as removed."""
         self._pages.begin_again()
-        announced = {index: [*counts][::-1] for index, counts in self._announced.items()}
-        self._announced = {index: Counter() for index in announced}
         try:
-            return [self._removed(index, blocks) for index, blocks in announced.items() if blocks]
+            events = [self._removed(index, [*counts][::-1]) for index, counts in self._announced.items() if counts]
         except Exception:
             log.debug("what was announced cannot be removed block by block", exc_info=True)
-            return [self._form.cleared()]
+            events = [self._form.cleared()]
+        self._announced = {index: Counter() for index in self._announced}
+        return events
 
     # ------------------------------------------------------------ names
     def _give_names(self) -> dict[Run, int]:
         """Name the pages for which somebody has come with names. Returns how many names their runs had before."""
         had: dict[Run, int] = {}
         while self._namings:
-            naming = self._namings.pop(0)  # one that fails is not tried again
-            hashes = naming.request.block_hashes
-            known = len(hashes) * self._form.hash_tokens // self._pages.page
-            for run, used in self._pages.path(naming.namespace, naming.tokens, naming.extra):
-                first, end = len(run.names), min(used, known - run.first)
-                if first < end:
-                    had.setdefault(run, first)
-                    run.names += self._names(naming.request, hashes, run.first + first, run.first + end)
-                if len(run.names) < run.count:
-                    break
+            naming = self._namings.popleft()
+            with self._announcements.guard(harms=False):  # what one request cannot name, others are announced without
+                self._give(naming, had)
         return had
+
+    def _give(self, naming: Naming, had: dict[Run, int]) -> None:
+        hashes = naming.request.block_hashes
+        known = len(hashes) * self._form.hash_tokens // self._pages.page
+        for run, used in self._pages.path(naming.namespace, naming.tokens, naming.extra):
+            first, end = len(run.names), min(used, known - run.first)
+            if first < end:
+                names = self._names(naming.request, hashes, run.first + first, run.first + end)
+                had.setdefault(run, first)
+                run.names += names
+            if len(run.names) < run.count:
+                break
 
     def _names(self, request: Any, hashes: Sequence[bytes], first: int, end: int) -> list[PageName]:
         """The names of the pages [first, end) of a path."""

@@ -18,7 +18,7 @@ import pytest
 from prefixloom import Buffer, Cache, Component, Identity, Manifest, Window, compose, encode
 from prefixloom_resumable import ResumablePages, ones
 from prefixloom_resumable.boundaries import Boundaries
-from prefixloom_vllm.events import Form, HostEvents
+from prefixloom_vllm.events import MOST_NAMINGS, Form, HostEvents
 from prefixloom_vllm.groups import Group, groups_of, tree_page
 from tests.random.vllm_events import HostRouter, block_hashes, expected, form
 from tests.random.vllm_traffic import run
@@ -262,6 +262,39 @@ def test_if_blocks_cannot_be_removed_everything_is_cleared() -> None:
     host.events._form = attrs.evolve(host.form, removed=broken)
     host.cache.flush()
     assert [event.kind for event in host.take()] == ["cleared"] and not any(host.router.blocks.values())
+    host.keep(asked([2] * 16), 16)
+    host.events._form = host.form
+    host.take()
+    host.events._form = attrs.evolve(host.form, removed=broken, cleared=broken)
+    host.cache.flush()
+    assert host.take() == [] and any(host.router.blocks.values())
+    host.events._form = host.form
+    host.take()
+    assert not any(host.router.blocks.values()), "what could not be withdrawn is withdrawn later"
+
+
+def test_a_request_that_cannot_name_its_pages_holds_nobody_else_up() -> None:
+    host = Host(debug=False)
+    host.keep(asked([1] * 16), 16)
+    host.take()
+    host.keep(asked([2] * 16, lora_request="no adapter"), 16)
+    host.keep(asked([3] * 16), 16)
+    assert {event.kind for event in host.take()} == {"stored"} and host.events.failures == 1
+    assert sum(len(blocks) for blocks in host.router.blocks.values()) == 2 * 5
+    host.keep(asked([2] * 16), 16)
+    host.take()
+    host.check()
+
+
+def test_only_so_many_requests_wait_until_somebody_looks() -> None:
+    host, first, other = Host(), asked([1] * 16), asked([2] * 16)
+    host.keep(first, 16)
+    for _ in range(MOST_NAMINGS):
+        host.events.name(other, "", encode(other.all_token_ids), ())
+    assert host.take() == [], "the first one did not wait"
+    host.keep(first, 16)
+    host.take()
+    host.check()
 
 
 def test_extra_keys_and_adapters_are_in_the_events() -> None:
