@@ -15,7 +15,7 @@ import zmq
 from prefixloom import PrefixloomError
 
 from .rebuilt import RebuiltCache
-from .wire import decode_batch, is_snapshot, read_frames, sequence_bytes
+from .wire import EventBatch, decode_batch, is_snapshot, read_frames, sequence_bytes
 
 MOST_WAITING = 10_000
 """Batches that are kept while an earlier one is missing."""
@@ -74,15 +74,13 @@ class OrderedEvents:
 
     def replayed(self, number: int, payload: bytes) -> None:
         """Take a batch of a replay that was asked for: of the missing ones, or one with all there is."""
-        batch = decode_batch(payload)
-        if number != self.expected and is_snapshot(batch.events):
-            if number > self.expected or batch.ts > self._last_time:
-                self.expected = number
-                self.counts.snapshots += 1
-                self._apply(number, payload)
-        elif number == self.expected:
+        batch = self._decoded(payload)
+        if number == self.expected:
             self.counts.repaired += 1
-            self._apply(number, payload)
+            self._apply(number, batch)
+        elif batch is not None and is_snapshot(batch.events) and (number > self.expected or batch.ts > self._last_time):
+            self.counts.snapshots += 1
+            self._apply(number, batch)
         self._go_on()
 
     def _begins_again(self, payload: bytes) -> bool:
@@ -101,14 +99,17 @@ class OrderedEvents:
         for number in [number for number in self._waiting if number < self.expected]:
             del self._waiting[number]
         while self.expected in self._waiting:
-            self._apply(self.expected, self._waiting.pop(self.expected))
+            self._apply(self.expected, self._decoded(self._waiting.pop(self.expected)))
 
-    def _apply(self, number: int, payload: bytes) -> None:
+    def _decoded(self, payload: bytes) -> EventBatch | None:
         try:
-            batch = decode_batch(payload)
+            return decode_batch(payload)
         except ValueError:
             self.counts.malformed += 1
-        else:
+            return None
+
+    def _apply(self, number: int, batch: EventBatch | None) -> None:
+        if batch is not None:
             self.cache.apply(batch.events)
             self._last_time = max(self._last_time, batch.ts)
             self.counts.applied += 1

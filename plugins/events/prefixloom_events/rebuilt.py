@@ -37,6 +37,8 @@ class RebuiltCache:
         self.events = 0
         self._page = 0
         self._lookahead = 0
+        self._sizes: dict[int, int] = {}
+        """By group, the tokens of a block."""
 
     # ------------------------------------------------------------ following
     def apply(self, events: Iterable[KVEvent]) -> None:
@@ -53,6 +55,7 @@ class RebuiltCache:
     def _store(self, event: BlockStored) -> None:
         group = event.group_idx or PAGES
         blocks = self._blocks(group, event.medium)
+        self._sizes[group] = event.block_size
         if event.component is not None:
             self.names[group] = event.component
         elif event.boundaries:
@@ -91,14 +94,17 @@ class RebuiltCache:
     def pages(self, tokens: Any, *, medium: str = "GPU", group: int = PAGES, **named: Any) -> int:
         """How many of ``tokens`` are announced under one group: under the first, what routers say that know no other.
 
-        ``named``: ``salt``, ``lora_name`` and ``extra``, as in ``boundary``.
+        ``named``: ``salt``, ``lora_name`` and ``extra``, as in ``boundary``. What is hashed for a page is known from the
+        first group: until it has had a page, the answer is 0.
         """
         blocks = self.blocks.get((group, medium), set())
+        size = self._sizes.get(group, self._page)
         found = 0
-        for end, block in self._hashes(tokens, **named):
-            if block not in blocks:
-                break
-            found = end
+        for _, digest in self._digests(tokens, **named):
+            for part in range(self._page // size):
+                if block_hash(digest, part if size < self._page else -1) not in blocks:
+                    return found
+                found += size
         return found
 
     def boundary(self, tokens: Any, *, medium: str = "GPU", **named: Any) -> int:
@@ -112,24 +118,25 @@ class RebuiltCache:
             return 0
         pages, resumable = self.blocks.get((PAGES, medium), set()), self.blocks.get((group, medium), set())
         found = 0
-        for end, block in self._hashes(tokens, **named):
+        for end, digest in self._digests(tokens, **named):
+            block = block_hash(digest)
             if block not in pages:
                 break
             if block in resumable:
                 found = end
         return found
 
-    def _hashes(
+    def _digests(
         self, tokens: Any, salt: str | None = None, lora_name: str | None = None, extra: Iterable[Any] = ()
-    ) -> Iterable[tuple[int, int]]:
-        """The end and the hash of each page of ``tokens``."""
+    ) -> Iterable[tuple[int, bytes]]:
+        """The end and the digest of each page of ``tokens``."""
         if not self._page:
             return
         digest, end = root_digest(PageLabel(salt, lora_name)), 0
         for key, keys in pages_of(encode(tokens).keyed(extra), self._page, self._lookahead):
             digest = page_digest(digest, key, keys)
             end += self._page
-            yield end, block_hash(digest)
+            yield end, digest
 
     def same_as(self, other: RebuiltCache) -> bool:
         """Whether both have the same blocks."""

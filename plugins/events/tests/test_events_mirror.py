@@ -265,6 +265,10 @@ def test_components_with_smaller_pages_are_announced_in_these() -> None:
     seen.run(range(32))
     (behind,) = stored(seen.events(), group=2)
     assert behind.token_ids == list(range(16, 32)) and behind.parent_block_hash == smaller.block_hashes[-1]
+    assert [seen.rebuilt.pages(range(32), group=group) for group in (0, 1, 2)] == [32, 32, 32]
+    seen.cache.evict({"near": 1})
+    seen.events()
+    assert [seen.rebuilt.pages(range(32), group=group) for group in (0, 1, 2)] == [32, 32, 0], "its first page has gone"
 
 
 def test_a_flush_is_announced_as_cleared() -> None:

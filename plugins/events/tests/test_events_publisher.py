@@ -191,6 +191,9 @@ def test_a_gap_is_seen_and_repaired() -> None:
     assert all(stream.cache.boundary([user] * 12) == 12 for user in range(5))
     stream.receive(*sent[1])
     assert stream.counts.late == 1
+    stream.replayed(len(sent), b"no batch")
+    stream.replayed(len(sent) + 5, b"no batch")
+    assert stream.counts.malformed == 2 and stream.expected == len(sent) + 1, "it asks for what follows"
 
 
 def test_a_publisher_that_is_started_again_is_followed() -> None:
