@@ -81,11 +81,11 @@ class Indexer:
 
     def register(self, worker: int, publisher: EventPublisher) -> None:
         """Have it read a publisher's events, from the first one on."""
-        told = {
+        listed = {
             "instance_id": worker, "endpoint": publisher.endpoint, "replay_endpoint": publisher.replay_endpoint,
             "model_name": "model", "block_size": PAGE,
         }  # fmt: skip
-        self.call("/register", told)
+        self.call("/register", listed)
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             active = [each["instance_id"] for each in self.call("/workers") if each["status"] == "active"]
@@ -96,10 +96,10 @@ class Indexer:
 
     def ask(self, tokens: Sequence[int], namespace: str) -> dict[int, int]:
         """By worker, how many tokens it would find."""
-        told = {"token_ids": list(tokens), "model_name": "model"}
+        prompt = {"token_ids": list(tokens), "model_name": "model"}
         if namespace:
-            told["cache_salt"] = namespace
-        scores = self.call("/query", told)["scores"]
+            prompt["cache_salt"] = namespace
+        scores = self.call("/query", prompt)["scores"]
         return {int(worker): ranks["0"] for worker, ranks in scores.items()}
 
     def close(self) -> None:
@@ -265,8 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     python = python_of(options.folder)
     begun = time.monotonic()
     counts = run(python, options.ops, options.seed, options.folder / "dynamo" / "indexer.log")
-    told = ", ".join(f"{what} {times}" for what, times in counts.items())
-    print(f"Dynamo's indexer: {told}; {time.monotonic() - begun:.0f} s")
+    counted = ", ".join(f"{what} {times}" for what, times in counts.items())
+    print(f"Dynamo's indexer: {counted}; {time.monotonic() - begun:.0f} s")
     return 0
 
 

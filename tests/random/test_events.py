@@ -40,7 +40,7 @@ joined, split = ResumablePages._join, ResumablePages._split
 MISTAKES = {
     "no gap is seen": (Boundaries, "_behind_gaps", lambda self, need, have, gap, start, since, count: ones(count)),
     "gaps do not matter below": (Boundaries, "_matters_below", lambda self, end, before, gaps: False),
-    "gaps stay": (Boundaries, "gaps", lambda self, run: (0,) * len(self.keepers)),
+    "gaps stay": (Boundaries, "gaps", lambda self, run: (0,) * len(self.holders)),
     "pages that lead are not looked for": (ResumablePages, "_lead", lambda self, run: None),
     "a beginning is taken for the whole": (
         ResumablePages, "_common", lambda self, run, tokens, spans, most: min(run.count, most),

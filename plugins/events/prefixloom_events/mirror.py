@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from prefixloom import Change, Reach
+from prefixloom import Change, Reach, Window
 from prefixloom_resumable import (
     TOKEN_BYTES,
     Differences,
     ExtraKey,
-    KeptPart,
+    Holder,
     PageRange,
     ResumablePages,
     Run,
@@ -90,9 +90,9 @@ class Mirror:
         for level, medium in enumerate(self.mediums):
             self._announce(PAGES, medium, *found.leading(level), removed, stored)
         if self._announces_components:
-            for keeper in self._pages.keepers:
-                medium = MEDIUMS[keeper.tier]
-                self._announce(_group_of(keeper), medium, *found.kept(keeper), removed, stored, keeper)
+            for holder in self._pages.holders:
+                medium = MEDIUMS[holder.tier]
+                self._announce(_group_of(holder), medium, *found.kept(holder), removed, stored, holder)
             group = PAGES + 1 + len(self._kinds)
             for level, medium in enumerate(self.mediums):
                 gone, come = found.resumable(level)
@@ -116,18 +116,18 @@ class Mirror:
         come: Sequence[PageRange],
         removed: list[KVEvent],
         stored: list[KVEvent],
-        keeper: KeptPart | None = None,
+        holder: Holder | None = None,
     ) -> None:
         """Make the events of one group."""
         if gone:
-            removed.append(BlockRemoved(self._hashes(gone, keeper)[::-1], medium, group))
-        stored += [self._stored(pages, group, medium, keeper) for pages in come]
+            removed.append(BlockRemoved(self._hashes(gone, holder)[::-1], medium, group))
+        stored += [self._stored(pages, group, medium, holder) for pages in come]
 
-    def _hashes(self, several: Iterable[PageRange], keeper: KeptPart | None) -> list[int]:
+    def _hashes(self, several: Iterable[PageRange], holder: Holder | None) -> list[int]:
         """The hashes of pages; of a component whose pages are smaller, of these."""
         found = []
         for pages in several:
-            parts = 1 if keeper is None else keeper.parts
+            parts = 1 if holder is None else holder.parts
             if parts == 1:
                 found += [block_hash(digest) for digest in self._pages.names(pages)]
                 continue
@@ -136,19 +136,19 @@ class Mirror:
             found += [block_hash(digests[at // parts - first], at % parts) for at in range(pages.first, pages.end)]
         return found
 
-    def _stored(self, pages: PageRange, group: int, medium: str, keeper: KeptPart | None) -> BlockStored:
-        run, parts = pages.run, 1 if keeper is None else keeper.parts
+    def _stored(self, pages: PageRange, group: int, medium: str, holder: Holder | None) -> BlockStored:
+        run, parts = pages.run, 1 if holder is None else holder.parts
         kind: str | None = PAGES_KIND
         window, size = None, self.page
-        if keeper is not None:
-            (kind, window), size = self._kinds[keeper.place], self.page // parts
-        hashes = self._hashes([pages], keeper)
-        width = size * TOKEN_BYTES
+        if holder is not None:
+            (kind, window), size = self._kinds[holder.place], self.page // parts
+        hashes = self._hashes([pages], holder)
+        tokens = self._pages.tokens(pages, parts)[: len(hashes) * size * TOKEN_BYTES]
         extras = self._pages.extras(pages) if parts == 1 else None
         return BlockStored(
             hashes,
             self._before(run, pages.first, parts),
-            token_list(run.tokens[pages.first * width : pages.end * width]),
+            token_list(tokens),
             size,
             None,
             medium,
@@ -159,7 +159,7 @@ class Mirror:
             kv_cache_spec_sliding_window=window,
             lookahead_token_ids=self._looked_at(pages) if self.lookahead and parts == 1 else None,
             cache_salt=run.label.salt and plain_text(run.label.salt),
-            component=None if keeper is None else keeper.component,
+            component=None if holder is None else holder.component,
         )
 
     def _before(self, run: Run, first: int, parts: int) -> int | None:
@@ -174,15 +174,13 @@ class Mirror:
 
     def _looked_at(self, pages: PageRange) -> list[list[int]]:
         """The tokens behind each page that its content depends on."""
-        width, ahead = self.page * TOKEN_BYTES, self.lookahead * TOKEN_BYTES
-        return [
-            token_list(pages.run.tokens[end * width : end * width + ahead])
-            for end in range(pages.first + 1, pages.end + 1)
-        ]
+        width = self.page * TOKEN_BYTES
+        each = [PageRange(pages.run, at, at + 1) for at in range(pages.first, pages.end)]
+        return [token_list(self._pages.tokens(page)[width:]) for page in each]
 
 
-def _group_of(keeper: KeptPart) -> int:
-    return PAGES + 1 + keeper.place
+def _group_of(holder: Holder) -> int:
+    return PAGES + 1 + holder.place
 
 
 def _kind_of(reach: Reach) -> tuple[str | None, int | None]:
@@ -192,9 +190,8 @@ def _kind_of(reach: Reach) -> tuple[str | None, int | None]:
     """
     if reach.unit == "boundary":
         return "mamba", None
-    window = getattr(reach, "w", None)
-    if isinstance(window, int):
-        return "sliding_window", window
+    if isinstance(reach, Window):
+        return "sliding_window", reach.w
     return None, None
 
 

@@ -94,8 +94,8 @@ class RebuiltCache:
     def pages(self, tokens: Any, *, medium: str = "GPU", group: int = PAGES, **named: Any) -> int:
         """How many of ``tokens`` are announced under one group: under the first, what routers say that know no other.
 
-        ``named``: ``salt``, ``lora_name`` and ``extra``, as in ``boundary``. What is hashed for a page is known from the
-        first group: until it has had a page, the answer is 0.
+        ``named``: ``salt``, ``lora_name`` and ``extra``, as in ``boundary``. How long a page is, the first group says:
+        until it has had one, the answer is 0.
         """
         blocks = self.blocks.get((group, medium), set())
         size = self._sizes.get(group, self._page)

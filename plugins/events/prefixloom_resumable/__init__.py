@@ -15,17 +15,18 @@ their engine's events. It needs nothing but prefixloom. First read ``pages``.
 from __future__ import annotations
 
 from .announcements import Announcements
-from .boundaries import KeptPart
+from .boundaries import Holder
 from .pages import Differences, PageRange, ResumablePages
 from .paths import TOKEN_BYTES, ExtraKey, page_digest, pages_of
-from .runs import Run, ones, stretches
+from .runs import Before, Run, ones, stretches
 
 __all__ = [
     "TOKEN_BYTES",
     "Announcements",
+    "Before",
     "Differences",
     "ExtraKey",
-    "KeptPart",
+    "Holder",
     "PageRange",
     "ResumablePages",
     "Run",

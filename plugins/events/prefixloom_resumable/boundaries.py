@@ -20,15 +20,19 @@ from .runs import Run, halved, ones, stretches
 
 
 @attrs.frozen
-class KeptPart:
-    """One component on one tier: a keeper. ``index``: of its bits in ``Run.kept``."""
+class Holder:
+    """One component on one tier, which holds pages or states there.
+
+    ``place``  of the component in the composition
+    ``index``  of the holder among all holders: where ``Run.kept`` has its bits
+    ``parts``  how many pages of the component a page of the tree has; 1 for a state
+    """
 
     component: str
     tier: str
     place: int
     index: int
     parts: int
-    """Pages of the component in a page of the tree; 1 for a state."""
 
 
 @attrs.frozen
@@ -37,7 +41,9 @@ class Need:
 
     ``tokens``   of its page, 0 for a state
     ``ends``     its reach is one interval that ends at the boundary, so the gap before it decides alone
-    ``keepers``  by tier, the first one first
+    ``place``    of the component in the composition
+    ``parts``    how many pages of the component a page of the tree has; 1 for a state
+    ``holders``  the indices of its holders, by tier, the first one first
     """
 
     reach: Reach
@@ -45,10 +51,13 @@ class Need:
     ends: bool
     place: int
     parts: int
-    keepers: tuple[int, ...]
+    holders: tuple[int, ...]
 
     def first_behind(self, gap: int, low: int, high: int, page: int, start: int) -> int:
-        """The first of the pages [low, high) whose boundary needs nothing before ``gap``. ``start``: of page 0."""
+        """The first of the pages [low, high) whose boundary needs nothing before the position ``gap``; else ``high``.
+
+        ``start``  the position at which page 0 begins
+        """
         if not gap:
             return low
         shape = self.reach.shape
@@ -75,28 +84,31 @@ class Boundaries:
     def __init__(self, composition: Any, tiers: Sequence[str]) -> None:
         self.page: int = composition.page
         self.levels = range(len(tiers))
-        self.keepers: list[KeptPart] = []
+        self.holders: list[Holder] = []
         self._needs: list[Need] = []
         for place, part in enumerate(composition.parts):
             parts = self.page // part.page_tokens if part.page_tokens else 1
             shape = part.reach.shape
             ends = part.reach.closed_upward or (shape is not None and shape.head == 0)
-            first = len(self.keepers)
-            self.keepers += [KeptPart(part.name, tier, place, first + at, parts) for at, tier in enumerate(tiers)]
-            indices = tuple(range(first, len(self.keepers)))
+            first = len(self.holders)
+            self.holders += [Holder(part.name, tier, place, first + at, parts) for at, tier in enumerate(tiers)]
+            indices = tuple(range(first, len(self.holders)))
             self._needs.append(Need(part.reach, part.page_tokens or 0, ends, place, parts, indices))
         # states first: few pages have one, and who has none is asked nothing more
         self._asked = sorted(self._needs, key=lambda need: need.tokens > 0)
-        self.parts = tuple(keeper.parts for keeper in self.keepers)
+        self.no_gaps = (0,) * (len(self.levels) * len(self._needs))
+        """What ``Run.gaps`` is above all pages."""
+        self.parts = tuple(holder.parts for holder in self.holders)
         self.scattered = frozenset(
-            index for need in self._needs if need.tokens and not need.ends for index in need.keepers
+            index for need in self._needs if need.tokens and not need.ends for index in need.holders
         )
-        """The keepers of which a change may matter to any boundary below it."""
+        """The holders of which a change may matter to any boundary below it."""
 
     def judge(self, run: Run, since: int) -> bool:
-        """Find ``run.resumable`` and ``run.gaps``, where something has changed from the page ``since`` on, or above.
+        """Find ``run.resumable`` and ``run.gaps``. Whether what lies below the run is to be judged again.
 
-        Whether what lies below the run is to be judged again.
+        ``since``  the first page of the run of which something has changed; 0 if something has above the run. What can
+                   be resumed at the end of those before it has not changed
         """
         assert run.parent is not None
         above, start = run.parent.gaps, run.first * self.page
@@ -126,7 +138,7 @@ class Boundaries:
 
     def _have(self, run: Run, need: Need, level: int) -> int:
         have = 0
-        for index in need.keepers[: level + 1]:
+        for index in need.holders[: level + 1]:
             have |= run.kept[index]
         return have
 
@@ -143,20 +155,19 @@ class Boundaries:
         if early:
             gap = start + early.bit_length() * need.tokens
         page, parts, found, low = self.page, need.parts, 0, since
-        for first, end in (*stretches(late), (0, 0)):
-            # up to the absent pages [first, end) there is no other gap; (0, 0): up to the end of the run
-            high = since + first // parts if end else count
+        last = (count - since) * parts
+        for first, end in (*stretches(late), (last, last)):  # absent pages [first, end); at the end of the run, none
+            high = since + first // parts  # up to these there is no other gap
             if low < high:
                 able = need.first_behind(gap, low, high, page, start)
                 found |= ones(high) >> able << able
-            if end:  # boundaries that follow an absent page: they may need nothing at all
-                low = since + end // parts
-                if not _is_dense(need.reach):
-                    for at in range(high, low):
-                        boundary = start + (at + 1) * page
-                        if need.first_behind(boundary, at, at + 1, page, start) == at:
-                            found |= 1 << at
-                gap = start + since * page + end * need.tokens
+            low = since + end // parts
+            if not _is_dense(need.reach):  # the boundaries that follow an absent page may need nothing at all
+                for at in range(high, low):
+                    boundary = start + (at + 1) * page
+                    if need.first_behind(boundary, at, at + 1, page, start) == at:
+                        found |= 1 << at
+            gap = start + since * page + end * need.tokens
         return found
 
     def _of_all_needs(self, run: Run, need: Need, level: int, wanted: int) -> int:

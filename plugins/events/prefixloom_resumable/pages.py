@@ -18,7 +18,7 @@ import attrs
 
 from prefixloom import Change, Tokens
 
-from .boundaries import Boundaries, KeptPart
+from .boundaries import Boundaries, Holder
 from .paths import TOKEN_BYTES, ExactSpan, ExtraKey, Span, cut, exact, extras_of
 from .runs import Before, Run, halved, ones, stretches
 
@@ -62,9 +62,9 @@ class Differences:
         """The pages at whose end nobody can resume any more, and those at whose end one can now."""
         return _different((run, before.resumable[level], run.resumable[level]) for run, before in self.runs)
 
-    def kept(self, keeper: KeptPart) -> tuple[list[PageRange], list[PageRange]]:
+    def kept(self, holder: Holder) -> tuple[list[PageRange], list[PageRange]]:
         """The pages of a component that one tier has lost, and those that it has come by."""
-        return _different((run, before.kept[keeper.index], run.kept[keeper.index]) for run, before in self.runs)
+        return _different((run, before.kept[holder.index], run.kept[holder.index]) for run, before in self.runs)
 
 
 def _different(bits: Iterable[tuple[Run, int, int]]) -> tuple[list[PageRange], list[PageRange]]:
@@ -83,7 +83,7 @@ class ResumablePages:
     There are up to two levels: what is on the device, and what is on the device or on a tier below.
 
     ``tiers``    those that are followed: the levels have the first, and all of them
-    ``keepers``  each component on each tier
+    ``holders``  each component on each tier
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class ResumablePages:
             tiers = ("device", "host") if composition.tier is not None else ("device",)
         self.tiers = tuple(tiers)
         self._boundaries = Boundaries(composition, self.tiers)
-        self.keepers = self._boundaries.keepers
-        self._keeper_of = {(keeper.component, keeper.tier): keeper for keeper in self.keepers}
+        self.holders = self._boundaries.holders
+        self._holder_of = {(holder.component, holder.tier): holder for holder in self.holders}
         self._roots: dict[str, Run] = {}
         self._former: dict[str, Run] = {}
         """Roots of what was forgotten, for the names of pages that come again."""
         self._touched: list[Run] = []
         self._changed: dict[Run, int] = {}
-        """Runs of which bits have changed, and the first page of which some have."""
+        """Runs of which bits have changed, and the first page of each of which some have."""
         self._untidy: dict[Run, None] = {}
         self._began = False
 
@@ -148,7 +148,7 @@ class ResumablePages:
 
     def everything(self) -> Differences:
         """All there is."""
-        nothing, levels = (0,) * len(self.keepers), (0,) * len(self.tiers)
+        nothing, levels = (0,) * len(self.holders), (0,) * len(self.tiers)
         runs = sorted(self._all(), key=_first_of)
         return Differences(True, tuple((run, Before(nothing, levels, levels)) for run in runs))
 
@@ -196,9 +196,12 @@ class ResumablePages:
                 each.names += self._namer(each, len(each.names), upto)
         return run.names[pages.first : end]
 
-    def tokens(self, pages: PageRange) -> bytes:
-        """The encoded tokens of some pages, and with a lookahead of L the L that follow."""
-        width = self.page * TOKEN_BYTES
+    def tokens(self, pages: PageRange, parts: int = 1) -> bytes:
+        """The encoded tokens of some pages, and with a lookahead of L the L that follow.
+
+        ``parts``  how many of these pages a page of the tree has: those of a component may be smaller
+        """
+        width = self.page // parts * TOKEN_BYTES
         return pages.run.tokens[pages.first * width : pages.end * width + self.lookahead * TOKEN_BYTES]
 
     def extras(self, pages: PageRange) -> list[tuple[ExtraKey, ...]] | None:
@@ -213,7 +216,7 @@ class ResumablePages:
     # ------------------------------------------------------------ changes
     def _change(self, change: Change) -> None:
         """Note what one change says is cached, or is not any more."""
-        keeper = self._keeper_of[change.component, change.tier]
+        holder = self._holder_of[change.component, change.tier]
         stored = change.kind == "stored"
         upto = change.boundary or max(hi for _, hi in change.spans)
         count = -(-upto // self.page)
@@ -229,9 +232,9 @@ class ResumablePages:
             run, used = self._extend(run, used, change.tokens, spans, count)
             if self._former:
                 self._name_again(change.namespace, run, change.tokens, spans, count)
-        size, parts = self.page // keeper.parts, keeper.parts
+        size, parts = self.page // holder.parts, holder.parts
         if change.boundary is not None:
-            self._note(run, keeper, used - 1, used, stored)
+            self._note(run, holder, used - 1, used, stored)
             return
         for lo, hi in reversed(change.spans):
             lo, hi = lo // size, hi // size
@@ -240,22 +243,25 @@ class ResumablePages:
                     assert run.parent is not None
                     run = run.parent
                 first = max(lo, run.first * parts)
-                self._note(run, keeper, first - run.first * parts, hi - run.first * parts, stored)
+                self._note(run, holder, first - run.first * parts, hi - run.first * parts, stored)
                 hi = first
 
-    def _note(self, run: Run, keeper: KeptPart, first: int, end: int, stored: bool) -> None:
+    def _note(self, run: Run, holder: Holder, first: int, end: int, stored: bool) -> None:
         """Set or clear the bits of pages of a component."""
-        bits = run.kept[keeper.index]
+        bits = run.kept[holder.index]
         mask = ones(end - first) << first
         now = bits | mask if stored else bits & ~mask
         if now != bits:
             self._touch(run)
-            run.kept[keeper.index] = now
-            first //= keeper.parts
+            run.kept[holder.index] = now
+            first //= holder.parts
             self._changed[run] = min(self._changed.get(run, first), first)
 
     def _touch(self, run: Run, resumable: tuple[int, ...] | None = None) -> None:
-        """Remember what ``run`` was, before anything of it changes. ``resumable``: what that was, if it has changed."""
+        """Remember what ``run`` was, before anything of it changes.
+
+        ``resumable``  what ``run.resumable`` was, where that alone is new already; None: it is as it was
+        """
         if run.before is None:
             run.before = Before(tuple(run.kept), resumable or tuple(run.resumable), tuple(run.leads))
             self._touched.append(run)
@@ -304,9 +310,9 @@ class ResumablePages:
         return common
 
     def _new(self, parent: Run | None, label: Any, identity: Any) -> Run:
-        run = Run(parent, label, identity, len(self.keepers), len(self.tiers))
+        run = Run(parent, label, identity, len(self.holders), len(self.tiers))
         if parent is None:
-            run.gaps = (0,) * (len(self.keepers))
+            run.gaps = self._boundaries.no_gaps
         else:
             parent.children[identity] = run
         return run
@@ -362,7 +368,11 @@ class ResumablePages:
             self._changed[run] = min(since, page)
 
     def _tidy(self) -> None:
-        """Cut off pages of which nothing is left, and join runs between which no other path begins any more."""
+        """Cut off pages of which nothing is left, and join runs between which no other path begins any more.
+
+        Runs with extra keys are not joined: it would have to be found out which spans of both are one, and in which
+        order all of them are.
+        """
         for run in sorted(self._untidy, key=_first_of, reverse=True):
             if not run.live or run.parent is None:
                 continue
@@ -447,7 +457,7 @@ class ResumablePages:
         while run.parent is not None and run.live:
             parent, goes_on = run.parent, False
             if not run.children:
-                run.live = max(-(-run.kept[each.index].bit_length() // each.parts) for each in self.keepers)
+                run.live = max(-(-run.kept[each.index].bit_length() // each.parts) for each in self.holders)
                 if run.live < run.count:
                     self._untidy[run] = None
                     self._touch(run)

@@ -67,5 +67,8 @@ def exact(spans: Iterable[Span]) -> tuple[ExactSpan, ...]:
 
 
 def cut(spans: tuple[ExactSpan, ...], start: int, end: int) -> tuple[ExactSpan, ...]:
-    """What matters of ``spans`` to the positions [start, end): where one began counts, but not where it ends behind."""
+    """What of ``spans`` matters to the positions [start, end): the spans that touch them, which end at ``end`` at last.
+
+    One that begins before ``start`` is not cut there: where it begins counts for what its content depends on.
+    """
     return tuple((lo, min(hi, end), name, key) for lo, hi, name, key in spans if lo < end and hi > start)

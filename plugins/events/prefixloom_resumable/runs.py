@@ -26,7 +26,7 @@ class Run:
     ``tokens``     of its pages, encoded, and with a lookahead of L the L that follow
     ``spans``      the extra keys that matter to it, with positions of the path
     ``names``      of its first pages, for whoever follows them: what an engine calls each
-    ``kept``       by keeper: one bit for each page of the component that is there
+    ``kept``       by holder: one bit for each page of the component that is there
     ``gaps``       by level and component: the end of the last page of the component, up to the run's end, that is *not*
                    there; 0 if all are
     ``resumable``  by level: one bit for each page at whose end a request can resume
@@ -41,7 +41,7 @@ class Run:
         "names", "parent", "resumable", "spans", "tokens",
     )  # fmt: skip
 
-    def __init__(self, parent: Run | None, label: Any, identity: Any, keepers: int, levels: int) -> None:
+    def __init__(self, parent: Run | None, label: Any, identity: Any, holders: int, levels: int) -> None:
         self.parent = parent
         self.label = label
         self.identity = identity
@@ -51,7 +51,7 @@ class Run:
         self.spans: tuple[ExactSpan, ...] = ()
         self.names: list[Any] = []
         self.children: dict[Any, Run] = {}
-        self.kept = [0] * keepers
+        self.kept = [0] * holders
         self.gaps: tuple[int, ...] = ()
         self.resumable = [0] * levels
         self.leads = [0] * levels
@@ -81,7 +81,7 @@ class Before:
     leads: tuple[int, ...]
 
     def halves(self, page: int, parts: tuple[int, ...]) -> tuple[Before, Before]:
-        """What its first ``page`` pages were, and the others. ``parts``: by keeper, bits of a page."""
+        """What its first ``page`` pages were, and the others. ``parts``: by holder, bits of a page."""
         low = [halved(bits, page * each) for bits, each in zip(self.kept, parts, strict=True)]
         can = [halved(bits, page) for bits in self.resumable]
         return (

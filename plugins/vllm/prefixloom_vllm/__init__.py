@@ -11,7 +11,7 @@ Read in this order:
 ``region``     the shared memory that the scheduler and the workers map
 ``books``      scheduler: the host's slots, what is in them, and the store behind them
 ``scheduler``  scheduler: which request loads and stores what, and when
-``events``     scheduler: what the host has, told as vLLM's KV events
+``events``     scheduler: what the host has, announced as vLLM's KV events
 ``worker``     worker: the copies between vLLM's memory and the region
 ``connector``  the class that vLLM makes, which hands its calls to the two sides
 ``figures``    the counts, in vLLM's form

@@ -22,7 +22,7 @@ from typing import Any
 import attrs
 
 from prefixloom import Cache, Change, Tokens
-from prefixloom_resumable import TOKEN_BYTES, Announcements, Differences, ResumablePages, Run, ones, stretches
+from prefixloom_resumable import TOKEN_BYTES, Announcements, Before, Differences, ResumablePages, Run, ones, stretches
 
 from .groups import Group
 
@@ -108,13 +108,13 @@ class HostEvents:
         self._groups = groups
         self._cache = cache
         self._form = form
-        self._announcements = Announcements(cache, self._announce, self._withdraw, log)
         self._pages = ResumablePages(cache.composition, lambda namespace: None, ("device",))
-        self._keepers = {keeper.component: keeper for keeper in self._pages.keepers}
+        self._holders = {holder.component: holder for holder in self._pages.holders}
         self._namings: deque[Naming] = deque(maxlen=MOST_NAMINGS)
         self._announced: dict[int, Counter[bytes]] = {group.index: Counter() for group in groups}
         """By group, the hashes that subscribers have, and of how many blocks. A block that is smaller than a page may
         have the hash of another one, whose page goes on in another way."""
+        self._announcements = Announcements(cache, self._announce, self._withdraw, log)
 
     @property
     def failures(self) -> int:
@@ -209,26 +209,26 @@ class HostEvents:
 
     # ------------------------------------------------------------ what subscribers are to have
     def _looks(self, found: Differences, had: Mapping[Run, int]) -> list[Look]:
-        """The runs of which something is different, or has names now, from the root down."""
+        """The runs of which something is different, or has names now, from the root down.
+
+        ``Differences`` says what is different of pages. Here a page counts from when it has a name, too.
+        """
         runs = {run: before for run, before in found.runs if run.names}
         unchanged = [run for run in had if run not in runs]
         looks = []
         for run in sorted([*runs, *unchanged], key=lambda run: run.first):
             before = runs.get(run)
-            was: dict[int, int] = {}
-            now: dict[int, int] = {}
-            for group in self._groups:
-                keeper = self._keepers[group.name]
-                if group.reach.closed_upward:
-                    now[group.index] = ones(run.leads[0] * keeper.parts)
-                    was[group.index] = now[group.index] if before is None else ones(before.leads[0] * keeper.parts)
-                else:
-                    now[group.index] = run.kept[keeper.index]
-                    was[group.index] = now[group.index] if before is None else before.kept[keeper.index]
-                now[group.index] &= ones(len(run.names) * keeper.parts)
-                was[group.index] &= 0 if found.cleared else ones(had.get(run, len(run.names)) * keeper.parts)
+            named_before = 0 if found.cleared else had.get(run, len(run.names))
+            was = {group.index: self._blocks(group, before or run, named_before) for group in self._groups}
+            now = {group.index: self._blocks(group, run, len(run.names)) for group in self._groups}
             looks.append(Look(run, was, now))
         return looks
+
+    def _blocks(self, group: Group, pages: Run | Before, named: int) -> int:
+        """Which blocks of a run, or of what it was, subscribers are to have if the first ``named`` pages have names."""
+        holder = self._holders[group.name]
+        blocks = ones(pages.leads[0] * holder.parts) if group.reach.closed_upward else pages.kept[holder.index]
+        return blocks & ones(named * holder.parts)
 
     # ------------------------------------------------------------ events
     def _compare(
@@ -265,7 +265,7 @@ class HostEvents:
 
     def _hash(self, group: Group, run: Run, block: int) -> bytes:
         """The hash of one block of a run. A state belongs to the block that ends with its page."""
-        page, part = divmod(block, self._keepers[group.name].parts)
+        page, part = divmod(block, self._holders[group.name].parts)
         end = self._pages.page if group.is_state else (part + 1) * group.tokens
         name: PageName = run.names[page]
         return name.hashes[end // self._form.hash_tokens - 1]
@@ -290,7 +290,7 @@ class HostEvents:
     ) -> None:
         """Add a block to the chain that it follows."""
         size, each = self._pages.page, self._form.hash_tokens
-        page, part = divmod(at, self._keepers[group.name].parts)
+        page, part = divmod(at, self._holders[group.name].parts)
         start = size - group.tokens if group.is_state else part * group.tokens
         name: PageName = run.names[page]
         parent: bytes | None = None
