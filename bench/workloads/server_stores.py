@@ -38,7 +38,7 @@ Values = Sequence[tuple[str, bytes]]
 
 class PlainRedis:
     def __init__(self, values: RedisValues) -> None:
-        self.client: Any = values._client
+        self.client: Any = values.client
 
     def write(self, values: Values) -> None:
         pipeline = self.client.pipeline(transaction=False)
@@ -58,7 +58,7 @@ class PlainObjects:
     def __init__(self, values: ObjectValues) -> None:
         import obstore
 
-        self.client, self.store = obstore, values._store
+        self.client, self.store = obstore, values.bucket
         self.threads = ThreadPoolExecutor(32)
 
     def write(self, values: Values) -> None:
@@ -74,7 +74,7 @@ class PlainObjects:
 
 class PlainMooncake:
     def __init__(self, values: MooncakeValues) -> None:
-        self.client: Any = values._client
+        self.client: Any = values.client
 
     def write(self, values: Values) -> None:
         self.client.put_batch([name for name, _ in values], [content for _, content in values])
@@ -98,7 +98,7 @@ def seconds_of(run: Callable[[], None]) -> float:
 def transfers(url: str, records: int, size: int, rounds: int) -> dict[str, list[float]]:
     """Seconds of each side, one figure per round."""
     store: Any = open_store(url)
-    plain = PLAIN[type(store._values)](store._values)
+    plain = PLAIN[type(store.values)](store.values)
     took: dict[str, list[float]] = {}
     buffers = [memoryview(bytearray(size + 256)) for _ in range(LOT)]
     payloads = [os.urandom(size) for _ in range(LOT)]
@@ -126,7 +126,7 @@ def transfers(url: str, records: int, size: int, rounds: int) -> dict[str, list[
                 for name, run in pair if lot % 2 else reversed(pair):
                     spent[name] += seconds_of(run)
             store.delete(keys)
-            store._values.remove(names)
+            store.values.remove(names)
         if turn:
             for name, value in spent.items():
                 took.setdefault(name, []).append(value)

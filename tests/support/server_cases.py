@@ -50,19 +50,19 @@ def spoiled(content: bytes, at: int, mask: int) -> bytes:
 
 
 def damage_redis(store: Any, key: Key, at: int, mask: int) -> None:
-    client, name = store._values._client, value_name(store, key)
+    client, name = store.values.client, value_name(store, key)
     client.set(name, spoiled(client.get(name), at, mask))
 
 
 def damage_object(store: Any, key: Key, at: int, mask: int) -> None:
     import obstore
 
-    bucket, name = store._values._store, value_name(store, key)
+    bucket, name = store.values.bucket, value_name(store, key)
     obstore.put(bucket, name, spoiled(bytes(obstore.get(bucket, name).bytes()), at, mask))
 
 
 def damage_mooncake(store: Any, key: Key, at: int, mask: int) -> None:
-    client, name = store._values._client, value_name(store, key)
+    client, name = store.values.client, value_name(store, key)
     assert client.upsert(name, spoiled(client.get(name), at, mask)) == 0
 
 

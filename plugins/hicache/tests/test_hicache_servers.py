@@ -168,8 +168,8 @@ def test_redis_promises_to_keep_what_its_append_only_file_has() -> None:
     process = redis_server("--appendonly", "yes")
     store = open_store(redis_url(process))
     store.put(RECORDS)
-    (version,) = store._values._client.info("server")["redis_version"].split(".")[:1]  # type: ignore[attr-defined]
-    minor = int(store._values._client.info("server")["redis_version"].split(".")[1])  # type: ignore[attr-defined]
+    (version,) = store.values.client.info("server")["redis_version"].split(".")[:1]  # type: ignore[attr-defined]
+    minor = int(store.values.client.info("server")["redis_version"].split(".")[1])  # type: ignore[attr-defined]
     assert store.flush() is ((int(version), minor) >= (7, 2))
     process.kill()
     process.start()
@@ -185,8 +185,8 @@ def test_the_failure_of_one_value_is_no_failure_of_its_batch() -> None:
     store: Any = REDIS.open(0)
     store.put(RECORDS[:3])
     name = value_name(store, KEYS[1])
-    store._values._client.delete(name)
-    store._values._client.rpush(name, "a list")
+    store.values.client.delete(name)
+    store.values.client.rpush(name, "a list")
     found = store.get(KEYS[:4])
     assert [getattr(answer, "reason", "fine") for answer in found] == ["fine", "io", "fine", "absent"]
     assert "WRONGTYPE" in found[1].detail
@@ -197,19 +197,19 @@ def test_the_failure_of_one_value_is_no_failure_of_its_batch() -> None:
 def test_a_value_of_any_length_is_read_no_further_than_the_buffer(case: Any) -> None:
     store = case.open(0)
     store.put(RECORDS[:1])
-    whole = next(iter(store._values.read([value_name(store, KEYS[0])], [1 << 20])))
+    whole = next(iter(store.values.read([value_name(store, KEYS[0])], [1 << 20])))
     name = value_name(store, KEYS[1])
     asked: list[int] = []
-    read = store._values.read
+    read = store.values.read
 
     def reading(names: Any, most: Any) -> Any:
         answers = read(names, most)
         asked.extend(len(each) for each in answers)
         return answers
 
-    store._values.read = reading
+    store.values.read = reading
     for content in (bytes(whole) + bytes(8 << 20), b"garbage" * (1 << 20), b"x", bytes(whole[:-1])):
-        store._values.write([(name, (memoryview(content),))])
+        store.values.write([(name, (memoryview(content),))])
         (miss,) = store.get(KEYS[1:2], [bytearray(4000)])
         assert isinstance(miss, Miss) and miss.reason == "corrupt"
         assert max(asked) <= 256 + 4000
@@ -221,7 +221,7 @@ def test_a_value_of_any_length_is_read_no_further_than_the_buffer(case: Any) -> 
 def test_a_record_of_another_format_stays_for_those_who_read_it() -> None:
     store: Any = REDIS.open(0)
     store.put(RECORDS[:1])
-    client, name = store._values._client, value_name(store, KEYS[0])
+    client, name = store.values.client, value_name(store, KEYS[0])
     content = bytearray(client.get(name))
     content[8] += 1  # the version
     client.set(name, bytes(content))
@@ -235,7 +235,7 @@ def test_many_keys_come_in_several_calls_of_bounded_size(monkeypatch: pytest.Mon
     monkeypatch.setattr(server_store, "BATCH_VALUES", 5)
     store: Any = REDIS.open(0)
     sizes: list[int] = []
-    write, read = store._values.write, store._values.read
+    write, read = store.values.write, store.values.read
 
     def writing(values: Any) -> Any:
         sizes.append(sum(len(part) for _, parts in values for part in parts))
@@ -245,7 +245,7 @@ def test_many_keys_come_in_several_calls_of_bounded_size(monkeypatch: pytest.Mon
         sizes.append(sum(most))
         return read(names, most)
 
-    store._values.write, store._values.read = writing, reading
+    store.values.write, store.values.read = writing, reading
     assert store.put(RECORDS) == tuple(map(Stored, KEYS))
     assert store.get(KEYS, [bytearray(4000) for _ in KEYS]) == tuple(RECORDS)
     assert len(sizes) > 4 and max(sizes) <= 20_000
@@ -348,7 +348,7 @@ def test_a_record_that_is_put_twice_in_a_call_is_written_once() -> None:
 def test_a_client_is_closed_after_the_last_call_that_uses_it() -> None:
     store: Any = REDIS.open(0)
     entered, go_on, order = threading.Event(), threading.Event(), []
-    present, close = store._values.present, store._values.close
+    present, close = store.values.present, store.values.close
 
     def slow(names: Any) -> Any:
         entered.set()
@@ -356,8 +356,8 @@ def test_a_client_is_closed_after_the_last_call_that_uses_it() -> None:
         order.append("answered")
         return present(names)
 
-    store._values.present = slow
-    store._values.close = lambda: (order.append("closed"), close())
+    store.values.present = slow
+    store.values.close = lambda: (order.append("closed"), close())
     asked: list[Any] = []
     thread = threading.Thread(target=lambda: asked.append(store.exists(KEYS[:1])))
     thread.start()

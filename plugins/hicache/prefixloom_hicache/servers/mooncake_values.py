@@ -60,7 +60,7 @@ class MooncakeValues:
     largest = BATCH_BYTES
 
     def __init__(self, client: Any, prefix: str) -> None:
-        self._client = client
+        self.client = client
         self._fingerprints = f"{prefix}/fingerprints"
         self._reads, self._writes = RegisteredMemory(client), RegisteredMemory(client)
 
@@ -74,7 +74,7 @@ class MooncakeValues:
     def _read(self, names: Sequence[str], sizes: Sequence[int]) -> list[memoryview | Exception | None]:
         begins = [*itertools.accumulate(sizes, initial=0)][:-1]
         places = [self._reads.address + begin for begin in begins]
-        answers = self._client.batch_get_into([*names], places, [*sizes])
+        answers = self.client.batch_get_into([*names], places, [*sizes])
         return [*map(self._value, names, begins, sizes, answers)]
 
     def _value(self, name: str, begin: int, size: int, answer: int) -> memoryview | Exception | None:
@@ -82,7 +82,7 @@ class MooncakeValues:
             return None
         if answer == TOO_LARGE:  # of a value that is longer, its beginning
             address = self._reads.address
-            (((answer,),),) = self._client.get_into_ranges([address], [[name]], [[[begin]]], [[[0]]], [[[size]]])
+            (((answer,),),) = self.client.get_into_ranges([address], [[name]], [[[begin]]], [[[0]]], [[[size]]])
         if answer < 0:
             return MooncakeFailed(f"error {answer}")
         return memoryview(bytes(self._reads.memory[begin : begin + answer]))
@@ -98,7 +98,7 @@ class MooncakeValues:
                     self._writes.memory[at : at + len(part)] = part
                     at += len(part)
                 sizes.append(at - begin)
-            answers = self._client.batch_put_from(names, places, sizes)
+            answers = self.client.batch_put_from(names, places, sizes)
         # it answers 0 also for a name that another client is writing, and may never finish
         there = self.present(names)
         return [self._written(each, is_there) for each, is_there in zip(answers, there, strict=True)]
@@ -111,26 +111,26 @@ class MooncakeValues:
         return MooncakeFailed(f"error {answer}") if answer else True
 
     def present(self, names: Sequence[str]) -> list[bool]:
-        answers = self._client.batch_is_exist([*names])
+        answers = self.client.batch_is_exist([*names])
         failed = [each for each in answers if each not in (0, 1)]
         if failed:
             raise MooncakeFailed(f"error {failed[0]}")
         return [each == 1 for each in answers]
 
     def remove(self, names: Sequence[str]) -> list[bool]:
-        answers = self._client.batch_remove([*names], force=True)
+        answers = self.client.batch_remove([*names], force=True)
         failed = [each for each in answers if each not in (0, NOT_FOUND)]
         if failed:
             raise MooncakeFailed(f"error {failed[0]}")
         return [each == 0 for each in answers]
 
     def note(self, name: str, text: str) -> None:
-        answer = self._client.upsert(self._fingerprints, json.dumps({**self.notes(), name: text}).encode())
+        answer = self.client.upsert(self._fingerprints, json.dumps({**self.notes(), name: text}).encode())
         if answer:
             raise Full("no segment of the store has room") if answer == NO_SPACE else MooncakeFailed(f"error {answer}")
 
     def notes(self) -> dict[str, str]:
-        content = self._client.get(self._fingerprints)
+        content = self.client.get(self._fingerprints)
         try:
             found = json.loads(content) if content else {}
         except ValueError:
@@ -144,7 +144,7 @@ class MooncakeValues:
         return 0, None
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
 
 def open_mooncake(

@@ -34,7 +34,7 @@ class ObjectValues:
     def __init__(self, store: Any, prefix: str, connections: int) -> None:
         import obstore
 
-        self._client, self._store = obstore, store
+        self.client, self.bucket = obstore, store
         self._notes = f"{prefix}/fingerprints"
         self._threads = ThreadPoolExecutor(connections, "prefixloom-objects")
 
@@ -46,7 +46,7 @@ class ObjectValues:
     def read(self, names: Sequence[str], most: Sequence[int]) -> list[memoryview | Exception | None]:
         def one(asked: tuple[str, int]) -> memoryview | Exception | None:
             try:
-                return memoryview(self._client.get_range(self._store, asked[0], start=0, length=asked[1]))
+                return memoryview(self.client.get_range(self.bucket, asked[0], start=0, length=asked[1]))
             except FileNotFoundError:
                 return None
             except Exception as error:
@@ -60,7 +60,7 @@ class ObjectValues:
         def one(value: tuple[str, Sequence[memoryview]]) -> bool | Exception:
             try:
                 content = b"".join(value[1])
-                self._client.put(self._store, value[0], content, mode="create", use_multipart=False)
+                self.client.put(self.bucket, value[0], content, mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError:
                 return False
@@ -74,7 +74,7 @@ class ObjectValues:
 
     def _is_there(self, name: str) -> bool:
         try:
-            self._client.head(self._store, name)
+            self.client.head(self.bucket, name)
         except FileNotFoundError:
             return False
         return True
@@ -82,17 +82,17 @@ class ObjectValues:
     def remove(self, names: Sequence[str]) -> list[bool]:
         there = self.present(names)
         if any(there):
-            self._client.delete(self._store, [name for name, is_there in zip(names, there, strict=True) if is_there])
+            self.client.delete(self.bucket, [name for name, is_there in zip(names, there, strict=True) if is_there])
         return there
 
     def note(self, name: str, text: str) -> None:
-        self._client.put(self._store, f"{self._notes}/{name}", text.encode(), use_multipart=False)
+        self.client.put(self.bucket, f"{self._notes}/{name}", text.encode(), use_multipart=False)
 
     def notes(self) -> dict[str, str]:
         found = {}
-        for lot in self._client.list(self._store, self._notes):
+        for lot in self.client.list(self.bucket, self._notes):
             for each in lot:
-                content = self._client.get_range(self._store, each["path"], start=0, length=1 << 16)
+                content = self.client.get_range(self.bucket, each["path"], start=0, length=1 << 16)
                 found[each["path"].rpartition("/")[2]] = bytes(content).decode("utf-8", "replace")
         return found
 

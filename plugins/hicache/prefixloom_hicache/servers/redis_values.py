@@ -30,12 +30,12 @@ class RedisValues:
     def __init__(self, client: Any, prefix: str, ttl: float | None) -> None:
         import redis
 
-        self._client, self._full = client, redis.OutOfMemoryError
+        self.client, self._full = client, redis.OutOfMemoryError
         self._notes = f"{prefix}/fingerprints"
         self._ttl = None if ttl is None else max(1, round(ttl * 1000))
 
     def read(self, names: Sequence[str], most: Sequence[int]) -> list[memoryview | Exception | None]:
-        pipeline = self._client.pipeline(transaction=False)
+        pipeline = self.client.pipeline(transaction=False)
         for name, size in zip(names, most, strict=True):
             pipeline.getrange(name, 0, size - 1)
         for name in names if self._ttl is not None else ():
@@ -47,7 +47,7 @@ class RedisValues:
         return found
 
     def write(self, values: Sequence[tuple[str, Sequence[memoryview]]]) -> list[bool | Exception]:
-        pipeline = self._client.pipeline(transaction=False)
+        pipeline = self.client.pipeline(transaction=False)
         lives = () if self._ttl is None else ("PX", self._ttl)
         for name, parts in values:
             pipeline.execute_command("SET", name, b"".join(parts), "NX", *lives)
@@ -67,16 +67,16 @@ class RedisValues:
         return self._each("UNLINK", names)
 
     def _each(self, command: str, names: Sequence[str], *arguments: int) -> list[bool]:
-        pipeline = self._client.pipeline(transaction=False)
+        pipeline = self.client.pipeline(transaction=False)
         for name in names:
             pipeline.execute_command(command, name, *arguments)
         return [bool(each) for each in pipeline.execute()]
 
     def note(self, name: str, text: str) -> None:
-        self._client.hset(self._notes, name, text)
+        self.client.hset(self._notes, name, text)
 
     def notes(self) -> dict[str, str]:
-        found = self._client.hgetall(self._notes)
+        found = self.client.hgetall(self._notes)
         return {name.decode("ascii", "replace"): text.decode("utf-8", "replace") for name, text in found.items()}
 
     def flush(self) -> bool:
@@ -84,17 +84,17 @@ class RedisValues:
         import redis
 
         try:
-            local, _ = self._client.execute_command("WAITAOF", 1, 0, 1000)
+            local, _ = self.client.execute_command("WAITAOF", 1, 0, 1000)
         except redis.ResponseError:  # an older server, or one without an append-only file
             return False
         return int(local) >= 1
 
     def room(self) -> tuple[int, int | None]:
-        found = self._client.info("memory")
+        found = self.client.info("memory")
         return int(found.get("used_memory", 0)), int(found.get("maxmemory", 0)) or None
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()
 
 
 def open_redis(

@@ -46,7 +46,7 @@ class ServerStore:
     """
 
     def __init__(self, values: Values, prefix: str = "prefixloom") -> None:
-        self._values = values
+        self.values = values
         self._prefix = prefix
         self._counts = StoreCounts()
         self._lock = threading.Lock()  # of the counts and the notes; never held while the server is called
@@ -69,7 +69,7 @@ class ServerStore:
             for at in lot:
                 name = self._name(keys[at])
                 names[name] = max(sizes[at], names.get(name, 0))
-            found = self._ask(self._values.read, [*names], [*names.values()])
+            found = self._ask(self.values.read, [*names], [*names.values()])
             if isinstance(found, Exception):
                 for at in lot:
                     answers[at] = self._failed(keys[at], found)
@@ -79,7 +79,7 @@ class ServerStore:
                 answers[at] = self._record(keys[at], by_name[self._name(keys[at])], targets[at])
             damaged = {self._name(a.key) for at in lot if isinstance(a := answers[at], Miss) and a.reason == "corrupt"}
             if damaged:
-                self._ask(self._values.remove, [*damaged])
+                self._ask(self.values.remove, [*damaged])
         told = self._told([answer for answer in answers if answer is not None])
         with self._lock:
             if keys:
@@ -125,8 +125,8 @@ class ServerStore:
         wanted = []
         for name, at in first.items():
             record, size = records[at], HEADER_BYTES + len(records[at].payload)
-            if size > self._values.largest:
-                detail = f"{size} bytes, and the server takes {self._values.largest}"
+            if size > self.values.largest:
+                detail = f"{size} bytes, and the server takes {self.values.largest}"
                 answers[name] = Refused(record.key, "size", detail)
             else:
                 wanted.append((name, record, size))
@@ -140,7 +140,7 @@ class ServerStore:
 
     def _put(self, records: Sequence[tuple[str, Record]], answers: dict[str, Stored | Refused]) -> None:
         """Write those of some records that the server does not have."""
-        there = self._ask(self._values.present, [name for name, _ in records])
+        there = self._ask(self.values.present, [name for name, _ in records])
         if isinstance(there, Exception):
             answers.update({name: self._refused(record.key, there) for name, record in records})
             return
@@ -150,7 +150,7 @@ class ServerStore:
             return
         parts = [(name, (memoryview(encode_header(record)), record.payload)) for name, record in absent]
         failed = self._note({record.key.fingerprint for _, record in absent})
-        written = self._ask(self._values.write, parts) if failed is None else failed
+        written = self._ask(self.values.write, parts) if failed is None else failed
         for at, (name, record) in enumerate(absent):
             answer = written if isinstance(written, Exception) else written[at]
             if isinstance(answer, Exception):
@@ -165,10 +165,10 @@ class ServerStore:
 
     # ------------------------------------------------------------ the rest of the contract
     def exists(self, keys: Sequence[Key]) -> tuple[bool, ...]:
-        return self._of_names(keys, self._values.present)
+        return self._of_names(keys, self.values.present)
 
     def delete(self, keys: Sequence[Key]) -> tuple[bool, ...]:
-        return self._of_names(keys, self._values.remove)
+        return self._of_names(keys, self.values.remove)
 
     def _of_names(self, keys: Sequence[Key], call: Callable[[Sequence[str]], Sequence[bool]]) -> tuple[bool, ...]:
         found: list[bool] = [False] * len(keys)
@@ -182,12 +182,12 @@ class ServerStore:
         return tuple(found)
 
     def flush(self) -> bool:
-        answer = self._ask(self._values.flush)
+        answer = self._ask(self.values.flush)
         return answer if isinstance(answer, bool) else False
 
     def status(self) -> Status:
         """The counts of this process, and the room of the whole server. How many records there are is not known."""
-        room = self._ask(self._values.room)
+        room = self._ask(self.values.room)
         used, capacity = (0, None) if isinstance(room, Exception) else room
         asked = self._last_asked
         if asked is not None:
@@ -203,7 +203,7 @@ class ServerStore:
             was, self._closed = self._closed, True
             idle = not self._calls
         if idle and not was:
-            self._values.close()
+            self.values.close()
 
     # ------------------------------------------------------------ the server
     def _name(self, key: Key) -> str:
@@ -225,7 +225,7 @@ class ServerStore:
                 self._calls -= 1
                 last = self._closed and not self._calls
             if last:
-                self._values.close()
+                self.values.close()
 
     def _failed(self, key: Key, error: Exception) -> Miss:
         return Miss(key, "closed" if isinstance(error, Closed) else "io", shown(error))
@@ -240,7 +240,7 @@ class ServerStore:
         for each in fingerprints:
             if self._noted.get(each.digest, -NOTED_FOR) + NOTED_FOR > now:
                 continue
-            failed = self._ask(self._values.note, each.digest.hex(), each.text)
+            failed = self._ask(self.values.note, each.digest.hex(), each.text)
             if isinstance(failed, Exception):
                 return failed
             with self._lock:
@@ -257,7 +257,7 @@ class ServerStore:
     def _read_notes(self) -> None:
         if time.monotonic() < self._notes_until:
             return
-        found = self._ask(self._values.notes)
+        found = self._ask(self.values.notes)
         if not isinstance(found, Exception):
             read = [note for note in map(read_note, found.items()) if note is not None]
             with self._lock:
