@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from prefixloom import InputError
-from prefixloom_engine.server import explaining, top
+from prefixloom_engine.server import explaining, insight, top
 from tests.support.places import ROOT
 from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, serving
 
@@ -114,9 +114,11 @@ def test_no_prompt_and_no_tenant_is_in_figures() -> None:
 
 
 def test_the_data_of_the_page(server: RunningServer) -> None:
-    complete(server, "hot " * 40)
-    complete(server, "hot " * 40)
     with server.client() as client:
+        client.get("/insight")  # whoever asks soon after is told the same
+        complete(server, "hot " * 40)
+        complete(server, "hot " * 40)
+        time.sleep(insight.FRESH_SECONDS)
         told, page = client.get("/insight").json(), client.get("/")
     assert told["model"] == "built-in" and told["running"] == 0
     assert told["stats"]["components"].keys() == {"full", "swa", "mamba"}

@@ -300,6 +300,7 @@ def test_what_is_wrong_with_a_url_is_said_and_no_password_is_shown() -> None:
         ("s3:///only/a/path", "names no bucket"),
         ("s3://prefixes?timeout=x", "timeout='x'"),
         ("s3://prefixes?colour=red", "colour"),
+        ("s3://prefixes?url=s3://other", "'url', which is no setting"),
         ("s3://prefixes?connections=0", "connections must be more than 0"),
     ):
         with pytest.raises(StorageError, match=says) as caught:

@@ -143,6 +143,8 @@ def open_url(url: str) -> ServerStore:
     plain, options, others = options_of(url, OPTIONS)
     if not urlsplit(plain).netloc:
         raise StorageError(f"{shown_url(url)} names no bucket: write {urlsplit(plain).scheme}://BUCKET/PREFIX")
+    if "url" in others:
+        raise StorageError(f"{shown_url(url)} has 'url', which is no setting")
     return open_objects(plain, **{**others, **options})
 
 
