@@ -24,9 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, compose, open_store
-from prefixloom.storage import Fingerprint, Key, Record, Stored
+from prefixloom.storage import Fingerprint, Key, Record, Stored, encode_header
 from prefixloom_hicache import HostTier
-from prefixloom_hicache.records.frame import encode_header
 from prefixloom_hicache.servers.mooncake_values import MooncakeValues
 from prefixloom_hicache.servers.object_values import ObjectValues
 from prefixloom_hicache.servers.redis_values import RedisValues

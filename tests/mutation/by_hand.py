@@ -14,7 +14,7 @@ MATCH, PUBLISH, ROOM = (f"{CORE}/operations/{name}.py" for name in ("match", "pu
 PATH, PARTIAL, HOLDINGS = (f"{CORE}/tree/{name}.py" for name in ("path_lane", "partial_lane", "holdings"))
 POOL, FLIGHT = f"{CORE}/device/pool.py", f"{CORE}/device/flight.py"
 COPIES, RESTORE, PIECES = (f"{CORE}/tiers/{name}.py" for name in ("host_copies", "restore", "pieces"))
-FRAME, INDEX = f"{HICACHE}/records/frame.py", f"{HICACHE}/records/index.py"
+FRAME, INDEX = f"{CORE}/storage/frame.py", f"{HICACHE}/records/index.py"
 SCHEDULER, BUDGET = (f"engine/prefixloom_engine/serving/{name}.py" for name in ("scheduler", "admission"))
 WIRE = "engine/prefixloom_engine/disaggregation/wire.py"
 
@@ -50,7 +50,7 @@ BY_HAND = (
     Fragment("of several slots of the host the first is copied", f"{CORE}/device/host_pool.py", "HostPool.select", "row[index]", "row[0]"),
     # the fingerprint of coded content
     Fragment("coded states have the fingerprint of running ones", PIECES, "fingerprint", "part, manifest = lane.part, lane.pool.manifest", "part, manifest = lane.part, lane.part.manifest"),
-    Fragment("a fingerprint does not know how many entries a page has", PIECES, "fingerprint", "(*buffer.shape, lane.pool.entries)", "buffer.shape"),
+    Fragment("a fingerprint does not know how many entries a page has", f"{CORE}/contract/fingerprints.py", "component_fingerprint", "(*buffer.shape, entries)", "buffer.shape"),
     # checksums of headers
     Fragment("the checksum of a header is not asked", FRAME, "decode_header", "check != zlib.crc32(data[_FIRST_PART.size :], zlib.crc32(data[8:12]))", "False"),
     Fragment("the record of another fingerprint is an answer", FRAME, "RecordHeader.record", "self.fingerprint + self.content != key.address", "self.content != key.content"),

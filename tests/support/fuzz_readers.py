@@ -17,7 +17,19 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from prefixloom.storage import NUMBERS, Fingerprint, Key, Record
+from prefixloom.storage import (
+    HEADER_BYTES,
+    NUMBERS,
+    Fingerprint,
+    Flaw,
+    HeaderPlace,
+    Key,
+    Record,
+    decode_header,
+    decode_record,
+    encode_fingerprint_header,
+    encode_header,
+)
 from prefixloom_hicache.file_store.segment_format import (
     HEAD_BYTES,
     SegmentHead,
@@ -25,15 +37,6 @@ from prefixloom_hicache.file_store.segment_format import (
     header_offset,
     payload_start,
     scan_headers,
-)
-from prefixloom_hicache.records.frame import (
-    HEADER_BYTES,
-    Flaw,
-    HeaderPlace,
-    decode_header,
-    decode_record,
-    encode_fingerprint_header,
-    encode_header,
 )
 
 GENERATION = 0x1234_5678_9ABC_DEF1

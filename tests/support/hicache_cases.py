@@ -7,10 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from prefixloom.storage import Key
+from prefixloom.storage import HEADER_BYTES, Key
 from prefixloom.testing.laws.storage import BackendCase
 from prefixloom_hicache import FileBackend, MemoryBackend
-from prefixloom_hicache.records.frame import HEADER_BYTES
 
 
 def damage_memory(store: Any, key: Key, at: int, mask: int) -> None:

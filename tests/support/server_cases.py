@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from prefixloom import open_store
-from prefixloom.storage import Backend, Key
+from prefixloom.storage import HEADER_BYTES, Backend, Key
 from prefixloom.testing.laws.storage import BackendCase
-from prefixloom_hicache.records.frame import HEADER_BYTES
 
 from .store_servers import mooncake, mooncake_url, redis, redis_url, s3, s3_url
 

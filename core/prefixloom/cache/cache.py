@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from ..contract.composition import Composition
+from ..contract.fingerprints import component_fingerprint
 from ..contract.identity import Identity
 from ..device.pool import Pool
 from ..device.timeline import MOST as MOST_ACTIVITIES
@@ -27,6 +28,7 @@ from ..operations.room import evict_named, evict_tokens
 from ..operations.state import Core, Running
 from ..operations.step import Step
 from ..operations.teardown import forget_everything
+from ..storage import Fingerprint
 from ..tree.expiries import check_until, is_time
 from ..tree.journal import MOST, Change, Journal, contents
 from ..tree.keys import namespace_of
@@ -327,6 +329,15 @@ class Cache:
     def pool(self, component: str) -> Pool:
         """The pool of a component: its tensors are ``pool.buffers``."""
         return self._core.shape.lane(component).live
+
+    def fingerprint(self, component: str, identity: Identity) -> Fingerprint:
+        """What the content of a component's running pool means, computed by a model of this identity.
+
+        Two caches whose fingerprints are equal may exchange that content as records.
+        """
+        lane = self._core.shape.lane(component)
+        pool = lane.live
+        return component_fingerprint(lane.part, pool.manifest, pool.entries, self.composition.page, identity)
 
     def journal(self, most: int = MOST) -> Journal:
         """Record from now on what is stored in the tree and removed from it: ``Journal.take`` returns it.

@@ -6,6 +6,7 @@ particular store. It is public: plugins import it as they import ``prefixloom``.
 Read ``contract`` first. Below it, each module imports only those that come later in this list:
 
 ``contract``     the protocol of a store, and its answers
+``frame``        a record as bytes
 ``record``       a record: one piece of one component
 ``keys``         how a record is addressed
 ``fingerprint``  everything beside the tokens that decides what a record's bytes mean
@@ -30,14 +31,29 @@ from .contract import (
     opened_by_url,
 )
 from .fingerprint import DIGEST_BYTES, MAX_TEXT, Fingerprint
+from .frame import (
+    DELETED,
+    HEADER_BYTES,
+    MAGIC,
+    Flaw,
+    HeaderPlace,
+    RecordHeader,
+    decode_header,
+    decode_record,
+    encode_fingerprint_header,
+    encode_header,
+)
 from .keys import Key, key, links, next_link
 from .record import MAX_PAYLOAD, MAX_POSITION, Record, flat
 from .url import UrlOption, options_of, seconds, shown_url, yes_or_no
 
 __all__ = [
     "ALGORITHMS",
+    "DELETED",
     "DIGEST_BYTES",
     "FAULTS",
+    "HEADER_BYTES",
+    "MAGIC",
     "MAX_PAYLOAD",
     "MAX_POSITION",
     "MAX_TEXT",
@@ -48,14 +64,21 @@ __all__ = [
     "BackendType",
     "Checksum",
     "Fingerprint",
+    "Flaw",
+    "HeaderPlace",
     "Key",
     "Miss",
     "Reason",
     "Record",
+    "RecordHeader",
     "Refused",
     "Status",
     "Stored",
     "UrlOption",
+    "decode_header",
+    "decode_record",
+    "encode_fingerprint_header",
+    "encode_header",
     "flat",
     "function",
     "key",

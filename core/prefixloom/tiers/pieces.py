@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from ..contract.fingerprints import component_fingerprint
 from ..contract.identity import Identity
 from ..storage import Fingerprint, Key, Miss, Record, Refused, key, next_link
 from ..storage.keys import root_link
@@ -30,28 +31,9 @@ from .host_lane import HostLane
 
 
 def fingerprint(lane: Lane, page: int, identity: Identity) -> Fingerprint:
-    """The fingerprint of a component: everything beside the tokens that decides what its records mean."""
+    """The fingerprint of what the pool of ``lane`` holds."""
     part, manifest = lane.part, lane.pool.manifest
-    component = type(part.component)
-    return Fingerprint(
-        model=identity.model,
-        weights=identity.weights,
-        adapters=identity.adapters,
-        precision=identity.precision,
-        positions=identity.positions,
-        salt=identity.salt,
-        dtype=",".join(buffer.dtype for buffer in manifest.buffers),
-        page_size=part.page_tokens or page,
-        plugin=f"{component.__module__}.{component.__qualname__}",
-        plugin_version=str(part.manifest.version),
-        layout="record",
-        shapes=[
-            (f"{buffer.name} of layers {','.join(map(str, buffer.layers))}", (*buffer.shape, lane.pool.entries))
-            for buffer in manifest.buffers
-        ],
-        layers=sorted({layer for buffer in manifest.buffers for layer in buffer.layers}),
-        shards=identity.shards if part.manifest.placement == "sharded" else {},
-    )
+    return component_fingerprint(part, manifest, lane.pool.entries, page, identity)
 
 
 def chain(keys: KeyMaker, link: bytes | None, key_bytes: bytes, page_bytes: int) -> list[bytes | None]:

@@ -11,10 +11,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefixloom import StorageError, hookimpl
-from prefixloom.storage import DIGEST_BYTES, BackendType, Key, Miss, Record, Refused, Status, Stored, flat
+from prefixloom.storage import (
+    DIGEST_BYTES,
+    HEADER_BYTES,
+    BackendType,
+    Flaw,
+    Key,
+    Miss,
+    Record,
+    Refused,
+    Status,
+    Stored,
+    decode_header,
+    encode_header,
+    flat,
+)
 
 from .records.counts import StoreCounts
-from .records.frame import HEADER_BYTES, Flaw, decode_header, encode_header
 from .records.index import RecordIndex
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import attrs
 import pytest
 
-from prefixloom.storage import FAULTS, REASONS, Key, Miss, Record, Refused, Status, Stored
+from prefixloom.storage import FAULTS, HEADER_BYTES, REASONS, Key, Miss, Record, Refused, Status, Stored, encode_header
 from prefixloom.testing.laws import storage as laws
 from prefixloom.testing.laws.storage import CHECKS, BackendCase, Check, check_backend, parametrize_with_checks
 from prefixloom_hicache import MemoryBackend
-from prefixloom_hicache.records.frame import HEADER_BYTES, encode_header
 from tests.support.hicache_cases import MEMORY, damage_memory
 
 # ---------------------------------------------------------------- broken backends

@@ -12,14 +12,24 @@ import pytest
 
 from prefixloom import CompositionError, StorageError, encode
 from prefixloom.compose.registry import Registry
-from prefixloom.storage import MAX_POSITION, BackendType, Fingerprint, Key, Miss, Record
+from prefixloom.storage import (
+    HEADER_BYTES,
+    MAX_POSITION,
+    BackendType,
+    Fingerprint,
+    Flaw,
+    Key,
+    Miss,
+    Record,
+    decode_record,
+    encode_header,
+)
 from prefixloom.storage import checksum as sums
 from prefixloom.storage.checksum import Checksum
 from prefixloom.storage.contract import opened
 from prefixloom.storage.keys import key, links, next_link, root_link
 from prefixloom.testing.laws.storage import ONE, key_of, record_of, same, stored
 from prefixloom_hicache import MemoryBackend
-from prefixloom_hicache.records.frame import HEADER_BYTES, Flaw, decode_record, encode_header
 from tests.support.names import stable
 
 POINTS = {"memory": "prefixloom_hicache.memory_store", "file": "prefixloom_hicache.file_store.backend"}

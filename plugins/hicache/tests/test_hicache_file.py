@@ -13,12 +13,11 @@ import attrs
 import pytest
 
 from prefixloom import CompositionError, PrefixloomError, StorageError, open_store
-from prefixloom.storage import Checksum, Miss
+from prefixloom.storage import HEADER_BYTES, Checksum, Miss
 from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend
 from prefixloom_hicache.file_store.disk import Disk
 from prefixloom_hicache.file_store.segment_format import HEAD_BYTES
-from prefixloom_hicache.records.frame import HEADER_BYTES
 from tests.support.processes import python
 
 SEGMENT = 16 << 10

@@ -8,8 +8,7 @@ import zlib
 import attrs
 import pytest
 
-from prefixloom.storage import MAX_PAYLOAD, MAX_POSITION, Record, checksum
-from prefixloom_hicache.records import frame
+from prefixloom.storage import MAX_PAYLOAD, MAX_POSITION, Record, checksum, frame
 from tests.support import fuzz_readers
 
 

@@ -8,18 +8,18 @@ import zlib
 import attrs
 import pytest
 
-from prefixloom.storage import Miss
-from prefixloom.testing.laws.storage import ONE, key_of, record_of
-from prefixloom_hicache.records.frame import (
+from prefixloom.storage import (
     DELETED,
     HEADER_BYTES,
     MAGIC,
     Flaw,
     HeaderPlace,
+    Miss,
     decode_header,
     encode_fingerprint_header,
     encode_header,
 )
+from prefixloom.testing.laws.storage import ONE, key_of, record_of
 from prefixloom_hicache.records.index import RecordIndex
 
 PLACE = HeaderPlace(5, 4096)

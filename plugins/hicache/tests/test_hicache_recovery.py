@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from prefixloom.storage import Backend, Key, Miss, Record, Stored
+from prefixloom.storage import HEADER_BYTES, Backend, Key, Miss, Record, Stored
 from prefixloom.testing.laws.storage import key_of, record_of
 from prefixloom_hicache import FileBackend
 from prefixloom_hicache.file_store.disk import Disk
 from prefixloom_hicache.file_store.segment_format import HEAD_BYTES
-from prefixloom_hicache.records.frame import HEADER_BYTES
 
 SEGMENT = 16 << 10
 SEEDS = 24

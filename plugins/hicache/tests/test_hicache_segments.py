@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from prefixloom.storage import Checksum, Miss, Record, Refused, Stored
+from prefixloom.storage import HEADER_BYTES, Checksum, Miss, Record, Refused, Stored
 from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend
 from prefixloom_hicache.file_store.disk import Disk
@@ -24,7 +24,6 @@ from prefixloom_hicache.file_store.segment_format import (
     payload_start,
     scan_headers,
 )
-from prefixloom_hicache.records.frame import HEADER_BYTES
 
 SEGMENT = 16 << 10
 

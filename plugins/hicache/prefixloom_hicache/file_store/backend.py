@@ -21,22 +21,26 @@ import attrs
 
 from prefixloom import StorageError, hookimpl, parse_memory
 from prefixloom.storage import (
+    HEADER_BYTES,
     BackendType,
     Checksum,
+    Flaw,
+    HeaderPlace,
     Key,
     Miss,
     Record,
+    RecordHeader,
     Refused,
     Status,
     Stored,
     UrlOption,
+    decode_header,
     flat,
     options_of,
     yes_or_no,
 )
 
 from ..records.counts import StoreCounts
-from ..records.frame import HEADER_BYTES, Flaw, HeaderPlace, RecordHeader, decode_header
 from ..records.index import RecordIndex
 from .disk import GONE, NO_MORE, NO_ROOM, Disk, remedy
 from .segment import Segment, fits_in_empty

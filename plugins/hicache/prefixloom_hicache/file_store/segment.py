@@ -13,18 +13,20 @@ import itertools
 import secrets
 from collections.abc import Callable
 
-from prefixloom.storage import MAX_TEXT, Fingerprint, Record
-
-from ..records.frame import (
+from prefixloom.storage import (
     DELETED,
     HEADER_BYTES,
+    MAX_TEXT,
+    Fingerprint,
     Flaw,
     HeaderPlace,
+    Record,
     RecordHeader,
     decode_header,
     encode_fingerprint_header,
     encode_header,
 )
+
 from .disk import Disk, FileId, OpenFile
 from .open_files import OpenFiles
 from .segment_format import (

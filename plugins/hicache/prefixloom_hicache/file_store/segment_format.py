@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from ..records.frame import DELETED, HEADER_BYTES, MAGIC, Flaw, HeaderPlace, RecordHeader, decode_header
+from prefixloom.storage import DELETED, HEADER_BYTES, MAGIC, Flaw, HeaderPlace, RecordHeader, decode_header
 
 HEAD_MAGIC = b"PLoomSeg"
 HEAD_VERSION = 2

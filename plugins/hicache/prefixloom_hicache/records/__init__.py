@@ -1,7 +1,7 @@
 """Records: what the stores of this package share, whatever they keep their bytes in.
 
-It turns a record into bytes and back (``frame``), finds a record by fingerprint and content (``index``), and counts
-what a store answers (``counts``). It knows no file, no thread and no policy of eviction.
+It finds a record by fingerprint and content (``index``), and counts what a store answers (``counts``). It knows no
+file, no thread and no policy of eviction. The format of a record as bytes is a part of ``prefixloom.storage``.
 
-Read ``frame`` first. The three modules do not import each other.
+Read ``index`` first. The two modules do not import each other.
 """

@@ -18,10 +18,24 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from prefixloom.storage import MAX_PAYLOAD, Fingerprint, Key, Miss, Reason, Record, Refused, Status, Stored, flat
+from prefixloom.storage import (
+    HEADER_BYTES,
+    MAX_PAYLOAD,
+    Fingerprint,
+    Flaw,
+    Key,
+    Miss,
+    Reason,
+    Record,
+    Refused,
+    Status,
+    Stored,
+    decode_header,
+    encode_header,
+    flat,
+)
 
 from ..records.counts import StoreCounts
-from ..records.frame import HEADER_BYTES, Flaw, decode_header, encode_header
 from .values import Busy, Full, Values
 
 BATCH_BYTES = 32 << 20

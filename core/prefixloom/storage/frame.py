@@ -4,7 +4,8 @@ A header says all that is needed to identify its record, so that a store can be 
 says where it was written: a header that is found at any other place is not valid. Nothing is pickled or executed, and
 nothing is allocated by a size in a header before that size is checked.
 
-This module knows the format of one record. It knows no file and no store.
+Stores write records so, and processes send each other records so. This module knows the format of one record. It knows
+no file, no store and no connection.
 """
 
 from __future__ import annotations
@@ -16,17 +17,10 @@ from typing import Any, Literal
 
 import attrs
 
-from prefixloom.storage import (
-    ALGORITHMS,
-    MAX_PAYLOAD,
-    MAX_POSITION,
-    NUMBERS,
-    Algorithm,
-    Checksum,
-    Fingerprint,
-    Key,
-    Record,
-)
+from .checksum import ALGORITHMS, NUMBERS, Algorithm, Checksum
+from .fingerprint import Fingerprint
+from .keys import Key
+from .record import MAX_PAYLOAD, MAX_POSITION, Record
 
 MAGIC = b"PLoomRec"
 DELETED = b"PLoomDel"
@@ -105,7 +99,7 @@ def encode_header(record: Record, place: HeaderPlace = HeaderPlace(), payload_at
 def encode_fingerprint_header(
     fingerprint: Fingerprint, place: HeaderPlace = HeaderPlace(), payload_at: int = 0
 ) -> bytes:
-    """Return the header of a payload that is the full text of a fingerprint. It stands before that one's records."""
+    """Return the header of a payload that is the whole text of a fingerprint. It stands before that one's records."""
     text = fingerprint.text.encode()
     checksum = Checksum.of(text, "crc32")
     return _pack(1, checksum, len(text), place, payload_at, bytes(32), fingerprint.digest, 0, 0, b"-", b"-")
