@@ -5,25 +5,33 @@ from __future__ import annotations
 import logging
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
 from prefixloom import InputError
 from prefixloom_engine import Engine, Request, ThreeWay
-from prefixloom_engine.contract.handover import Handover
 from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer
-from prefixloom_engine.disaggregation.messages import decode_handover, encode_handover, encode_question
-from prefixloom_engine.disaggregation.wire import ASK, BUSY, DROP, FRAME_HEADER, Wire
+from prefixloom_engine.disaggregation.records import ContentKeys, ExpectedContent, expect_content, pack_content
 from prefixloom_engine.forward.handover import pages_needed
-from tests.support.engines import CAPACITY, cache_for, decoding, mixed, model, nothing_left, plain, prompt, serving
+from tests.support.engines import (
+    CAPACITY,
+    cache_for,
+    connected,
+    decoding,
+    mixed,
+    model,
+    nothing_left,
+    plain,
+    prompt,
+    serving,
+)
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 
@@ -49,7 +57,7 @@ def test_with_a_draft_its_memory_comes_along() -> None:
     cache = cache_for(it, capacity)
     with (
         serving(lambda: cache_for(it, capacity), it) as server,
-        DecodeEngine(Engine(it, cache, speculate=3), server.address) as decode,
+        connected(Engine(it, cache, speculate=3), server.address) as decode,
     ):
         answers = decode.generate(requests)
     assert [answer.tokens for answer in answers] == plain(model(mixing=0.1), requests)
@@ -60,14 +68,14 @@ def test_with_a_draft_its_memory_comes_along() -> None:
 
 @pytest.mark.parametrize("component", ["full", "swa", "mamba"])
 def test_whatever_of_it_is_lost_on_the_way_changes_the_answer(component: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefixloom_engine.disaggregation import decode_engine
+    unpack = ExpectedContent.unpack
 
-    def spoiled(data: bytes) -> Handover:
-        handed = decode_handover(data)
-        for (name, _), content in handed.content.items():
+    def spoiled(self: ExpectedContent, content: memoryview) -> Any:
+        found, states = unpack(self, content)
+        for (name, _), tensor in found.items():
             if name == component:
-                content.zero_()
-        return handed
+                tensor.zero_()
+        return found, states
 
     requests = [Request(prompt(3, 150), 12, logprobs=True)]
     told = []
@@ -75,7 +83,7 @@ def test_whatever_of_it_is_lost_on_the_way_changes_the_answer(component: str, mo
         cache = cache_for(model())
         with serving(lambda: cache_for(model())) as server, decoding(cache, server) as decode:
             if spoil:
-                monkeypatch.setattr(decode_engine, "decode_handover", spoiled)
+                monkeypatch.setattr(ExpectedContent, "unpack", spoiled)
             (answer,) = decode.generate(requests)
         assert decode.handed_over == 1
         told.append(answer)
@@ -98,15 +106,19 @@ def test_what_goes_over_is_what_the_reaches_need_at_the_end_and_at_the_last_boun
     assert rest.handed.size == (2 + 2) * page + state, "who has the boundary gets no more than the end needs"
     assert (whole.handed.boundary, rest.handed.boundary) == (128, 0)
     for handed, token in ((whole.handed, whole.tokens[0]), (rest.handed, rest.tokens[0])):
-        back = decode_handover(encode_handover(handed))
-        assert attrs.asdict(attrs.evolve(back, content={}, states={})) == attrs.asdict(
-            attrs.evolve(handed, content={}, states={}, token=token)
-        )
-        for mine, theirs in ((handed.content, back.content), (handed.states, back.states)):
+        assert handed.token == token
+        keys = ContentKeys(cache, model().identity, "", prompt(1, 150))
+        headers, packed = pack_content(handed, keys)
+        assert len(packed) == handed.size
+        expected = expect_content(memoryview(headers), handed.have, handed.boundary, handed.end, keys)
+        expected.check(packed)
+        assert expected.pages == handed.pages
+        for mine, theirs in zip((handed.content, handed.states), expected.unpack(packed), strict=True):
             assert mine.keys() == theirs.keys()
             assert all(theirs[name].equal(content) for name, content in mine.items())
-    with pytest.raises(InputError, match="damaged on its way"):
-        decode_handover(encode_handover(rest.handed) + b"x")
+        with pytest.raises(InputError, match="is of another prompt"):
+            other = attrs.evolve(keys, tokens=prompt(2, 150))
+            expect_content(memoryview(headers), handed.have, handed.boundary, handed.end, other)
 
 
 def test_what_came_too_late_to_fit_is_computed_here() -> None:
@@ -122,34 +134,6 @@ def test_what_came_too_late_to_fit_is_computed_here() -> None:
         assert engine.counts.arrived == 0
     assert [answer.tokens] == plain(model(), requests)
     nothing_left(cache)
-
-
-def one_bit(data: bytes) -> bytes:
-    return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
-
-
-@pytest.mark.parametrize("damage", [one_bit, lambda data: data[:-1], lambda data: data + b"x", lambda data: data[1:]])
-def test_what_came_and_cannot_be_read_costs_a_recompute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes]
-) -> None:
-    from prefixloom_engine.disaggregation import decode_engine
-
-    monkeypatch.setattr(decode_engine, "decode_handover", lambda data: decode_handover(damage(data)))
-    requests = [Request(prompt(1, 150), 6)]
-    cache = cache_for(model())
-    with serving(lambda: cache_for(model())) as server, decoding(cache, server) as decode:
-        answers = decode.generate(requests)
-        assert (decode.handed_over, decode.engine.counts.prefilled) == (0, 150)
-    assert [answer.tokens for answer in answers] == plain(model(), requests)
-    assert "handed over cannot be read" in caplog.text
-    nothing_left(cache)
-
-
-def test_a_machine_that_is_gone_without_a_word_is_noticed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        wire = Wire(socket.create_connection(listening.getsockname()))
-        assert wire.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        wire.close()
 
 
 def test_two_that_keep_other_things_do_not_work_together() -> None:
@@ -173,7 +157,7 @@ class Unidentified:
 
 
 def test_content_of_a_model_without_identity_stays_in_its_process() -> None:
-    for make in (PrefillServer, lambda engine: DecodeEngine(engine, ("127.0.0.1", 1))):
+    for make in (PrefillServer, lambda engine: DecodeEngine(engine, "tcp://127.0.0.1:1")):
         engine = Engine(Unidentified(model()), cache_for(model()))
         with pytest.raises(InputError, match="Unidentified does not say its identity"):
             make(engine)
@@ -202,7 +186,7 @@ def test_no_prefill_process_costs_a_recompute_and_a_line_in_the_log(caplog: pyte
         free = taken.getsockname()[1]
     requests = mixed(4)
     cache = cache_for(model())
-    with DecodeEngine(Engine(model(), cache), ("127.0.0.1", free)) as decode:
+    with DecodeEngine(Engine(model(), cache), f"tcp://127.0.0.1:{free}") as decode:
         answers = decode.generate(requests)
     assert [answer.tokens for answer in answers] == plain(model(), requests)
     assert len([record for record in caplog.records if "no prefill process" in record.message]) == 1
@@ -222,8 +206,8 @@ def test_a_prefill_process_that_is_killed_costs_a_recompute(caplog: pytest.LogCa
     for _ in range(2):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        port = int(process.stdout.readline())
-        with DecodeEngine(Engine(model(), cache, chunk=64, speculate=2), ("127.0.0.1", port)) as decode:
+        address = process.stdout.readline().strip()
+        with connected(Engine(model(), cache, chunk=64, speculate=2), address) as decode:
             cache.flush()
             pending = [decode.add(request) for request in requests]
             when = time.monotonic() + rng.uniform(0.02, 0.3)
@@ -239,108 +223,3 @@ def test_a_prefill_process_that_is_killed_costs_a_recompute(caplog: pytest.LogCa
         nothing_left(cache)
     assert lost > 0
     assert "the prefill process is gone" in caplog.text
-
-
-def test_a_prefill_process_that_hangs_costs_a_recompute(caplog: pytest.LogCaptureFixture) -> None:
-    """It is not dead, and its connection stands."""
-    requests = mixed(4)
-    cache = cache_for(model(), CAPACITY)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "prefill_process.py")]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        port = int(process.stdout.readline())
-        with DecodeEngine(Engine(model(), cache), ("127.0.0.1", port), patience=0.3) as decode:
-            assert decode._connected()
-            process.send_signal(signal.SIGSTOP)
-            answers = decode.generate(requests)
-        assert decode.lost > 0
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    assert [answer.tokens for answer in answers] == plain(model(), requests)
-    assert "it has said nothing for 0.3 s" in caplog.text
-    nothing_left(cache)
-
-
-def test_a_prefill_process_that_computes_for_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefixloom_engine.disaggregation import prefill_server
-
-    monkeypatch.setattr(prefill_server, "BUSY_SECONDS", 0.0)
-    requests = [Request(prompt(1, 150), 2)]
-    with serving(lambda: cache_for(model())) as server:
-        step = server.engine.step
-
-        def slow() -> bool:
-            time.sleep(0.5)
-            return step()
-
-        monkeypatch.setattr(server.engine, "step", slow)
-        cache = cache_for(model())
-        with DecodeEngine(Engine(model(), cache), server.address, patience=1.5) as decode:
-            decode.add(Request(prompt(2, 150), 2))
-            answers = decode.generate(requests)
-        assert (decode.lost, decode.handed_over) == (0, 2)
-    assert [answer.tokens for answer in answers] == plain(model(), requests)
-
-
-def test_a_prompt_that_nobody_wants_any_more_is_not_computed() -> None:
-    request = Request(prompt(1, 150), 2)
-    server = PrefillServer(Engine(model(), cache_for(model()), chunk=16))
-    wire = Wire(socket.create_connection(server.address))
-    wire.send(ASK, 7, encode_question(request, 0, model().identity))
-    while not server._asked:
-        server.serve_once()
-    wire.send(DROP, 8, b"")  # no such prompt
-    wire.send(DROP, 7, b"")
-    while server._asked:
-        server.serve_once()
-    assert server.engine.counts.prefilled < 150
-    assert {kind for kind, _, _ in wire.receive()} <= {BUSY}
-    wire.close()
-    server.close()
-    nothing_left(server.engine.cache)
-
-
-def test_an_aborted_request_is_taken_back_where_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[bytes, int]] = []
-    monkeypatch.setattr(Wire, "send", lambda self, kind, number, data, send=Wire.send: (
-        sent.append((kind, number)), send(self, kind, number, data)))  # fmt: skip
-    with serving(lambda: cache_for(model())) as server, decoding(cache_for(model()), server) as decode:
-        pending = decode.add(Request(prompt(1, 150), 2))
-        decode.abort(pending)
-        assert pending.done
-        assert not decode.step()
-    assert (DROP, 1) in sent
-
-
-def test_a_decode_process_that_is_gone_leaves_nothing_behind() -> None:
-    with serving(lambda: cache_for(model(), CAPACITY)) as server:
-        for after in (0, 1, 4):
-            decode = decoding(cache_for(model(), CAPACITY), server)
-            for request in mixed(6):
-                decode.add(request)
-            for _ in range(after):
-                decode.step()
-            decode.close()
-        with socket.create_connection(server.address) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\nHost: elsewhere\r\n\r\n")
-            stranger.settimeout(10)
-            assert stranger.recv(10) == b"", "what is no frame of ours closes the connection"
-        with socket.create_connection(server.address) as stranger:
-            for nonsense in (
-                b"not json}",
-                b"7",
-                b'{"have": 0, "tokens": 5}',
-                b'{"have": 0, "tokens": [1], "seed": "x"}',
-            ):
-                stranger.sendall(FRAME_HEADER.pack(b"a", 1, len(nonsense)) + nonsense)
-                stranger.settimeout(10)
-                kind, _, length = FRAME_HEADER.unpack(stranger.recv(FRAME_HEADER.size, socket.MSG_WAITALL))
-                assert (kind, len(stranger.recv(length, socket.MSG_WAITALL))) == (b"x", length), "and others go on"
-        with decoding(cache_for(model()), server) as decode:
-            (answer,) = decode.generate([Request(prompt(1, 150), 2)])
-        assert decode.handed_over == 1
-        assert [answer.tokens] == plain(model(), [Request(prompt(1, 150), 2)])

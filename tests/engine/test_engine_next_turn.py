@@ -14,9 +14,8 @@ from torch import Tensor
 
 from prefixloom import Buffer, Cache, Component, Identity, Manifest, Path, Point, Reach, Window, compose
 from prefixloom_engine import Batch, Engine, Request, ThreeWay, by_count, memory_with
-from prefixloom_engine.disaggregation import DecodeEngine
 from prefixloom_engine.forward.handover import plan_handover
-from tests.support.engines import CAPACITY, cache_for, decoding, model, nothing_left, plain, prompt, serving
+from tests.support.engines import CAPACITY, cache_for, connected, decoding, model, nothing_left, plain, prompt, serving
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
 AHEAD = pytest.mark.parametrize("overlap", [True, False], ids=["ahead", "not ahead"])
@@ -238,7 +237,7 @@ def test_a_conversation_hits_turn_by_turn() -> None:
     it = Remembering()
     cache = remembered()
     with serving(lambda: remembered(), it) as server:
-        decode = DecodeEngine(Engine(it, cache), server.address, least=16)
+        decode = connected(Engine(it, cache), server.address, least=16)
         with decode:
             history, before = said(1, 100), 0
             for n in range(6):

@@ -16,7 +16,10 @@ POOL, FLIGHT = f"{CORE}/device/pool.py", f"{CORE}/device/flight.py"
 COPIES, RESTORE, PIECES = (f"{CORE}/tiers/{name}.py" for name in ("host_copies", "restore", "pieces"))
 FRAME, INDEX = f"{CORE}/storage/frame.py", f"{HICACHE}/records/index.py"
 SCHEDULER, BUDGET = (f"engine/prefixloom_engine/serving/{name}.py" for name in ("scheduler", "admission"))
-WIRE = "engine/prefixloom_engine/disaggregation/wire.py"
+ARRIVAL, RECORDS, DECODE, PREFILL = (
+    f"engine/prefixloom_engine/disaggregation/{name}.py"
+    for name in ("arrival", "records", "decode_engine", "prefill_server")
+)
 
 BY_HAND = (
     # what a plan says of the branch
@@ -68,8 +71,10 @@ BY_HAND = (
     # guesses over a boundary
     Fragment("guesses pass a boundary", SCHEDULER, "Scheduler._most_guesses", "(job.launched // self.page + 1) * self.page - job.launched - 1", "(job.launched // self.page + 1) * self.page - job.launched"),
     Fragment("guesses pass the end of the answer", SCHEDULER, "Scheduler._plan_decode", "min(self._most_guesses(job), job.answer_left - 1)", "self._most_guesses(job)"),
-    # short writes of a socket
-    Fragment("a short write loses the rest", WIRE, "Wire._flush", "del self._out[:count]", "self._out.clear()"),
-    Fragment("who receives sends nothing", WIRE, "Wire.receive", "self._flush()", ""),
-    Fragment("a frame ends before it is complete", WIRE, "Wire._frames", "len(self._in) - at - FRAME_HEADER.size < length", "len(self._in) - at < length"),
+    # content from another process
+    Fragment("a part of an answer is taken anywhere", ARRIVAL, "Arrival.take_part", "at != self._came or not 0 < len(part) <= len(self._content) - at", "not 0 < len(part) <= len(self._content) - at"),
+    Fragment("the key of what came is not asked", RECORDS, "expect_content", "header.fingerprint + header.content != wanted.address", "False"),
+    Fragment("a prompt is awaited for ever", DECODE, "DecodeEngine._receive", "now - asked.since <= self._longest", "True"),
+    Fragment("a decode process asks for any number of prompts", PREFILL, "PrefillServer._ask", "len(peer.asked) >= self._most", "False"),
+    Fragment("who takes nothing is waited for", PREFILL, "PrefillServer._serve_peer", "peer.stuck is not None and now - peer.stuck > self._patience", "False"),
 )  # fmt: skip

@@ -31,7 +31,6 @@ from prefixloom import Cache, TierManifest, compose
 from prefixloom_engine import Answer, Batch, Engine, Request, ThreeWay
 from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer
 from prefixloom_engine.disaggregation.decode_engine import Pending
-from prefixloom_engine.disaggregation.wire import Address
 from prefixloom_engine.threeway import BoundThreeWay, Sizes
 from prefixloom_hicache import HostTier
 from tests.support.engines import nothing_left
@@ -43,7 +42,7 @@ SIZES = Sizes(
 LIVE, LONGEST, SHARE = 48, 420, 0.3
 HOST = {"full": 8000, "swa": 8000, "mamba": 200}
 """What the tier below the device holds: less than what the conversations come to, so that it evicts as well."""
-NOBODY = ("127.0.0.1", 9)
+NOBODY = "tcp://127.0.0.1:9"
 MOST = {"turn": 60, "answer": 56}
 
 
@@ -71,7 +70,7 @@ def made(seed: int, debug: bool = True, host: str = "", overlap: bool = True) ->
 
 class Soak:
     def __init__(
-        self, seed: int, *, failing: float = 0.002, overlap: bool = True, prefill: Address | None = None, host: str = ""
+        self, seed: int, *, failing: float = 0.002, overlap: bool = True, prefill: str = "", host: str = ""
     ) -> None:
         self.rng = random.Random(seed)
         self.model, self.cache = made(seed, host=host, overlap=overlap)
@@ -193,7 +192,7 @@ class TwoProcesses(Soak):
             self.port = int(chosen.getsockname()[1])
         self.process: subprocess.Popen[str] | None = None
         self.seed, self.ends_at = seed, 0.0
-        super().__init__(seed, prefill=("127.0.0.1", self.port), **options)
+        super().__init__(seed, prefill=f"tcp://127.0.0.1:{self.port}", **options)
         self.deaths = 0
         self.between()
 
@@ -223,7 +222,7 @@ class TwoProcesses(Soak):
 def serve(port: int, seed: int) -> None:
     """The prefill process."""
     model, cache = made(seed, debug=False)
-    server = PrefillServer(Engine(model, cache, chunk=256), ("127.0.0.1", port))
+    server = PrefillServer(Engine(model, cache, chunk=256), f"tcp://127.0.0.1:{port}")
     print("ready", flush=True)
     server.run()
 

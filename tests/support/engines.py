@@ -16,6 +16,7 @@ from torch import Tensor
 from prefixloom import Cache, compose
 from prefixloom_engine import Batch, Engine, Model, Request, Span, ThreeWay
 from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer
+from prefixloom_engine.disaggregation.transport import Transport
 from prefixloom_engine.threeway import SIZES
 from tests.support.planned_steps import watched
 
@@ -127,7 +128,9 @@ def forward(it: ThreeWay, cache: Cache, sequence: Any, ends: Sequence[int], sing
 
 
 @contextmanager
-def serving(make: Callable[[], Cache], it: Model | None = None) -> Iterator[PrefillServer]:
+def serving(
+    make: Callable[[], Cache], it: Model | None = None, over: str | Transport = "tcp://127.0.0.1:0", **options: Any
+) -> Iterator[PrefillServer]:
     """A server in a thread of its own, which made the cache that it drives; nothing is left of it in the end."""
     made: list[PrefillServer] = []
     failed: list[BaseException] = []
@@ -135,7 +138,7 @@ def serving(make: Callable[[], Cache], it: Model | None = None) -> Iterator[Pref
 
     def run() -> None:
         try:
-            made.append(PrefillServer(Engine(it or model(), make(), chunk=128)))
+            made.append(PrefillServer(Engine(it or model(), make(), chunk=128), over, **options))
             ready.set()
             made[0].run()
             nothing_left(made[0].engine.cache)
@@ -155,4 +158,15 @@ def serving(make: Callable[[], Cache], it: Model | None = None) -> Iterator[Pref
 
 
 def decoding(cache: Cache, server: PrefillServer, it: Model | None = None, **options: Any) -> DecodeEngine:
-    return DecodeEngine(Engine(it or model(), cache, chunk=128, **options), server.address)
+    return connected(Engine(it or model(), cache, chunk=128, **options), server.address)
+
+
+def connected(engine: Engine, over: str | Transport, **options: Any) -> DecodeEngine:
+    """A decode engine that the prefill process has greeted."""
+    decode = DecodeEngine(engine, over, **options)
+    try:
+        assert decode.connect(30), "no prefill process has greeted"
+    except BaseException:
+        decode.close()
+        raise
+    return decode

@@ -1,4 +1,4 @@
-"""A prefill process of its own, to be killed: ``python prefill_process.py``; prints its port."""
+"""A prefill process of its own, to be killed: ``python prefill_process.py``; prints its address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.engines import cache_for, model
 def main() -> None:
     torch.set_num_threads(1)
     server = PrefillServer(Engine(model(), cache_for(model(), debug=False), chunk=64))
-    print(server.address[1], flush=True)
+    print(server.address, flush=True)
     server.run()
 
 

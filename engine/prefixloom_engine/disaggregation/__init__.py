@@ -2,16 +2,22 @@
 
 - ``decode_engine``   the side that clients ask
 - ``prefill_server``  the side that computes prompts
-- ``messages``        what both send, as bytes, and the checks of what arrives
-- ``wire``            frames over one TCP connection, without blocking
+- ``messages``        what both say, as JSON, and the checks of what comes
+- ``records``         content in the format of the stores, and the checks of what comes
+- ``arrival``         the content of one answer while it comes
+- ``transport``       the contract of transports, and of movers
+- ``in_process``      a transport between two engines of one process
+- ``zmq_transport``   a transport between processes; ``addresses`` and ``keys`` say who may be at its other end
 
 This room drives engines through their public names alone. It must not know how a step is planned, nor what a component
-keeps. Read ``decode_engine.py`` first.
+keeps. Read ``transport.py`` first, and then ``decode_engine.py``.
 """
 
 from __future__ import annotations
 
 from .decode_engine import DecodeEngine
+from .in_process import in_process_pair
+from .keys import write_keys
 from .prefill_server import PrefillServer
 
-__all__ = ["DecodeEngine", "PrefillServer"]
+__all__ = ["DecodeEngine", "PrefillServer", "in_process_pair", "write_keys"]

@@ -1,50 +1,76 @@
 """The decode process: clients ask it, and it has long prompts computed by a prefill process.
 
-It tells the prefill process how much of a prompt it has, and receives the rest. The prefill process may die at any
-time: what it was asked for is computed here then, with a line in the log. Slots are reserved only when content has
-arrived, so a lost prefill process leaves none behind.
+It tells the prefill process how much of a prompt it has, and receives the rest. It never waits for the prefill process:
+until the two have greeted each other, and whenever the other is gone or silent, prompts are computed here, with a line
+in the log. Slots are reserved only when content has arrived, so a lost prefill process leaves none behind.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import socket
 import time
 from collections.abc import Iterable
+from typing import Literal
 
 import attrs
 
-from prefixloom import Identity, InputError
+from prefixloom import InputError
 
 from ..contract.requests import Answer, Request
 from ..serving.engine import Engine
+from .addresses import KeyFile, open_transport
+from .arrival import Arrival
 from .messages import (
-    check_handover,
-    decode_handover,
+    Question,
+    can_be_asked,
+    decode_head,
     disagreement,
     encode_question,
     greeting,
     identity_of,
 )
-from .wire import ASK, DROP, HELLO, REFUSED, Address, Wire, WireClosed
+from .records import ContentKeys, expect_content
+from .transport import (
+    ANSWER,
+    ASK,
+    BUSY,
+    CAME,
+    DROP,
+    FETCHED,
+    GONE,
+    HELLO,
+    PART,
+    PREFILL,
+    REFUSED,
+    MoveFailed,
+    Mover,
+    PeerGone,
+    PeerMessage,
+    Transport,
+)
 
 log = logging.getLogger("prefixloom.engine")
-RECONNECT_SECONDS = 1.0
-"""How long to wait after a prefill process is lost before connecting again."""
-HELLO_SECONDS = 10.0
-"""How long a prefill process may take to accept a connection, and then to send its greeting."""
+GREET_SECONDS = 2.0
+"""After how long without an answer the prefill process is greeted again."""
+IDLE_SECONDS = 0.02
+"""How long a step waits for messages when there is nothing to compute, and prompts are awaited."""
+
+REFUSED_HERE = (InputError, MoveFailed, ValueError)
+"""What content raises that cannot be used."""
+
+PeerState = Literal["away", "greeted", "agreed", "other", "silent"]
+"""What is known of the prefill process: nobody is connected; it was greeted and has not answered; it computes the same;
+it computes something else; it owes prompts and says nothing. It is asked only in the state "agreed"."""
 
 
 @attrs.define(eq=False)
 class Pending:
-    """A request of a ``DecodeEngine``, and the identity under which it was asked for.
+    """A request of a ``DecodeEngine``.
 
-    ``answer``: None while the prefill process computes the prompt.
+    ``answer``  None while the prefill process computes the prompt
     """
 
     request: Request
-    identity: Identity
     answer: Answer | None = None
     dropped: bool = False
 
@@ -53,70 +79,109 @@ class Pending:
         return self.dropped or (self.answer is not None and self.answer.done)
 
 
+@attrs.define(eq=False)
+class AskedPrompt:
+    """A prompt that the prefill process was asked for at ``since``, and what has come of it."""
+
+    pending: Pending
+    question: Question
+    since: float
+    arrival: Arrival | None = None
+
+
 class DecodeEngine:
     """An engine that has prompts computed by a prefill process, and computes them itself where there is none.
 
+    ``over``      the address of the prefill process, or a transport
+    ``keys``      for an address: the file that ``write_keys`` made
+    ``mover``     fetches content past the transport, if the prefill process has a mover of that name as well
     ``least``     a prompt that lacks fewer tokens than this is computed here
-    ``patience``  how many seconds a prefill process that owes content may be silent before it counts as gone; one step
-                  of it must not take longer
+    ``patience``  how many seconds a prefill process that owes prompts may be silent before it is asked no more; one
+                  step of it must not take longer
+    ``longest``   how many seconds a prompt may be awaited, whatever the prefill process says
 
-    ``handed_over``, ``lost``, ``received``: prompts that arrived, prompts that a lost prefill process owed, and bytes
-    of content.
+    ``handed_over``, ``lost``, ``received``: prompts that arrived, prompts that a prefill process owed and did not send,
+    and bytes of content.
     """
 
-    def __init__(self, engine: Engine, prefill: Address, *, least: int = 64, patience: float = 30.0) -> None:
-        if not patience > 0:
-            raise InputError(f"patience is a number of seconds above 0, got {patience!r}")
+    def __init__(
+        self,
+        engine: Engine,
+        over: str | Transport,
+        *,
+        keys: KeyFile = None,
+        mover: Mover | None = None,
+        least: int = 64,
+        patience: float = 30.0,
+        longest: float = 300.0,
+    ) -> None:
+        for name, seconds in (("patience", patience), ("longest", longest)):
+            if not seconds > 0:
+                raise InputError(f"{name} is a number of seconds above 0, got {seconds!r}")
         self.engine = engine
         identity_of(engine)
-        self._address, self._least, self._patience = prefill, least, patience
-        self._silent_since = 0.0
-        self._wire: Wire | None = None
-        self._connect_after = 0.0
-        self._asked: dict[int, Pending] = {}
+        self._transport = open_transport(over, "decode", keys)
+        self._mover, self._least, self._patience, self._longest = mover, least, patience, longest
+        self._state: PeerState = "away"
+        self._connected = False
+        self._alone = False
+        self._differs = ""
+        self._greet_at = 0.0
+        self._heard = time.monotonic()
+        self._asked: dict[int, AskedPrompt] = {}
         self._questions = 0
         self.handed_over = self.lost = self.received = 0
 
     # ------------------------------------------------------------ requests
     def add(self, request: Request) -> Pending:
         """Queue a request. One that carries images is computed here, since only tokens are sent."""
-        pending = Pending(request, identity_of(self.engine))
-        have = self.engine.cache.peek(request.tokens, namespace=self.engine.namespace(request.namespace), leave=1)
-        far = not request.inputs and len(request.tokens) - have >= self._least
-        wire = self._connected() if far else None
         self.engine.check(request)
-        if wire is None:
+        self._receive(0.0)
+        pending = Pending(request)
+        have = self.engine.cache.peek(request.tokens, namespace=self.engine.namespace(request.namespace), leave=1)
+        far = can_be_asked(request) and len(request.tokens) - have >= self._least
+        if not far or not self._is_asked() or not self._ask(pending, have):
             pending.answer = self.engine.add(request)
-            return pending
-        self._questions += 1
-        if not self._asked:
-            self._silent_since = time.monotonic()
-        self._asked[self._questions] = pending
-        try:
-            wire.send(ASK, self._questions, encode_question(request, have, pending.identity))
-        except WireClosed as error:
-            self._compute_here(error)
         return pending
+
+    def _is_asked(self) -> bool:
+        """Whether the prefill process is asked now. The log says once that it is not."""
+        if self._state == "agreed":
+            self._alone = False
+        elif not self._alone:
+            self._alone = True
+            log.warning(
+                "no prefill process at %s (%s): prompts are computed here", self._transport.address, self._state
+            )
+        return self._state == "agreed"
+
+    def _ask(self, pending: Pending, have: int) -> bool:
+        mover = self._mover.name if self._mover is not None else ""
+        question = Question(pending.request, have, identity_of(self.engine), mover)
+        if not self._send(ASK, self._questions + 1, encode_question(question, self.engine.cache)):
+            return False
+        self._questions += 1
+        now = time.monotonic()
+        if not self._asked:
+            self._heard = now
+        self._asked[self._questions] = AskedPrompt(pending, question, now)
+        return True
 
     def abort(self, pending: Pending) -> None:
         pending.dropped = True
         if pending.answer is not None:
             self.engine.abort(pending.answer)
             return
-        for number in [number for number, each in self._asked.items() if each is pending]:
-            del self._asked[number]
-            if self._wire is not None:
-                try:
-                    self._wire.send(DROP, number, b"")
-                except WireClosed as error:
-                    self._compute_here(error)
+        for number in [number for number, each in self._asked.items() if each.pending is pending]:
+            self._forget(number)
+            self._send(DROP, number)
 
     def step(self) -> bool:
         """Read what has arrived, and run a step. False: there was nothing to do and nothing is awaited."""
         self._receive(0.0)
         busy = self.engine.step()
         if not busy and self._asked:
-            self._receive(0.02)
+            self._receive(IDLE_SECONDS)
         return busy or bool(self._asked)
 
     def generate(self, requests: Iterable[Request]) -> list[Answer]:
@@ -134,85 +199,139 @@ class DecodeEngine:
                     self.abort(each)
         return [each.answer or Answer(each.request, reason="aborted") for each in pending]
 
+    def connect(self, seconds: float = 10.0) -> bool:
+        """Wait until the prefill process has greeted back: for who would rather wait than compute the first prompts.
+
+        False: nobody has, in so many seconds. InputError: it computes something else than this one.
+        """
+        until = time.monotonic() + seconds
+        while self._state != "agreed" and time.monotonic() < until:
+            self._receive(IDLE_SECONDS)
+            if self._state == "other":
+                raise InputError(f"the prefill process at {self._transport.address} {self._differs}")
+        return self._state == "agreed"
+
     # ------------------------------------------------------------ the prefill process
-    def _connected(self) -> Wire | None:
-        """Return the connection; connect first if there is none and the last attempt is long enough ago."""
-        if self._wire is None and time.monotonic() >= self._connect_after:
+    def _send(self, kind: bytes, number: int, frames: Iterable[bytes] = ()) -> bool:
+        try:
+            return self._transport.send(PREFILL, kind, number, list(frames))
+        except PeerGone:
+            return False
+
+    def _receive(self, seconds: float) -> None:
+        for message in self._transport.receive(seconds):
+            self._handle(message)
+        now = time.monotonic()
+        if self._connected and self._state in ("greeted", "silent") and now >= self._greet_at:
+            self._greet_at = now + GREET_SECONDS
+            self._send(HELLO, 0, [greeting(self.engine)])
+        for number, asked in list(self._asked.items()):
+            if asked.arrival is not None and asked.arrival.moved:
+                self._finish(number, asked)
+        if self._asked and now - self._heard > self._patience:
+            self._state, self._greet_at = "silent", 0.0
+            self._compute_all(f"it has said nothing for {self._patience:g} s")
+        for number, asked in list(self._asked.items()):
+            if now - asked.since <= self._longest:
+                break  # the others were asked later
+            self.lost += 1
+            self._compute_here(number, f"it has not come in {self._longest:g} s")
+
+    def _handle(self, message: PeerMessage) -> None:
+        kind, number, frames = message.kind, message.number, message.frames
+        self._heard = time.monotonic()
+        if kind == CAME:
+            self._connected, self._state, self._greet_at = True, "greeted", 0.0
+        elif kind == GONE:
+            if self._connected:
+                self._compute_all("its connection has ended")
+            self._connected, self._state = False, "away"
+        elif kind == HELLO:
+            self._learn(frames)
+        elif kind != BUSY and (asked := self._asked.get(number)) is not None:
             try:
-                self._wire = self._say_hello(Wire(socket.create_connection(self._address, timeout=HELLO_SECONDS)))
-            except (OSError, WireClosed) as error:
-                self._connect_after = time.monotonic() + RECONNECT_SECONDS
-                log.warning("no prefill process at %s:%d (%s): prompts are computed here", *self._address, error)
-        return self._wire
+                self._take(kind, number, frames, asked)
+            except REFUSED_HERE as error:
+                self._compute_here(number, f"what came of it cannot be used ({error})")
 
-    def _say_hello(self, wire: Wire) -> Wire:
-        """Exchange greetings. Both sides must compute and keep the same, or content means nothing."""
-        wire.send(HELLO, 0, json.dumps(greeting(self.engine)).encode())
-        until = time.monotonic() + HELLO_SECONDS
-        while time.monotonic() < until:
-            for kind, _, data in wire.receive(0.1):
-                differs = disagreement(self.engine, data) if kind == HELLO else "says no greeting"
-                if not differs:
-                    return wire
-                wire.close()
-                host, port = self._address
-                raise InputError(f"the prefill process at {host}:{port} {differs}")
-        wire.close()
-        raise WireClosed(f"it has not greeted within {HELLO_SECONDS:g} s")
-
-    def _receive(self, timeout: float) -> None:
-        if self._wire is None:
+    def _learn(self, frames: Iterable[memoryview]) -> None:
+        """The prefill process has said what it computes."""
+        said = next(iter(frames), memoryview(b""))
+        before, self._differs = self._differs, disagreement(self.engine, said)
+        if not self._differs:
+            self._state = "agreed"
             return
-        try:
-            before = self._wire.received
-            frames = self._wire.receive(timeout)
-            if self._wire.received > before:  # a part of a long answer ends the silence as well
-                self._silent_since = time.monotonic()
-            for kind, number, data in frames:
-                self._handle(kind, number, data)
-            if self._asked and time.monotonic() - self._silent_since > self._patience:
-                raise WireClosed(f"it has said nothing for {self._patience:g} s")
-        except WireClosed as error:
-            self._compute_here(error)
+        if self._state != "other" or before != self._differs:
+            log.error("the prefill process at %s %s: it is not asked", self._transport.address, self._differs)
+        self._compute_all("it computes something else")
+        self._state = "other"
 
-    def _handle(self, kind: bytes, number: int, data: bytes) -> None:
-        pending = self._asked.pop(number, None)
-        if pending is None or pending.dropped:
-            return
+    def _take(self, kind: bytes, number: int, frames: Iterable[memoryview], asked: AskedPrompt) -> None:
+        """Take what the prefill process says of a prompt."""
+        frames = list(frames)
         if kind == REFUSED:
-            log.warning("the prefill process refused a prompt: %s. It is computed here", data.decode(errors="replace"))
-            pending.answer = self.engine.add(pending.request)
-            return
-        self.received += len(data)
-        try:
-            handover = decode_handover(data)
-            if pending.identity != identity_of(self.engine):
-                raise InputError("the model's weights or adapters have changed meanwhile")
-            check_handover(self.engine.cache, handover, len(pending.request.tokens), self.engine.model.vocabulary)
-        except Exception as error:  # malformed bytes may raise anything
-            log.warning("what the prefill process handed over cannot be read (%r). It is computed here", error)
-            pending.answer = self.engine.add(pending.request)
-            return
-        self.handed_over += 1
-        pending.answer = self.engine.add(pending.request, handover)
+            told = bytes(frames[0][:400]).decode(errors="replace") if frames else ""
+            self._compute_here(number, f"it was refused: {told}")
+        elif kind == ANSWER and asked.arrival is None and len(frames) == 2:
+            question, cache = asked.question, self.engine.cache
+            head = decode_head(frames[0], question, cache, self.engine.model.vocabulary)
+            request = question.request
+            keys = ContentKeys(cache, question.identity, request.namespace, request.tokens)
+            expected = expect_content(frames[1], head.have, head.boundary, head.end, keys)
+            asked.arrival = Arrival(head, expected, self._mover)
+            self._finish(number, asked)
+        elif kind == PART and asked.arrival is not None:
+            asked.arrival.take_part(frames)
+            self._finish(number, asked)
+        else:
+            raise InputError(f"a message of kind {kind!r} with {len(frames)} parts does not belong here")
 
-    def _compute_here(self, why: WireClosed) -> None:
-        """Close the connection, and compute here what the prefill process still owes."""
-        if self._wire is not None:
-            self._wire.close()
-        self._wire = None
-        self._connect_after = time.monotonic() + RECONNECT_SECONDS
-        waiting, self._asked = [each for each in self._asked.values() if not each.dropped], {}
-        log.warning("the prefill process is gone (%s): %d prompts are computed here", why, len(waiting))
-        self.lost += len(waiting)
-        for pending in waiting:
+    def _finish(self, number: int, asked: AskedPrompt) -> None:
+        """Go on from what was handed over, once all of it is here."""
+        assert asked.arrival is not None
+        try:
+            handover = asked.arrival.handover()
+            if handover is None:
+                return
+            if asked.question.identity != identity_of(self.engine):
+                raise InputError("the model's weights or adapters have changed meanwhile")
+        except REFUSED_HERE as error:
+            self._compute_here(number, f"what came of it cannot be used ({error})")
+            return
+        if asked.arrival.moved:
+            self._send(FETCHED, number)
+        self._forget(number)
+        self.handed_over += 1
+        self.received += asked.arrival.expected.size
+        asked.pending.answer = self.engine.add(asked.pending.request, handover)
+
+    def _forget(self, number: int) -> AskedPrompt:
+        asked = self._asked.pop(number)
+        if asked.arrival is not None:
+            asked.arrival.close()
+        return asked
+
+    def _compute_here(self, number: int, why: str) -> None:
+        """Compute a prompt that was asked for, and tell the prefill process that it is not wanted any more."""
+        pending = self._forget(number).pending
+        log.warning("a prompt is computed here, and not by the prefill process: %s", why)
+        self._send(DROP, number)
+        pending.answer = self.engine.add(pending.request)
+
+    def _compute_all(self, why: str) -> None:
+        """Compute here all that the prefill process owes."""
+        numbers = list(self._asked)
+        log.warning("the prefill process is gone (%s): %d prompts are computed here", why, len(numbers))
+        self.lost += len(numbers)
+        for number in numbers:
+            self._send(DROP, number)
+            pending = self._forget(number).pending
             pending.answer = self.engine.add(pending.request)
 
     def close(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-            self._wire = None
-        self._asked.clear()
+        for number in list(self._asked):
+            self._forget(number)
+        self._transport.close()
         self.engine.close()
 
     def __enter__(self) -> DecodeEngine:

@@ -1,27 +1,33 @@
-"""Messages: what the two processes send as bytes, and the check of a handover that arrived."""
+"""Messages: what the two processes say as JSON, and the check of what comes: greetings, questions, heads of answers.
+
+Anything may come. Whatever cannot be read raises ``InputError``.
+"""
 
 from __future__ import annotations
 
-import ctypes
+import hashlib
 import json
-import math
 import struct
-from collections.abc import Mapping
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+import attrs
 
-from prefixloom import Cache, Identity, InputError
-from prefixloom.storage import Checksum
+from prefixloom import Cache, Identity, InputError, encode
 
 from ..contract.handover import Handover
 from ..contract.requests import Request
-from ..forward.handover import pages_needed
 from ..serving.engine import Engine
+from .transport import LONGEST_FRAME
 
-VERSION = 5
-"""Of the messages. Both sides compare it when they connect, as a part of ``cache_format``."""
+VERSION = 6
+"""Of the messages. Both sides compare it, as a part of ``cache_format``."""
+LONGEST_JSON = 1 << 16
+"""Bytes of a question's or a head's JSON. Longer ones are not parsed."""
+ASKED_FIELDS = ("temperature", "top_p", "seed", "namespace", "priority", "ttl", "logprobs")
+"""What a question says of its request, beside the tokens."""
+HEAD_CHECKSUM = struct.Struct("<I")
 
 
 def identity_of(engine: Engine) -> Identity:
@@ -35,24 +41,6 @@ def identity_of(engine: Engine) -> Identity:
     return identity
 
 
-def greeting(engine: Engine) -> dict[str, Any]:
-    """What both sides must agree on when they connect: what the model's content depends on, and how caches keep it."""
-    return {"identity": identity_of(engine).facts, "cache": cache_format(engine.cache)}
-
-
-def disagreement(engine: Engine, data: bytes) -> str:
-    """What is different in another process's greeting, in a sentence; empty if nothing is."""
-    try:
-        theirs = json.loads(data)
-        differs = identity_of(engine).difference(theirs["identity"])
-        agrees = theirs["cache"] == cache_format(engine.cache)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return "says something else than this protocol does"
-    if not agrees:
-        return "keeps other things in its cache than this one: compose both from the same config"
-    return f"computes something else: {differs}" if differs else ""
-
-
 def cache_format(cache: Cache) -> dict[str, Any]:
     """Describe what a cache keeps and how."""
     parts = {}
@@ -63,95 +51,143 @@ def cache_format(cache: Cache) -> dict[str, Any]:
     return {"version": VERSION, "page": cache.composition.page, "parts": parts}
 
 
-def encode_question(request: Request, have: int, identity: Identity) -> bytes:
-    """Ask for the prompt of a request of which ``have`` tokens are cached here, computed under ``identity``."""
-    question = {
-        "identity": identity.digest,
-        "tokens": request.tokens, "temperature": request.temperature, "top_p": request.top_p, "seed": request.seed,
-        "namespace": request.namespace, "priority": request.priority, "ttl": request.ttl, "logprobs": request.logprobs,
-        "have": have,
-    }  # fmt: skip
-    return json.dumps(question).encode()
+def format_digest(cache: Cache) -> str:
+    """A digest of ``cache_format``, for each question."""
+    return hashlib.blake2b(json.dumps(cache_format(cache)).encode(), digest_size=16).hexdigest()
 
 
-def check_handover(cache: Cache, handover: Handover, total: int, vocabulary: int) -> None:
-    """Raise InputError unless this can be the handover of a prompt of ``total`` tokens into ``cache``."""
-    numbers = handover.have, handover.boundary, handover.end, handover.token
-    if any(type(number) is not int for number in numbers) or type(handover.logprob) not in (int, float):
-        raise InputError(f"{numbers} and {handover.logprob!r} are no boundaries, token and log-probability")
-    have, boundary, end, token = numbers
-    last = (end - 1) // cache.composition.page * cache.composition.page
-    if not 0 <= have < end == total or not 0 <= token < vocabulary or boundary not in (0, last):
+def read_json(data: Any) -> dict[str, Any]:
+    """Parse a JSON object of bounded length."""
+    if len(data) > LONGEST_JSON:
+        raise InputError(f"{len(data)} bytes of JSON are more than the {LONGEST_JSON} that are read")
+    try:
+        told = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"this is no JSON: {error}") from error
+    if not isinstance(told, dict):
+        raise InputError("this is no JSON object")
+    return told
+
+
+# ---------------------------------------------------------------- greetings
+
+
+def greeting(engine: Engine) -> bytes:
+    """What both sides must agree on: what the model's content depends on, and how the cache keeps it."""
+    return json.dumps({"identity": identity_of(engine).facts, "cache": cache_format(engine.cache)}).encode()
+
+
+def disagreement(engine: Engine, data: Any) -> str:
+    """What is different in another process's greeting, in a sentence; empty if nothing is."""
+    try:
+        theirs = read_json(data)
+        differs = identity_of(engine).difference(theirs["identity"])
+        agrees = theirs["cache"] == cache_format(engine.cache)
+    except (InputError, TypeError, KeyError, AttributeError):
+        return "says something else than this protocol does"
+    if not agrees:
+        return "keeps other things in its cache than this one: compose both from the same config"
+    return f"computes something else: {differs}" if differs else ""
+
+
+# ---------------------------------------------------------------- questions
+
+
+@attrs.frozen
+class Question:
+    """A prompt that a decode process wants, and of which it has ``have`` tokens.
+
+    ``mover``: the name of the mover by which it can fetch content; empty: it has none
+    """
+
+    request: Request
+    have: int
+    identity: Identity
+    mover: str = ""
+
+
+def can_be_asked(request: Request) -> bool:
+    """Whether a prompt has tokens alone, and not too many for one message."""
+    return not request.inputs and 4 * len(request.tokens) <= LONGEST_FRAME
+
+
+def encode_question(question: Question, cache: Cache) -> list[bytes]:
+    """Return two frames: what is asked, and the tokens."""
+    asked = {
+        "identity": question.identity.digest,
+        "format": format_digest(cache),
+        "have": question.have,
+        "mover": question.mover,
+        **{name: getattr(question.request, name) for name in ASKED_FIELDS},
+    }
+    return [json.dumps(asked).encode(), bytes(encode(question.request.tokens))]
+
+
+def decode_question(engine: Engine, frames: Sequence[memoryview]) -> Question:
+    """Read a question that came to this engine. It must be about the same content as this engine's."""
+    if len(frames) != 2:
+        raise InputError("a question has two parts")
+    asked = read_json(frames[0])
+    identity = identity_of(engine)
+    if asked.pop("identity", None) != identity.digest:
+        raise InputError("the model's weights or adapters here are others than those that are asked for")
+    if asked.pop("format", None) != format_digest(engine.cache):
+        raise InputError("the cache here keeps other things than the one that asks, or in another version")
+    have, mover = asked.pop("have", None), asked.pop("mover", "")
+    if asked.keys() - {*ASKED_FIELDS} or type(have) is not int or type(mover) is not str:
+        raise InputError("this question is none of this protocol")
+    tokens = encode(bytes(frames[1])).tolist()
+    request = Request(tokens, **asked, max_tokens=1, stops=(), speculate=0, hand_over=have)
+    return Question(request, have, identity, mover)
+
+
+# ---------------------------------------------------------------- heads of answers
+
+
+@attrs.frozen
+class AnswerHead:
+    """What an answer says beside its content. The names are those of ``Handover``.
+
+    ``ticket``: by which a mover fetches the content; empty: it comes in parts
+    """
+
+    have: int
+    boundary: int
+    end: int
+    token: int
+    logprob: float
+    ticket: str = ""
+
+
+def encode_head(handover: Handover, ticket: bytes) -> bytes:
+    """Return a checksum, and the head as JSON."""
+    fields = [field.name for field in attrs.fields(AnswerHead) if field.name != "ticket"]
+    told = {**{name: getattr(handover, name) for name in fields}, "ticket": ticket.hex()}
+    head = json.dumps(told).encode()
+    return HEAD_CHECKSUM.pack(zlib.crc32(head)) + head
+
+
+def decode_head(data: memoryview, question: Question, cache: Cache, vocabulary: int) -> AnswerHead:
+    """Read the head of an answer to ``question``, and check that it can be one."""
+    if len(data) < HEAD_CHECKSUM.size or HEAD_CHECKSUM.unpack_from(data)[0] != zlib.crc32(data[HEAD_CHECKSUM.size :]):
+        raise InputError("the head of an answer was damaged on its way")
+    try:
+        head = AnswerHead(**read_json(data[HEAD_CHECKSUM.size :]))
+    except TypeError as error:
+        raise InputError(f"the head of an answer has other fields: {error}") from error
+    numbers = head.have, head.boundary, head.end, head.token
+    if any(type(number) is not int for number in numbers) or type(head.logprob) not in (int, float):
+        raise InputError(f"{numbers} and {head.logprob!r} are no boundaries, token and log-probability")
+    if type(head.ticket) is not str:
+        raise InputError("an answer's ticket is a text")
+    total, page = len(question.request.tokens), cache.composition.page
+    last = (total - 1) // page * page
+    boundaries = (0, last) if last > head.have else (0,)
+    if not head.have == question.have < head.end == total or head.boundary not in boundaries:
         raise InputError(
-            f"[{have}, {end}) with a boundary at {boundary} and token {token} does not belong to a prompt of {total} "
-            f"tokens"
+            f"[{head.have}, {head.end}) with a boundary at {head.boundary} is no answer to a prompt of {total} tokens "
+            f"of which {question.have} are here"
         )
-    pages = pages_needed(cache, have, end)
-    if boundary:
-        before = pages_needed(cache, have, boundary)
-        pages = {name: sorted({*mine, *before[name]}) for name, mine in pages.items()}
-    if {name: list(mine) for name, mine in handover.pages.items()} != pages:
-        raise InputError(f"the pages {dict(handover.pages)} are not those that are needed: {pages}")
-    content, states = {}, {}
-    for part in cache.composition.parts:
-        for name, buffer in cache.pool(part.name).buffers.items():
-            layers, _, *shape = buffer.shape
-            if part.page_tokens:
-                content[part.name, name] = (layers, len(pages[part.name]), *shape), buffer.dtype
-            else:
-                content[part.name, name] = states[part.name, name] = (layers, *shape), buffer.dtype
-    for came, wanted in ((handover.content, content), (handover.states, states if boundary else {})):
-        if {name: (tuple(each.shape), each.dtype) for name, each in came.items()} != wanted:
-            raise InputError("its content has other names, shapes or types than the pools here")
-
-
-# ---------------------------------------------------------------- a handover as bytes
-
-
-def encode_handover(handover: Handover) -> bytes:
-    """Return the length of a header, the header in JSON, and the bytes of all tensors in the header's order."""
-    fields = {
-        "have": handover.have, "boundary": handover.boundary, "end": handover.end, "token": handover.token,
-        "logprob": handover.logprob, "pages": {name: list(pages) for name, pages in handover.pages.items()},
-        "content": _index(handover.content), "states": _index(handover.states),
-    }  # fmt: skip
-    tensors = (*handover.content.values(), *handover.states.values())
-    content = b"".join(map(_bytes, tensors))
-    header = json.dumps({**fields, "checksum": Checksum.of(content, "crc32").value}).encode()
-    return b"".join((struct.pack("<I", len(header)), header, content))
-
-
-def _index(tensors: Mapping[tuple[str, str], Tensor]) -> list[list[Any]]:
-    return [[*name, list(each.shape), str(each.dtype).removeprefix("torch.")] for name, each in tensors.items()]
-
-
-def decode_handover(data: bytes) -> Handover:
-    """The reverse of ``encode_handover``. It raises whatever malformed bytes cause."""
-    (length,) = struct.unpack_from("<I", data)
-    fields = json.loads(data[4 : 4 + length])
-    at, whole = 4 + length, bytearray(data)
-    if not Checksum("crc32", fields.pop("checksum")).fits(memoryview(data)[at:]):
-        raise InputError("what was handed over was damaged on its way: its checksum is another one")
-    for kind in ("content", "states"):
-        fields[kind], at = _tensors(whole, at, fields[kind])
-    if at != len(data):
-        raise InputError(f"what was handed over has {len(data)} bytes, and its header announces {at}")
-    return Handover(**fields)
-
-
-def _tensors(whole: bytearray, at: int, index: list[list[Any]]) -> tuple[dict[tuple[str, str], Tensor], int]:
-    """Return views of the bytes from ``at`` on, and where they end."""
-    found = {}
-    for component, buffer, shape, dtype in index:
-        kind = getattr(torch, dtype)
-        count = math.prod(shape)
-        each = torch.frombuffer(whole, dtype=torch.uint8, count=count * kind.itemsize, offset=at) if count else None
-        found[component, buffer] = torch.empty(shape, dtype=kind) if each is None else each.view(kind).view(shape)
-        at += count * kind.itemsize
-    return found, at
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    """The memory of a tensor. ``Tensor.numpy`` would give it as well, but numpy may not be installed."""
-    here = tensor.contiguous().cpu()
-    return ctypes.string_at(here.data_ptr(), here.numel() * here.element_size())
+    if not 0 <= head.token < vocabulary:
+        raise InputError(f"the model has no token {head.token}")
+    return head

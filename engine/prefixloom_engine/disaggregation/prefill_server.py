@@ -1,138 +1,265 @@
 """The prefill process: it computes prompts for decode processes, and sends them the content that they lack.
 
-A decode process may die at any time; the prompts that it asked for are aborted then.
+It never waits for a decode process. What one does not take now is sent later; one that takes nothing for long, or is
+gone, loses its prompts.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import select
-import socket
 import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
 from prefixloom import InputError, PrefixloomError
 
-from ..contract.requests import Answer, Request
+from ..contract.requests import Answer
 from ..serving.engine import Engine
-from .messages import encode_handover, greeting, identity_of
-from .wire import ANSWER, ASK, BUSY, DROP, HELLO, REFUSED, Address, Wire, WireClosed
+from .addresses import KeyFile, open_transport
+from .arrival import parts_of
+from .messages import Question, decode_question, encode_head, greeting, identity_of
+from .records import ContentKeys, pack_content
+from .transport import (
+    ANSWER,
+    ASK,
+    BUSY,
+    DROP,
+    FETCHED,
+    HELLO,
+    MOST_AT_ONCE,
+    PART,
+    REFUSED,
+    Mover,
+    PeerGone,
+    PeerMessage,
+    Transport,
+)
 
 log = logging.getLogger("prefixloom.engine")
 BUSY_SECONDS = 1.0
 """How often the process tells the decode processes that it is still computing."""
+IDLE_SECONDS = 0.02
+"""How long it waits for messages when there is nothing to compute and nothing to send."""
 REFUSABLE = (PrefixloomError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 """What a malformed or impossible question can raise; the question is refused then."""
+MOST_PROMPTS = 1024
+"""Prompts of all decode processes that are computed or wait."""
+LONGEST_REFUSAL = 400
+
+
+@attrs.define(eq=False)
+class DecodePeer:
+    """A decode process that has asked for something.
+
+    ``asked``     by number: the prompts that are computed for it
+    ``outgoing``  messages that it has not taken: kind, number, frames
+    ``stuck``     since when it takes nothing; None: it does
+    ``offered``   by number: tickets of what it is fetching, and when they end
+    """
+
+    name: bytes
+    asked: dict[int, tuple[Answer, Question]] = attrs.field(factory=dict)
+    outgoing: deque[tuple[bytes, int, Sequence[Any]]] = attrs.field(factory=deque)
+    stuck: float | None = None
+    offered: dict[int, tuple[bytes, float]] = attrs.field(factory=dict)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of the messages that it has not taken."""
+        return sum(len(each) for _, _, frames in self.outgoing for each in frames)
 
 
 class PrefillServer:
-    """Serves all decode processes that connect. ``run`` returns after ``stop`` or an interrupt."""
+    """Serves all decode processes that connect. ``run`` returns after ``stop`` or an interrupt.
 
-    def __init__(self, engine: Engine, address: Address = ("127.0.0.1", 0)) -> None:
+    ``over``      the address to listen at, or a transport
+    ``keys``      for an address: the file that ``write_keys`` made
+    ``mover``     brings content to decode processes that have a mover of the same name
+    ``patience``  how many seconds a decode process may take nothing, or leave content at the mover
+    ``most``      prompts of one decode process that are computed or wait; more are refused
+    ``room``      bytes of content that wait for one decode process; more prompts are refused meanwhile
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        over: str | Transport = "tcp://127.0.0.1:0",
+        *,
+        keys: KeyFile = None,
+        mover: Mover | None = None,
+        patience: float = 30.0,
+        most: int = 256,
+        room: int = 4 << 30,
+    ) -> None:
+        if not patience > 0:
+            raise InputError(f"patience is a number of seconds above 0, got {patience!r}")
         self.engine = engine
         identity_of(engine)
-        self._listening = socket.create_server(address)
-        self._listening.setblocking(False)
-        self._wires: list[Wire] = []
-        self._asked: dict[Answer, tuple[Wire, int]] = {}
+        self._transport = open_transport(over, "prefill", keys)
+        self._mover, self._patience, self._most, self._room = mover, patience, most, room
+        self._peers: dict[bytes, DecodePeer] = {}
         self._running = True
         self._busy_sent_at = 0.0
 
     @property
-    def address(self) -> Address:
-        host, port = self._listening.getsockname()[:2]
-        return str(host), int(port)
+    def address(self) -> str:
+        """Where decode processes find this one."""
+        return self._transport.address
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts are computed now, or wait."""
+        return sum(len(peer.asked) for peer in self._peers.values())
 
     def run(self) -> None:
         try:
+            idle = False
             while self._running:
-                if not self.serve_once():
-                    sockets = [self._listening, *(wire.socket for wire in self._wires)]
-                    select.select(sockets, [], [], 0.02)
+                idle = not self.serve_once(IDLE_SECONDS if idle else 0.0)
         finally:
             self.close()
 
-    def serve_once(self) -> bool:
-        """Read all connections, run a step, send what is complete. False: there was nothing to do."""
-        self._accept()
-        for wire in list(self._wires):
-            try:
-                for kind, number, data in wire.receive():
-                    self._handle(wire, kind, number, data)
-            except WireClosed as error:
-                self._drop_wire(wire, error)
-        busy = self.engine.step() if self._asked else False
-        for answer in [answer for answer in self._asked if answer.done]:
-            if answer in self._asked:  # sending the answer before may have dropped this one's wire
-                self._send_answer(answer, *self._asked.pop(answer))
-        if self._asked and time.monotonic() - self._busy_sent_at >= BUSY_SECONDS:
-            self._busy_sent_at = time.monotonic()
-            for wire in {wire for wire, _ in self._asked.values()}:
-                self._send(wire, BUSY, 0, b"")
-        return busy
+    def serve_once(self, seconds: float = 0.0) -> bool:
+        """Take what has come, run a step, send what is complete. False: there was nothing to do.
 
-    def _accept(self) -> None:
-        while True:
+        ``seconds``: how long to wait for messages if none has come.
+        """
+        messages = self._transport.receive(seconds)
+        for message in messages:
             try:
-                connection, _ = self._listening.accept()
-            except (BlockingIOError, InterruptedError):
-                return
-            self._wires.append(Wire(connection))
+                self._handle(message)
+            except PeerGone as error:
+                self._drop_peer(message.peer, str(error))
+        busy = self.engine.step() if self.prompts else False
+        for peer in list(self._peers.values()):
+            try:
+                self._serve_peer(peer)
+            except PeerGone as error:
+                self._drop_peer(peer.name, str(error))
+        self._tell_busy()
+        return busy or bool(messages)
 
-    def _handle(self, wire: Wire, kind: bytes, number: int, data: bytes) -> None:
+    # ------------------------------------------------------------ messages
+    def _handle(self, message: PeerMessage) -> None:
+        name, kind, number = message.peer, message.kind, message.number
         if kind == HELLO:
-            wire.send(HELLO, 0, json.dumps(greeting(self.engine)).encode())
-            return
-        if kind == DROP:
-            for answer in [answer for answer, asked in self._asked.items() if asked == (wire, number)]:
-                del self._asked[answer]
-                self.engine.abort(answer)
-            return
-        if kind != ASK:
-            raise WireClosed(f"a frame of kind {kind!r} was not expected")
-        try:
-            fields = json.loads(data)
-            have = int(fields.pop("have"))
-            if fields.pop("identity", None) != identity_of(self.engine).digest:
-                raise InputError("the model's weights or adapters here are others than those that are asked for")
-            answer = self.engine.add(Request(**fields, max_tokens=1, stops=(), speculate=0, hand_over=have))
-        except REFUSABLE as error:
-            wire.send(REFUSED, number, str(error).encode())
-            return
-        self._asked[answer] = (wire, number)
+            self._transport.send(name, HELLO, 0, [greeting(self.engine)])
+        elif kind == ASK:
+            peer = self._peers.setdefault(name, DecodePeer(name))
+            try:
+                self._ask(peer, number, message.frames)
+            except REFUSABLE as error:
+                self._refuse(peer, number, str(error))
+        elif kind in (DROP, FETCHED) and (known := self._peers.get(name)) is not None:
+            self._drop(known, number)
 
-    def _send_answer(self, answer: Answer, wire: Wire, number: int) -> None:
-        if answer.handed is None:
-            self._send(wire, REFUSED, number, f"{answer.reason}: {answer.error}".encode())
-        else:
-            logprob = answer.logprobs[0] if answer.logprobs else 0.0
-            self._send(wire, ANSWER, number, encode_handover(attrs.evolve(answer.handed, logprob=logprob)))
+    def _ask(self, peer: DecodePeer, number: int, frames: Sequence[memoryview]) -> None:
+        if number in peer.asked or len(peer.asked) >= self._most or self.prompts >= MOST_PROMPTS:
+            raise InputError("too many prompts are asked for")
+        if peer.waiting > self._room:
+            raise InputError("too much content waits for this decode process already")
+        question = decode_question(self.engine, frames)
+        peer.asked[number] = self.engine.add(question.request), question
 
-    def _send(self, wire: Wire, kind: bytes, number: int, data: bytes) -> None:
-        try:
-            wire.send(kind, number, data)
-        except WireClosed as error:
-            self._drop_wire(wire, error)
+    def _refuse(self, peer: DecodePeer, number: int, why: str) -> None:
+        """Say no. Whoever takes no answers is not told."""
+        if not peer.outgoing:
+            peer.outgoing.append((REFUSED, number, [why.encode(errors="replace")[:LONGEST_REFUSAL]]))
+            self._push(peer)
+        elif len(peer.outgoing) < self._most:
+            peer.outgoing.append((REFUSED, number, [why.encode(errors="replace")[:LONGEST_REFUSAL]]))
 
-    def _drop_wire(self, wire: Wire, why: WireClosed) -> None:
-        """Abort the prompts that were asked for over this connection, and close it."""
-        mine = [answer for answer, (whose, _) in self._asked.items() if whose is wire]
-        log.info("a decode process is gone (%s): %d prompts of it are dropped", why, len(mine))
-        for answer in mine:
-            del self._asked[answer]
+    def _drop(self, peer: DecodePeer, number: int) -> None:
+        """A prompt is not wanted any more, or its content has been fetched."""
+        if number in peer.asked:
+            self.engine.abort(peer.asked.pop(number)[0])
+        if number in peer.offered:
+            self._release(peer, number)
+        elif any(each[1] == number for each in peer.outgoing):
+            peer.outgoing = deque(each for each in peer.outgoing if each[1] != number)
+
+    # ------------------------------------------------------------ answers
+    def _serve_peer(self, peer: DecodePeer) -> None:
+        """Send what is complete, and forget a decode process that wants nothing more."""
+        for number in [number for number, (answer, _) in peer.asked.items() if answer.done]:
+            answer, question = peer.asked.pop(number)
+            if answer.handed is None:
+                self._refuse(peer, number, f"{answer.reason}: {answer.error}")
+            else:
+                self._answer(peer, number, answer, question)
+        self._push(peer)
+        now = time.monotonic()
+        if peer.stuck is not None and now - peer.stuck > self._patience:
+            raise PeerGone(f"it has taken nothing for {self._patience:g} s")
+        for number in [number for number, (_, ends) in peer.offered.items() if now > ends]:
+            self._release(peer, number)
+        if not peer.asked and not peer.outgoing and not peer.offered:
+            self._peers.pop(peer.name, None)
+
+    def _answer(self, peer: DecodePeer, number: int, answer: Answer, question: Question) -> None:
+        assert answer.handed is not None
+        handed = attrs.evolve(answer.handed, logprob=answer.logprobs[0] if answer.logprobs else 0.0)
+        request = question.request
+        keys = ContentKeys(self.engine.cache, question.identity, request.namespace, request.tokens)
+        headers, content = pack_content(handed, keys)
+        ticket = None
+        if self._mover is not None and question.mover == self._mover.name and content:
+            ticket = self._mover.offer(content)
+        peer.outgoing.append((ANSWER, number, [encode_head(handed, ticket or b""), headers]))
+        if ticket is not None:
+            peer.offered[number] = ticket, time.monotonic() + self._patience
+            return
+        for frames in parts_of(content):
+            peer.outgoing.append((PART, number, frames))
+
+    def _push(self, peer: DecodePeer) -> None:
+        """Send what the decode process takes now, and not so much that the engine's next step waits for it."""
+        for _ in range(MOST_AT_ONCE):
+            if not peer.outgoing:
+                break
+            if not self._transport.send(peer.name, *peer.outgoing[0]):
+                peer.stuck = time.monotonic() if peer.stuck is None else peer.stuck
+                return
+            peer.outgoing.popleft()
+        peer.stuck = None
+
+    def _tell_busy(self) -> None:
+        now = time.monotonic()
+        if now - self._busy_sent_at < BUSY_SECONDS:
+            return
+        self._busy_sent_at = now
+        for peer in list(self._peers.values()):
+            try:
+                if not peer.outgoing:
+                    self._transport.send(peer.name, BUSY, 0)
+            except PeerGone as error:
+                self._drop_peer(peer.name, str(error))
+
+    def _release(self, peer: DecodePeer, number: int) -> None:
+        ticket, _ = peer.offered.pop(number)
+        if self._mover is not None:
+            self._mover.release(ticket)
+
+    def _drop_peer(self, name: bytes, why: str) -> None:
+        """Abort the prompts of a decode process, and forget it."""
+        peer = self._peers.pop(name, None)
+        if peer is None:
+            return
+        log.info("a decode process is gone (%s): %d prompts of it are dropped", why, len(peer.asked))
+        for answer, _ in peer.asked.values():
             self.engine.abort(answer)
-        if wire in self._wires:
-            self._wires.remove(wire)
-        wire.close()
+        for number in list(peer.offered):
+            self._release(peer, number)
 
     def stop(self) -> None:
         """Make ``run`` return; may be called from another thread."""
         self._running = False
 
     def close(self) -> None:
-        for wire in list(self._wires):
-            self._drop_wire(wire, WireClosed("this prefill process ends"))
-        self._listening.close()
+        for name in list(self._peers):
+            self._drop_peer(name, "this prefill process ends")
+        self._transport.close()
         self.engine.close()

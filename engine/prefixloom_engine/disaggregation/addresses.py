@@ -1,0 +1,52 @@
+"""Addresses: which transport an address means, and who may be at its other end."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import re
+
+from prefixloom import InputError
+
+from .keys import Side, SideKeys, read_keys
+from .transport import Transport
+
+KeyFile = str | os.PathLike[str] | None
+ADDRESS = re.compile(r"tcp://(\[[^\]]+\]|[^:/]+):(\d+|\*)|ipc://.+")
+
+
+def open_transport(over: str | Transport, side: Side, key_file: KeyFile) -> Transport:
+    """Return the transport itself, or open one at an address: of a prefill process bound, of a decode one connected."""
+    if not isinstance(over, str):
+        if key_file is not None:
+            raise InputError("keys are for an address: a transport that is given has its own")
+        return over
+    keys = check_address(over, side, key_file)
+    if importlib.util.find_spec("zmq") is None:
+        raise InputError("two processes need pyzmq: pip install 'prefixloom[transport]'")
+    from .zmq_transport import DecodeSocket, PrefillSocket
+
+    return PrefillSocket(over, keys) if side == "prefill" else DecodeSocket(over, keys)
+
+
+def check_address(address: str, side: Side, key_file: KeyFile) -> SideKeys | None:
+    """Read the keys for an address. Without keys it must lie on this machine."""
+    found = ADDRESS.fullmatch(address)
+    if found is None:
+        raise InputError(f"an address is tcp://HOST:PORT or ipc://PATH, got {address!r}")
+    if key_file is not None:
+        return read_keys(key_file, side)
+    if found[1] is not None and not _is_loopback(found[1].strip("[]")):
+        raise InputError(
+            f"{address} can be reached from other machines, and without keys anybody there may read prompts and hand "
+            f"over content: give keys=, a file that prefixloom_engine.disaggregation.write_keys makes, or use 127.0.0.1"
+        )
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
