@@ -1,0 +1,190 @@
+"""The laws of a transport: any transport between a prefill and a decode process must pass them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prefixloom import InputError
+from prefixloom_engine.disaggregation import write_keys
+from prefixloom_engine.disaggregation.addresses import open_transport
+from prefixloom_engine.disaggregation.transport import (
+    ANSWER,
+    ASK,
+    BUSY,
+    GONE,
+    LONGEST_FRAME,
+    MOST_AT_ONCE,
+    PART,
+    PREFILL,
+    PeerGone,
+    PeerMessage,
+    Transport,
+)
+from tests.support.transports import all_of, introduced, pair
+
+KINDS_OF_TRANSPORT = ["in process", "zmq", "zmq with keys"]
+
+
+@pytest.fixture(params=KINDS_OF_TRANSPORT)
+def ends(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Transport, Transport]]:
+    with pair(request.param, tmp_path) as made:
+        yield made
+
+
+def told(messages: list[PeerMessage]) -> list[tuple[bytes, int, list[bytes]]]:
+    return [(each.kind, each.number, [bytes(frame) for frame in each.frames]) for each in messages]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_messages_come_over_in_order_and_whole(ends: tuple[Transport, Transport], seed: int) -> None:
+    rng = random.Random(seed)
+    name = introduced(*ends)
+    for sender, receiver, peer in ((*ends, name), (*ends[::-1], PREFILL)):
+        sent, got = [], list[PeerMessage]()
+        for _ in range(60):
+            sizes = [rng.choice((0, 1, 13, 400, 300_000)) for _ in range(rng.randrange(3))]
+            message = rng.choice((ASK, PART, BUSY)), rng.randrange(1 << 64), [rng.randbytes(size) for size in sizes]
+            while not sender.send(peer, *message):
+                got += receiver.receive(0.01)
+            sent.append(message)
+        got += all_of(receiver, len(sent) - len(got))
+        assert told(got) == sent
+
+
+def test_a_side_that_receives_nothing_is_sent_a_bounded_number_of_messages(ends: tuple[Transport, Transport]) -> None:
+    prefill, decode = ends
+    name = introduced(prefill, decode)
+    part, taken, until = bytes(256 << 10), 0, time.monotonic() + 30
+    refused = 0
+    while refused < 50:  # the system takes some more now and then
+        if prefill.send(name, PART, taken, [part]):
+            taken, refused = taken + 1, 0
+        else:
+            refused += 1
+            time.sleep(0.01)
+        assert taken < 1000, "whatever is sent is kept somewhere"
+    got = all_of(decode, MOST_AT_ONCE)
+    assert len(got) >= MOST_AT_ONCE // 2
+    while not prefill.send(name, ANSWER, 7):
+        got += decode.receive(0.01)
+        assert time.monotonic() < until, "it takes messages again"
+
+
+def test_each_side_learns_that_the_other_is_gone(tmp_path: Path) -> None:
+    for kind in KINDS_OF_TRANSPORT:
+        with pair(kind, tmp_path) as (prefill, decode):
+            introduced(prefill, decode)
+            prefill.close()
+            assert [each.kind for each in all_of(decode, 1)] == [GONE]
+        with pair(kind, tmp_path) as (prefill, decode):
+            name = introduced(prefill, decode)
+            decode.close()
+            until = time.monotonic() + 30
+            with pytest.raises(PeerGone):
+                while time.monotonic() < until:
+                    prefill.send(name, BUSY, 0)
+                    prefill.receive(0.01)
+
+
+def test_one_call_returns_a_bounded_number_of_messages(ends: tuple[Transport, Transport]) -> None:
+    prefill, decode = ends
+    introduced(prefill, decode)
+    sent = 0
+    while sent < 2 * MOST_AT_ONCE:
+        sent += decode.send(PREFILL, BUSY, sent)
+        if sent % 16 == 0:
+            time.sleep(0.001)
+        assert len(prefill.receive()) <= MOST_AT_ONCE
+
+
+def test_nobody_is_sent_anything_where_nobody_is(tmp_path: Path) -> None:
+    for kind in KINDS_OF_TRANSPORT:
+        with pair(kind, tmp_path) as (prefill, _), pytest.raises(PeerGone):
+            prefill.send(b"nobody", BUSY, 0)
+    alone = open_transport("tcp://127.0.0.1:9", "decode", None)
+    assert not alone.send(PREFILL, BUSY, 0)
+    assert alone.receive() == []
+    alone.close()
+    alone.close()
+
+
+def test_messages_of_another_form_are_ignored_and_long_frames_end_a_connection(tmp_path: Path) -> None:
+    zmq = pytest.importorskip("zmq")
+    with pair("zmq", tmp_path) as (prefill, decode):
+        introduced(prefill, decode)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.linger = 0
+            stranger.connect(prefill.address)
+            for parts in ([b""], [b"q" * 9], [b"a" + bytes(8), b"", b"", b""], [b"a" + bytes(7)], [b"z" + bytes(8)]):
+                stranger.send_multipart(parts)
+            stranger.send_multipart([b"a" + (5).to_bytes(8, "little"), b"mine"])
+            assert told(all_of(prefill, 1)) == [(ASK, 5, [b"mine"])]
+            monitor = stranger.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            stranger.send_multipart([b"a" + bytes(8), bytes(LONGEST_FRAME + 1)])
+            assert monitor.poll(20_000), "whoever sends a frame that is too long is disconnected"
+            stranger.disable_monitor()
+            monitor.close()
+        assert prefill.receive(0.05) == []
+
+
+# ---------------------------------------------------------------- keys and addresses
+
+
+def test_who_has_no_keys_or_others_is_not_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("mine", "theirs"):
+        write_keys(tmp_path / name)
+    prefill = open_transport("tcp://127.0.0.1:0", "prefill", tmp_path / "mine")
+    strangers = [open_transport(prefill.address, "decode", keys) for keys in (None, tmp_path / "theirs")]
+    friend = open_transport(prefill.address, "decode", tmp_path / "mine")
+    introduced(prefill, friend)
+    for _ in range(20):
+        for stranger in strangers:
+            assert not stranger.send(PREFILL, ASK, 1, [b"let me in"])
+            assert stranger.receive(0.01) == [] or stranger.receive() == []
+    assert prefill.receive(0.1) == []
+    for each in (*strangers, friend, prefill):
+        each.close()
+
+
+def test_without_keys_an_address_is_on_this_machine(tmp_path: Path) -> None:
+    for side in ("prefill", "decode"):
+        for address in ("tcp://0.0.0.0:5555", "tcp://10.0.0.7:5555", "tcp://example:5555", "tcp://[::]:5555"):
+            with pytest.raises(InputError, match="without keys anybody there may read prompts"):
+                open_transport(address, side, None)
+    for wrong in ("127.0.0.1:5555", "tcp://127.0.0.1", "http://127.0.0.1:80", ""):
+        with pytest.raises(InputError, match="an address is tcp://HOST:PORT"):
+            open_transport(wrong, "decode", None)
+    keys = tmp_path / "keys"
+    write_keys(keys)
+    everywhere = open_transport("tcp://0.0.0.0:0", "prefill", keys)
+    everywhere.close()
+    with pytest.raises(FileExistsError):
+        write_keys(keys)
+
+
+def test_an_address_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with pair("zmq", tmp_path) as (prefill, _), pytest.raises(InputError, match="cannot listen at"):
+        open_transport(prefill.address, "prefill", None)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"prefill": {"public": "short"}}', "not json", '{"prefill": 5}'])
+def test_a_file_without_keys_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(InputError, match="no keys for a prefill process"):
+        open_transport("tcp://127.0.0.1:0", "prefill", path)
+
+
+def test_keys_that_others_may_read_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    write_keys(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    with pytest.raises(InputError, match="others may read it"):
+        open_transport("tcp://127.0.0.1:0", "prefill", path)

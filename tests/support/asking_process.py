@@ -1,0 +1,24 @@
+"""A decode process to be killed: ``python asking_process.py ADDRESS`` asks for prompts, says so, and waits."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+from prefixloom_engine import Engine, Request
+from tests.support.engines import cache_for, connected, model, prompt
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    decode = connected(Engine(model(), cache_for(model(), debug=False)), sys.argv[1])
+    pending = [decode.add(Request(prompt(n, 1900), 2)) for n in range(4)]
+    assert all(each.answer is None for each in pending)
+    print("asked", flush=True)
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    main()

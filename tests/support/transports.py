@@ -1,0 +1,157 @@
+"""Transports for tests: pairs of each kind, and peers that are not honest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prefixloom_engine import Engine, Request
+from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair, write_keys
+from prefixloom_engine.disaggregation.addresses import open_transport
+from prefixloom_engine.disaggregation.messages import greeting
+from prefixloom_engine.disaggregation.transport import (
+    ANSWER,
+    ASK,
+    CAME,
+    HELLO,
+    PART,
+    PREFILL,
+    PeerGone,
+    PeerMessage,
+    Transport,
+)
+from tests.support.engines import cache_for, model
+
+Frames = Sequence[Any]
+Sent = tuple[bytes, Frames]
+"""A message without its number: kind and frames."""
+
+
+@contextmanager
+def pair(kind: str, folder: Path) -> Iterator[tuple[Transport, Transport]]:
+    """The two sides, connected: of ``kind`` "in process", "zmq", or "zmq with keys"."""
+    if kind == "in process":
+        prefill, decode = in_process_pair()
+        ends: tuple[Transport, Transport] = (prefill, decode)
+    else:
+        keys = folder / "keys" if "keys" in kind else None
+        if keys is not None and not keys.exists():
+            write_keys(keys)
+        bound = open_transport("tcp://127.0.0.1:0", "prefill", keys)
+        ends = (bound, open_transport(bound.address, "decode", keys))
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            end.close()
+
+
+def all_of(end: Transport, count: int, seconds: float = 30.0) -> list[PeerMessage]:
+    """The next ``count`` messages. Fewer, if so much time is over."""
+    found, until = list[PeerMessage](), time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < until:
+        found += end.receive(0.02)
+    return found
+
+
+def introduced(prefill: Transport, decode: Transport) -> bytes:
+    """Wait until the decode side is connected, and return its name on the other side."""
+    assert [message.kind for message in all_of(decode, 1)] == [CAME]
+    assert decode.send(PREFILL, HELLO, 0, [b"hello"])
+    (message,) = all_of(prefill, 1)
+    return message.peer
+
+
+class Meddling:
+    """A transport of which a test changes what is received: ``change`` gives the messages in place of each."""
+
+    def __init__(self, honest: Transport, change: Callable[[PeerMessage], Sequence[PeerMessage]]) -> None:
+        self.honest, self.change, self.address = honest, change, honest.address
+
+    def send(self, peer: bytes, kind: bytes, number: int, frames: Frames = ()) -> bool:
+        return self.honest.send(peer, kind, number, frames)
+
+    def receive(self, seconds: float = 0.0) -> list[PeerMessage]:
+        return [each for message in self.honest.receive(seconds) for each in self.change(message)]
+
+    def close(self) -> None:
+        self.honest.close()
+
+
+class Impostor:
+    """A prefill process that greets honestly, and gives each question what ``answer`` returns, turn by turn."""
+
+    def __init__(self, end: Transport, answer: Callable[[int], Sequence[Sent]]) -> None:
+        self.end, self.answer = end, answer
+        with Engine(model(), cache_for(model())) as engine:
+            self.hello = greeting(engine)
+        self.waiting: list[tuple[bytes, int, Sent]] = []
+        self.seen: list[tuple[bytes, int]] = []
+
+    def turn(self, most: int = 1_000_000) -> None:
+        """Take what has come, and send at most so many messages of those that wait."""
+        for message in self.end.receive():
+            self.seen.append((message.kind, message.number))
+            if message.kind == HELLO:
+                self.waiting.append((message.peer, 0, (HELLO, [self.hello])))
+            if message.kind == ASK:
+                self.waiting += [(message.peer, message.number, each) for each in self.answer(message.number)]
+        while self.waiting and most:
+            peer, number, (kind, frames) = self.waiting[0]
+            try:
+                if not self.end.send(peer, kind, number, frames):
+                    return
+            except PeerGone:
+                pass
+            self.waiting.pop(0)
+            most -= 1
+
+
+def greeted(decode: DecodeEngine, turn: Callable[[], object], seconds: float = 30.0) -> bool:
+    """Whether the two have greeted each other, where one thread drives both."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        turn()
+        if decode.connect(0.02):
+            return True
+    return False
+
+
+def served_by(decode: DecodeEngine, turn: Callable[[], object], requests: Sequence[Request]) -> list[list[int]]:
+    """The answers to requests, where ``turn`` is a turn of the other side."""
+    pending = [decode.add(request) for request in requests]
+    while not all(each.done for each in pending):
+        turn()
+        decode.step()
+    for each in pending:
+        assert each.answer is not None and each.answer.error is None
+    return [each.answer.tokens for each in pending if each.answer is not None]
+
+
+def honest_answer(request: Request, it: Any = None) -> list[Sent]:
+    """What an honest prefill process sends for a prompt of which nothing is there yet."""
+    it = it or model()
+    prefill, decode = in_process_pair()
+    recording = Recording(decode)
+    with DecodeEngine(Engine(it, cache_for(it)), recording) as asking:
+        server = PrefillServer(Engine(it, cache_for(it)), prefill)
+        assert greeted(asking, server.serve_once)
+        served_by(asking, server.serve_once, [request])
+        server.close()
+    return recording.told
+
+
+class Recording(Meddling):
+    """A transport that keeps the messages of answers as they come."""
+
+    def __init__(self, honest: Transport) -> None:
+        super().__init__(honest, self._keep)
+        self.told: list[Sent] = []
+
+    def _keep(self, message: PeerMessage) -> Sequence[PeerMessage]:
+        if message.kind in (ANSWER, PART):
+            self.told.append((message.kind, [bytes(each) for each in message.frames]))
+        return [message]
