@@ -133,6 +133,16 @@ def test_an_answer_of_which_any_bit_was_flipped_costs_a_recompute(honest: list[S
         assert (decode.handed_over, decode.engine.counts.prefilled) == (0, 150), (m, f, bit)
 
 
+def test_a_head_of_which_any_digit_was_changed_costs_a_recompute(honest: list[Sent]) -> None:
+    """Its numbers have no checksum besides that of the head."""
+    (kind, (head, headers)), *rest = honest
+    for at in (at for at in range(len(head)) if at < 4 or head[at : at + 1].isdigit()):
+        bad = bytearray(head)
+        bad[at] ^= 1
+        decode, _ = answered_by(in_process_pair(), lambda number, bad=bad: [(kind, [bad, headers]), *rest])
+        assert (decode.handed_over, decode.engine.counts.prefilled) == (0, 150), at
+
+
 def test_parts_that_lack_come_twice_or_in_another_order_cost_a_recompute(honest: list[Sent]) -> None:
     answer, part = honest[0], honest[1]
     offset, content = part[1]
