@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from prefixloom_engine import Engine, Request, ThreeWay
-from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair
+from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair, prefill_server
 from prefixloom_engine.disaggregation.messages import Question, encode_question
 from prefixloom_engine.disaggregation.transport import (
     ANSWER,
@@ -31,7 +31,7 @@ from prefixloom_engine.disaggregation.transport import (
     PeerMessage,
     Transport,
 )
-from tests.support.engines import CAPACITY, cache_for, mixed, model, nothing_left, plain, prompt
+from tests.support.engines import CAPACITY, cache_for, model, nothing_left, plain, prompt
 from tests.support.sampling import slow
 from tests.support.transports import (
     Impostor,
@@ -468,22 +468,42 @@ def test_an_aborted_request_is_taken_back_where_it_was_asked() -> None:
     assert (DROP, 1) in impostor.seen
 
 
-def test_a_decode_process_that_goes_leaves_nothing_behind(ends: tuple[Transport, Transport]) -> None:
-    server = PrefillServer(Engine(model(), cache_for(model(), CAPACITY), chunk=16), ends[0])
-    name = ends[1]
-    assert all_of(name, 1)
-    for number, request in enumerate(mixed(6)):
-        asked = Question(Request(request.tokens, 1), 0, model().identity)
-        assert name.send(PREFILL, ASK, number, encode_question(asked, cache_for(model())))
+def test_a_decode_process_that_goes_leaves_nothing_behind(
+    ends: tuple[Transport, Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_server, "BUSY_SECONDS", 0.0)
+    server = PrefillServer(Engine(model(), cache_for(model()), chunk=16), ends[0])
+    assert all_of(ends[1], 1)
+    for number in range(3):
+        assert ends[1].send(PREFILL, ASK, number, question(number, 1300))
     until = time.monotonic() + 30
     while server.prompts < 3 and time.monotonic() < until:
         server.serve_once()
-    name.close()
+    ends[1].close()
     while server.prompts and time.monotonic() < until:
         server.serve_once()
     assert server.prompts == 0
+    while server.engine.step():
+        pass
+    assert server.engine.counts.prefilled < 3 * 1300, "they are not computed"
     server.close()
     nothing_left(server.engine.cache)
+
+
+def test_what_a_prefill_process_owes_when_it_goes_is_computed_at_once(ends: tuple[Transport, Transport]) -> None:
+    impostor = Impostor(ends[0], lambda number: [])
+    cache = cache_for(model())
+    with DecodeEngine(Engine(model(), cache), ends[1], patience=600, longest=600) as decode:
+        assert greeted(decode, impostor.turn)
+        pending = decode.add(ASKED)
+        ends[0].close()
+        until = time.monotonic() + 30
+        while not pending.done and time.monotonic() < until:
+            decode.step()
+        assert pending.answer is not None
+        assert [pending.answer.tokens] == plain(model(), [ASKED])
+        assert decode.lost == 1
+    nothing_left(cache)
 
 
 def test_what_nobody_asked_for_is_ignored(server: PrefillServer, ends: tuple[Transport, Transport]) -> None:

@@ -16,23 +16,9 @@ from prefixloom_engine import Engine, Request
 from prefixloom_engine.disaggregation import PrefillServer
 from tests.support.engines import cache_for, connected, mixed, model, nothing_left, plain, prompt, serving
 from tests.support.places import ROOT
+from tests.support.processes import spoken
 
 pytestmark = pytest.mark.usefixtures("installed", "one_thread")
-
-
-@contextmanager
-def process(name: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A module of tests.support as a process, and the first line that it prints; killed at the end."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", f"tests.support.{name}", *arguments]
-    made = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert made.stdout is not None
-    try:
-        yield made, made.stdout.readline().strip()
-    finally:
-        made.kill()
-        made.wait()
-        made.stdout.close()
 
 
 def test_a_prefill_process_that_is_stopped_costs_a_recompute_and_is_asked_again_later(
@@ -43,7 +29,7 @@ def test_a_prefill_process_that_is_stopped_costs_a_recompute_and_is_asked_again_
     right = plain(model(), requests)
     cache = cache_for(model())
     with (
-        process("prefill_process") as (prefill, address),
+        spoken("prefill_process") as (prefill, address),
         connected(Engine(model(), cache), address, patience=0.3) as decode,
     ):
         prefill.send_signal(signal.SIGSTOP)
@@ -95,7 +81,7 @@ def process_asking(server: PrefillServer) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_five_thousand_descriptors_are_no_matter() -> None:
-    with process("descriptors") as (_, told):
+    with spoken("descriptors") as (_, told):
         assert told == "1 5000"
 
 

@@ -7,6 +7,7 @@
 - ``arrival``         the content of one answer while it comes
 - ``transport``       the contract of transports, and of movers
 - ``in_process``      a transport between two engines of one process
+- ``nixl_mover``      a mover of content between processes
 - ``zmq_transport``   a transport between processes; ``addresses`` and ``keys`` say who may be at its other end
 
 This room drives engines through their public names alone. It must not know how a step is planned, nor what a component

@@ -1,0 +1,33 @@
+"""Content that NIXL moves, between processes that are stopped and killed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from prefixloom import InputError
+from prefixloom_engine.disaggregation.nixl_mover import MemoryBlock, NixlMover
+from tests.support.processes import spoken
+
+
+def test_parts_of_a_block_do_not_overlap_and_are_given_again() -> None:
+    block = MemoryBlock(100)
+    assert [block.take(size) for size in (40, 40, 30, 20)] == [0, 40, None, 80]
+    assert (block.take(1), block.take(0)) == (None, None)
+    block.give(40)
+    block.give(7)
+    assert [block.take(size) for size in (41, 10, 30, 1)] == [None, 40, 50, None]
+
+
+@pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
+def test_nixl_moves_content_and_a_process_that_is_stopped_or_killed_costs_a_recompute() -> None:
+    with spoken("nixl_decode") as (process, _):
+        assert process.stdout is not None
+        assert process.stdout.read().strip().splitlines()[-1] == "all is well"
+
+
+@pytest.mark.skipif(find_spec("nixl") is not None, reason="nixl is installed")
+def test_without_nixl_it_is_said_what_to_install() -> None:
+    with pytest.raises(InputError, match="pip install"):
+        NixlMover()
