@@ -1,6 +1,7 @@
-"""How fast a decode process decodes beside a prefill process that hangs, is dead, or is not asked: tokens a second.
+"""How fast a decode process decodes beside a prefill process that hangs or is dead, against an engine alone.
 
-The same requests in turn, several rounds; medians, and their ratio to the engine alone.
+The three serve the same requests in one process, step by step in turn, so that whatever else the machine does falls on
+all of them alike. Medians of the rounds' ratios.
 
 ``OMP_NUM_THREADS=1 python -m tests.random.hung_peer --rounds 7``
 """
@@ -12,6 +13,7 @@ import contextlib
 import signal
 import statistics
 import time
+from typing import Any
 
 import torch
 
@@ -20,28 +22,32 @@ from prefixloom_engine.disaggregation import DecodeEngine
 from tests.support.engines import cache_for, connected, model, prompt
 from tests.support.processes import spoken
 
+ROWS, TOKENS = 16, 200
 
-def rate(peer: str) -> float:
-    """Tokens a second of 16 requests beside this ``peer``: alone, dead or hung."""
-    requests = [Request(prompt(n, 40), 200) for n in range(16)]
-    engine = Engine(model(), cache_for(model(), debug=False))
+
+def seconds_of_steps() -> dict[str, float]:
+    """How long the steps of each took, until all had answered."""
+    requests = [Request(prompt(n, 40), TOKENS) for n in range(ROWS)]
+    engines = [Engine(model(), cache_for(model(), debug=False)) for _ in range(3)]
     with contextlib.ExitStack() as stack:
-        if peer == "hung":
-            process, address = stack.enter_context(spoken("prefill_process"))
-            decode = stack.enter_context(connected(engine, address, patience=600))
-            process.send_signal(signal.SIGSTOP)
-            assert decode.add(Request(prompt(99, 150), 4)).answer is None
-        elif peer == "dead":
-            decode = stack.enter_context(DecodeEngine(engine, "tcp://127.0.0.1:9"))
-        else:
-            stack.enter_context(engine)
-        add, step = (engine.add, engine.step) if peer == "alone" else (decode.add, decode.step)
-        pending = [add(request) for request in requests]
-        step()
-        begun = time.perf_counter()
-        while not all(each.done for each in pending):
-            step()
-        return 16 * 200 / (time.perf_counter() - begun)
+        process, address = stack.enter_context(spoken("prefill_process"))
+        hung = stack.enter_context(connected(engines[0], address, patience=600))
+        process.send_signal(signal.SIGSTOP)
+        assert hung.add(Request(prompt(99, 150), 4)).answer is None
+        dead = stack.enter_context(DecodeEngine(engines[1], "tcp://127.0.0.1:9"))
+        alone = stack.enter_context(engines[2])
+        runs: dict[str, Any] = {"alone": alone, "dead": dead, "hung": hung}
+        asked = {name: [each.add(request) for request in requests] for name, each in runs.items()}
+        spent = dict.fromkeys(runs, 0.0)
+        names, turn = list(runs), 0
+        while not all(each.done for pending in asked.values() for each in pending):
+            turn += 1
+            for name in (*names[turn % 3 :], *names[: turn % 3]):
+                if not all(each.done for each in asked[name]):
+                    begun = time.perf_counter()
+                    runs[name].step()
+                    spent[name] += time.perf_counter() - begun
+    return spent
 
 
 def main() -> None:
@@ -49,14 +55,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    rates: dict[str, list[float]] = {"alone": [], "dead": [], "hung": []}
-    for _ in range(rounds):
-        for peer, found in rates.items():
-            found.append(rate(peer))
-    alone = statistics.median(rates["alone"])
-    for peer, found in rates.items():
-        median = statistics.median(found)
-        print(f"{peer}: {median:.0f} tokens/s ({min(found):.0f}-{max(found):.0f}), {median / alone:.3f} of alone")
+    found = [seconds_of_steps() for _ in range(rounds)]
+    for name in found[0]:
+        rates = [ROWS * TOKENS / each[name] for each in found]
+        ratios = [each["alone"] / each[name] for each in found]
+        spread = f"{min(ratios):.3f}-{max(ratios):.3f}"
+        print(f"{name}: {statistics.median(rates):.0f} tokens/s, {statistics.median(ratios):.3f} of alone ({spread})")
 
 
 if __name__ == "__main__":
