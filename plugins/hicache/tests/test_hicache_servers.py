@@ -8,13 +8,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from prefixloom import CompositionError, StorageError, open_store
-from prefixloom.storage import Miss, Record, Refused, Stored, seconds, shown_url
+from prefixloom.storage import Key, Miss, Record, Refused, Stored, seconds, shown_url
 from prefixloom.testing.laws.storage import key_of, record_of
 from prefixloom_hicache.servers import server_store
 from tests.support.server_cases import REDIS, S3, value_name
@@ -154,7 +154,14 @@ def test_records_of_redis_live_so_long_after_their_last_use() -> None:
     process = redis_server()
     store = open_store(redis_url(process, ttl="700ms"))
     store.put(RECORDS[:2])
-    for use in (store.get, store.exists, lambda keys: store.put(RECORDS[:1]), store.get):
+
+    numbers = iter(range(100, 200))
+
+    def put_again(keys: Sequence[Key]) -> None:
+        new = [record_of(next(numbers), 100) for _ in range(8)]  # so many that the store does not ask what is there
+        assert store.put([RECORDS[0], *new])[0] == Stored(*keys, fresh=False)
+
+    for use in (store.get, store.exists, put_again, put_again, put_again, store.get):
         time.sleep(0.3)
         use(KEYS[:1])
     assert reasons(store.get(KEYS[:2])) == {"fine", "absent"}
@@ -343,6 +350,48 @@ def test_a_record_that_is_put_twice_in_a_call_is_written_once() -> None:
     assert store.get([KEYS[0], KEYS[0]], [bytearray(4000), bytearray(10)])[0] == RECORDS[0]
     assert isinstance(store.get([key_of("nobody")])[0], Miss)
     assert isinstance(store.get(KEYS[:1])[0], Record)
+    store.close()
+
+
+def test_what_is_there_is_asked_only_while_many_records_were_there() -> None:
+    store: Any = REDIS.open(0)
+    calls: list[str] = []
+    present, write = store.values.present, store.values.write
+    store.values.present = lambda names: (calls.append(f"{len(names)} asked"), present(names))[1]
+    store.values.write = lambda values: (calls.append(f"{len(values)} written"), write(values))[1]
+
+    def put(records: Sequence[Record]) -> tuple[int, list[str]]:
+        calls.clear()
+        answers = store.put(records)
+        assert all(isinstance(answer, Stored) for answer in answers)
+        return sum(answer.fresh for answer in answers), list(calls)
+
+    half = len(RECORDS) // 2
+    assert put(RECORDS[:half]) == (half, [f"{half} written"])
+    assert put(RECORDS[:half]) == (0, [f"{half} written"])
+    assert put(RECORDS[:half]) == (0, [f"{half} asked"])
+    assert put(RECORDS[half - 1 :]) == (half, [f"{half + 1} asked", f"{half} written"])
+    assert put([RECORDS[0]]) == (0, ["1 written"])
+    assert store.get(KEYS) == tuple(RECORDS)
+    store.close()
+
+
+def test_calls_that_write_at_the_same_time_do_not_mix_their_values() -> None:
+    store, mixed = REDIS.open(0), []
+
+    def write(seed: int) -> None:
+        for turn in range(20):
+            numbers = [1000 * seed + 10 * turn + at for at in range(8)]
+            records = [record_of(number, 3000 + 100 * seed + number % 10) for number in numbers]
+            store.put(records)
+            mixed.extend(each for each in records if store.get([each.key])[0] != each)
+
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not mixed
     store.close()
 
 

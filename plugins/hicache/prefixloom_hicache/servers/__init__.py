@@ -7,6 +7,7 @@ a record is one value, its header in front of its payload, under the name that i
 |---|---|
 | ``server_store``    | a store of records, over the values of a server |
 | ``values``          | what a server must offer for that |
+| ``write_memory``    | values in one piece, for the clients that need it |
 | ``redis_values``    | ``redis://``, ``rediss://``: Redis, Valkey |
 | ``object_values``   | ``s3://``, ``gs://``, ``az://``: object stores, through ``obstore`` |
 | ``mooncake_values`` | ``mooncake://``: Mooncake Store |

@@ -18,6 +18,7 @@ from prefixloom.storage import UrlOption, options_of, seconds, shown_url, yes_or
 
 from .schemes import Scheme
 from .server_store import ServerStore, shown
+from .write_memory import WriteMemory
 
 LARGEST = 4 << 30
 OPTIONS: Mapping[str, UrlOption] = {
@@ -36,6 +37,7 @@ class ObjectValues:
 
         self.client, self.bucket = obstore, store
         self._notes = f"{prefix}/fingerprints"
+        self._memory = WriteMemory()
         self._threads = ThreadPoolExecutor(connections, "prefixloom-objects")
 
     def _each(self, call: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
@@ -57,17 +59,17 @@ class ObjectValues:
     def write(self, values: Sequence[tuple[str, Sequence[memoryview]]]) -> list[bool | Exception]:
         from obstore.exceptions import AlreadyExistsError
 
-        def one(value: tuple[str, Sequence[memoryview]]) -> bool | Exception:
+        def one(value: tuple[str, memoryview]) -> bool | Exception:
             try:
-                content = b"".join(value[1])
-                self.client.put(self.bucket, value[0], content, mode="create", use_multipart=False)
+                self.client.put(self.bucket, value[0], value[1], mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError:
                 return False
             except Exception as error:
                 return error
 
-        return self._each(one, values)
+        with self._memory.joined([parts for _, parts in values]) as pieces:
+            return self._each(one, [*zip([name for name, _ in values], pieces, strict=True)])
 
     def present(self, names: Sequence[str]) -> list[bool]:
         return self._each(self._is_there, names)

@@ -16,6 +16,7 @@ from prefixloom.storage import UrlOption, options_of, seconds, shown_url
 from .schemes import Scheme
 from .server_store import ServerStore, shown
 from .values import Full
+from .write_memory import WriteMemory
 
 LARGEST = 512 << 20
 """Bytes of a value of Redis (``proto-max-bulk-len``)."""
@@ -32,6 +33,7 @@ class RedisValues:
 
         self.client, self._full = client, redis.OutOfMemoryError
         self._notes = f"{prefix}/fingerprints"
+        self._memory = WriteMemory()
         self._ttl = None if ttl is None else max(1, round(ttl * 1000))
 
     def read(self, names: Sequence[str], most: Sequence[int]) -> list[memoryview | Exception | None]:
@@ -47,11 +49,15 @@ class RedisValues:
         return found
 
     def write(self, values: Sequence[tuple[str, Sequence[memoryview]]]) -> list[bool | Exception]:
+        names, lives = [name for name, _ in values], () if self._ttl is None else ("PX", self._ttl)
         pipeline = self.client.pipeline(transaction=False)
-        lives = () if self._ttl is None else ("PX", self._ttl)
-        for name, parts in values:
-            pipeline.execute_command("SET", name, b"".join(parts), "NX", *lives)
-        answers = pipeline.execute(raise_on_error=False)
+        with self._memory.joined([parts for _, parts in values]) as pieces:
+            for name, piece in zip(names, pieces, strict=True):
+                pipeline.execute_command("SET", name, piece, "NX", *lives)
+            answers = pipeline.execute(raise_on_error=False)
+        there = [name for name, answer in zip(names, answers, strict=True) if answer is None]
+        if there and self._ttl is not None:
+            self._each("PEXPIRE", there, self._ttl)
         return [self._written(each) for each in answers]
 
     def _written(self, answer: Any) -> bool | Exception:

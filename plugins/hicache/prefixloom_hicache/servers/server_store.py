@@ -44,6 +44,8 @@ BATCH_VALUES = 256
 """The most names in one call to a server."""
 UNKNOWN_BATCH = 8
 """The most values that one call reads without a buffer for each: their sizes are not known before."""
+MANY = 0.25
+"""The part of the records of a call that must have been there for the next call to ask which are."""
 NOTED_FOR = 600.0
 """Seconds after which a fingerprint is noted again: the server may have lost it."""
 NOTES_FOR = 5.0
@@ -71,6 +73,7 @@ class ServerStore:
         self._error = ""
         self._calls = 0
         self._closed = False
+        self._asks_first = False
 
     # ------------------------------------------------------------ reading
     def get(self, keys: Sequence[Key], into: Sequence[Any] | None = None) -> tuple[Record | Miss, ...]:
@@ -153,19 +156,30 @@ class ServerStore:
             )
 
     def _put(self, records: Sequence[tuple[str, Record]], answers: dict[str, Stored | Refused]) -> None:
-        """Write those of some records that the server does not have."""
-        there = self._ask(self.values.present, [name for name, _ in records])
+        """Write those of some records that the server does not have.
+
+        Which those are is asked only while many of the last ones were there. A question takes as long as a small write,
+        and what is written twice stays as it is.
+        """
+        there: Sequence[bool] | Exception = [False] * len(records)
+        if self._asks_first:
+            there = self._ask(self.values.present, [name for name, _ in records])
         if isinstance(there, Exception):
             answers.update({name: self._refused(record.key, there) for name, record in records})
             return
         answers.update({name: Stored(record.key, fresh=False) for name, record in records})
         absent = [each for each, is_there in zip(records, there, strict=True) if not is_there]
-        if not absent:
-            return
-        parts = [(name, (memoryview(encode_header(record)), record.payload)) for name, record in absent]
-        failed = self._note({record.key.fingerprint for _, record in absent})
+        if absent:
+            self._write(absent, answers)
+        found = [answers[name] for name, _ in records]
+        known = sum(isinstance(answer, Stored) and not answer.fresh for answer in found)
+        self._asks_first = known >= MANY * len(records)
+
+    def _write(self, records: Sequence[tuple[str, Record]], answers: dict[str, Stored | Refused]) -> None:
+        parts = [(name, (memoryview(encode_header(record)), record.payload)) for name, record in records]
+        failed = self._note({record.key.fingerprint for _, record in records})
         written = self._ask(self.values.write, parts) if failed is None else failed
-        for at, (name, record) in enumerate(absent):
+        for at, (name, record) in enumerate(records):
             answer = written if isinstance(written, Exception) else written[at]
             if isinstance(answer, Exception):
                 answers[name] = self._refused(record.key, answer)
