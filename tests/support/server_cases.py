@@ -11,7 +11,7 @@ from prefixloom import open_store
 from prefixloom.storage import HEADER_BYTES, Backend, Key
 from prefixloom.testing.laws.storage import BackendCase
 
-from .store_servers import mooncake, mooncake_url, redis, redis_url, s3, s3_url
+from .store_servers import azure, azure_url, mooncake, mooncake_url, redis, redis_url, s3, s3_url
 
 NUMBERS = itertools.count()
 
@@ -67,4 +67,5 @@ def damage_mooncake(store: Any, key: Key, at: int, mask: int) -> None:
 
 REDIS = case_of("redis", lambda prefix: redis_url(redis(), prefix=prefix, timeout=20), damage_redis, settles=False)
 S3 = case_of("s3", lambda prefix: s3_url(s3(), prefix=prefix, timeout=20), damage_object, settles=True)
+AZURE = case_of("azure", lambda prefix: azure_url(azure(), prefix=prefix, timeout=20), damage_object, settles=True)
 MOONCAKE = case_of("mooncake", lambda prefix: mooncake_url(mooncake(), prefix=prefix), damage_mooncake, settles=False)

@@ -1,14 +1,19 @@
 """Real servers on loopback, each started once in a test process, on a free port, and ended with it.
 
-``redis()`` is Debian's redis-server; ``s3()`` is moto's server, which speaks S3's API; ``mooncake()`` is Mooncake's
-master with a service that gives memory. A test is skipped where a server is not installed.
+``redis()`` is Debian's redis-server; ``s3()`` is moto's server, which speaks S3's API; ``azure()`` is Azurite, Azure's
+own emulator of its blobs; ``mooncake()`` is Mooncake's master with a service that gives memory. A test is skipped where
+a server is not installed.
 """
 
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
+import email.utils
 import functools
+import hmac
+import http.client
 import importlib.util
 import os
 import shutil
@@ -20,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 import attrs
 import pytest
@@ -103,8 +109,6 @@ def s3_server() -> Server:
 
 
 def make_bucket(server: Server) -> None:
-    import http.client
-
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     connection.request(
         "PUT",
@@ -120,6 +124,44 @@ def make_bucket(server: Server) -> None:
 @functools.cache
 def s3() -> Server:
     return s3_server()
+
+
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Those of every Azurite."""
+
+
+@functools.cache
+def azure() -> Server:
+    """Azurite, with the container ``prefixes``."""
+    program = shutil.which("azurite-blob")
+    if program is None or importlib.util.find_spec("obstore") is None:
+        pytest.skip("azurite-blob, or obstore, is not installed here")
+    port = free_port()
+    server = Server(port, [
+        program, "--blobPort", str(port), "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry",
+    ])  # fmt: skip
+    atexit.register(server.kill)
+    server.start()
+    make_container(server)
+    return server
+
+
+def make_container(server: Server) -> None:
+    """Make a container by Azure's signed request, for which ``obstore`` has no call."""
+    date, version, path = email.utils.formatdate(usegmt=True), "2021-08-06", f"/{AZURE_ACCOUNT}/prefixes"
+    signed = f"PUT{12 * chr(10)}x-ms-date:{date}\nx-ms-version:{version}\n/{AZURE_ACCOUNT}{path}\nrestype:container"
+    digest = hmac.digest(base64.b64decode(AZURE_KEY), signed.encode(), "sha256")
+    headers = {
+        "x-ms-date": date, "x-ms-version": version, "Content-Length": "0",
+        "Authorization": f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(digest).decode()}",
+    }  # fmt: skip
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+    connection.request("PUT", f"{path}?restype=container", headers=headers)
+    answer = connection.getresponse()
+    answer.read()
+    assert answer.status == 201, answer.status
+    connection.close()
 
 
 def mooncake_servers() -> Sequence[Server]:
@@ -162,3 +204,11 @@ def s3_url(server: Server, **options: object) -> str:
         "secret_access_key": "b", **options,
     }  # fmt: skip
     return "s3://prefixes?" + "&".join(f"{name}={value}" for name, value in told.items())
+
+
+def azure_url(server: Server, **options: object) -> str:
+    told: dict[str, object] = {
+        "endpoint": f"http://127.0.0.1:{server.port}/{AZURE_ACCOUNT}", "allow_http": 1, "account_name": AZURE_ACCOUNT,
+        "account_key": AZURE_KEY, **options,
+    }  # fmt: skip
+    return "az://prefixes?" + urlencode(told)

@@ -18,13 +18,14 @@ from prefixloom import StorageError, open_store
 from prefixloom_hicache import FileBackend
 from tests.support.helpers import settle
 from tests.support.store_process import CAPACITY, SEGMENT, parts, prompt
-from tests.support.store_servers import mooncake, mooncake_url, redis, redis_url, s3, s3_url
+from tests.support.store_servers import azure, azure_url, mooncake, mooncake_url, redis, redis_url, s3, s3_url
 from tests.support.stores import behind, composed, idle, read_back
 from tests.support.tiers import serve
 
 SERVERS = {
     "redis": lambda prefix: redis_url(redis(), prefix=prefix),
     "s3": lambda prefix: s3_url(s3(), prefix=prefix, timeout=5),
+    "az": lambda prefix: azure_url(azure(), prefix=prefix, timeout=5),
     "mooncake": lambda prefix: mooncake_url(mooncake(), prefix=prefix),
 }
 KINDS = ("file", *SERVERS)

@@ -2,9 +2,9 @@
 
 from prefixloom.testing.laws.storage import parametrize_with_checks
 from tests.support.hicache_cases import FILE, MEMORY
-from tests.support.server_cases import MOONCAKE, REDIS, S3
+from tests.support.server_cases import AZURE, MOONCAKE, REDIS, S3
 
 
-@parametrize_with_checks([MEMORY, FILE, REDIS, S3, MOONCAKE])
+@parametrize_with_checks([MEMORY, FILE, REDIS, S3, AZURE, MOONCAKE])
 def test_conformance(case, check):  # type: ignore[no-untyped-def]
     check(case)
