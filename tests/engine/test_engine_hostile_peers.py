@@ -35,6 +35,7 @@ from tests.support.engines import CAPACITY, cache_for, model, nothing_left, plai
 from tests.support.sampling import slow
 from tests.support.transports import (
     Impostor,
+    LocalMover,
     Meddling,
     Sent,
     all_of,
@@ -79,6 +80,54 @@ def with_head(honest: Sequence[Sent], **fields: Any) -> list[Sent]:
     (kind, (head, headers)), *rest = honest
     said = json.dumps({**json.loads(head[4:]), **fields}).encode()
     return [(kind, [struct.pack("<I", zlib.crc32(said)) + said, headers]), *rest]
+
+
+# ---------------------------------------------------------------- movers
+
+
+@pytest.mark.parametrize(
+    ("options", "moved", "handed_over"),
+    [
+        ({}, 4, 4), ({"polls": 50}, 4, 4), ({"room": 0}, 0, 4), ({"fault": "damage"}, 4, 0), ({"fault": "fetch"}, 0, 0),
+        ({"fault": "poll"}, 4, 0), ({"polls": 1 << 30}, 4, 0),
+    ],
+    ids=["at once", "late", "no room", "damaged", "cannot be fetched", "lost", "never"],
+)  # fmt: skip
+def test_whatever_a_mover_does_the_answers_are_right_and_it_has_nothing_left(
+    ends: tuple[Transport, Transport], options: dict[str, Any], moved: int, handed_over: int
+) -> None:
+    mover, requests, cache = LocalMover(**options), [Request(prompt(n, 150), 4) for n in range(4)], cache_for(model())
+    server = PrefillServer(Engine(model(), cache_for(model())), ends[0], mover=mover)
+    with DecodeEngine(Engine(model(), cache), ends[1], mover=mover, longest=3) as decode:
+        assert greeted(decode, server.serve_once)
+        assert served_by(decode, server.serve_once, requests) == plain(model(), requests)
+        while server.serve_once(0.02):
+            pass
+        assert (mover.fetched, decode.handed_over, mover.landed, mover.offered) == (moved, handed_over, 0, {})
+    server.close()
+    nothing_left(cache)
+
+
+@pytest.mark.parametrize("name", ["local", "other"])
+def test_content_that_nobody_fetches_is_kept_so_long_and_another_kind_of_mover_is_not_used(
+    ends: tuple[Transport, Transport], name: str
+) -> None:
+    mover, (prefill, decode) = LocalMover(), ends
+    peer = introduced(prefill, decode)
+    server = PrefillServer(Engine(model(), cache_for(model())), prefill, mover=mover, patience=0.3)
+    question = Question(ASKED, 0, model().identity, name)
+    assert peer and decode.send(PREFILL, ASK, 1, encode_question(question, server.engine.cache))
+    kinds: list[bytes] = []
+    until = time.monotonic() + 30
+    while ANSWER not in kinds and time.monotonic() < until:
+        server.serve_once(0.02)
+        kinds += [message.kind for message in decode.receive() if message.kind != BUSY]
+    assert len(mover.offered) == (name == "local") and PART not in kinds[: kinds.index(ANSWER)]
+    while mover.offered and time.monotonic() < until:
+        server.serve_once(0.02)
+    kinds += [message.kind for message in decode.receive(0.3)]
+    assert not mover.offered and (PART in kinds) == (name == "other")
+    server.close()
 
 
 # ---------------------------------------------------------------- a prefill process that is not honest

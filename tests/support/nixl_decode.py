@@ -55,9 +55,9 @@ def move_all(mover: CountingMover) -> None:
         assert decode.handed_over > moved
         assert decode.lost > 0
     nothing_left(cache)
-    whole = mover.offer(memoryview(bytes(ROOM)))
+    whole = mover.offer(ROOM)
     assert whole is not None, "a read holds a part of the block"
-    mover.release(whole)
+    mover.release(whole.ticket)
 
 
 def refuse_tickets(mover: CountingMover) -> None:

@@ -19,6 +19,8 @@ from prefixloom_engine.disaggregation.transport import (
     HELLO,
     PART,
     PREFILL,
+    MoveFailed,
+    Offer,
     PeerGone,
     PeerMessage,
     Transport,
@@ -155,3 +157,56 @@ class Recording(Meddling):
         if message.kind in (ANSWER, PART):
             self.told.append((message.kind, [bytes(each) for each in message.frames]))
         return [message]
+
+
+class LocalMover:
+    """A mover between two engines of one process, of which a test says what goes wrong.
+
+    ``polls``    how often a fetch is asked before its content is here
+    ``fault``    "fetch" or "poll": where it fails; "damage": one bit is flipped
+    ``offered``  what the prefill process has offered, by ticket; ``landed``: fetches that were not given back
+    """
+
+    def __init__(self, name: str = "local", room: int = 1 << 30, polls: int = 2, fault: str = "") -> None:
+        self.name, self.room, self.polls, self.fault = name, room, polls, fault
+        self.offered: dict[bytes, bytearray] = {}
+        self.landed = self.fetched = 0
+
+    def offer(self, size: int) -> Offer | None:
+        if size > self.room:
+            return None
+        ticket, memory = b"%d" % len(self.offered), bytearray(size)
+        self.offered[ticket] = memory
+        return Offer(ticket, memoryview(memory))
+
+    def release(self, ticket: bytes) -> None:
+        del self.offered[ticket]
+
+    def fetch(self, ticket: bytes, size: int) -> LocalLanding:
+        if self.fault == "fetch" or len(self.offered[ticket]) != size:
+            raise MoveFailed("it cannot be fetched")
+        self.fetched += 1
+        self.landed += 1
+        return LocalLanding(self, self.offered[ticket])
+
+    def close(self) -> None:
+        pass
+
+
+class LocalLanding:
+    def __init__(self, mover: LocalMover, content: bytearray) -> None:
+        self._mover, self._content, self._left, self._open = mover, bytearray(content), mover.polls, True
+
+    def poll(self) -> memoryview | None:
+        self._left -= 1
+        if self._left > 0:
+            return None
+        if self._mover.fault == "poll":
+            raise MoveFailed("it was lost on its way")
+        if self._mover.fault == "damage":
+            self._content[len(self._content) // 2] ^= 1
+        return memoryview(self._content)
+
+    def close(self) -> None:
+        self._mover.landed -= self._open
+        self._open = False

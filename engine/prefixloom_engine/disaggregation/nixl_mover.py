@@ -1,6 +1,6 @@
 """A mover over NIXL: the decode process reads content from the memory of the prefill process (extra ``nixl``).
 
-Each process registers one block of memory when it begins. Content is copied into a part of it, and a ticket says which
+Each process registers one block of memory when it begins. Content is written into a part of it, and a ticket says which
 part, and how to reach the process. NIXL moves it in the background (RDMA where there is some, shared memory or TCP
 elsewhere), and is only asked how far it is. If a part is used again before it was read, its records' checksums tell.
 """
@@ -16,7 +16,7 @@ import torch
 
 from prefixloom import InputError
 
-from .transport import MoveFailed
+from .transport import MoveFailed, Offer
 
 METADATA_LENGTH = struct.Struct("<I")
 LONGEST_TICKET = 16 << 10
@@ -69,18 +69,17 @@ class NixlMover:
         self._peers: dict[bytes, str] = {}
         self._left: list[NixlLanding] = []
 
-    def offer(self, content: memoryview) -> bytes | None:
-        at = self._block.take(len(content))
+    def offer(self, size: int) -> Offer | None:
+        at = self._block.take(size)
         if at is None:
             return None
-        self._block.memory[at : at + len(content)] = content
-        part = self._agent.get_serialized_descs(self._agent.get_xfer_descs(self._tensor[at : at + len(content)]))
+        part = self._agent.get_serialized_descs(self._agent.get_xfer_descs(self._tensor[at : at + size]))
         ticket = METADATA_LENGTH.pack(len(self._metadata)) + self._metadata + bytes(part)
         if len(ticket) > LONGEST_TICKET:
             self._block.give(at)
             return None
         self._offered[ticket] = at
-        return ticket
+        return Offer(ticket, self.view(at, size))
 
     def release(self, ticket: bytes) -> None:
         at = self._offered.pop(ticket, None)

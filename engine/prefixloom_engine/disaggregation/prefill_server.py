@@ -204,12 +204,13 @@ class PrefillServer:
         handed = attrs.evolve(answer.handed, logprob=answer.logprobs[0] if answer.logprobs else 0.0)
         request = question.request
         keys = ContentKeys(self.engine.cache, question.identity, request.namespace, request.tokens)
-        headers, content = pack_content(handed, keys)
-        ticket = None
-        if self._mover is not None and question.mover == self._mover.name and content:
-            ticket = self._mover.offer(content)
-        peer.outgoing.append((ANSWER, number, [encode_head(handed, ticket or b""), headers]))
-        if ticket is not None:
+        offer = None
+        if self._mover is not None and question.mover == self._mover.name and handed.size:
+            offer = self._mover.offer(handed.size)
+        content = memoryview(bytearray(handed.size)) if offer is None else offer.memory
+        headers, ticket = pack_content(handed, keys, content), b"" if offer is None else offer.ticket
+        peer.outgoing.append((ANSWER, number, [encode_head(handed, ticket), headers]))
+        if offer is not None:
             peer.offered[number] = ticket, time.monotonic() + self._patience
             return
         for frames in parts_of(content):

@@ -111,11 +111,13 @@ class ContentKeys:
 # ---------------------------------------------------------------- sending
 
 
-def pack_content(handover: Handover, keys: ContentKeys) -> tuple[bytes, memoryview]:
-    """Return the headers of all records, and their payloads one behind the other."""
+def pack_content(handover: Handover, keys: ContentKeys, content: memoryview) -> bytes:
+    """Write the payloads of all records one behind the other, and return the headers.
+
+    ``content``: memory of ``handover.size`` bytes
+    """
     cache = keys.cache
     runs = content_runs(cache, handover.pages, handover.boundary, handover.end)
-    content = bytearray(sum(run.size for run in runs))
     at = 0
     for part in cache.composition.parts:
         buffers = buffers_of(cache, part.name)
@@ -133,12 +135,12 @@ def pack_content(handover: Handover, keys: ContentKeys) -> tuple[bytes, memoryvi
                 rows[:, first : first + size] = by_slot.reshape(count, -1).contiguous().view(torch.uint8).cpu()
                 first += size
             at += count * slot
-    headers, at, view = [], 0, memoryview(content)
+    headers, at = [], 0
     for run, each in zip(runs, keys.of(runs), strict=True):
-        record = Record(each, run.component, run.start, run.end, LAYOUT, view[at : at + run.size])
+        record = Record(each, run.component, run.start, run.end, LAYOUT, content[at : at + run.size])
         headers.append(encode_header(record))
         at += run.size
-    return b"".join(headers), view
+    return b"".join(headers)
 
 
 # ---------------------------------------------------------------- receiving

@@ -66,6 +66,14 @@ class Transport(Protocol):
         """Disconnect at once. What has not been sent is lost. It may be called twice."""
 
 
+@attrs.frozen
+class Offer:
+    """Memory of a mover. What is written there before the ticket is sent is what a fetch brings."""
+
+    ticket: bytes
+    memory: memoryview = attrs.field(repr=False)
+
+
 class Landing(Protocol):
     """Content that a mover is fetching."""
 
@@ -88,8 +96,8 @@ class Mover(Protocol):
 
     name: str
 
-    def offer(self, content: memoryview) -> bytes | None:
-        """Keep a copy of the content and return a ticket for it. None: there is no room now."""
+    def offer(self, size: int) -> Offer | None:
+        """Give memory for content of ``size`` bytes, above 0. None: there is no room now."""
 
     def release(self, ticket: bytes) -> None:
         """Forget content that was offered: it has arrived, or nobody wants it any more."""
