@@ -70,9 +70,13 @@ def comparison(bench: Bench, shared: Mapping[str, Any], modes: Sequence[str], la
 
 
 def restart(bench: Bench, shared: dict[str, Any], label: str) -> bool:
-    """Kill an engine in the midst of its traffic; another one on the same store must hit, and answer the same."""
-    with tempfile.TemporaryDirectory(dir=bench.folder) as store:
-        shared = {**shared, "connector": {**shared["connector"], "store": store, "store_capacity": 1 << 28}}
+    """Kill an engine in the midst of its traffic; another one on the same store must hit, and answer the same.
+
+    The store is a folder, unless ``--connector`` names another one that is empty.
+    """
+    with tempfile.TemporaryDirectory(dir=bench.folder) as folder:
+        store = {} if "store" in shared["connector"] else {"store": folder, "store_capacity": 1 << 28}
+        shared = {**shared, "connector": {**shared["connector"], **store}}
         settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PREFIXLOOM_DEBUG": "1"}
         half = shared["traffic"]["requests"] // 2
         try:
