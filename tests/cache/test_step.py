@@ -286,7 +286,7 @@ def test_plugins_ops_run_before_and_behind_the_layers_on_the_stream(threaded: bo
     mine.ran = Order(order)  # type: ignore[assignment]
     chosen = torch.tensor([1, 0])
     mine.answer = (
-        Op("late", "mine", after=True), Op("track", "mine", dst=(9,), src=(4,)), Op("early", "mine"),
+        Op("late", "mine", after=True), Op("track", "mine", dst=(9,), src=(4,)), Op("early", "mine", selector=chosen),
         Op("copy", "mine", dst=(10, 11), src=((1, 4), (4, 1)), selector=chosen, after=True),
     )  # fmt: skip
     with cache.open(TOKENS) as sequence:

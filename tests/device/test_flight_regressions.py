@@ -15,7 +15,8 @@ from tests.support.helpers import cache_of, enqueue, held, part, run, settle
 TOKENS = list(range(40))
 
 
-def test_a_state_that_the_device_chose_is_not_published_before_it_is_known_of_which_length_it_is() -> None:
+@pytest.mark.parametrize("again", [False, True], ids=["ends", "commits nothing more"])
+def test_a_state_that_the_device_chose_is_not_published_before_it_is_known_of_which_length_it_is(again: bool) -> None:
     """accept, and the request ends before rewind told how many were kept: the slot stands for an unknown length."""
     cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=2), max_rewind=2)
     sequence = cache.open(TOKENS[:8])
@@ -24,6 +25,8 @@ def test_a_state_that_the_device_chose_is_not_published_before_it_is_known_of_wh
     with cache.step([sequence]) as step:
         step.run_ops()
         step.accept(torch.tensor([1]))
+    if again:
+        sequence.commit()
     sequence.close()
     assert held(cache, TOKENS[:8]) == 0, "the state of 6 tokens was published for 8"
 

@@ -246,6 +246,26 @@ def test_what_a_device_chose_in_a_step_is_past_once_more_is_computed_alone(debug
     settle(cache)
 
 
+def test_of_a_sequence_that_a_step_computes_nothing_of_the_device_chooses_nothing() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point(), max_rewind=2), max_rewind=2, slots=12)
+    with cache.open(TOKENS[:9]) as grows, cache.open([7] * 8) as waits:
+        for sequence in (grows, waits):
+            run(sequence, 8)
+        grows.grow(1)
+        for sequence in (grows, waits):
+            content(cache, sequence).fill_(5)
+            for slot in sequence.rewind_slots("state"):
+                cache.pool("state").buffers["data"][:, slot] = 9
+        with cache.step([grows, waits]) as step:
+            step.run_ops()
+            step.accept(torch.tensor([1, 1]))
+        assert (content(cache, grows) == 9).all() and (content(cache, waits) == 5).all()
+        grows.rewind(0)
+        assert waits.publish() == 8
+    assert held(cache, [7] * 8) == 8
+    settle(cache)
+
+
 def test_after_a_step_that_failed_before_its_ops_every_state_is_published_as_before() -> None:
     """A publication inside of its block held the states back, since its layers might have written them."""
     cache = cache_of(part("path", Path()), part("one", Point()), part("two", Point()))

@@ -278,6 +278,16 @@ def test_a_state_may_be_dropped_when_its_node_is_split() -> None:
     settle(cache)
 
 
+def test_each_component_may_drop_its_state_on_the_same_split() -> None:
+    mine, other = answering("mine", Point()), answering("other", Point())
+    cache = cache_of(part("path", Path()), mine, other)
+    mine.splitting = other.splitting = lambda parent, child: SplitRule("drop")
+    serve(cache, TOKENS)
+    serve(cache, [*TOKENS[:12], *[7] * 8])
+    assert [cache.stats().components[name].cached for name in ("mine", "other")] == [1, 1]
+    settle(cache)
+
+
 def test_a_state_that_a_lease_covers_is_not_dropped_on_a_split() -> None:
     mine = answering("mine", Point())
     cache = cache_of(part("path", Path()), mine)
