@@ -130,6 +130,16 @@ def test_a_ticket_is_done_once_and_was_opened() -> None:
         completions.done(ticket, 1)
 
 
+def test_the_tickets_that_wait_are_told_in_their_order() -> None:
+    completions = Completions(LocalConsensus())
+    for ticket in range(100):
+        assert completions.open() == ticket
+        if ticket not in (1, 64):
+            completions.done(ticket, 1)
+            completions.poll()
+    assert completions.waiting == (1, 64)
+
+
 def test_threads_complete_while_one_polls() -> None:
     completions = Completions(LocalConsensus())
     tickets = [completions.open() for _ in range(2000)]

@@ -51,6 +51,7 @@ def follow(changes: list[Change], known: Pieces) -> None:
         found = pieces_of(change)
         if change.kind == "stored":
             assert not found & known, change
+            assert (change.cause, change.by) == ("", ""), change
             known |= found
         else:
             assert found <= known, change

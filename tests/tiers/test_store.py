@@ -13,7 +13,7 @@ from prefixloom import CompositionError, Path, Point, StorageError, TierManifest
 from prefixloom.testing.inside.backdoor import tier_lanes
 from prefixloom_hicache import FileBackend, HostTier, MemoryBackend
 from tests.support.helpers import part, settle
-from tests.support.stores import behind, composed, idle, parts, read_back, restored, until
+from tests.support.stores import TOKENS, behind, composed, idle, parts, read_back, restored, stocked, until
 from tests.support.tiers import compute, restorable, serve
 
 SETS = {
@@ -76,6 +76,20 @@ def test_after_a_change_of_what_matters_nothing_is_found_and_it_is_said_why(chan
         told = restored(cache, sequence)
     assert told.ready == 0
     assert why in told.why
+
+
+def test_it_is_said_why_also_where_the_cache_has_all_of_the_path() -> None:
+    kinds = part("path", Path()), part("state", Point())
+    store = stocked(*kinds)
+    cache, _ = composed(*kinds, store=store, model="another", keep="selective", host={"path": 512, "state": 1}, slots=3)
+    serve(cache, TOKENS)
+    cache.evict({"state": 8})
+    serve(cache, [9] * 8)  # takes the place of the other state below
+    with cache.open([*TOKENS, 1]) as sequence:
+        told = restored(cache, sequence)
+    assert told.ready == 0
+    assert "model is 'm' there and 'another' here" in told.why
+    settle(cache)
 
 
 def test_extra_keys_come_back_where_they_have_a_lasting_name(file: Any) -> None:

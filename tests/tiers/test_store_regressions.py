@@ -12,7 +12,7 @@ import pytest
 import prefixloom.tiers.host_copies
 from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, hookimpl
 from prefixloom.storage import Miss
-from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lanes
+from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lane, tier_lanes
 from prefixloom_hicache import GuardLimits, HostTier, MemoryBackend
 from tests.support.helpers import cache_of, part, settle
 from tests.support.stores import TOKENS, Gated, behind, composed, idle, read_back, restored, stocked, until
@@ -79,6 +79,37 @@ def test_a_copy_that_fails_while_its_target_is_pinned_for_the_store(
     cache.drop_namespace("")
     assert cache.stats().nodes == 0 and not cache.core.index.dropped_roots
     assert serve(cache, TOKENS) == 0
+    settle(cache)
+
+
+def test_a_state_that_never_arrived_is_not_found_while_it_is_pinned_for_the_store(
+    threads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Gated(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), part("state", Point()), store=store)
+    store.gate.clear()
+    serve(cache, [7] * 8)
+    until(cache, store.held.is_set)  # what is handed over from now on waits
+    put_transfer_stream(cache, "down", threads("down"))
+    go, whole = threading.Event(), prefixloom.tiers.host_copies.copy_between
+
+    def broken(source: Any, *rest: Any) -> None:
+        assert go.wait(20)
+        if source.name == "state":
+            raise RuntimeError("the copy failed")
+        whole(source, *rest)
+
+    monkeypatch.setattr(prefixloom.tiers.host_copies, "copy_between", broken)
+    serve(cache, TOKENS)
+    cache.poll()
+    cache.poll()
+    assert tier_lane(cache, "state").leased == 2
+    go.set()
+    until(cache, lambda: not cache.core.flight.works)
+    assert cache.stats().tier.cached["state"] == 1  # type: ignore[union-attr]
+    store.gate.set()
+    idle(cache)
+    assert tier_lane(cache, "state").leased == 0
     settle(cache)
 
 

@@ -303,6 +303,25 @@ def test_the_upper_half_of_a_split_is_copied_as_well_when_its_copy_had_to_wait()
     settle(cache)
 
 
+def test_what_goes_before_it_can_be_copied_is_counted_as_dropped() -> None:
+    """Its copy would come after a step that is open, and by the end of that step it has gone."""
+    cache = tiered(part("path", Path()), write="back")
+    simulation = simulated(cache)
+    other = cache.open([9] * 4)
+    other.grow(4)
+    with cache.step([other]) as step:
+        step.run_ops(simulation["forward"])
+        later(cache, simulation, list(range(32))).close()
+        assert cache.evict({"path": 8}) == {"path": 8}
+        told = cache.stats().tier
+        assert told is not None and (told.backed_up, told.dropped) == (0, 1)
+    simulation.drain()
+    cache.poll()
+    assert cache.match(range(33)).restorable == 0
+    other.abort()
+    settle(cache)
+
+
 def test_what_a_sequence_held_before_a_load_is_not_what_it_holds() -> None:
     """What it kept to spare is forgotten with the holdings that a load replaces."""
     cache = tiered(part("path", Path()), part("near", Sinks(4) | Window(8)), write="back", max_rewind=4)
