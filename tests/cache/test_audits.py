@@ -14,7 +14,7 @@ from prefixloom.errors import InvariantError
 from prefixloom.testing.inside.backdoor import tier_lane
 from prefixloom.tiers.host_lane import HostCell
 from prefixloom.tree.lane import Cell
-from tests.support.helpers import part
+from tests.support.helpers import part, path_cache
 from tests.support.tiers import path_of, serve, tiered
 
 TOKENS = list(range(24))
@@ -75,6 +75,15 @@ BROKEN: dict[str, Callable[[Books], Any]] = {
     "is pinned but stands in the queue": lambda b: b.add(b.cell(b.third, b.host_state), "locks"),
     "host state: 0 pages are pinned, the books say 1": lambda b: b.add(b.host_state, "leased"),
 }
+
+
+def test_debug_mode_tells_of_a_publication_of_what_nobody_computed() -> None:
+    cache = path_cache()
+    sequence = cache.open(TOKENS)
+    sequence.grow(8)
+    sequence.running.committed = 8
+    with pytest.raises(InvariantError, match="is RESERVED, and was to become PUBLISHED"):
+        sequence.publish()
 
 
 @pytest.mark.parametrize("told", BROKEN)

@@ -44,6 +44,24 @@ def each(move: Callable[..., None]) -> Callable[..., None]:
     return all_of_them
 
 
+class Elsewhere(str):
+    """A device that is not the host, and whose tensors lie there all the same."""
+
+    type = "elsewhere"
+
+
+class Away(Tensor):
+    """A tensor that says it is on another device."""
+
+    @property
+    def device(self) -> Any:
+        return Elsewhere("cpu")
+
+
+def staged_from_a_device(source: Tensor, target: Tensor, src: Sequence[int], dst: Sequence[int]) -> None:
+    kernels_move._move_staged(source.as_subclass(Away), target, src, dst)
+
+
 PATHS: dict[str, tuple[Callable[..., None] | None, dict[str, Any]]] = {
     "as it comes": (None, {}),
     "each run by a call": (None, {"DIRECT": 0}),
@@ -53,6 +71,7 @@ PATHS: dict[str, tuple[Callable[..., None] | None, dict[str, Any]]] = {
     "each layer by a call": (each(kernels_move._move_in_place), {}),
     "staged": (each(kernels_move._move_staged), {}),
     "staged in small pieces": (each(kernels_move._move_staged), {"STAGE": 100}),
+    "staged from a device": (each(staged_from_a_device), {"STAGE": 100}),
 }
 if INTERPRETED:
     PATHS["triton"] = (with_triton, {})

@@ -324,6 +324,11 @@ def test_whatever_an_interrupt_kept_from_a_worker_nobody_waits_for_ever(busy: bo
         assert later.synchronize(5), f"line {line}"
         stream.close()
         assert ran.is_set() or interrupt.left == 0
+        closed = ThreadStream("closed at once")
+        with contextlib.suppress(KeyboardInterrupt), Interrupt(line):
+            closed.run(int)
+        closed.close()
+        assert closed.record().done, f"line {line}"
         return interrupt.left <= 0
 
     line = 1

@@ -398,7 +398,8 @@ def test_a_lock_hook_that_raises_while_publishing_leaves_a_usable_sequence(end: 
     settle(cache)
 
 
-def test_a_reach_that_raises_while_a_sequence_opens_leaves_nothing_covered() -> None:
+@pytest.mark.parametrize("way", ["open", "lease"])
+def test_a_reach_that_raises_while_it_is_covered_leaves_nothing_covered(way: str) -> None:
     class Moody(Holes):
         raises = False
 
@@ -419,7 +420,7 @@ def test_a_reach_that_raises_while_a_sequence_opens_leaves_nothing_covered() -> 
     assert plan.ready == 24
     moody.raises = True
     with pytest.raises(PluginError, match="not now"):
-        cache.open(plan)
+        getattr(cache, way)(plan)
     moody.raises = False
     assert cache.stats().components["path"].leased == 0
     settle(cache)

@@ -279,6 +279,18 @@ def test_a_boundary_that_only_a_plan_knows_is_not_lost_silently() -> None:
     settle(cache)
 
 
+def test_a_plan_stays_true_over_several_splits_below_it() -> None:
+    cache = path_cache()
+    serve(cache, range(40))
+    plan = cache.match([*range(8), 99])
+    for cut in (32, 24, 16):
+        cache.open([*range(cut), 99]).close()
+    with cache.open(plan) as sequence:
+        assert sequence.ready == 8
+    assert edges(cache) == [(0, 8), (8, 16), (16, 24), (24, 32), (32, 40)]
+    settle(cache)
+
+
 # ---------------------------------------------------------------- garbage
 
 
