@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import prefixloom.tiers.host_copies
+import prefixloom.tree.keys
 from prefixloom import Buffer, Component, Manifest, Path, Point, TierManifest, hookimpl
 from prefixloom.storage import Miss
 from prefixloom.testing.inside.backdoor import put_transfer_stream, tier_lane, tier_lanes
@@ -110,6 +111,34 @@ def test_a_state_that_never_arrived_is_not_found_while_it_is_pinned_for_the_stor
     store.gate.set()
     idle(cache)
     assert tier_lane(cache, "state").leased == 0
+    settle(cache)
+
+
+# ---------------------------------------------------------------- extra keys
+
+
+def test_what_a_store_brings_is_found_though_the_extra_keys_of_its_prompt_were_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sequence ended while its prompt was read, and other extra keys came."""
+    prompt: Any = {"tokens": [*TOKENS, 1], "extra": [(0, 4, "an image")]}
+    store = Gated(capacity=1 << 22)
+    cache, _ = composed(part("path", Path()), store=store)
+    serve(cache, **prompt)
+    idle(cache)
+    cache, _ = composed(part("path", Path()), store=store)
+    cache.journal()
+    store.holds = ("get",)
+    store.gate.clear()
+    with cache.open(**prompt) as sequence:
+        told = sequence.restore()
+        until(cache, store.held.is_set)
+    monkeypatch.setattr(prefixloom.tree.keys, "FEW", 0)
+    for number in range(3):
+        cache.open([5] * 8, extra=[(0, 4, f"image {number}")]).abort()
+    store.gate.set()
+    until(cache, lambda: told.over)
+    assert cache.match(**prompt).restorable == 40
     settle(cache)
 
 

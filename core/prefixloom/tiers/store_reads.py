@@ -416,11 +416,13 @@ def place(fetch: Fetch, brought: Brought, whole: bool) -> None:
     upto = fetch.boundary if whole else _path_end(fetch, brought)
     if upto <= 0:
         return
-    width = core.index.tree.element_bytes
-    root = core.index.root(fetch.match.namespace)
+    width, key, match = core.index.tree.element_bytes, fetch.key, fetch.match
+    if match.extra:  # its sequence may have ended, and the numbers of its extra keys have been forgotten
+        key = core.keys.widen(core.keys.name_extra(match.tokens, match.extra))
+    root = core.index.root(match.namespace)
     root.leases += 1
     run: list[Node] = []
-    add_nodes(core, root, fetch.key[: upto * width], upto, run)
+    add_nodes(core, root, key[: upto * width], upto, run)
     for node in run:
         node.leases += 1  # it may hold nothing yet, or lose what it holds when room is made
     pinned: list[tuple[HostLane, Any]] = []
