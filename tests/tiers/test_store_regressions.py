@@ -114,6 +114,23 @@ def test_a_state_that_never_arrived_is_not_found_while_it_is_pinned_for_the_stor
     settle(cache)
 
 
+# ---------------------------------------------------------------- what has left the host since
+
+
+def test_what_left_the_host_before_a_restore_is_fetched() -> None:
+    cache, _ = composed(part("path", Path()), store=MemoryBackend(capacity=1 << 22), tokens=64, host={"path": 48})
+    serve(cache, TOKENS)
+    idle(cache)
+    cache.evict(64)
+    with cache.open([*TOKENS, 1]) as sequence:
+        assert cache.match([*TOKENS, 1]).restorable == 40
+        serve(cache, [9] * 40)
+        idle(cache)
+        assert cache.match([*TOKENS, 1]).restorable < 40
+        assert restored(cache, sequence).ready == 40
+    settle(cache)
+
+
 # ---------------------------------------------------------------- extra keys
 
 

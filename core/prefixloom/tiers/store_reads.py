@@ -22,7 +22,7 @@ from ..contract.identity import means
 from ..device.pool import ABSENT
 from ..errors import InvariantError
 from ..operations.lease import standing_for_copies
-from ..operations.match import find_again, limit_of, walked_boundary
+from ..operations.match import current, find_again, limit_of, walked_boundary
 from ..operations.publish import add_nodes
 from ..operations.state import Match, Running
 from ..operations.tier_answers import Restored
@@ -97,12 +97,12 @@ class Fetch:
         self.link = reads.link
         self.store = reads.link.store
         self.running: Running | None = running
-        self.match = running.match
+        self.match = match = current(reads.link.core, running.match)  # some of it may have left the tier since
         self.restored = restored
-        self.key = running.match.key
-        self.base = running.match.restorable
-        self.limit = limit_of(reads.link.core, running.match)
-        self.held = _held_path(reads.link, running.match)
+        self.key = match.key
+        self.base = match.restorable
+        self.limit = limit_of(reads.link.core, match)
+        self.held = _held_path(reads.link, match)
         self.boundary = self.base
         self._searches = 0
         self._call: Any = None  # of the search
@@ -182,7 +182,7 @@ class Fetch:
 
     def _why_not(self, backend: Backend) -> str:
         """The store's reason for the first missing piece, if it is another one than its absence."""
-        at = min(self.held, self.base)
+        at = self.base
         if at // self.link.core.shape.page >= len(self._links) or self._links[at // self.link.core.shape.page] is None:
             return ""
         lane = self.link.copies.lanes[0]
