@@ -50,11 +50,11 @@ class Sequence(Handle):
     def running_for(self, core: Core) -> Running:
         """Its state, for the cache of ``core``; another cache's sequence is refused, and one that has ended.
 
-        It is for the cache's own operations, and no part of the public interface.
+        It is for the cache's own operations, which enter by themselves, and no part of the public interface.
         """
         if self._core is not core:
             raise ProtocolError(f"{self!r} belongs to another cache")
-        if self._running.core is None or core.guarded:
+        if self._running.core is None:
             self._enter()
         return self._running
 

@@ -65,10 +65,10 @@ class StateLane(Lane[Cell, Any]):
     def row(self, node: Node, boundary: int) -> bytes:
         return array("i", [node.cells[self.index].data] if boundary else []).tobytes()
 
-    def above(self, node: Node | None) -> list[Cell]:
+    def above(self, node: Node) -> list[Cell]:
         """The states on the path from ``node`` upward, the nearest first."""
         found: list[Cell] = []
-        while node is not None and node.parent is not None:
+        while node.parent is not None:
             cell = node.cells[self.index]
             if cell is not None:
                 found.append(cell)
@@ -126,7 +126,8 @@ class StateLane(Lane[Cell, Any]):
 
     def hand_over(self, run: list[Node], holding: StateHolding, cover: Cell | None, ends: bool) -> Cell | None:
         """Fast path where a running state that the tree lacks is all that it has. A queue that may count uses must hear
-        of a state that is covered at once.
+        of a state that is covered at once. ``cover`` is None: what the sequence began with was copied before more was
+        computed.
         """
         node = run[-1]
         i = self.index
@@ -135,7 +136,7 @@ class StateLane(Lane[Cell, Any]):
             or node.cells[i] is not None
             or holding.as_of != node.end
             or not holding.complete
-            or (ends and (cover is not None or self.per_sequence > 1))
+            or (ends and self.per_sequence > 1)
             or (not ends and self.queue.__class__ is not ListQueue)
         ):
             return super().hand_over(run, holding, cover, ends)
@@ -151,8 +152,6 @@ class StateLane(Lane[Cell, Any]):
             return None
         cell.locks = 1
         self.leased += 1
-        if cover is not None:
-            self.release(cover)
         return cell
 
     def adopt(self, run: list[Node], holding: StateHolding) -> None:
@@ -191,11 +190,11 @@ class StateLane(Lane[Cell, Any]):
         self.queue.add(cell)
 
     def follow(self, run: list[Node], holding: StateHolding, cover: Cell | None) -> Cell | None:
-        """A state is covered until it has been copied: a donated one, with whose copy the sequence goes on."""
-        new = self.acquire(run[-1]) if holding.slot == NO_SLOT else None
-        if cover is not None:
-            self.release(cover)
-        return new
+        """A state is covered until it has been copied: a donated one, with whose copy the sequence goes on.
+
+        ``cover`` is None, as where a state is handed over.
+        """
+        return self.acquire(run[-1]) if holding.slot == NO_SLOT else None
 
     def rewind_state(self, holding: StateHolding, length: int) -> int:
         """Take the state back to ``length``; the slot that must be copied into the running one, or NO_SLOT."""

@@ -24,7 +24,8 @@ class WindowLane(PartialLane[WindowCover, RetainedHolding]):
     def __init__(self, index: int, part: Part, pool: Pool, queue: Queue, tree_page: int) -> None:
         super().__init__(index, part, pool, queue, tree_page)
         shape = part.reach.shape
-        self.dense = shape is not None and shape.dense
+        assert shape is not None  # or else another lane serves it
+        self.dense = shape.dense
 
     # ------------------------------------------------------------ match
     def deepest(self, node: Node, boundary: int) -> tuple[Node, int]:
