@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import time
 from typing import Any
 
 MEDIA = ("GPU", "CPU")
@@ -75,6 +76,16 @@ def main(folder: str) -> int:
             kv_events_config={"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint},
         )  # fmt: skip
         _, following = read(socket, None, 1.0)  # what it tells of while it starts
+        connector = engine.llm_engine.engine_core.engine_core.scheduler.connector  # this process has the scheduler
+        take, spent = connector.take_events, list[float]()
+
+        def timed() -> list[Any]:
+            begun = time.thread_time()
+            found = [*take()]
+            spent.append(time.thread_time() - begun)
+            return found
+
+        connector.take_events = timed
         for turn in range(14):
             tokens = [*shared[: rng.randrange(101)], *(rng.randrange(200) for _ in range(rng.randrange(40, 150)))]
             prompt: dict[str, Any] = {"prompt_token_ids": tokens}
@@ -107,6 +118,11 @@ def main(folder: str) -> int:
             elif theirs and theirs[1:] != link[1:]:
                 wrong.append(f"group {group}: {link} and in vLLM's event {theirs}")
     print({f"{medium} group {group}": len(blocks) for (medium, group), blocks in sorted(received.items())}, counts)
+    told = counts["CPU stored"] + counts["CPU removed"]
+    print(
+        f"the scheduler's thread took {1e6 * sum(spent) / max(told, 1):.0f} us for a block that comes or goes "
+        f"({told} did), at most {1e3 * max(spent):.2f} ms in one of {len(spent)} steps"
+    )
     print("\n".join(f"WRONG {each}" for each in wrong[:10]) or "all is well")
     return int(bool(wrong) or not counts["CPU stored"] or not counts["CPU removed"])
 
