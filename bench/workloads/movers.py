@@ -35,6 +35,12 @@ def agent_of(name: str, memory: torch.Tensor) -> Any:
     return agent
 
 
+def end() -> None:
+    """End this process in the midst, as another program: without the interpreter's own end."""
+    sys.stdout.flush()
+    os.execvp("true", ["true"])
+
+
 def sender(told: Connection, size: int) -> None:
     """The process that has the content."""
     content = torch.randint(0, 256, (size,), dtype=torch.uint8)
@@ -52,7 +58,7 @@ def sender(told: Connection, size: int) -> None:
         told.send(offer.ticket)
         told.recv()
         mover.release(offer.ticket)
-    os._exit(0)
+    end()
 
 
 class PlainLoop:
@@ -122,8 +128,7 @@ def main() -> None:
         print(f"{name:6} {given.times * size / statistics.median(seconds) / 1e6:7.0f} MB/s")
     ratios = sorted(a / b for a, b in zip(took["plain"], took["mover"], strict=True))
     print(f"ratio  {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-    sys.stdout.flush()
-    os._exit(0)
+    end()
 
 
 if __name__ == "__main__":

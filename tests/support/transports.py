@@ -20,7 +20,7 @@ from prefixloom_engine.disaggregation.transport import (
     PART,
     PREFILL,
     MoveFailed,
-    Offer,
+    OfferedMemory,
     PeerGone,
     PeerMessage,
     Transport,
@@ -172,12 +172,12 @@ class LocalMover:
         self.offered: dict[bytes, bytearray] = {}
         self.landed = self.fetched = 0
 
-    def offer(self, size: int) -> Offer | None:
+    def offer(self, size: int) -> OfferedMemory | None:
         if size > self.room:
             return None
         ticket, memory = b"%d" % len(self.offered), bytearray(size)
         self.offered[ticket] = memory
-        return Offer(ticket, memoryview(memory))
+        return OfferedMemory(ticket, memoryview(memory))
 
     def release(self, ticket: bytes) -> None:
         del self.offered[ticket]

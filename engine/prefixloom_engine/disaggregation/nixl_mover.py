@@ -16,7 +16,7 @@ import torch
 
 from prefixloom import InputError
 
-from .transport import MoveFailed, Offer
+from .transport import MoveFailed, OfferedMemory
 
 METADATA_LENGTH = struct.Struct("<I")
 LONGEST_TICKET = 16 << 10
@@ -69,7 +69,7 @@ class NixlMover:
         self._peers: dict[bytes, str] = {}
         self._left: list[NixlLanding] = []
 
-    def offer(self, size: int) -> Offer | None:
+    def offer(self, size: int) -> OfferedMemory | None:
         at = self._block.take(size)
         if at is None:
             return None
@@ -79,7 +79,7 @@ class NixlMover:
             self._block.give(at)
             return None
         self._offered[ticket] = at
-        return Offer(ticket, self.view(at, size))
+        return OfferedMemory(ticket, self.view(at, size))
 
     def release(self, ticket: bytes) -> None:
         at = self._offered.pop(ticket, None)

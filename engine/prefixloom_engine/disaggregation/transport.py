@@ -67,7 +67,7 @@ class Transport(Protocol):
 
 
 @attrs.frozen
-class Offer:
+class OfferedMemory:
     """Memory of a mover. What is written there before the ticket is sent is what a fetch brings."""
 
     ticket: bytes
@@ -96,7 +96,7 @@ class Mover(Protocol):
 
     name: str
 
-    def offer(self, size: int) -> Offer | None:
+    def offer(self, size: int) -> OfferedMemory | None:
         """Give memory for content of ``size`` bytes, above 0. None: there is no room now."""
 
     def release(self, ticket: bytes) -> None:
