@@ -196,5 +196,5 @@ def test_keys_that_others_may_read_are_refused(tmp_path: Path) -> None:
     write_keys(path)
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o640)
-    with pytest.raises(InputError, match="others may read it"):
+    with pytest.raises(InputError, match=r"keys has secret keys, and others may read it: chmod 600 [^ ]*keys$"):
         open_transport("tcp://127.0.0.1:0", "prefill", path)

@@ -49,6 +49,8 @@ def read_keys(path: str | os.PathLike[str], mine: Side) -> SideKeys:
         found = (told[mine]["public"], told[mine]["secret"], told[other]["public"])
         if not all(isinstance(each, str) and len(each.encode("ascii")) == 40 for each in found):
             raise ValueError("a key has 40 characters")
+    except InputError:
+        raise
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{path} has no keys for a {mine} process ({error!r}): make a file with "
