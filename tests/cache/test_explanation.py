@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import re
 from typing import Any
 
 import pytest
@@ -24,7 +26,9 @@ from prefixloom import (
     Window,
     hookimpl,
 )
+from prefixloom.cache.history import Histogram, Lost, Paths
 from prefixloom.storage import Refused
+from prefixloom.tree.keys import encode
 from prefixloom_hicache import HostTier, MemoryBackend
 from tests.support.helpers import cache_of, part, path_cache, serve
 from tests.support.stores import composed, idle
@@ -283,6 +287,18 @@ def test_a_plugin_that_rejects_a_boundary_is_named() -> None:
     assert reasons(cache.explain(TOKENS)) == [(20, 40, "plugin", "path")]
 
 
+def test_a_plugin_that_rejects_one_boundary_after_another_is_named_once() -> None:
+    class Picky(Component):
+        @hookimpl
+        def create_match_validator(self) -> Any:
+            return lambda view: max(min(view.boundary, 20), view.boundary - 4)
+
+    cache = cache_of(part("path", Path()), part("near", Window(10), kind=Picky))
+    cache.history()
+    serve(cache, TOKENS)
+    assert reasons(cache.explain(TOKENS)) == [(20, 40, "plugin", "near")]
+
+
 def test_without_a_history_it_is_said_that_none_is_kept() -> None:
     cache = cache_of(part("path", Path()), part("near", Window(10)))
     serve(cache, TOKENS)
@@ -353,3 +369,52 @@ def test_a_history_may_have_a_clock_of_its_own() -> None:
     loss = told.findings[0].loss
     assert loss is not None
     assert (told.at, loss.stored, loss.when) == (140.0, 100.0, 130.0)
+
+
+def test_a_history_counts_losses_and_how_long_after_them_a_prompt_missed() -> None:
+    now = [100.0]
+    cache = path_cache(tokens=80)
+    history = cache.history(clock=lambda: now[0])
+    serve(cache, TOKENS)
+    history.poll()
+    for _ in range(2):
+        with cache.open([*TOKENS, 1], leave=1) as sequence:
+            now[0] += 1
+            cache.account(sequence)
+    assert [(each.tokens, each.hits, each.last) for each in history.hot.values()] == [(40, 2, 102.0)]
+    now[0] = 130.0
+    cache.evict(40)
+    history.poll()
+    now[0] = 135.0
+    with cache.open([*TOKENS, *range(4)]) as sequence:
+        cache.account(sequence)
+    losses = history.losses("path", "device")
+    assert list(history.recent) == [Lost(130.0, "path", "device", "asked", "", 10)]
+    assert (losses.count, losses.causes, losses.ages.sum, losses.gaps.sum) == (10, {"asked": 10}, 10 * 30.0, 5.0)
+    assert (sum(losses.ages.counts), sum(losses.gaps.counts)) == (10, 1)
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_numbers_of_a_path_do_not_depend_on_what_was_asked_before(lookahead: int) -> None:
+    chance = random.Random(5)
+    kept = Paths(4, lookahead)
+    for _ in range(600):
+        tokens = [chance.randrange(2) for _ in range(chance.randrange(1, 5))] * chance.randrange(1, 8)
+        extra = [(0, 1, "key")] if chance.random() < 0.3 else []
+        upto = chance.randrange(max(0, len(tokens) - lookahead) // 4 + 1) * 4
+        path = encode(tokens).keyed(extra)
+        assert kept.of("", path, upto) == Paths(4, lookahead).of("", path, upto)
+
+
+def test_figures_have_names_kinds_and_samples_of_one_form() -> None:
+    cache = cache_of(part("path", Path()), part("state", Point()), HostTier(TierManifest(capacity=4096)), tokens=80)
+    cache.history()
+    serve(cache, TOKENS)
+    cache.evict({"path": 20})
+    figures = cache.figures()
+    assert len({each.name for each in figures}) == len(figures) > 20
+    for each in figures:
+        assert re.fullmatch("prefixloom:[a-z_]+", each.name), each
+        assert each.kind in ("counter", "gauge", "histogram"), each
+        assert " " in each.help, each
+        assert {isinstance(value, Histogram) for _, value in each.samples} <= {each.kind == "histogram"}, each
