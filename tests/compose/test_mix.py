@@ -285,7 +285,8 @@ def test_a_traffic_whose_prompts_are_all_shared_still_gets_room() -> None:
 
 @pytest.mark.parametrize(
     ("reach", "length", "tokens"),
-    [(Window(33), 1000, 32), (Window(33), 10, 10), (Chunk(50), 1000, 49), (Chunk(5000), 1000, 1000), (Window(1), 9, 0)],
-)
+    [(Window(33), 1000, 32), (Window(33), 10, 10), (Chunk(50), 1000, 49), (Chunk(5000), 1000, 1000), (Window(1), 9, 0),
+     (Chunk(4096), 4096, 4095)],
+)  # fmt: skip
 def test_what_a_reach_needs_at_most_is_found_by_asking_it(reach: Reach, length: int, tokens: int) -> None:
     assert reach_tokens(reach, length) == pytest.approx(tokens, abs=2)

@@ -238,6 +238,7 @@ def test_no_other_config_warns(name: str, registry: Registry, caplog: pytest.Log
         ("lfm2", {"layer_types": None}),
         ("llama4", {"layer_types": None}),
         ("llama4", {"layer_types": None, "no_rope_layers": []}),
+        ("llama4", {"layer_types": None, "no_rope_layers": [1, 1, 1, 0] * 20}),
         ("gemma2", {"layer_types": None}),
         ("gpt_oss", {"layer_types": None}),
         ("olmo3", {"layer_types": None}),

@@ -161,6 +161,12 @@ def test_a_distribution_without_metadata_is_still_reported() -> None:
         registry.component("ring")
 
 
+def test_two_offers_of_one_name_without_a_distribution_are_a_conflict() -> None:
+    points = [EntryPoint("ring", value, "prefixloom") for value in ("ring_a", "ring_a", "ring_b")]
+    with pytest.raises(CompositionError, match="'ring' is offered by 2 distributions"):
+        Registry(points).component("ring")
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [
@@ -340,9 +346,12 @@ def test_offers_load_everything_and_tell_what_works_from_what_does_not(distribut
 
 def test_kinds_by_layer_lists_every_component_that_serves_a_layer_kind(distribution: Distribution) -> None:
     distribution("prefixloom-ring", {"ring": "ring_one"}, {"ring_one": RING})
-    distribution("ring-two", {"ring2": "ring_two"}, {"ring_two": RING.replace('"ring", Ring', '"ring2", Ring')})
+    other = RING.replace('"ring", Ring', '"ring2", Ring').replace('{"ring_attention"}', '{"ring_attention", "arc"}')
+    distribution("ring-two", {"ring2": "ring_two"}, {"ring_two": other})
     distribution("prefixloom-bad", {"bad": "bad_two"}, {"bad_two": "import no_such_dependency"})
-    assert Registry().kinds_by_layer()["ring_attention"] == ("ring", "ring2")
+    served = Registry().kinds_by_layer()
+    assert (served["arc"], served["ring_attention"]) == (("ring2",), ("ring", "ring2"))
+    assert list(served) == sorted(served)
 
 
 def test_profile_plugins_are_asked_with_the_config_and_errors_name_them(distribution: Distribution) -> None:

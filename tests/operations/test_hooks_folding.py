@@ -159,6 +159,11 @@ def test_ops_are_concatenated_after_the_derived_ones_in_the_order_of_composition
     settle(cache)
 
 
+def test_a_claim_takes_nothing_but_ops_to_run() -> None:
+    with pytest.raises(TypeError, match="ops must be Op values, got 'b'"):
+        Claim(ops=(Op("a", "mine"), "b"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("claimed", "branch"), [(30, 28), (28, 28), (3, None), (16, None), (41, None), (0, None)])
 def test_a_branch_is_floored_to_the_grid_and_must_lie_ahead(claimed: int, branch: int | None) -> None:
     mine = answering("mine", Path())

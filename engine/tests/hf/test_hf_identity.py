@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from prefixloom import CompositionError, ProtocolError, compose
 from prefixloom_engine import Engine, Request
-from prefixloom_engine.contract.weights import digest_of
+from prefixloom_engine.contract.weights import digest_of, sample
 from prefixloom_engine.hf import HFModel, session
 from tests.support.engines import nothing_left
 from tests.support.hf_images import model_with_images
@@ -357,6 +357,16 @@ def test_what_a_weight_says_beside_the_tensors_that_it_is_made_of_counts() -> No
         weight.scale = scale
         digests.append(digest_of(weight))
     assert digests[0] == digests[2] != digests[1]
+
+
+def test_a_sample_of_a_weight_has_no_bytes_of_its_neighbours() -> None:
+    whole = torch.zeros(8, 8)
+    row, column = sample(whole[0]).tobytes(), sample(whole[:, 0]).tobytes()
+    whole[1:, 1:] += 1
+    assert sample(whole[0]).tobytes() == row
+    whole[0, 1:] += 1
+    assert sample(whole[0]).tobytes() != row
+    assert sample(whole[:, 0]).tobytes() == column
 
 
 def test_kernels_of_a_part_count() -> None:

@@ -155,12 +155,24 @@ def test_layers_of_different_widths_are_components_of_their_own(registry: Regist
     )
 
 
+def test_the_width_of_values_may_be_that_of_a_single_layer(registry: Registry) -> None:
+    config = {**LLAMA, "v_head_dim": 4, "per_layer_config": {3: {"v_head_dim": 8}}}
+    parts = {part.name: buffers(part.component) for part in composed(config, registry).parts}
+    assert parts == {"full": {"k": (2, 16), "v": (2, 4)}, "full_2x16_8": {"k": (2, 16), "v": (2, 8)}}
+
+
 def test_an_indexers_keys_are_a_sidecar_of_path_reach(registry: Registry) -> None:
     latents, keys = composed({**DEEPSEEK, "index_topk": 64, "index_head_dim": 32}, registry).parts
     assert (latents.name, buffers(latents.component)) == ("full", {"latent": (512,), "rope": (64,)})
     assert (keys.name, keys.reach, buffers(keys.component)) == ("full_indexer", Path(), {"index": (32,)})
     assert keys.manifest.placement == "replicated"
     assert keys.manifest.buffers[0].layers == (0, 1)
+
+
+def test_an_indexer_is_named_so_wherever_its_layer_stands(registry: Registry) -> None:
+    listed = ["indexer_keys", "full_attention", "full_attention", "indexer_keys"]
+    parts = composed({**LLAMA, "layer_types": listed, "index_head_dim": 32}, registry).parts
+    assert {part.name: part.manifest.buffers[0].layers for part in parts} == {"full_indexer": (0, 3), "full": (1, 2)}
 
 
 def test_latents_with_two_sidecars_are_served_together(registry: Registry) -> None:
