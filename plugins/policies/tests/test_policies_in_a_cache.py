@@ -139,6 +139,33 @@ class _Keeping(AdaptiveQueue):
         super().come(cell, record, again)
 
 
+def test_a_queue_knows_about_how_many_tokens_there_are_though_paths_part_while_they_run() -> None:
+    """A path that was divided before the queue knew it stands for its inner part as well."""
+    chance = random.Random(4)
+    known = cached = 0
+    for _ in range(6):
+        made: list[Any] = []
+        policy = EvictionPolicy("seen", make=lambda: made.append(AdaptiveQueue()) or made[-1])  # noqa: B023
+        cache = cache_of(policy, 10_000, page=4)
+        prompts = [text(chance.randrange(1 << 20), 80) for _ in range(3)]
+        running: list[Any] = []
+        for name in range(60):
+            prompt = chance.choice(prompts)[: chance.randrange(4, 80, 4)] + text(name, chance.randrange(4, 40, 4))
+            sequence = cache.open(prompt)
+            sequence.grow(len(prompt) - sequence.ready)
+            with cache.step([sequence]) as step:
+                step.run_ops()
+            sequence.publish()
+            running.append(sequence)
+            if len(running) == 8:
+                running.pop(chance.randrange(8)).close()
+        for sequence in running:
+            sequence.close()
+        known += made[-1].tokens
+        cached += 4 * cache.stats().components["kv"].cached
+    assert known == pytest.approx(cached, rel=0.03)
+
+
 def test_rates_are_those_of_the_visits() -> None:
     """Half of the visits of a class are used again after 1,000 tokens, the others never; the young do not count yet."""
     ages = Ages(2, belief=1e-6, shared=1e-6)
