@@ -56,6 +56,9 @@ def test_a_header_gives_the_record_of_its_key_alone() -> None:
     for key in others:
         found = header.record(key, record.payload)
         assert isinstance(found, Flaw) and "another record" in found.detail
+    gone = decode_header(encode_header(record).replace(MAGIC, DELETED, 1))
+    assert not isinstance(gone, Flaw)
+    assert gone.record(record.key, record.payload) == Flaw("corrupt", "the record was deleted")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -238,7 +238,7 @@ def test_a_record_of_another_format_stays_for_those_who_read_it() -> None:
 
 
 def test_many_keys_come_in_several_calls_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_store, "BATCH_BYTES", 20_000)
+    monkeypatch.setattr(server_store, "BATCH_BYTES", 10_000)
     monkeypatch.setattr(server_store, "BATCH_VALUES", 5)
     store: Any = REDIS.open(0)
     sizes: list[int] = []
@@ -255,8 +255,35 @@ def test_many_keys_come_in_several_calls_of_bounded_size(monkeypatch: pytest.Mon
     store.values.write, store.values.read = writing, reading
     assert store.put(RECORDS) == tuple(map(Stored, KEYS))
     assert store.get(KEYS, [bytearray(4000) for _ in KEYS]) == tuple(RECORDS)
-    assert len(sizes) > 4 and max(sizes) <= 20_000
+    assert len(sizes) > 4 and max(sizes) <= 10_000
     store.close()
+
+
+def test_a_record_that_is_too_large_for_the_server_is_refused_and_the_others_are_written() -> None:
+    store: Any = REDIS.open(0)
+    store.values.largest = 256 + 3005
+    assert reasons(store.put(RECORDS)) == {"fine", "size"}
+    assert store.exists(KEYS) == (True,) * 6 + (False,) * 6
+    store.close()
+
+
+def test_the_server_is_asked_for_nothing_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of no keys nothing, of what is found no fingerprints, and a fingerprint is noted once."""
+    store: Any = REDIS.open(0)
+    asked: list[str] = []
+    for name in ("read", "write", "present", "remove", "note", "notes"):
+        call = getattr(store.values, name)
+        monkeypatch.setattr(store.values, name, lambda *given, n=name, c=call: (asked.append(n), c(*given))[1])
+    store.put(RECORDS[:2]), store.put(RECORDS[2:4])
+    assert asked == ["note", "write", "write"]
+    asked.clear()
+    assert (store.get([]), store.put([]), store.exists([]), store.delete([])) == ((),) * 4
+    assert asked == []
+    other: Any = REDIS.reopen(store)
+    monkeypatch.setattr(other.values, "notes", lambda: asked.append("notes"))
+    assert other.get(KEYS[:4]) == tuple(RECORDS[:4])
+    assert asked == []
+    other.close()
 
 
 # ---------------------------------------------------------------- what an operator gets wrong
