@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from prefixloom import CapacityError, CompositionError, Path, Point, ProtocolError, TierManifest, Window, compose
@@ -32,6 +33,17 @@ SETS = {
 
 def parts(names: tuple[str, ...]) -> list[Any]:
     return [part(name, every_reach()[name], checkpoint_every=8 if name == "point" else 0) for name in names]
+
+
+def test_a_tier_has_the_options_that_a_profile_gives_it() -> None:
+    options: dict[str, Any] = {
+        "capacity": 64, "write": "selective", "hits": 3, "load_at_least": 8, "layout": "page_first", "gates": 2,
+        "overlap": True,
+    }  # fmt: skip
+    tier = HostTier.make("below", **options, keep="back")
+    assert (tier.name, tier.keep, tier.manifest) == ("below", "back", TierManifest(**options))
+    assert HostTier.make(memory="1MiB").manifest == TierManifest(memory="1MiB")
+    assert {each.name for each in attrs.fields(TierManifest)} == {*options, "memory"}, "and there are no others"
 
 
 @pytest.mark.parametrize("write", WRITES)

@@ -15,6 +15,7 @@ from prefixloom.testing.laws.storage import key_of, record_of, same
 from prefixloom_hicache import MemoryBackend
 from prefixloom_hicache.guards import BreakerLimits, Guarded, GuardLimits, ManualClock, SystemClock
 from prefixloom_hicache.guards.limits import Backlog, Breaker, Rate
+from tests.support.processes import python
 
 MIB = 1 << 20
 
@@ -186,6 +187,19 @@ def test_a_store_that_hangs_in_closing_holds_up_nobody(store: Moody, clock: Manu
     assert guarded.get([key_of(1)]).wait() == (Miss(key_of(1), "closed"),)
     assert guarded.exists([key_of(1)]).wait() == guarded.flush().wait() == (False,)
     assert guarded.status().stuck == 0, "no call ran"
+
+
+def test_a_process_that_ends_may_still_call_a_store() -> None:
+    told = python(
+        "import atexit\n"
+        "atexit.register(lambda: print(guarded.exists([key_of(1)]).wait()))\n"
+        "from prefixloom.testing.laws.storage import key_of, record_of\n"
+        "from prefixloom_hicache import MemoryBackend\n"
+        "from prefixloom_hicache.guards import Guarded\n"
+        "guarded = Guarded(MemoryBackend(1 << 20))\n"
+        "guarded.put([record_of(1)]).wait()\n"
+    )
+    assert told == "(True,)\n"
 
 
 def test_closing_drops_what_waits(store: Moody, clock: ManualClock) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from prefixloom.storage import HEADER_BYTES, Checksum, Miss, Record, Refused, Stored
+from prefixloom.storage import HEADER_BYTES, Checksum, HeaderPlace, Miss, Record, Refused, Stored, encode_header
 from prefixloom.testing.laws.storage import ONE, ROOMY, key_of, missed, record_of, same, stored
 from prefixloom_hicache import FileBackend
 from prefixloom_hicache.file_store.disk import Disk
@@ -68,6 +68,8 @@ def test_a_payload_starts_behind_the_last_one_and_loses_little(segment: int) -> 
             assert 0 <= payload_start(at, size, 9, segment) - at <= max(7, size // 32), "beside those of other sizes"
     at = payload_start(HEAD_BYTES + 300, 1 << 19, 1, 64 << 20)
     assert at == 1 << 19, "a few bytes of a segment for large parts of memory"
+    for lost, begin in ((2048, 2 << 20), (2049, (2 << 20) - 2048)):
+        assert payload_start((2 << 20) - lost, 1 << 16, 9, 64 << 20) == begin, "a 32nd of its size is little"
 
 
 def test_what_fits_is_not_pushed_out_by_its_alignment() -> None:
@@ -150,6 +152,17 @@ def test_a_scan_for_news_stops_at_the_first_header_that_is_none(tmp_path: Path) 
     for resync, numbers in ((False, [*range(10)]), (True, [*range(10), *range(11, 41)])):
         told = scan_headers(lambda size, at: bytes(whole[at : at + size]), head, past_damage=resync)
         assert [each.number for each in told] == numbers
+
+
+def test_a_header_whose_payload_would_reach_into_it_is_damage() -> None:
+    """No store writes such a header, but its checksum may fit."""
+    head, record = SegmentHead(1, 1, SEGMENT), record_of(1, 3000)
+    latest = header_offset(0, SEGMENT) - 3000
+    for start, valid in ((HEAD_BYTES - 1, 0), (HEAD_BYTES, 1), (latest, 1), (latest + 1, 0)):
+        header = encode_header(record, HeaderPlace(1, header_offset(0, SEGMENT)), start)
+        whole = bytes(header_offset(0, SEGMENT)) + header
+        found = list(scan_headers(lambda size, at: whole[at : at + size], head))  # noqa: B023
+        assert len(found) == valid, start
 
 
 def test_headers_are_read_by_the_hundred_and_news_by_the_dozen(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from prefixloom import StorageError
 from prefixloom.testing.laws.storage import key_of, record_of, same, stored
 from prefixloom_hicache import FileBackend
+from prefixloom_hicache.file_store.directory import distrust
 from prefixloom_hicache.file_store.disk import Disk
 
 SEGMENT = 16 << 10
@@ -49,6 +50,13 @@ def refused(folder: Path, text: str, **options: Any) -> None:
 def test_a_segment_of_another_user_is_refused(folder: Path, read_only: bool) -> None:
     told = rf"{files(folder)[0]} belongs to user {STRANGER}: remove it, or"
     refused(folder, told, disk=Owned(SEGMENT), read_only=read_only)
+
+
+def test_files_of_this_user_and_of_root_are_trusted_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    owners = (0, 1, 999, 1000, 1001, STRANGER)
+    of = {owner: os.stat_result((0o100600, 0, 0, 1, owner, 0, 0, 0, 0, 0)) for owner in owners}
+    assert [owner for owner in owners if not distrust(Path("segment"), of[owner])] == [0, 1000]
 
 
 def test_a_lock_of_another_user_is_refused(folder: Path) -> None:
