@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from typing import Any
 
 import attrs
 import pytest
 import torch
 
-from prefixloom import InputError, ProtocolError
+from prefixloom import CapacityError, InputError, ProtocolError
 from prefixloom_engine import Engine, Request, ThreeWay
 from prefixloom_engine.serving.admission import POLICIES, dfs_weight, fcfs, lpm, priority
 from prefixloom_engine.serving.scheduler import Scheduler, common_prefix
@@ -212,6 +214,34 @@ def test_a_client_that_goes_away_leaves_nothing_and_disturbs_nobody(how: str) ->
         assert answer.reason == "aborted"
         out = [each.tokens for each in engine.generate(requests)]
     assert out == plain(model(), requests)
+    nothing_left(cache)
+
+
+def test_an_answer_whose_stream_is_over_is_not_kept() -> None:
+    with Engine(model(), cache_for(model())) as engine:
+        stream = engine.stream(prompt(1, 20), 3)
+        assert len(list(stream)) == 3
+        answer = weakref.ref(stream.answer)
+        del stream
+        engine.step()
+        gc.collect()
+        assert answer() is None
+
+
+def test_a_request_for_which_somebody_else_leaves_no_room_ends_with_an_error() -> None:
+    cache = cache_for(model())
+    with Engine(model(), cache) as engine:
+        others = []
+        with pytest.raises(CapacityError):
+            while True:
+                others.append(cache.open([1]))
+        (refused,) = engine.generate([Request(prompt(2, 100), 5, label="'the last'")])
+        assert refused.reason == "error"
+        assert "'the last' cannot be admitted: something other than this engine holds the pools" in str(refused.error)
+        for other in others:
+            other.close()
+        (answer,) = engine.generate([Request(prompt(2, 100), 5)])
+        assert answer.reason == "length"
     nothing_left(cache)
 
 

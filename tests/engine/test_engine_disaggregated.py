@@ -50,6 +50,15 @@ def test_answers_are_those_of_one_process(overlap: bool, speculate: int) -> None
     nothing_left(cache)
 
 
+def test_what_a_refused_call_has_begun_ends_with_it() -> None:
+    cache = cache_for(model())
+    with serving(lambda: cache_for(model())) as server, decoding(cache, server) as decode:
+        with pytest.raises(InputError, match="has the token 512"):
+            decode.generate([Request(prompt(1, 10), 90), Request(prompt(2, 150), 90), Request([512], 1)])
+        assert decode.engine.load == (0, 0) and not decode.step()
+    nothing_left(cache)
+
+
 def test_with_a_draft_its_memory_comes_along() -> None:
     it = ThreeWay(attrs.evolve(model(mixing=0.1).sizes), dtype="float64", draft=True)
     capacity = {**CAPACITY, "draft": 1200}

@@ -15,6 +15,7 @@ import pytest
 import prefixloom
 import prefixloom_engine
 from prefixloom_engine import Answer, Engine
+from prefixloom_engine.contract.observer import Observer
 from prefixloom_engine.serving.interrupts import defer_interrupts
 from tests.support.engines import CAPACITY, cache_for, mixed, model, nothing_left, plain
 from tests.support.helpers import owners
@@ -126,6 +127,17 @@ def test_wherever_it_comes_the_books_are_right_and_others_go_on(stage: str, over
     for line in points:
         if line > 0:
             ran(line)
+
+
+def test_a_request_that_is_interrupted_while_it_is_queued_does_not_stay() -> None:
+    class Pressing(Observer):
+        def queued(self, number: int, answer: Answer) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with Engine(model(), cache_for(model()), observers=[Pressing()]) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            engine.add(mixed(1)[0])
+        assert engine.load == (0, 0) and not engine.step()
 
 
 def test_it_is_raised_behind_the_block_and_a_second_one_at_once() -> None:

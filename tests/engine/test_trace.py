@@ -19,6 +19,7 @@ import pytest
 
 from prefixloom import Activity, InputError, ProtocolError, TierManifest, compose
 from prefixloom_engine import Engine, Observer, Request, StepFacts, Trace
+from prefixloom_engine.contract.observer import Polled
 from prefixloom_engine.threeway import BoundThreeWay
 from prefixloom_engine.tracing.packets import varint
 from prefixloom_engine.tracing.timetable import Timetable
@@ -416,6 +417,13 @@ def test_an_observer_is_told_in_order_and_every_step_once() -> None:
     assert noting.told[0] == ("queued", 0) and noting.told[-1] == ("closed",)
     assert [each for each in noting.told if each[0] == "ended"] == [("ended", 0, "length"), ("ended", 1, "aborted")]
     assert left.reason == "aborted"
+
+
+def test_an_observer_is_told_of_a_step_in_which_there_was_nothing_to_do() -> None:
+    stepped: list[bool] = []
+    with Engine(model(), cache_for(model()), observers=[Polled(lambda: stepped.append(True))]) as engine:
+        for count in (1, 2):
+            assert not engine.step() and len(stepped) == count
 
 
 def test_an_observer_that_raises_is_told_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
