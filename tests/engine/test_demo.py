@@ -17,6 +17,8 @@ from xml.etree import ElementTree
 import attrs
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from prefixloom import cli
 from prefixloom.cli import main
@@ -25,6 +27,7 @@ from prefixloom_engine.demo import comparison, exactness
 from prefixloom_engine.demo import text as text_output
 from prefixloom_engine.demo.conversations import Conversations
 from prefixloom_engine.threeway import BoundThreeWay
+from tests.support.engines import model
 
 SMALL = ["demo", "--size", "tiny", "--conversations", "2", "--turns", "2"]
 Sabotage = Callable[[torch.Tensor], object]
@@ -348,3 +351,23 @@ def test_every_third_conversation_branches_off_its_neighbour_half_way_and_at_no_
             conversations.add_reply(number, [7, 8])
             before[number] = [*prompt, 7, 8]
     assert prompt[:20] == before[0][:20], "all begin with one system prompt"
+
+
+class Made(TorchDispatchMode):
+    """The bytes of all tensors that are made in memory."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        tensors = [each for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
+        self.size += sum(each.nbytes for each in tensors if each.device.type != "meta")
+        return made
+
+
+def test_how_large_pools_are_is_found_without_memory_for_them() -> None:
+    it = model()
+    with Made() as made:
+        found = comparison.pool_capacities(it, 1 << 12, 4)
+    assert found == {"full": 1 << 12, "swa": 1 << 12, "mamba": comparison.STATES + 4 + 32}
+    assert made.size < 1 << 12

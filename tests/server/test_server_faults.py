@@ -11,7 +11,7 @@ import pytest
 from prefixloom import compose
 from prefixloom_engine import Engine, Request
 from prefixloom_engine.server.protocol import ApiError
-from prefixloom_engine.server.worker import EngineWorker, News, PendingAnswer
+from prefixloom_engine.server.worker import MOST_FAILURES, EngineWorker, News, PendingAnswer
 from prefixloom_engine.threeway.text import ByteDetokenizer, ByteTokenizer
 from tests.server.test_server_clients import eventually
 from tests.support.servers import CAPACITY, serving, text_model
@@ -47,6 +47,25 @@ def test_an_engine_that_is_given_up_tells_everybody(error: type[BaseException]) 
         refused = client.post("/v1/completions", json=BODY)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_down")
         assert client.get("/health").status_code == 503
+
+
+def test_an_engine_whose_steps_fail_a_few_times_goes_on() -> None:
+    left = [MOST_FAILURES - 1]
+
+    def prepare(engine: Any) -> None:
+        step = engine.step
+
+        def fails() -> bool:
+            left[0] -= 1
+            if left[0] >= 0:
+                raise RuntimeError("not yet")
+            return bool(step())
+
+        engine.step = fails
+
+    with serving(prepare=prepare) as server, server.client() as client:
+        answered = client.post("/v1/completions", json={**BODY, "max_tokens": 3})
+        assert answered.status_code == 200 and left[0] < 0, answered.text
 
 
 class Confused(ByteTokenizer):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
-from prefixloom import InputError
+from prefixloom import InputError, TierManifest
 from prefixloom_engine.server import explaining, insight, top
+from prefixloom_hicache import HostTier
 from tests.support.places import ROOT
 from tests.support.servers import ADMIN, ALICE, BOB, KEYS, RunningServer, serving
 
@@ -75,6 +80,20 @@ def test_metrics_have_the_names_that_users_of_engines_know_and_agree_with_the_an
     missed = told["prefixloom:missed_tokens_total"]
     assert sum(missed.values()) == prompt - cached
     assert {dict(labels)["reason"] for labels in missed} <= {"new", "page", "left", "never kept"}
+
+
+def test_the_time_of_a_token_is_that_of_the_tokens_after_the_first() -> None:
+    registry = CollectorRegistry()
+    requests = insight.Requests(registry, "m")
+    for count, last in ((1, 11.0), (5, 13.0)):
+        requests.ended(SimpleNamespace(
+            begun=10.0, admitted_at=0.0, first_at=11.0, last_at=last, count=count, reason="stop",
+        ))  # fmt: skip
+    labels = {"model_name": "m", "engine": "0"}
+    for name, value in (("count", 1), ("sum", 0.5)):
+        assert registry.get_sample_value(f"vllm:request_time_per_output_token_seconds_{name}", labels) == value
+    assert registry.get_sample_value("vllm:time_to_first_token_seconds_sum", labels) == 2.0
+    assert registry.get_sample_value("vllm:generation_tokens_total", labels) == 6
 
 
 def test_missed_and_lost_are_told_by_component_and_cause() -> None:
@@ -171,6 +190,16 @@ def test_a_tenant_learns_nothing_of_others() -> None:
         whole = json.dumps(explain(it, ADMIN, prompt=PROMPT, namespace="alice").json())
         assert "evicted" in mine and "bob" not in mine
         assert "'bob'" in whole
+
+
+def test_the_live_page_shows_each_pool_and_what_the_host_has_of_it() -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+    with serving(tier=HostTier(TierManifest(capacity=4096))) as it, it.client() as client:
+        complete(it, PROMPT)
+        console.print(top.frame(client.get("/insight").json()))
+    rows = [line.split("  ")[0] for line in console.export_text().splitlines()]
+    for name in ("full", "swa", "mamba"):
+        assert rows.count(name) == rows.count(f"{name} (host)") == 1, rows
 
 
 def test_the_commands(server: RunningServer, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:

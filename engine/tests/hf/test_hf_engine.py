@@ -16,13 +16,22 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from prefixloom import InputError, compose
 from prefixloom_engine import Answer, Engine, Request
+from prefixloom_engine.contract.model import Span
 from prefixloom_engine.hf import HFModel
+from prefixloom_engine.hf.runner import joined
 from tests.support.hf_models import CONFIGS, MATRIX, Served, model_of, own_cache, prompt
 from tests.support.sampling import sampled, slow
 
 EACH = pytest.mark.parametrize("name", MATRIX)
 pytestmark = pytest.mark.usefixtures("one_thread")
 SYSTEM = 100
+
+
+@pytest.mark.parametrize(("further", "passes"), [(0, [[1, 0]]), (8192, [[1, 0]]), (200_000, [[1], [0]])])
+def test_rows_go_through_one_pass_where_what_is_padded_costs_less(further: int, passes: list[list[int]]) -> None:
+    """A row of the one is as long as the longest of the pass, so rows that stand far apart go apart."""
+    for near, far in (((0, 1), (further, further + 2)), ((further, further + 1), (0, 2))):
+        assert joined([[0], [1]], [Span(*near), Span(*far)]) == passes
 
 
 @functools.cache
