@@ -82,6 +82,19 @@ def test_a_request_waits_for_the_checkpoint_of_another_that_shares_its_beginning
     assert engine.counts.prefilled == 350 + 4 * (350 - 192)
 
 
+def test_a_request_does_not_wait_for_less_than_it_hits_anyway() -> None:
+    """There is no state where the second prompt parts from the first, so it computes what the third need not."""
+    first = [*prompt(5, 200), *prompt(6, 120)]
+    requests = [Request([*prompt(5, 200), *prompt(7, 150)], 4), Request([*first, *prompt(8, 50)], 4)]
+    cache = cache_for(model())
+    with Engine(model(), cache, chunk=512) as engine:
+        engine.generate([first], max_tokens=2)
+        answers = engine.generate(requests)
+    assert [answer.hit for answer in answers] == [0, 320]
+    assert engine.counts.waited == 0
+    nothing_left(cache)
+
+
 def test_the_next_turn_hits_at_its_full_length_rounded_to_the_grid() -> None:
     for overlap in (True, False):
         cache = cache_for(model())
