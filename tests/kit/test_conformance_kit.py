@@ -18,7 +18,7 @@ from prefixloom import Component, CompositionError, Manifest, Path, Point, Windo
 from prefixloom.cli import main
 from prefixloom.compose.registry import Registry, default_registry
 from prefixloom.testing import LAWS, ComponentCase, LawBroken, Setting, Truth, check_component, play, report_on
-from prefixloom.testing.conformance import clauses, name_of, statement
+from prefixloom.testing.conformance import WATCHED, clauses, name_of, statement
 from prefixloom.testing.inside.memory import POISON, STRANGE
 from prefixloom.testing.kit.bench import Bench, Failure
 from prefixloom.testing.kit.outcomes import ALONE, LENGTH, PAIRS, THREADS
@@ -62,6 +62,30 @@ def test_a_sound_component_gets_a_report_and_an_unsound_one_the_law_that_it_brea
     ) as told:
         check_component(lambda: Component("window", Manifest([K, V]), Window(6)), WINDOW, effort=1)
     assert told.value.clauses == ("P3", "R9", "R10", "M13")
+
+
+def test_a_report_goes_on_behind_a_law_that_is_broken_unless_nothing_can_be_served() -> None:
+    def law_one(case: ComponentCase) -> None:
+        """Says no.
+
+        Clauses: H1.
+        """
+        raise LawBroken("no")
+
+    def law_two(case: ComponentCase) -> None:
+        """Says yes.
+
+        Clauses: H2.
+        """
+
+    report = report_on(ComponentCase(window), laws=(law_one, law_two))
+    assert [(each.law, each.status) for each in report.verdicts] == [("law_one", "broken"), ("law_two", "holds")]
+
+    def layers(view: Any, start: int, tokens: Any) -> Any:
+        raise ValueError("these layers cannot be run")
+
+    report = report_on(ComponentCase(window, Truth(layers=layers)), laws=(law_two, law_one))
+    assert [(each.law, each.status) for each in report.verdicts] == [(name_of(WATCHED), "broken")]
 
 
 def test_it_says_what_it_did_not_test() -> None:

@@ -30,10 +30,12 @@ from prefixloom.testing.kit.calls import calls_watched
 from prefixloom.testing.kit.outcomes import below, everything
 from prefixloom.testing.kit.scripts import MORE, Player, shrunk, written
 from prefixloom.testing.kit.thresholds import longest, most_calls
+from prefixloom.testing.laws import hooks
 from tests.support.broken import BROKEN, ORIGINALS, Broken
 from tests.support.broken_hooks import (
     ByAHelpersClock,
     ByTheHashOfATenant,
+    ByTheOrderOfASet,
     ClampsLate,
     CopiesTheWrongWay,
     RaisesAtTheThousandth,
@@ -265,6 +267,25 @@ def test_a_module_that_is_not_on_the_path_is_found_by_its_file(tmp_path: File) -
     finally:
         del sys.modules["kit_elsewhere"]
     assert found.status == "broken" and "another process answers otherwise: commit_insert(" in found.told
+
+
+def test_already_the_first_call_that_is_answered_otherwise_is_told() -> None:
+    found = verdict(LAW[PROCESS], ComponentCase(lambda: ByTheOrderOfASet("subject", KV, Window(W)), effort=1))
+    assert found.status == "broken" and "another process answers otherwise: acquire_component_lock(" in found.told
+
+
+RAISES = "law_a_hook_that_raises_has_the_documented_consequence"
+
+
+@pytest.mark.parametrize(("group", "hook"), [("FAIL", "commit_insert"), ("COUNTED", "finalize_match_result")])
+def test_a_hook_that_raises_with_another_consequence_is_noticed(
+    group: str, hook: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the documents said something else of it than the cache does."""
+    for name in ("FAIL", "COUNTED", "BETWEEN_TIERS"):
+        monkeypatch.setattr(hooks, name, (hook,) if name == group else ())
+    found = verdict(LAW[RAISES], case_of("window"))
+    assert found.status == "broken" and found.told.startswith(f"{hook} raised, and ")
 
 
 def test_a_program_that_is_started_is_not_run_again(tmp_path: File) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +13,23 @@ from prefixloom import Buffer, Chunk, Component, Manifest, Path, Reach, Sinks, T
 from prefixloom.contract.reach import Interval
 from prefixloom.testing import ComponentCase, Truth
 from prefixloom.testing.conformance import verdict
-from prefixloom.testing.kit.probes import FAR, first_outside, probes_of, spans_of
+from prefixloom.testing.kit.probes import FAR, first_outside, numbers_in, probes_of, spans_of
 from prefixloom.testing.laws import reach as laws
 
 LAWS = [law for name, law in vars(laws).items() if name.startswith("law_")]
 COVERS, COSTS = "law_the_reach_covers_what_the_layers_read", "law_the_reach_names_nothing_that_no_layer_reads"
 UNTIL, CONVEX = "law_until_is_the_last_boundary", "law_convex_is_true"
 KV = Manifest([Buffer("kv", (2,), "float32")])
+
+
+def test_the_same_numbers_are_found_whichever_object_is_asked_first() -> None:
+    """An object that another one holds deep inside is looked into as deeply as if it stood alone."""
+    inner: Any = 77
+    for _ in range(4):
+        inner = SimpleNamespace(held=inner)
+    outer = SimpleNamespace(held=SimpleNamespace(held=[inner, 55]))
+    assert numbers_in(outer, inner) == numbers_in(inner, outer) == {55, 77}
+    assert numbers_in(outer) == {55}, "it is not looked into without end"
 
 
 def found(reach: Reach, reads: Callable[[int], Iterable[int]]) -> dict[str, str]:

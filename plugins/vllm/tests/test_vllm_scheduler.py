@@ -236,6 +236,17 @@ def test_pages_without_a_state_are_sent_once(make: Any) -> None:
     assert sent == tables[0][:6]
 
 
+def test_of_states_those_are_kept_at_which_all_groups_have_whole_blocks(make: Any) -> None:
+    wide = spec("FullAttentionSpec", block_size=8, unpadded_page_size_bytes=16)
+    engine = make(wide, spec("MambaSpec", mamba_cache_mode="all", unpadded_page_size_bytes=16))
+    mine = request("a", list(range(33)))
+    assert engine.hit(mine) == 0
+    tables = engine.new_blocks(36)
+    engine.step(mine, tables, 32, offers=())
+    (copy,) = engine.seen
+    assert copy.pairs[0][0] == tables[0][:4] and copy.pairs[1][0] == tables[1][1:8:2]
+
+
 def test_an_id_that_comes_again_is_another_request(make: Any) -> None:
     engine = make(FULL)
     first = request("a", list(range(9)))

@@ -28,6 +28,8 @@ DENSE = 320
 FAR = 1 << 17
 """The longest prompt whose boundaries are asked."""
 POWERS = tuple(1 << k for k in range(18))
+DEPTH = 6
+"""So deep in objects numbers are looked for."""
 TIMES = (1, 2, 3, 4, 8)
 BESIDE = (-2, -1, 0, 1, 2)
 MOST = 1500
@@ -84,23 +86,20 @@ def ends_of(spans: tuple[Interval, ...]) -> list[int]:
 def numbers_in(*roots: Any) -> set[int]:
     """Return the whole numbers above 1 that objects hold: in attributes, code, closures, defaults and globals."""
     found: set[int] = set()
-    seen: set[int] = set()
-
-    def look(value: Any, depth: int) -> None:
-        if isinstance(value, bool | str | bytes | type | ModuleType) or depth > 5:
-            return
-        if isinstance(value, int | float):
-            if 1 < abs(value) <= FAR:
-                found.add(int(abs(value)))
-            return
-        if id(value) in seen:
-            return
-        seen.add(id(value))
-        for inner in _inside(value):
-            look(inner, depth + 1)
-
-    for root in roots:
-        look(root, 0)
+    seen: dict[int, Any] = {}  # the objects as well, so that no other one gets the number of one that is gone
+    here = list(roots)
+    for _ in range(DEPTH):  # what is the least deep first, so that it does not matter which root is asked first
+        inside: list[Any] = []
+        for value in here:
+            if isinstance(value, bool | str | bytes | type | ModuleType):
+                continue
+            if isinstance(value, int | float):
+                if 1 < abs(value) <= FAR:
+                    found.add(int(abs(value)))
+            elif id(value) not in seen:
+                seen[id(value)] = value
+                inside += _inside(value)
+        here = inside
     return found
 
 

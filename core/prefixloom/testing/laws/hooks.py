@@ -302,7 +302,8 @@ def _raise_in(case: ComponentCase, hook: str) -> None:
     prompts = [base, (*base[: 2 * unit], 1 - base[2 * unit], *base[:unit]), text_of(2)[: 7 * unit], base]
     for tokens in prompts:
         player = _Unchecked(bench)
-        for op in (("open", tokens), ("run", 0, 99 * unit), ("lease", tokens), ("release", 0), ("evict", unit)):
+        for op in (("open", tokens), ("run", 0, 99 * unit), ("publish", 0), ("lease", tokens), ("release", 0),
+                   ("evict", unit)):  # fmt: skip
             failed += player.failed(op)
         for run in player.running:
             run.sequence.abort() if hook in FAIL else run.sequence.close()
