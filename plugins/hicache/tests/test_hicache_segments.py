@@ -118,6 +118,19 @@ def test_segments_are_filled_to_where_headers_and_payloads_meet(tmp_path: Path) 
         assert isinstance(each, Miss) or each.payload == record_of(seed, sizes[seed]).payload
 
 
+def test_of_segments_without_records_the_one_that_was_begun_last_goes_last(tmp_path: Path) -> None:
+    store = FileBackend(tmp_path / "s", 3 * SEGMENT, segment_bytes=SEGMENT)
+    stored(store, *(record_of(seed, 3000) for seed in range(12)))
+    store.delete([key_of(seed) for seed in range(12)])
+    segments, begun = store._segments, []
+    assert (store.status().records, len(segments.by_name)) == (0, 3)
+    for _ in range(6):
+        segment = segments.next_to_evict()
+        assert segment is not None
+        begun.append(segments.recycle(segment))
+    assert begun[:3] == begun[3:] and len({*begun}) == 3
+
+
 def test_the_largest_record_just_fits(tmp_path: Path) -> None:
     store = FileBackend(tmp_path / "s", 2 * SEGMENT, segment_bytes=SEGMENT)
     size = SEGMENT - 2 * HEADER_BYTES - payload_start(HEAD_BYTES + len(ONE.text), 9999, 1, SEGMENT)
