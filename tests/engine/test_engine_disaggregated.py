@@ -118,7 +118,7 @@ def test_what_goes_over_is_what_the_reaches_need_at_the_end_and_at_the_last_boun
         assert handed.token == token
         keys = ContentKeys(cache, model().identity, "", prompt(1, 150))
         packed = memoryview(bytearray(handed.size))
-        headers = pack_content(handed, keys, packed)
+        headers = pack_content(handed, keys, packed, "crc32")
         expected = expect_content(memoryview(headers), handed.have, handed.boundary, handed.end, keys)
         expected.check(packed)
         assert expected.pages == handed.pages

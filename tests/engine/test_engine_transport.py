@@ -173,7 +173,7 @@ def test_without_keys_an_address_is_on_this_machine(tmp_path: Path) -> None:
     write_keys(keys)
     everywhere = open_transport("tcp://0.0.0.0:0", "prefill", keys)
     everywhere.close()
-    with pytest.raises(FileExistsError):
+    with pytest.raises(InputError, match="is there already"):
         write_keys(keys)
 
 

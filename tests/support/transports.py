@@ -170,12 +170,13 @@ class LocalMover:
     def __init__(self, name: str = "local", room: int = 1 << 30, polls: int = 2, fault: str = "") -> None:
         self.name, self.room, self.polls, self.fault = name, room, polls, fault
         self.offered: dict[bytes, bytearray] = {}
-        self.landed = self.fetched = 0
+        self.landed = self.fetched = self.offers = 0
 
     def offer(self, size: int) -> OfferedMemory | None:
         if size > self.room:
             return None
-        ticket, memory = b"%d" % len(self.offered), bytearray(size)
+        self.offers += 1
+        ticket, memory = b"%d" % self.offers, bytearray(size)
         self.offered[ticket] = memory
         return OfferedMemory(ticket, memoryview(memory))
 

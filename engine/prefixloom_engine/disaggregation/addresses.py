@@ -13,6 +13,7 @@ from .keys import Side, SideKeys, read_keys
 from .transport import Transport
 
 KeyFile = str | os.PathLike[str] | None
+MOST_PORT = (1 << 16) - 1
 ADDRESS = re.compile(r"tcp://(\[[^\]]+\]|[^:/]+):(\d+|\*)|ipc://.+")
 
 
@@ -35,6 +36,8 @@ def check_address(address: str, side: Side, key_file: KeyFile) -> SideKeys | Non
     found = ADDRESS.fullmatch(address)
     if found is None:
         raise InputError(f"an address is tcp://HOST:PORT or ipc://PATH, got {address!r}")
+    if found[2] is not None and found[2] != "*" and int(found[2]) > MOST_PORT:
+        raise InputError(f"{address} has a port above {MOST_PORT}")
     if key_file is not None:
         return read_keys(key_file, side)
     if found[1] is not None and not _is_loopback(found[1].strip("[]")):

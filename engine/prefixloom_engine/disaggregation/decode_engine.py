@@ -14,10 +14,11 @@ from typing import Literal
 
 import attrs
 
-from prefixloom import InputError
+from prefixloom import InputError, ProtocolError
 
 from ..contract.requests import Answer, Request
 from ..serving.engine import Engine
+from ..serving.interrupts import defer_interrupts
 from .addresses import KeyFile, open_transport
 from .arrival import Arrival
 from .messages import (
@@ -28,8 +29,9 @@ from .messages import (
     encode_question,
     greeting,
     identity_of,
+    question_digest,
 )
-from .records import ContentKeys, expect_content
+from .records import ContentKeys, content_size, expect_content
 from .transport import (
     ANSWER,
     ASK,
@@ -39,6 +41,7 @@ from .transport import (
     FETCHED,
     GONE,
     HELLO,
+    OWED,
     PART,
     PREFILL,
     REFUSED,
@@ -81,10 +84,15 @@ class Pending:
 
 @attrs.define(eq=False)
 class AskedPrompt:
-    """A prompt that the prefill process was asked for at ``since``, and what has come of it."""
+    """A prompt that the prefill process was asked for at ``since``, and what has come of it.
+
+    ``digest``: of the question; ``size``: the most bytes of content that it brings
+    """
 
     pending: Pending
     question: Question
+    digest: str
+    size: int
     since: float
     arrival: Arrival | None = None
 
@@ -99,6 +107,8 @@ class DecodeEngine:
     ``patience``  how many seconds a prefill process that owes prompts may be silent before it is asked no more; one
                   step of it must not take longer
     ``longest``   how many seconds a prompt may be awaited, whatever the prefill process says
+    ``room``      bytes of content that are awaited, or have come for prompts that are not admitted yet; a prompt that
+                  would need more is computed here
 
     ``handed_over``, ``lost``, ``received``: prompts that arrived, prompts that a prefill process owed and did not send,
     and bytes of content.
@@ -114,14 +124,19 @@ class DecodeEngine:
         least: int = 64,
         patience: float = 30.0,
         longest: float = 300.0,
+        room: int = 4 << 30,
     ) -> None:
+        for name, whole in (("least", least), ("room", room)):
+            if whole.__class__ is not int or whole < 0:
+                raise InputError(f"{name} is a whole number from 0 up, got {whole!r}")
         for name, seconds in (("patience", patience), ("longest", longest)):
             if not seconds > 0:
                 raise InputError(f"{name} is a number of seconds above 0, got {seconds!r}")
         self.engine = engine
         identity_of(engine)
         self._transport = open_transport(over, "decode", keys)
-        self._mover, self._least, self._patience, self._longest = mover, least, patience, longest
+        self._mover, self._least, self._room = mover, least, room
+        self._patience, self._longest = patience, longest
         self._state: PeerState = "away"
         self._connected = False
         self._alone = False
@@ -129,20 +144,31 @@ class DecodeEngine:
         self._greet_at = 0.0
         self._heard = time.monotonic()
         self._asked: dict[int, AskedPrompt] = {}
+        self._arrived: list[tuple[Answer, int]] = []
         self._questions = 0
+        self._closed = False
         self.handed_over = self.lost = self.received = 0
 
     # ------------------------------------------------------------ requests
     def add(self, request: Request) -> Pending:
-        """Queue a request. One that carries images is computed here, since only tokens are sent."""
+        """Queue a request. One is computed here if it carries images, or wants likely tokens or a handover."""
+        pending = Pending(request)
+        try:
+            with defer_interrupts():
+                self._add(pending)
+        except KeyboardInterrupt:
+            self.abort(pending)
+            raise
+        return pending
+
+    def _add(self, pending: Pending) -> None:
+        request = pending.request
         self.engine.check(request)
         self._receive(0.0)
-        pending = Pending(request)
         have = self.engine.cache.peek(request.tokens, namespace=self.engine.namespace(request.namespace), leave=1)
         far = can_be_asked(request) and len(request.tokens) - have >= self._least
         if not far or not self._is_asked() or not self._ask(pending, have):
             pending.answer = self.engine.add(request)
-        return pending
 
     def _is_asked(self) -> bool:
         """Whether the prefill process is asked now. The log says once that it is not."""
@@ -156,18 +182,32 @@ class DecodeEngine:
         return self._state == "agreed"
 
     def _ask(self, pending: Pending, have: int) -> bool:
+        size = content_size(self.engine.cache, have, len(pending.request.tokens))
+        if size + self._awaited() > self._room:
+            return False
         mover = self._mover.name if self._mover is not None else ""
         question = Question(pending.request, have, identity_of(self.engine), mover)
-        if not self._send(ASK, self._questions + 1, encode_question(question, self.engine.cache)):
-            return False
+        frames = encode_question(question, self.engine.cache)
         self._questions += 1
-        now = time.monotonic()
+        number, now = self._questions, time.monotonic()
         if not self._asked:
             self._heard = now
-        self._asked[self._questions] = AskedPrompt(pending, question, now)
+        self._asked[number] = AskedPrompt(pending, question, question_digest(frames), size, now)
+        if not self._send(ASK, number, frames):
+            del self._asked[number]
+            return False
         return True
 
+    def _awaited(self) -> int:
+        """Bytes of content that may come, or that wait here until their prompts are admitted."""
+        self._arrived = [each for each in self._arrived if not each[0].admitted_at and not each[0].done]
+        return sum(each.size for each in self._asked.values()) + sum(size for _, size in self._arrived)
+
     def abort(self, pending: Pending) -> None:
+        with defer_interrupts():
+            self._abort(pending)
+
+    def _abort(self, pending: Pending) -> None:
         pending.dropped = True
         if pending.answer is not None:
             self.engine.abort(pending.answer)
@@ -178,25 +218,29 @@ class DecodeEngine:
 
     def step(self) -> bool:
         """Read what has arrived, and run a step. False: there was nothing to do and nothing is awaited."""
-        self._receive(0.0)
-        busy = self.engine.step()
-        if not busy and self._asked:
-            self._receive(IDLE_SECONDS)
-        return busy or bool(self._asked)
+        with defer_interrupts():
+            self._receive(0.0)
+            busy = self.engine.step()
+            if not busy and self._asked:
+                self._receive(IDLE_SECONDS)
+            return busy or bool(self._asked)
 
-    def generate(self, requests: Iterable[Request]) -> list[Answer]:
-        """Answer all requests and return the answers in their order. An exception aborts what this call has begun."""
-        requests = list(requests)
+    def generate(self, prompts: Iterable[Request | Iterable[int]], max_tokens: int = 32) -> list[Answer]:
+        """Answer all prompts and return the answers in their order, as ``Engine.generate`` does."""
+        requests = [each if isinstance(each, Request) else Request(each, max_tokens) for each in prompts]
         pending: list[Pending] = []
         try:
-            for request in requests:
-                pending.append(self.add(request))
+            with defer_interrupts():
+                for request in requests:
+                    pending.append(Pending(request))
+                    self._add(pending[-1])
             while not all(each.done for each in pending):
                 self.step()
         finally:
-            for each in pending:
-                if not each.done:
-                    self.abort(each)
+            with defer_interrupts():
+                for each in pending:
+                    if not each.done:
+                        self._abort(each)
         return [each.answer or Answer(each.request, reason="aborted") for each in pending]
 
     def connect(self, seconds: float = 10.0) -> bool:
@@ -219,6 +263,8 @@ class DecodeEngine:
             return False
 
     def _receive(self, seconds: float) -> None:
+        if self._closed:
+            raise ProtocolError("this decode engine is closed")
         for message in self._transport.receive(seconds):
             self._handle(message)
         now = time.monotonic()
@@ -248,7 +294,9 @@ class DecodeEngine:
             self._connected, self._state = False, "away"
         elif kind == HELLO:
             self._learn(frames)
-        elif kind != BUSY and (asked := self._asked.get(number)) is not None:
+        elif kind == BUSY:
+            self._compare(frames)
+        elif (asked := self._asked.get(number)) is not None:
             try:
                 self._take(kind, number, frames, asked)
             except REFUSED_HERE as error:
@@ -266,15 +314,29 @@ class DecodeEngine:
         self._compute_all("it computes something else")
         self._state = "other"
 
+    def _compare(self, frames: Iterable[memoryview]) -> None:
+        """The prefill process has said which question of this process came last, and which prompts it still owes.
+
+        Those that it has forgotten are computed here.
+        """
+        told = b"".join(frames)
+        if not told or len(told) % OWED.size:
+            return
+        last, *owed = (number for (number,) in OWED.iter_unpack(told))
+        for number in self._asked.keys() - owed:
+            if number <= last:
+                self.lost += 1
+                self._compute_here(number, "it does not know of it any more")
+
     def _take(self, kind: bytes, number: int, frames: Iterable[memoryview], asked: AskedPrompt) -> None:
         """Take what the prefill process says of a prompt."""
         frames = list(frames)
         if kind == REFUSED:
             told = bytes(frames[0][:400]).decode(errors="replace") if frames else ""
-            self._compute_here(number, f"it was refused: {told}")
+            self._compute_here(number, f"it was refused: {told!r}")
         elif kind == ANSWER and asked.arrival is None and len(frames) == 2:
             question, cache = asked.question, self.engine.cache
-            head = decode_head(frames[0], question, cache, self.engine.model.vocabulary)
+            head = decode_head(frames[0], question, asked.digest, cache, self.engine.model.vocabulary)
             request = question.request
             keys = ContentKeys(cache, question.identity, request.namespace, request.tokens)
             expected = expect_content(frames[1], head.have, head.boundary, head.end, keys)
@@ -304,6 +366,7 @@ class DecodeEngine:
         self.handed_over += 1
         self.received += asked.arrival.expected.size
         asked.pending.answer = self.engine.add(asked.pending.request, handover)
+        self._arrived.append((asked.pending.answer, asked.arrival.expected.size))
 
     def _forget(self, number: int) -> AskedPrompt:
         asked = self._asked.pop(number)
@@ -329,10 +392,14 @@ class DecodeEngine:
             pending.answer = self.engine.add(pending.request)
 
     def close(self) -> None:
-        for number in list(self._asked):
-            self._forget(number)
-        self._transport.close()
-        self.engine.close()
+        """Abort what still runs, and disconnect. A mover is closed afterwards, by whoever made it."""
+        self._closed = True
+        try:
+            for number in list(self._asked):
+                self._forget(number).pending.dropped = True
+        finally:
+            self._transport.close()
+            self.engine.close()
 
     def __enter__(self) -> DecodeEngine:
         return self

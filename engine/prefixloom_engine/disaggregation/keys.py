@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from prefixloom import InputError
 
 Side = Literal["prefill", "decode"]
 LONGEST_FILE = 1 << 16
+KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 
 @attrs.frozen
@@ -33,7 +35,10 @@ def write_keys(path: str | os.PathLike[str]) -> None:
     for side in ("prefill", "decode"):
         public, secret = zmq.curve_keypair()
         made[side] = {"public": public.decode(), "secret": secret.decode()}
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise InputError(f"{path} is there already, and perhaps in use: remove it first") from error
     with os.fdopen(descriptor, "w") as file:
         json.dump(made, file, indent=1)
 
@@ -47,11 +52,11 @@ def read_keys(path: str | os.PathLike[str], mine: Side) -> SideKeys:
                 raise InputError(f"{path} has secret keys, and others may read it: chmod 600 {path}")
             told = json.loads(file.read(LONGEST_FILE))
         found = (told[mine]["public"], told[mine]["secret"], told[other]["public"])
-        if not all(isinstance(each, str) and len(each.encode("ascii")) == 40 for each in found):
-            raise ValueError("a key has 40 characters")
+        if not all(isinstance(each, str) and KEY.fullmatch(each) for each in found):
+            raise ValueError("a key has 40 characters of Z85")
     except InputError:
         raise
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError(
             f"{path} has no keys for a {mine} process ({error!r}): make a file with "
             f"prefixloom_engine.disaggregation.write_keys"

@@ -15,13 +15,14 @@ from typing import Any
 import attrs
 
 from prefixloom import Cache, Identity, InputError, encode
+from prefixloom.storage import ALGORITHMS, Algorithm, function, preferred
 
 from ..contract.handover import Handover
 from ..contract.requests import Request
 from ..serving.engine import Engine
 from .transport import LONGEST_FRAME
 
-VERSION = 6
+VERSION = 7
 """Of the messages. Both sides compare it, as a part of ``cache_format``."""
 LONGEST_JSON = 1 << 16
 """Bytes of a question's or a head's JSON. Longer ones are not parsed."""
@@ -97,18 +98,21 @@ def disagreement(engine: Engine, data: Any) -> str:
 class Question:
     """A prompt that a decode process wants, and of which it has ``have`` tokens.
 
-    ``mover``: the name of the mover by which it can fetch content; empty: it has none
+    ``mover``     the name of the mover by which it can fetch content; empty: it has none
+    ``checksum``  the algorithm of the checksums of the content
     """
 
     request: Request
     have: int
     identity: Identity
     mover: str = ""
+    checksum: Algorithm = attrs.field(factory=preferred)
 
 
 def can_be_asked(request: Request) -> bool:
-    """Whether a prompt has tokens alone, and not too many for one message."""
-    return not request.inputs and 4 * len(request.tokens) <= LONGEST_FRAME
+    """Whether a prompt has tokens alone, not too many for one message, and wants no more than an answer says."""
+    plain = not request.inputs and not request.top_logprobs and request.hand_over is None
+    return plain and 4 * len(request.tokens) <= LONGEST_FRAME
 
 
 def encode_question(question: Question, cache: Cache) -> list[bytes]:
@@ -118,9 +122,18 @@ def encode_question(question: Question, cache: Cache) -> list[bytes]:
         "format": format_digest(cache),
         "have": question.have,
         "mover": question.mover,
+        "checksum": question.checksum,
         **{name: getattr(question.request, name) for name in ASKED_FIELDS},
     }
     return [json.dumps(asked).encode(), bytes(encode(question.request.tokens))]
+
+
+def question_digest(frames: Sequence[Any]) -> str:
+    """A digest of a question's frames, which its answer repeats."""
+    made = hashlib.blake2b(digest_size=16)
+    for each in frames:
+        made.update(hashlib.blake2b(each, digest_size=16).digest())
+    return made.hexdigest()
 
 
 def decode_question(engine: Engine, frames: Sequence[memoryview]) -> Question:
@@ -133,12 +146,14 @@ def decode_question(engine: Engine, frames: Sequence[memoryview]) -> Question:
         raise InputError("the model's weights or adapters here are others than those that are asked for")
     if asked.pop("format", None) != format_digest(engine.cache):
         raise InputError("the cache here keeps other things than the one that asks, or in another version")
-    have, mover = asked.pop("have", None), asked.pop("mover", "")
+    have, mover, checksum = asked.pop("have", None), asked.pop("mover", ""), asked.pop("checksum", None)
+    if checksum not in ALGORITHMS.values() or function(checksum) is None:
+        checksum = "crc32"  # which everybody can compute
     if asked.keys() - {*ASKED_FIELDS} or type(have) is not int or type(mover) is not str:
         raise InputError("this question is none of this protocol")
     tokens = encode(bytes(frames[1])).tolist()
     request = Request(tokens, **asked, max_tokens=1, stops=(), speculate=0, hand_over=have)
-    return Question(request, have, identity, mover)
+    return Question(request, have, identity, mover, checksum)
 
 
 # ---------------------------------------------------------------- heads of answers
@@ -148,7 +163,8 @@ def decode_question(engine: Engine, frames: Sequence[memoryview]) -> Question:
 class AnswerHead:
     """What an answer says beside its content. The names are those of ``Handover``.
 
-    ``ticket``: by which a mover fetches the content; empty: it comes in parts
+    ``question``  the digest of the question
+    ``ticket``    by which a mover fetches the content; empty: it comes in parts
     """
 
     have: int
@@ -156,19 +172,22 @@ class AnswerHead:
     end: int
     token: int
     logprob: float
+    question: str
     ticket: str = ""
 
 
-def encode_head(handover: Handover, ticket: bytes) -> bytes:
+OF_HANDOVER = ("have", "boundary", "end", "token", "logprob")
+
+
+def encode_head(handover: Handover, question: str, ticket: bytes) -> bytes:
     """Return a checksum, and the head as JSON."""
-    fields = [field.name for field in attrs.fields(AnswerHead) if field.name != "ticket"]
-    told = {**{name: getattr(handover, name) for name in fields}, "ticket": ticket.hex()}
+    told = {**{name: getattr(handover, name) for name in OF_HANDOVER}, "question": question, "ticket": ticket.hex()}
     head = json.dumps(told).encode()
     return HEAD_CHECKSUM.pack(zlib.crc32(head)) + head
 
 
-def decode_head(data: memoryview, question: Question, cache: Cache, vocabulary: int) -> AnswerHead:
-    """Read the head of an answer to ``question``, and check that it can be one."""
+def decode_head(data: memoryview, question: Question, digest: str, cache: Cache, vocabulary: int) -> AnswerHead:
+    """Read the head of an answer to ``question``, which has this digest, and check that it can be one."""
     if len(data) < HEAD_CHECKSUM.size or HEAD_CHECKSUM.unpack_from(data)[0] != zlib.crc32(data[HEAD_CHECKSUM.size :]):
         raise InputError("the head of an answer was damaged on its way")
     try:
@@ -180,6 +199,8 @@ def decode_head(data: memoryview, question: Question, cache: Cache, vocabulary: 
         raise InputError(f"{numbers} and {head.logprob!r} are no boundaries, token and log-probability")
     if type(head.ticket) is not str:
         raise InputError("an answer's ticket is a text")
+    if head.question != digest:
+        raise InputError("this is the answer to another question")
     total, page = len(question.request.tokens), cache.composition.page
     last = (total - 1) // page * page
     boundaries = (0, last) if last > head.have else (0,)

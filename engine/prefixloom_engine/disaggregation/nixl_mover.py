@@ -7,9 +7,11 @@ elsewhere), and is only asked how far it is. If a part is used again before it w
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import struct
 import uuid
+from collections import Counter
 from typing import Any
 
 import torch
@@ -51,7 +53,7 @@ class MemoryBlock:
 
 
 class NixlMover:
-    """One for each process. ``room``: bytes of the block that it registers."""
+    """One for each process. ``room``: bytes of the block that it registers. Who made it closes it, after the engine."""
 
     name = "nixl"
 
@@ -67,10 +69,11 @@ class NixlMover:
         self._metadata: bytes = self._agent.get_agent_metadata()
         self._offered: dict[bytes, int] = {}
         self._peers: dict[bytes, str] = {}
+        self._reading: Counter[bytes] = Counter()
         self._left: list[NixlLanding] = []
 
     def offer(self, size: int) -> OfferedMemory | None:
-        at = self._block.take(size)
+        at = None if self._agent is None else self._block.take(size)
         if at is None:
             return None
         part = self._agent.get_serialized_descs(self._agent.get_xfer_descs(self._tensor[at : at + size]))
@@ -88,29 +91,33 @@ class NixlMover:
 
     def fetch(self, ticket: bytes, size: int) -> NixlLanding:
         self._left = [each for each in self._left if not each.end()]
-        at = self._block.take(size)
+        at = None if self._agent is None else self._block.take(size)
         if at is None:
             raise MoveFailed(f"there is no room for {size} bytes")
         try:
-            handle = self._read(ticket, at, size)
+            peer, handle = self._read(ticket, at, size)
         except Exception as error:  # a ticket may be anything, and NIXL raises classes of its own
             self._block.give(at)
             raise MoveFailed(f"NIXL cannot fetch it: {error!r}") from error
-        return NixlLanding(self, handle, at, size)
+        self._reading[peer] += 1
+        return NixlLanding(self, handle, peer, at, size)
 
-    def _read(self, ticket: bytes, at: int, size: int) -> Any:
-        """Begin to read, and return NIXL's handle."""
+    def _read(self, ticket: bytes, at: int, size: int) -> tuple[bytes, Any]:
+        """Begin to read. Returns the metadata of the other process, and NIXL's handle."""
         (length,) = METADATA_LENGTH.unpack_from(ticket)
         metadata = ticket[METADATA_LENGTH.size : METADATA_LENGTH.size + length]
         if metadata not in self._peers:
             if len(self._peers) == MOST_PEERS:
-                self._agent.remove_remote_agent(self._peers.pop(next(iter(self._peers))))
+                idle = next((peer for peer in self._peers if not self._reading[peer]), None)
+                if idle is None:
+                    raise MoveFailed(f"content of {MOST_PEERS} processes is read already")
+                self._agent.remove_remote_agent(self._peers.pop(idle))
             self._peers[metadata] = bytes(self._agent.add_remote_agent(metadata)).decode()
         theirs = self._agent.deserialize_descs(ticket[METADATA_LENGTH.size + length :])
         mine = self._agent.get_xfer_descs(self._tensor[at : at + size])
         handle = self._agent.initialize_xfer("READ", mine, theirs, self._peers[metadata])
         self._agent.transfer(handle)
-        return handle
+        return metadata, handle
 
     def state(self, handle: Any) -> str:
         """How far a read is: "DONE", "PROC" or "ERR"."""
@@ -123,9 +130,12 @@ class NixlMover:
         """A part of this mover's memory."""
         return self._block.memory[at : at + size]
 
-    def end(self, handle: Any, at: int) -> None:
+    def end(self, handle: Any, peer: bytes, at: int) -> None:
         """Forget a read that is over."""
-        self._agent.release_xfer_handle(handle)
+        self._reading[peer] -= 1
+        if self._agent is not None:
+            with contextlib.suppress(Exception):  # of a peer that is gone NIXL raises
+                self._agent.release_xfer_handle(handle)
         self._block.give(at)
 
     def leave(self, landing: NixlLanding) -> None:
@@ -142,8 +152,8 @@ class NixlMover:
 class NixlLanding:
     """A read of a ``NixlMover``."""
 
-    def __init__(self, mover: NixlMover, handle: Any, at: int, size: int) -> None:
-        self._mover, self._handle, self._at, self._size = mover, handle, at, size
+    def __init__(self, mover: NixlMover, handle: Any, peer: bytes, at: int, size: int) -> None:
+        self._mover, self._handle, self._peer, self._at, self._size = mover, handle, peer, at, size
         self._over = False
 
     def poll(self) -> memoryview | None:
@@ -162,5 +172,5 @@ class NixlLanding:
         """Give everything back, unless NIXL may still write. False: it may."""
         if not self._over and self._mover.state(self._handle) != "PROC":
             self._over = True
-            self._mover.end(self._handle, self._at)
+            self._mover.end(self._handle, self._peer, self._at)
         return self._over

@@ -20,8 +20,8 @@ from ..contract.requests import Answer
 from ..serving.engine import Engine
 from .addresses import KeyFile, open_transport
 from .arrival import parts_of
-from .messages import Question, decode_question, encode_head, greeting, identity_of
-from .records import ContentKeys, pack_content
+from .messages import Question, decode_question, encode_head, greeting, identity_of, question_digest
+from .records import ContentKeys, content_size, pack_content
 from .transport import (
     ANSWER,
     ASK,
@@ -30,6 +30,7 @@ from .transport import (
     FETCHED,
     HELLO,
     MOST_AT_ONCE,
+    OWED,
     PART,
     REFUSED,
     Mover,
@@ -50,37 +51,63 @@ MOST_PROMPTS = 1024
 LONGEST_REFUSAL = 400
 
 
+@attrs.frozen(eq=False)
+class AskedHere:
+    """A prompt that is computed for a decode process.
+
+    ``digest``: of the question; ``size``: the most bytes of the content
+    """
+
+    answer: Answer
+    question: Question
+    digest: str
+    size: int
+
+
 @attrs.define(eq=False)
 class DecodePeer:
     """A decode process that has asked for something.
 
     ``asked``     by number: the prompts that are computed for it
-    ``outgoing``  messages that it has not taken: kind, number, frames
+    ``last``      the number of the question that came last
+    ``outgoing``  messages with content that it has not taken: kind, number, frames
+    ``refused``   by number: why its prompts are refused, until it has taken that
+    ``uninformed``  whether it is to be told which prompts it is owed
     ``stuck``     since when it takes nothing; None: it does
     ``offered``   by number: tickets of what it is fetching, and when they end
     """
 
     name: bytes
-    asked: dict[int, tuple[Answer, Question]] = attrs.field(factory=dict)
+    asked: dict[int, AskedHere] = attrs.field(factory=dict)
+    last: int = 0
     outgoing: deque[tuple[bytes, int, Sequence[Any]]] = attrs.field(factory=deque)
+    refused: dict[int, str] = attrs.field(factory=dict)
+    uninformed: bool = False
     stuck: float | None = None
     offered: dict[int, tuple[bytes, float]] = attrs.field(factory=dict)
 
     @property
+    def owed(self) -> set[int]:
+        """The numbers of the prompts that it still waits for."""
+        return {*self.asked, *self.offered, *(number for _, number, _ in self.outgoing)}
+
+    @property
     def waiting(self) -> int:
-        """Bytes of the messages that it has not taken."""
-        return sum(len(each) for _, _, frames in self.outgoing for each in frames)
+        """Bytes of the messages that it has not taken, and at most of those that are still computed."""
+        there = sum(len(each) for _, _, frames in self.outgoing for each in frames)
+        return there + sum(each.size for each in self.asked.values())
 
 
 class PrefillServer:
-    """Serves all decode processes that connect. ``run`` returns after ``stop`` or an interrupt.
+    """Serves all decode processes that connect. ``run`` returns after ``stop``, and closes all also after an interrupt.
 
     ``over``      the address to listen at, or a transport
     ``keys``      for an address: the file that ``write_keys`` made
     ``mover``     brings content to decode processes that have a mover of the same name
     ``patience``  how many seconds a decode process may take nothing, or leave content at the mover
     ``most``      prompts of one decode process that are computed or wait; more are refused
-    ``room``      bytes of content that wait for one decode process; more prompts are refused meanwhile
+    ``room``      bytes of content that are computed or wait for one decode process; a prompt that would need more is
+                  refused, unless there is no other
     """
 
     def __init__(
@@ -157,25 +184,29 @@ class PrefillServer:
             self._drop(known, number)
 
     def _ask(self, peer: DecodePeer, number: int, frames: Sequence[memoryview]) -> None:
-        if number in peer.asked or len(peer.asked) >= self._most or self.prompts >= MOST_PROMPTS:
+        owed = peer.owed
+        if number in owed:
+            raise InputError("this number is in use")
+        peer.last = max(peer.last, number)
+        if len(owed) >= self._most or self.prompts >= MOST_PROMPTS:
             raise InputError("too many prompts are asked for")
-        if peer.waiting > self._room:
-            raise InputError("too much content waits for this decode process already")
         question = decode_question(self.engine, frames)
-        peer.asked[number] = self.engine.add(question.request), question
+        size = content_size(self.engine.cache, question.have, len(question.request.tokens))
+        if owed and peer.waiting + size > self._room:
+            raise InputError("too much content waits for this decode process already")
+        answer = self.engine.add(question.request)
+        peer.asked[number] = AskedHere(answer, question, question_digest(frames), size)
 
     def _refuse(self, peer: DecodePeer, number: int, why: str) -> None:
-        """Say no. Whoever takes no answers is not told."""
-        if not peer.outgoing:
-            peer.outgoing.append((REFUSED, number, [why.encode(errors="replace")[:LONGEST_REFUSAL]]))
-            self._push(peer)
-        elif len(peer.outgoing) < self._most:
-            peer.outgoing.append((REFUSED, number, [why.encode(errors="replace")[:LONGEST_REFUSAL]]))
+        """Say no. Of a flood of refusals some are left out; what the process is owed tells it then."""
+        if len(peer.refused) < self._most:
+            peer.refused[number] = why
 
     def _drop(self, peer: DecodePeer, number: int) -> None:
         """A prompt is not wanted any more, or its content has been fetched."""
+        peer.refused.pop(number, None)
         if number in peer.asked:
-            self.engine.abort(peer.asked.pop(number)[0])
+            self.engine.abort(peer.asked.pop(number).answer)
         if number in peer.offered:
             self._release(peer, number)
         elif any(each[1] == number for each in peer.outgoing):
@@ -184,22 +215,23 @@ class PrefillServer:
     # ------------------------------------------------------------ answers
     def _serve_peer(self, peer: DecodePeer) -> None:
         """Send what is complete, and forget a decode process that wants nothing more."""
-        for number in [number for number, (answer, _) in peer.asked.items() if answer.done]:
-            answer, question = peer.asked.pop(number)
-            if answer.handed is None:
-                self._refuse(peer, number, f"{answer.reason}: {answer.error}")
+        for number in [number for number, asked in peer.asked.items() if asked.answer.done]:
+            asked = peer.asked.pop(number)
+            if asked.answer.handed is None:
+                self._refuse(peer, number, f"{asked.answer.reason}: {asked.answer.error}")
             else:
-                self._answer(peer, number, answer, question)
+                self._answer(peer, number, asked)
         self._push(peer)
         now = time.monotonic()
         if peer.stuck is not None and now - peer.stuck > self._patience:
             raise PeerGone(f"it has taken nothing for {self._patience:g} s")
         for number in [number for number, (_, ends) in peer.offered.items() if now > ends]:
             self._release(peer, number)
-        if not peer.asked and not peer.outgoing and not peer.offered:
+        if not peer.owed and not peer.refused:
             self._peers.pop(peer.name, None)
 
-    def _answer(self, peer: DecodePeer, number: int, answer: Answer, question: Question) -> None:
+    def _answer(self, peer: DecodePeer, number: int, asked: AskedHere) -> None:
+        answer, question = asked.answer, asked.question
         assert answer.handed is not None
         handed = attrs.evolve(answer.handed, logprob=answer.logprobs[0] if answer.logprobs else 0.0)
         request = question.request
@@ -208,8 +240,9 @@ class PrefillServer:
         if self._mover is not None and question.mover == self._mover.name and handed.size:
             offer = self._mover.offer(handed.size)
         content = memoryview(bytearray(handed.size)) if offer is None else offer.memory
-        headers, ticket = pack_content(handed, keys, content), b"" if offer is None else offer.ticket
-        peer.outgoing.append((ANSWER, number, [encode_head(handed, ticket), headers]))
+        headers = pack_content(handed, keys, content, question.checksum)
+        ticket = b"" if offer is None else offer.ticket
+        peer.outgoing.append((ANSWER, number, [encode_head(handed, asked.digest, ticket), headers]))
         if offer is not None:
             peer.offered[number] = ticket, time.monotonic() + self._patience
             return
@@ -219,25 +252,34 @@ class PrefillServer:
     def _push(self, peer: DecodePeer) -> None:
         """Send what the decode process takes now, and not so much that the engine's next step waits for it."""
         for _ in range(MOST_AT_ONCE):
-            if not peer.outgoing:
+            if peer.refused:
+                number, why = next(iter(peer.refused.items()))
+                taken = self._transport.send(
+                    peer.name, REFUSED, number, [why.encode(errors="replace")[:LONGEST_REFUSAL]]
+                )
+                if taken:
+                    del peer.refused[number]
+            elif peer.uninformed:
+                taken = self._transport.send(peer.name, BUSY, 0, [b"".join(map(OWED.pack, (peer.last, *peer.owed)))])
+                peer.uninformed = not taken
+            elif peer.outgoing:
+                taken = self._transport.send(peer.name, *peer.outgoing[0])
+                if taken:
+                    peer.outgoing.popleft()
+            else:
                 break
-            if not self._transport.send(peer.name, *peer.outgoing[0]):
+            if not taken:
                 peer.stuck = time.monotonic() if peer.stuck is None else peer.stuck
                 return
-            peer.outgoing.popleft()
-        peer.stuck = None
+            peer.stuck = None
 
     def _tell_busy(self) -> None:
         now = time.monotonic()
         if now - self._busy_sent_at < BUSY_SECONDS:
             return
         self._busy_sent_at = now
-        for peer in list(self._peers.values()):
-            try:
-                if not peer.outgoing:
-                    self._transport.send(peer.name, BUSY, 0)
-            except PeerGone as error:
-                self._drop_peer(peer.name, str(error))
+        for peer in self._peers.values():
+            peer.uninformed = True
 
     def _release(self, peer: DecodePeer, number: int) -> None:
         ticket, _ = peer.offered.pop(number)
@@ -250,8 +292,8 @@ class PrefillServer:
         if peer is None:
             return
         log.info("a decode process is gone (%s): %d prompts of it are dropped", why, len(peer.asked))
-        for answer, _ in peer.asked.values():
-            self.engine.abort(answer)
+        for asked in peer.asked.values():
+            self.engine.abort(asked.answer)
         for number in list(peer.offered):
             self._release(peer, number)
 

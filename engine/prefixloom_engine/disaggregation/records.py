@@ -16,6 +16,8 @@ from torch import Tensor
 from prefixloom import Cache, Identity, InputError, encode
 from prefixloom.storage import (
     HEADER_BYTES,
+    Algorithm,
+    Checksum,
     Flaw,
     Key,
     Record,
@@ -65,6 +67,13 @@ def pages_for(cache: Cache, have: int, boundary: int, end: int) -> dict[str, lis
     return {name: sorted({*mine, *before[name]}) for name, mine in pages.items()}
 
 
+def content_size(cache: Cache, have: int, end: int) -> int:
+    """The bytes of what a prompt of ``end`` tokens needs, of which ``have`` are there: at most so many."""
+    last = (end - 1) // cache.composition.page * cache.composition.page
+    boundary = last if last > have else 0
+    return sum(run.size for run in content_runs(cache, pages_for(cache, have, boundary, end), boundary, end))
+
+
 def content_runs(cache: Cache, pages: Mapping[str, Sequence[int]], boundary: int, end: int) -> list[ContentRun]:
     """The records of a handover, in their order: component by component, of a state first that at the end."""
     found = []
@@ -111,10 +120,11 @@ class ContentKeys:
 # ---------------------------------------------------------------- sending
 
 
-def pack_content(handover: Handover, keys: ContentKeys, content: memoryview) -> bytes:
+def pack_content(handover: Handover, keys: ContentKeys, content: memoryview, algorithm: Algorithm) -> bytes:
     """Write the payloads of all records one behind the other, and return the headers.
 
-    ``content``: memory of ``handover.size`` bytes
+    ``content``    memory of ``handover.size`` bytes
+    ``algorithm``  of the payloads' checksums
     """
     cache = keys.cache
     runs = content_runs(cache, handover.pages, handover.boundary, handover.end)
@@ -137,7 +147,9 @@ def pack_content(handover: Handover, keys: ContentKeys, content: memoryview) -> 
             at += count * slot
     headers, at = [], 0
     for run, each in zip(runs, keys.of(runs), strict=True):
-        record = Record(each, run.component, run.start, run.end, LAYOUT, content[at : at + run.size])
+        payload = content[at : at + run.size]
+        checksum = Checksum.of(payload, algorithm)
+        record = Record(each, run.component, run.start, run.end, LAYOUT, payload, checksum)
         headers.append(encode_header(record))
         at += run.size
     return b"".join(headers)

@@ -7,6 +7,7 @@ content of answers past the transport.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -14,10 +15,13 @@ import attrs
 
 HELLO, ASK, DROP, ANSWER, PART, BUSY, REFUSED, FETCHED = b"h", b"a", b"d", b"r", b"p", b"b", b"x", b"f"
 """The kinds of messages: what the sender computes; a prompt is wanted; it is wanted no more; what was computed of it; a
-part of its content; prompts are being computed; a prompt is refused; content that was offered to a mover is here."""
+part of its content; prompts are being computed, and which; a prompt is refused; content that was offered to a mover is
+here."""
 CAME, GONE = b"+", b"-"
 """Kinds that only a transport itself makes, for its own side: the peer is connected; it is not any more."""
 KINDS = frozenset({HELLO, ASK, DROP, ANSWER, PART, BUSY, REFUSED, FETCHED})
+OWED = struct.Struct("<Q")
+"""The frame of a busy message: the number of the last prompt that was asked for, and those that are still owed."""
 LONGEST_FRAME = 4 << 20
 """Bytes. A transport closes the connection of whoever sends more in one frame."""
 MOST_FRAMES = 2

@@ -8,8 +8,10 @@ other who they are, and all is encrypted (CURVE).
 from __future__ import annotations
 
 import logging
+import socket
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -32,6 +34,7 @@ from .transport import (
 )
 
 log = logging.getLogger("prefixloom.engine")
+LOCAL = "ipc://"
 MESSAGE_HEADER = struct.Struct("<cQ")
 """Kind and number."""
 MOST_QUEUED = 32
@@ -51,15 +54,15 @@ class ZmqSocket:
 
     def __init__(self, kind: int, address: str, keys: SideKeys | None) -> None:
         self._context = zmq.Context()
-        socket = self._socket = self._context.socket(kind)
-        socket.linger = 0
-        socket.ipv6 = "[" in address
-        socket.sndhwm = socket.rcvhwm = MOST_QUEUED
-        socket.maxmsgsize = LONGEST_FRAME
-        socket.handshake_ivl = HANDSHAKE_MS
-        socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, DEAD_MS
+        made = self._socket = self._context.socket(kind)
+        made.linger = 0
+        made.ipv6 = "[" in address
+        made.sndhwm = made.rcvhwm = MOST_QUEUED
+        made.maxmsgsize = LONGEST_FRAME
+        made.handshake_ivl = HANDSHAKE_MS
+        made.heartbeat_ivl, made.heartbeat_timeout = HEARTBEAT_MS, DEAD_MS
         if keys is not None:
-            socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+            made.curve_publickey, made.curve_secretkey = keys.public, keys.secret
 
     def _send(self, before: list[bytes], kind: bytes, number: int, frames: Sequence[Any]) -> bool:
         try:
@@ -115,12 +118,17 @@ class PrefillSocket(ZmqSocket):
             self._authenticator.start()
             self._authenticator.configure_curve_callback("*", AllowedKeys(keys.other))
             self._socket.curve_server = True
+        self._path: Path | None = None
         try:
+            if address.startswith(LOCAL) and not address.startswith(f"{LOCAL}@"):
+                make_room(Path(address.removeprefix(LOCAL)))
             self._socket.bind(address)
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, OSError) as error:
             self.close()
             raise InputError(f"a prefill process cannot listen at {address}: {error}") from error
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if self.address.startswith(LOCAL) and not self.address.startswith(f"{LOCAL}@"):
+            self._path = Path(self.address.removeprefix(LOCAL))
 
     def send(self, peer: bytes, kind: bytes, number: int, frames: Sequence[Any] = ()) -> bool:
         return self._send([peer], kind, number, frames)
@@ -133,6 +141,25 @@ class PrefillSocket(ZmqSocket):
         if authenticator is not None:
             authenticator.stop()
         super().close()
+        path, self._path = self._path, None
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+def make_room(path: Path) -> None:
+    """Remove the socket of a process that is gone. OSError: this is something else, or somebody listens there."""
+    if not path.exists():
+        return
+    if not path.is_socket():
+        raise FileExistsError("this file is no socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise FileExistsError("a process listens there")
 
 
 class DecodeSocket(ZmqSocket):
@@ -142,17 +169,15 @@ class DecodeSocket(ZmqSocket):
         super().__init__(zmq.DEALER, address, keys)
         self.address = address
         self._refused = False
-        socket = self._socket
-        socket.immediate = True  # what cannot be sent now is refused, and not kept for a process that comes later
-        socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS, MOST_RECONNECT_MS
-        socket.connect_timeout = HANDSHAKE_MS
+        made = self._socket
+        made.immediate = True  # what cannot be sent now is refused, and not kept for a process that comes later
+        made.reconnect_ivl, made.reconnect_ivl_max = RECONNECT_MS, MOST_RECONNECT_MS
+        made.connect_timeout = HANDSHAKE_MS
         if keys is not None:
-            socket.curve_serverkey = keys.other
-        self._monitor = socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSED_EVENTS
-        )
+            made.curve_serverkey = keys.other
+        self._monitor = made.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSED_EVENTS)
         try:
-            socket.connect(address)
+            made.connect(address)
         except zmq.ZMQError as error:
             self.close()
             raise InputError(f"a decode process cannot connect to {address}: {error}") from error
@@ -181,5 +206,7 @@ class DecodeSocket(ZmqSocket):
 
     def close(self) -> None:
         if not self._socket.closed:
+            while self._monitor.poll(0):  # ZeroMQ waits where too many events were not read
+                recv_monitor_message(self._monitor)
             self._socket.disable_monitor()
         super().close()

@@ -43,7 +43,9 @@ class HandoverCopy:
     def read_results(self) -> None:
         handover = self.row.incoming
         assert handover is not None
-        self.row.sampled, self.row.logprobs = [handover.token], [handover.logprob]
+        self.row.sampled = [handover.token]
+        if self.row.job.request.logprobs:
+            self.row.logprobs = [handover.logprob]
 
 
 @attrs.define(eq=False)

@@ -21,6 +21,8 @@ from .server_store import ServerStore, shown
 from .write_memory import WriteMemory
 
 LARGEST = 4 << 30
+NOTHING_THERE = "416 Range Not Satisfiable"
+"""What the client says of a read from an object of no bytes."""
 OPTIONS: Mapping[str, UrlOption] = {
     "prefix": str, "timeout": seconds, "connections": int, "allow_http": yes_or_no,
 }  # fmt: skip
@@ -52,7 +54,7 @@ class ObjectValues:
             except FileNotFoundError:
                 return None
             except Exception as error:
-                return error
+                return memoryview(b"") if NOTHING_THERE in str(error) else error
 
         return self._each(one, [*zip(names, most, strict=True)])
 
@@ -68,8 +70,10 @@ class ObjectValues:
             except Exception as error:
                 return error
 
-        with self._memory.joined([parts for _, parts in values]) as pieces:
-            return self._each(one, [*zip([name for name, _ in values], pieces, strict=True)])
+        with self._memory.joined([parts for _, parts in values]) as joined:
+            found = self._each(one, [*zip([name for name, _ in values], joined.pieces, strict=True)])
+            joined.keep = not any(isinstance(each, Exception) for each in found)
+        return found
 
     def present(self, names: Sequence[str]) -> list[bool]:
         return self._each(self._is_there, names)

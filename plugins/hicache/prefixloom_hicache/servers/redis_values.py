@@ -6,6 +6,7 @@ so many seconds after it was last read or written. Each batch is one pipeline: o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
@@ -43,21 +44,22 @@ class RedisValues:
         for name in names if self._ttl is not None else ():
             pipeline.pexpire(name, self._ttl)
         answers = pipeline.execute(raise_on_error=False)
-        found = []
-        for each in answers[: len(names)]:
-            found.append(each if isinstance(each, Exception) else memoryview(each) if each else None)
-        return found
+        found = [each if isinstance(each, Exception) else memoryview(each) for each in answers[: len(names)]]
+        empty = [name for name, each in zip(names, found, strict=True) if not isinstance(each, Exception) and not each]
+        there = dict(zip(empty, self._each("EXISTS", empty), strict=True)) if empty else {}
+        return [None if there.get(name) is False else each for name, each in zip(names, found, strict=True)]
 
     def write(self, values: Sequence[tuple[str, Sequence[memoryview]]]) -> list[bool | Exception]:
         names, lives = [name for name, _ in values], () if self._ttl is None else ("PX", self._ttl)
         pipeline = self.client.pipeline(transaction=False)
-        with self._memory.joined([parts for _, parts in values]) as pieces:
-            for name, piece in zip(names, pieces, strict=True):
+        with self._memory.joined([parts for _, parts in values]) as joined:
+            for name, piece in zip(names, joined.pieces, strict=True):
                 pipeline.execute_command("SET", name, piece, "NX", *lives)
             answers = pipeline.execute(raise_on_error=False)
         there = [name for name, answer in zip(names, answers, strict=True) if answer is None]
         if there and self._ttl is not None:
-            self._each("PEXPIRE", there, self._ttl)
+            with contextlib.suppress(Exception):  # they were there nevertheless
+                self._each("PEXPIRE", there, self._ttl)
         return [self._written(each) for each in answers]
 
     def _written(self, answer: Any) -> bool | Exception:

@@ -13,11 +13,13 @@ It knows no server and no client. First read ``ServerStore.get``.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+from prefixloom import StorageError
 from prefixloom.storage import (
     HEADER_BYTES,
     MAX_PAYLOAD,
@@ -44,6 +46,7 @@ BATCH_VALUES = 256
 """The most names in one call to a server."""
 UNKNOWN_BATCH = 8
 """The most values that one call reads without a buffer for each: their sizes are not known before."""
+PREFIX = re.compile(r"[a-z0-9-]+(/[a-z0-9-]+)*")
 MANY = 0.25
 """The part of the records of a call that must have been there for the next call to ask which are."""
 NOTED_FOR = 600.0
@@ -62,6 +65,7 @@ class ServerStore:
     """
 
     def __init__(self, values: Values, prefix: str = "prefixloom") -> None:
+        check_prefix(prefix)
         self.values = values
         self._prefix = prefix
         self._counts = StoreCounts()
@@ -297,6 +301,12 @@ class ServerStore:
             others = [there for digest, there in self._notes.items() if digest != own.digest]
         told = ["a fingerprint that cannot be read" if each is None else own.difference(each) for each in others]
         return tuple(sorted(told, key=lambda text: text.count(";")))
+
+
+def check_prefix(prefix: str) -> None:
+    """Raise StorageError if names must not begin so."""
+    if not PREFIX.fullmatch(prefix):
+        raise StorageError(f"prefix={prefix!r}: it has lower-case letters, digits and -, in parts between single /")
 
 
 class Closed(Exception):

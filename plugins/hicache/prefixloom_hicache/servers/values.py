@@ -34,7 +34,10 @@ class Values(Protocol):
     largest: int
 
     def read(self, names: Sequence[str], most: Sequence[int]) -> Sequence[memoryview | Failure | None]:
-        """Return the beginning of each value, of at most ``most`` bytes; None: there is none."""
+        """Return the beginning of each value, of at most ``most`` bytes; None: there is none.
+
+        A value may be empty, although no store writes such ones.
+        """
 
     def write(self, values: Sequence[tuple[str, Sequence[memoryview]]]) -> Sequence[bool | Failure]:
         """Write values, each given in parts, where there is none of that name. False: there is one, and it stays."""

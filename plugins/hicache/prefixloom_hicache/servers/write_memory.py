@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import attrs
+
 from .server_store import BATCH_BYTES
 
 KEPT_BYTES = BATCH_BYTES + (1 << 20)
 """The longest memory that is kept: that of a call with headers."""
 MOST_KEPT = 2
 """As many calls as write at the same time without new memory."""
+
+
+@attrs.define
+class Joined:
+    """Values in one piece each. ``keep``: whether their memory may be used again."""
+
+    pieces: list[memoryview]
+    keep: bool = True
 
 
 class WriteMemory:
@@ -24,10 +34,11 @@ class WriteMemory:
         self._kept: list[bytearray] = []
 
     @contextmanager
-    def joined(self, values: Sequence[Sequence[memoryview]]) -> Iterator[list[memoryview]]:
+    def joined(self, values: Sequence[Sequence[memoryview]]) -> Iterator[Joined]:
         """Join the parts of each value. What it gives must not be used after the block.
 
-        The memory of a block that raised is not kept, since a client that failed may still have a view of it.
+        A client that failed may still read what it was given. So the memory of a block that raised is not kept, nor
+        that of one which says so.
         """
         size = sum(len(part) for parts in values for part in parts)
         try:
@@ -43,6 +54,7 @@ class WriteMemory:
                 view[end : end + len(part)] = part
                 end += len(part)
             pieces.append(view[begin:end])
-        yield pieces
-        if len(memory) <= KEPT_BYTES and len(self._kept) < MOST_KEPT:
+        joined = Joined(pieces)
+        yield joined
+        if joined.keep and len(memory) <= KEPT_BYTES and len(self._kept) < MOST_KEPT:
             self._kept.append(memory)
