@@ -50,6 +50,25 @@ def test_answers_are_those_of_one_process(overlap: bool, speculate: int) -> None
     nothing_left(cache)
 
 
+def test_an_answer_has_all_that_its_request_asks_for() -> None:
+    tokens = prompt(1, 200)
+    requests = [
+        Request(tokens, 4), Request(tokens, 4, logprobs=True), Request(tokens, 4, logprobs=True, top_logprobs=3),
+        Request(tokens, 1, hand_over=0),
+    ]  # fmt: skip
+    for request in requests:
+        with Engine(model(), cache_for(model())) as engine:
+            (right,) = engine.generate([request])
+        with serving(lambda: cache_for(model())) as server, decoding(cache_for(model()), server) as decode:
+            (answer,) = decode.generate([request])
+        assert answer.tokens == right.tokens
+        assert answer.logprobs == pytest.approx(right.logprobs)
+        assert [[token for token, _ in each] for each in answer.alternatives] == [
+            [token for token, _ in each] for each in right.alternatives
+        ]
+        assert (answer.handed is None) == (right.handed is None)
+
+
 def test_what_a_refused_call_has_begun_ends_with_it() -> None:
     cache = cache_for(model())
     with serving(lambda: cache_for(model())) as server, decoding(cache, server) as decode:

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from prefixloom import ProtocolError
+from prefixloom.storage import HEADER_BYTES, RecordHeader, decode_header
 from prefixloom_engine import Engine, Request, ThreeWay
-from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, in_process_pair, prefill_server
+from prefixloom_engine.disaggregation import DecodeEngine, PrefillServer, arrival, in_process_pair, prefill_server
 from prefixloom_engine.disaggregation.messages import Question, encode_question
 from prefixloom_engine.disaggregation.transport import (
     ANSWER,
@@ -25,6 +27,7 @@ from prefixloom_engine.disaggregation.transport import (
     FETCHED,
     HELLO,
     KINDS,
+    OWED,
     PART,
     PREFILL,
     REFUSED,
@@ -581,3 +584,202 @@ def test_connections_that_say_nothing_or_anything_cost_nobody_anything(tmp_path:
         server.close()
         nothing_left(cache)
         nothing_left(server.engine.cache)
+
+
+# ---------------------------------------------------------------- slow peers, and what is forgotten
+
+
+class Slow(Meddling):
+    """A decode side that takes one message at a time."""
+
+    def __init__(self, honest: Transport) -> None:
+        super().__init__(honest, lambda message: [message])
+        self.waiting: list[PeerMessage] = []
+
+    def receive(self, seconds: float = 0.0) -> list[PeerMessage]:
+        self.waiting += [] if self.waiting else self.honest.receive(seconds)
+        first, self.waiting = self.waiting[:1], self.waiting[1:]
+        time.sleep(0.001 * len(first))
+        return first
+
+
+def test_a_decode_process_that_takes_little_and_steadily_is_served(
+    ends: tuple[Transport, Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrival, "PART_BYTES", 64)
+    cache = cache_for(model())
+    server = PrefillServer(Engine(model(), cache_for(model())), ends[0], patience=0.3)
+    with DecodeEngine(Engine(model(), cache), Slow(ends[1])) as decode:
+        assert greeted(decode, server.serve_once)
+        begun = time.monotonic()
+        assert served_by(decode, server.serve_once, [ASKED]) == plain(model(), [ASKED])
+        assert (decode.handed_over, decode.lost) == (1, 0)
+        assert time.monotonic() > begun + 0.3, "it took longer than a peer may be stuck"
+    server.close()
+    nothing_left(cache)
+
+
+def test_what_a_prefill_process_has_forgotten_is_computed_while_it_serves_others(
+    ends: tuple[Transport, Transport],
+) -> None:
+    cache = cache_for(model())
+    server = PrefillServer(Engine(model(), cache_for(model())), ends[0], patience=0.2)
+    requests = [Request(prompt(n, 150), 4) for n in range(30)]
+    with DecodeEngine(Engine(model(), cache), ends[1], patience=600, longest=600) as decode:
+        assert greeted(decode, server.serve_once)
+        pending = [decode.add(each) for each in requests[:4]]
+        until = time.monotonic() + 30
+        while server.prompts < 4 and time.monotonic() < until:
+            server.serve_once()
+        server.drop_peers()
+        for request in requests[4:]:  # the prefill process has never anything else to say of the first four
+            pending.append(decode.add(request))
+            begun = time.monotonic()
+            while time.monotonic() < begun + 0.1:
+                server.serve_once()
+                decode.step()
+        while not all(each.done for each in pending) and time.monotonic() < until:
+            server.serve_once()
+            decode.step()
+        assert [each.answer.tokens for each in pending if each.answer] == plain(model(), requests)
+        assert decode.lost == 4 and decode.handed_over > 10
+    server.close()
+    nothing_left(cache)
+
+
+def test_what_is_owed_is_told_and_compared(ends: tuple[Transport, Transport]) -> None:
+    """Prompts that were asked after the last question that came are not missing."""
+    for last, owed, lost in ((1, [], 1), (0, [], 0), (1, [1], 0), (9, [2, 3], 1)):
+        pair_of = in_process_pair()
+        impostor = Impostor(pair_of[0], lambda number, told=(last, *owed): [(BUSY, [b"".join(map(OWED.pack, told))])])
+        with DecodeEngine(Engine(model(), cache_for(model())), pair_of[1], longest=600) as decode:
+            assert greeted(decode, impostor.turn)
+            decode.add(ASKED)
+            for _ in range(3):
+                impostor.turn()
+                decode.step()
+            assert decode.lost == lost
+
+
+def test_refusals_are_told_while_content_waits(
+    ends: tuple[Transport, Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each question it is said that it is refused, however much of other content a process has not taken."""
+    monkeypatch.setattr(arrival, "PART_BYTES", 16)
+    prefill, decode = ends
+    introduced(prefill, decode)
+    server = PrefillServer(Engine(model(), cache_for(model())), prefill, patience=600)
+    assert decode.send(PREFILL, ASK, 1, question(1, 150))
+    until = time.monotonic() + 30
+    while (server.prompts or not server.engine.counts.prefilled) and time.monotonic() < until:
+        server.serve_once(0.01)
+    for number in range(2, 20):
+        assert decode.send(PREFILL, ASK, number, [b"no question"])
+    for _ in range(50):
+        server.serve_once(0.01)
+    told: set[int] = set()
+    while len(told) < 18 and time.monotonic() < until:
+        told |= {message.number for message in decode.receive() if message.kind == REFUSED}
+        server.serve_once(0.01)
+    assert told == set(range(2, 20))
+    server.close()
+
+
+def test_a_number_that_is_in_use_is_refused(ends: tuple[Transport, Transport]) -> None:
+    prefill, decode = ends
+    introduced(prefill, decode)
+    mover = LocalMover()
+    server = PrefillServer(Engine(model(), cache_for(model())), prefill, mover=mover, patience=600)
+    asked = encode_question(Question(ASKED, 0, model().identity, "local"), server.engine.cache)
+    for turn in range(6):
+        assert decode.send(PREFILL, ASK, 1, asked)
+        until = time.monotonic() + 20
+        while (not mover.offered or server.prompts) and time.monotonic() < until:
+            server.serve_once(0.02)
+        for _ in range(3):
+            server.serve_once(0.02)
+        assert len(mover.offered) == 1, turn
+    decode.close()
+    server.close()
+    assert not mover.offered
+
+
+def test_an_answer_to_another_question_about_the_same_prompt_is_not_taken(ends: tuple[Transport, Transport]) -> None:
+    other = honest_answer(Request(ASKED.tokens, 4, temperature=5.0, seed=2))
+    decode, _ = answered_by(ends, lambda number: other)
+    assert decode.handed_over == 0
+
+
+def test_an_interrupt_while_a_question_is_sent_leaves_its_number_to_it(ends: tuple[Transport, Transport]) -> None:
+    """What comes late of the interrupted one is not taken for the next."""
+    cache, numbers = cache_for(model()), list[int]()
+    server = PrefillServer(Engine(model(), cache_for(model())), ends[0])
+
+    class Interrupted(Meddling):
+        def send(self, peer: bytes, kind: bytes, number: int, frames: Sequence[Any] = ()) -> bool:
+            sent = super().send(peer, kind, number, frames)
+            if kind == ASK:
+                numbers.append(number)
+                if len(numbers) == 1:
+                    raise KeyboardInterrupt
+            return sent
+
+    with DecodeEngine(Engine(model(), cache), Interrupted(ends[1], lambda message: [message])) as decode:
+        assert greeted(decode, server.serve_once)
+        with pytest.raises(KeyboardInterrupt):
+            decode.add(Request(ASKED.tokens, 4, temperature=5.0, seed=1))
+        request = Request(ASKED.tokens, 4, temperature=5.0, seed=2)
+        assert served_by(decode, server.serve_once, [request]) == plain(model(), [request])
+        assert len(set(numbers)) == 2 and not decode.step()
+    server.close()
+    nothing_left(cache)
+
+
+def test_content_that_is_computed_or_waits_is_bounded_on_both_sides(ends: tuple[Transport, Transport]) -> None:
+    cache, requests = cache_for(model()), [Request(prompt(n, 150), 4) for n in range(6)]
+    server = PrefillServer(Engine(model(), cache_for(model())), ends[0], room=1)
+    with DecodeEngine(Engine(model(), cache), ends[1]) as decode:
+        assert greeted(decode, server.serve_once)
+        assert served_by(decode, server.serve_once, requests) == plain(model(), requests)
+        assert 1 <= decode.handed_over < 6 and decode.lost == 0, "one at a time is served whatever it needs"
+        one = decode.received // decode.handed_over
+        cache.flush()
+        server.close()
+    nothing_left(cache)
+    prefill, other = in_process_pair()
+    server = PrefillServer(Engine(model(), cache_for(model())), prefill)
+    with DecodeEngine(Engine(model(), cache_for(model())), other, room=2 * one) as decode:
+        assert greeted(decode, server.serve_once)
+        pending = [decode.add(each) for each in requests]
+        assert sum(each.answer is None for each in pending) == 2
+        assert all(each.tokens for each in decode.generate(requests[:1]))
+    server.close()
+
+
+@pytest.mark.parametrize(("named", "used"), [("crc32", "crc32"), ("md5", "crc32"), (None, "crc32"), ("xxh3", "xxh3")])
+def test_content_has_checksums_that_the_other_side_can_compute(named: str | None, used: str) -> None:
+    prefill, decode = in_process_pair()
+    server = PrefillServer(Engine(model(), cache_for(model())), prefill)
+    asked = Question(ASKED, 0, model().identity, checksum=named)  # type: ignore[arg-type]
+    assert decode.send(PREFILL, ASK, 1, encode_question(asked, server.engine.cache))
+    found: list[PeerMessage] = []
+    while not found:
+        server.serve_once()
+        found = [message for message in decode.receive() if message.kind == ANSWER]
+    header = decode_header(found[0].frames[1][:HEADER_BYTES])
+    assert isinstance(header, RecordHeader) and header.checksum.algorithm == used
+    server.close()
+
+
+def test_a_closed_engine_takes_nothing_more_and_what_it_awaited_has_ended(ends: tuple[Transport, Transport]) -> None:
+    impostor = Impostor(ends[0], lambda number: [])
+    decode = DecodeEngine(Engine(model(), cache_for(model())), ends[1])
+    assert greeted(decode, impostor.turn)
+    pending = decode.add(ASKED)
+    assert pending.answer is None
+    decode.close()
+    decode.close()
+    assert pending.done
+    for call in (decode.step, lambda: decode.add(ASKED), lambda: decode.generate([ASKED]), decode.connect):
+        with pytest.raises(ProtocolError, match="is closed"):
+            call()

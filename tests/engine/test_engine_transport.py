@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from prefixloom import InputError
-from prefixloom_engine.disaggregation import write_keys
+from prefixloom_engine.disaggregation import write_keys, zmq_transport
 from prefixloom_engine.disaggregation.addresses import open_transport
 from prefixloom_engine.disaggregation.transport import (
     ANSWER,
@@ -166,6 +169,8 @@ def test_without_keys_an_address_is_on_this_machine(tmp_path: Path) -> None:
         for address in ("tcp://0.0.0.0:5555", "tcp://10.0.0.7:5555", "tcp://example:5555", "tcp://[::]:5555"):
             with pytest.raises(InputError, match="without keys anybody there may read prompts"):
                 open_transport(address, side, None)
+    with pytest.raises(InputError, match="a port above 65535"):
+        open_transport("tcp://127.0.0.1:99999", "prefill", None)
     for wrong in ("127.0.0.1:5555", "tcp://127.0.0.1", "http://127.0.0.1:80", ""):
         with pytest.raises(InputError, match="an address is tcp://HOST:PORT"):
             open_transport(wrong, "decode", None)
@@ -182,7 +187,47 @@ def test_an_address_that_is_taken_is_refused(tmp_path: Path) -> None:
         open_transport(prefill.address, "prefill", None)
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"prefill": {"public": "short"}}', "not json", '{"prefill": 5}'])
+def test_a_local_address_takes_only_its_own_path(tmp_path: Path) -> None:
+    path = tmp_path / "thesis"
+    path.write_text("mine")
+    with pytest.raises(InputError, match="this file is no socket"):
+        open_transport(f"ipc://{path}", "prefill", None)
+    assert path.read_text() == "mine"
+    path.unlink()
+    first = open_transport(f"ipc://{path}", "prefill", None)
+    with pytest.raises(InputError, match="a process listens there"):
+        open_transport(f"ipc://{path}", "prefill", None)
+    first.close()
+    assert not path.exists()
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))
+    second = open_transport(f"ipc://{path}", "prefill", None)
+    decode = open_transport(f"ipc://{path}", "decode", None)
+    assert introduced(second, decode)
+    decode.close()
+    second.close()
+
+
+def test_a_transport_that_nobody_reads_for_long_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZeroMQ tells of each connection that ends, and stops when nobody hears it."""
+    monkeypatch.setattr(zmq_transport, "RECONNECT_MS", 1)
+    monkeypatch.setattr(zmq_transport, "MOST_RECONNECT_MS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as flapping:
+        flapping.settimeout(2)
+        transport = open_transport(f"tcp://127.0.0.1:{flapping.getsockname()[1]}", "decode", None)
+        with contextlib.suppress(TimeoutError):
+            for _ in range(1500):
+                flapping.accept()[0].close()
+        closing = threading.Thread(target=transport.close, daemon=True)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"prefill": {"public": "short"}}', "not json", '{"prefill": 5}',
+     "[" * 50_000, json.dumps({side: {"public": "~" * 40, "secret": "~" * 40} for side in ("prefill", "decode")})],
+    ids=str,
+)  # fmt: skip
 def test_a_file_without_keys_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "keys"
     path.write_text(content)

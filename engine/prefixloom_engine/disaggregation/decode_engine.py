@@ -249,6 +249,7 @@ class DecodeEngine:
         False: nobody has, in so many seconds. InputError: it computes something else than this one.
         """
         until = time.monotonic() + seconds
+        self._receive(0.0)
         while self._state != "agreed" and time.monotonic() < until:
             self._receive(IDLE_SECONDS)
             if self._state == "other":

@@ -301,8 +301,12 @@ class PrefillServer:
         """Make ``run`` return; may be called from another thread."""
         self._running = False
 
-    def close(self) -> None:
+    def drop_peers(self) -> None:
+        """Abort the prompts of all decode processes, which compute them themselves."""
         for name in list(self._peers):
-            self._drop_peer(name, "this prefill process ends")
+            self._drop_peer(name, "it was told to go")
+
+    def close(self) -> None:
+        self.drop_peers()
         self._transport.close()
         self.engine.close()
