@@ -5,10 +5,12 @@ Whatever happens, an answer is a miss, a refusal, or exactly what was put; and i
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from prefixloom import CompositionError, StorageError, open_store
 from prefixloom.storage import Key, Miss, Record, Refused, Stored, seconds, shown_url
 from prefixloom.testing.laws.storage import key_of, record_of
 from prefixloom_hicache.servers import server_store
+from prefixloom_hicache.servers.write_memory import WriteMemory
 from tests.support.server_cases import REDIS, S3, value_name
 from tests.support.store_servers import (
     Server,
@@ -444,6 +447,48 @@ def test_a_client_is_closed_after_the_last_call_that_uses_it() -> None:
     go_on.set()
     thread.join(20)
     assert order == ["answered", "closed"] and asked == [(False,)]
+
+
+@pytest.mark.parametrize("case", [REDIS, S3], ids=KINDS)
+def test_an_empty_value_is_damage_and_is_written_again(case: Any) -> None:
+    store = case.open(0)
+    store.put(RECORDS[:2])
+    empty = value_name(store, KEYS[0])
+    if case is REDIS:
+        store.values.client.set(empty, b"")
+    else:
+        store.values.client.put(store.values.bucket, empty, b"", use_multipart=False)
+    assert [getattr(each, "reason", "fine") for each in store.get(KEYS[:3])] == ["corrupt", "fine", "absent"]
+    assert store.put(RECORDS[:1]) == (Stored(KEYS[0]),)
+    assert store.get(KEYS[:2]) == tuple(RECORDS[:2])
+    store.close()
+
+
+@pytest.mark.parametrize("prefix", ["", "A", "a b", "../x", "a//b", "a/", "\u00fc"])
+def test_a_prefix_that_is_no_name_is_refused(prefix: str) -> None:
+    with pytest.raises(StorageError, match="it has lower-case letters"):
+        server_store.ServerStore(SimpleNamespace(largest=1), prefix)  # type: ignore[arg-type]
+
+
+def test_memory_that_a_client_may_still_read_is_not_used_again() -> None:
+    memory, values = WriteMemory(), [[memoryview(bytes(100)), memoryview(b"payload")]]
+
+    def address() -> int:
+        with memory.joined(values) as joined:
+            assert bytes(joined.pieces[0]) == bytes(100) + b"payload"
+            return ctypes.addressof(ctypes.c_char.from_buffer(joined.pieces[0]))
+
+    first = address()
+    assert address() == first
+    with memory.joined(values) as joined:
+        kept, joined.keep = joined.pieces[0], False
+    with memory.joined([[memoryview(b"x" * 107)]]):
+        assert bytes(kept[:100]) == bytes(100)
+    with pytest.raises(RuntimeError), memory.joined(values) as joined:
+        kept = joined.pieces[0]
+        raise RuntimeError
+    with memory.joined([[memoryview(b"x" * 107)]]):
+        assert bytes(kept[:100]) == bytes(100)
 
 
 # ---------------------------------------------------------------- Mooncake
