@@ -1,7 +1,8 @@
-"""How fast a decode process decodes beside a prefill process that hangs or is dead, against an engine alone.
+"""How fast a decode process decodes beside a prefill process that hangs or is dead, against its engine alone.
 
-The three serve the same requests in one process, step by step in turn, so that whatever else the machine does falls on
-all of them alike. Medians of the rounds' ratios.
+Of one decode process every other step is a step of its engine alone. So both have the same rows, memory and machine,
+and what differs is what the decode process does with its peer. Medians of the steps' times, and
+of the rounds' ratios.
 
 ``OMP_NUM_THREADS=1 python -m tests.random.hung_peer --rounds 7``
 """
@@ -13,7 +14,6 @@ import contextlib
 import signal
 import statistics
 import time
-from typing import Any
 
 import torch
 
@@ -25,29 +25,26 @@ from tests.support.processes import spoken
 ROWS, TOKENS = 16, 200
 
 
-def seconds_of_steps() -> dict[str, float]:
-    """How long the steps of each took, until all had answered."""
-    requests = [Request(prompt(n, 40), TOKENS) for n in range(ROWS)]
-    engines = [Engine(model(), cache_for(model(), debug=False)) for _ in range(3)]
+def ratio_of_steps(front: DecodeEngine) -> float:
+    """The tokens per second of ``front``, as a part of those of its engine alone."""
+    pending = [front.add(Request(prompt(n, 40), TOKENS, stops=())) for n in range(ROWS)]
+    spent: dict[bool, list[float]] = {True: [], False: []}
+    while not all(each.done for each in pending):
+        alone = len(spent[True]) == len(spent[False])
+        begun = time.perf_counter()
+        front.engine.step() if alone else front.step()
+        spent[alone].append(time.perf_counter() - begun)
+    return statistics.median(spent[True]) / statistics.median(spent[False])
+
+
+def ratios() -> dict[str, float]:
     with contextlib.ExitStack() as stack:
         process, address = stack.enter_context(spoken("prefill_process"))
-        hung = stack.enter_context(connected(engines[0], address, patience=600))
+        hung = stack.enter_context(connected(Engine(model(), cache_for(model(), debug=False)), address, patience=600))
         process.send_signal(signal.SIGSTOP)
         assert hung.add(Request(prompt(99, 150), 4)).answer is None
-        dead = stack.enter_context(DecodeEngine(engines[1], "tcp://127.0.0.1:9"))
-        alone = stack.enter_context(engines[2])
-        runs: dict[str, Any] = {"alone": alone, "dead": dead, "hung": hung}
-        asked = {name: [each.add(request) for request in requests] for name, each in runs.items()}
-        spent = dict.fromkeys(runs, 0.0)
-        names, turn = list(runs), 0
-        while not all(each.done for pending in asked.values() for each in pending):
-            turn += 1
-            for name in (*names[turn % 3 :], *names[: turn % 3]):
-                if not all(each.done for each in asked[name]):
-                    begun = time.perf_counter()
-                    runs[name].step()
-                    spent[name] += time.perf_counter() - begun
-    return spent
+        dead = stack.enter_context(DecodeEngine(Engine(model(), cache_for(model(), debug=False)), "tcp://127.0.0.1:9"))
+        return {"dead": ratio_of_steps(dead), "hung": ratio_of_steps(hung)}
 
 
 def main() -> None:
@@ -55,12 +52,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    found = [seconds_of_steps() for _ in range(rounds)]
+    found = [ratios() for _ in range(rounds)]
     for name in found[0]:
-        rates = [ROWS * TOKENS / each[name] for each in found]
-        ratios = [each["alone"] / each[name] for each in found]
-        spread = f"{min(ratios):.3f}-{max(ratios):.3f}"
-        print(f"{name}: {statistics.median(rates):.0f} tokens/s, {statistics.median(ratios):.3f} of alone ({spread})")
+        each = sorted(round_[name] for round_ in found)
+        print(f"{name}: {statistics.median(each):.3f} of alone ({each[0]:.3f}-{each[-1]:.3f})")
 
 
 if __name__ == "__main__":
