@@ -328,7 +328,7 @@ def test_what_is_wrong_with_a_url_is_said_and_no_password_is_shown() -> None:
         (f"redis://me:secret@127.0.0.1:{process.port}/0", "invalid username-password"),
         (f"redis://127.0.0.1:{process.port}/0", "AuthenticationError"),
         (f"redis://:sesame@127.0.0.1:{process.port}/99", "DB index is out of range"),
-        ("redis://127.0.0.1:1/0", "refused"),
+        ("redis://127.0.0.1:1/0", r"^redis://127\.0\.0\.1:1/0: .*refused"),
         ("redis://no.such.host.invalid/0", "resolv|not known|Temporary failure"),
         (f"redis://:sesame@127.0.0.1:{process.port}/0?ttl=soon", "ttl='soon'.*this is no time"),
         (f"redis://:sesame@127.0.0.1:{process.port}/0?ttl=0", "more than 0"),

@@ -137,7 +137,7 @@ def open_redis(
 def open_url(url: str) -> ServerStore:
     """Open ``redis://[USER:PASSWORD@]HOST:PORT/DB?ttl=7d``. What is no option of the store is one of the client."""
     plain, options, others = options_of(url, OPTIONS)
-    return open_redis(f"{plain}?{urlencode(others)}", **options)
+    return open_redis(f"{plain}?{urlencode(others)}" if others else plain, **options)
 
 
 plain = Scheme("redis", open_redis, open_url, "records on a Redis or Valkey server, shared by several engines")
