@@ -296,7 +296,7 @@ class DecodeEngine:
         elif kind == HELLO:
             self._learn(frames)
         elif kind == BUSY:
-            self._compare(frames)
+            self._compute_forgotten(frames)
         elif (asked := self._asked.get(number)) is not None:
             try:
                 self._take(kind, number, frames, asked)
@@ -315,10 +315,10 @@ class DecodeEngine:
         self._compute_all("it computes something else")
         self._state = "other"
 
-    def _compare(self, frames: Iterable[memoryview]) -> None:
-        """The prefill process has said which question of this process came last, and which prompts it still owes.
+    def _compute_forgotten(self, frames: Iterable[memoryview]) -> None:
+        """Compute here what the prefill process does not owe any more.
 
-        Those that it has forgotten are computed here.
+        ``frames`` say which question of this process came last, and which prompts are still owed.
         """
         told = b"".join(frames)
         if not told or len(told) % OWED.size:

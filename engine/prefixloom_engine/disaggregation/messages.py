@@ -177,6 +177,7 @@ class AnswerHead:
 
 
 OF_HANDOVER = ("have", "boundary", "end", "token", "logprob")
+"""The fields of a head that are those of a ``Handover``."""
 
 
 def encode_head(handover: Handover, question: str, ticket: bytes) -> bytes:

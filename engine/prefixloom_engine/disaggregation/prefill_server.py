@@ -52,7 +52,7 @@ LONGEST_REFUSAL = 400
 
 
 @attrs.frozen(eq=False)
-class AskedHere:
+class OwedPrompt:
     """A prompt that is computed for a decode process.
 
     ``digest``: of the question; ``size``: the most bytes of the content
@@ -72,17 +72,17 @@ class DecodePeer:
     ``last``      the number of the question that came last
     ``outgoing``  messages with content that it has not taken: kind, number, frames
     ``refused``   by number: why its prompts are refused, until it has taken that
-    ``uninformed``  whether it is to be told which prompts it is owed
+    ``uninformed``  whether it is to be told which prompts it is owed; so at first, since some may have been forgotten
     ``stuck``     since when it takes nothing; None: it does
     ``offered``   by number: tickets of what it is fetching, and when they end
     """
 
     name: bytes
-    asked: dict[int, AskedHere] = attrs.field(factory=dict)
+    asked: dict[int, OwedPrompt] = attrs.field(factory=dict)
     last: int = 0
     outgoing: deque[tuple[bytes, int, Sequence[Any]]] = attrs.field(factory=deque)
     refused: dict[int, str] = attrs.field(factory=dict)
-    uninformed: bool = False
+    uninformed: bool = True
     stuck: float | None = None
     offered: dict[int, tuple[bytes, float]] = attrs.field(factory=dict)
 
@@ -92,8 +92,8 @@ class DecodePeer:
         return {*self.asked, *self.offered, *(number for _, number, _ in self.outgoing)}
 
     @property
-    def waiting(self) -> int:
-        """Bytes of the messages that it has not taken, and at most of those that are still computed."""
+    def content_bytes(self) -> int:
+        """Bytes of the content that it has not taken, with the most that its other prompts may come to."""
         there = sum(len(each) for _, _, frames in self.outgoing for each in frames)
         return there + sum(each.size for each in self.asked.values())
 
@@ -166,7 +166,7 @@ class PrefillServer:
                 self._serve_peer(peer)
             except PeerGone as error:
                 self._drop_peer(peer.name, str(error))
-        self._tell_busy()
+        self._inform_peers()
         return busy or bool(messages)
 
     # ------------------------------------------------------------ messages
@@ -192,15 +192,17 @@ class PrefillServer:
             raise InputError("too many prompts are asked for")
         question = decode_question(self.engine, frames)
         size = content_size(self.engine.cache, question.have, len(question.request.tokens))
-        if owed and peer.waiting + size > self._room:
+        if owed and peer.content_bytes + size > self._room:
             raise InputError("too much content waits for this decode process already")
         answer = self.engine.add(question.request)
-        peer.asked[number] = AskedHere(answer, question, question_digest(frames), size)
+        peer.asked[number] = OwedPrompt(answer, question, question_digest(frames), size)
 
     def _refuse(self, peer: DecodePeer, number: int, why: str) -> None:
         """Say no. Of a flood of refusals some are left out; what the process is owed tells it then."""
         if len(peer.refused) < self._most:
             peer.refused[number] = why
+        else:
+            peer.uninformed = True
 
     def _drop(self, peer: DecodePeer, number: int) -> None:
         """A prompt is not wanted any more, or its content has been fetched."""
@@ -227,10 +229,10 @@ class PrefillServer:
             raise PeerGone(f"it has taken nothing for {self._patience:g} s")
         for number in [number for number, (_, ends) in peer.offered.items() if now > ends]:
             self._release(peer, number)
-        if not peer.owed and not peer.refused:
+        if not (peer.owed or peer.refused or peer.uninformed):
             self._peers.pop(peer.name, None)
 
-    def _answer(self, peer: DecodePeer, number: int, asked: AskedHere) -> None:
+    def _answer(self, peer: DecodePeer, number: int, asked: OwedPrompt) -> None:
         answer, question = asked.answer, asked.question
         assert answer.handed is not None
         handed = attrs.evolve(answer.handed, logprob=answer.logprobs[0] if answer.logprobs else 0.0)
@@ -252,28 +254,30 @@ class PrefillServer:
     def _push(self, peer: DecodePeer) -> None:
         """Send what the decode process takes now, and not so much that the engine's next step waits for it."""
         for _ in range(MOST_AT_ONCE):
-            if peer.refused:
-                number, why = next(iter(peer.refused.items()))
-                taken = self._transport.send(
-                    peer.name, REFUSED, number, [why.encode(errors="replace")[:LONGEST_REFUSAL]]
-                )
-                if taken:
-                    del peer.refused[number]
-            elif peer.uninformed:
-                taken = self._transport.send(peer.name, BUSY, 0, [b"".join(map(OWED.pack, (peer.last, *peer.owed)))])
-                peer.uninformed = not taken
-            elif peer.outgoing:
-                taken = self._transport.send(peer.name, *peer.outgoing[0])
-                if taken:
-                    peer.outgoing.popleft()
-            else:
+            if not (peer.refused or peer.uninformed or peer.outgoing):
                 break
-            if not taken:
+            if not self._send_next(peer):
                 peer.stuck = time.monotonic() if peer.stuck is None else peer.stuck
-                return
+                break
             peer.stuck = None
 
-    def _tell_busy(self) -> None:
+    def _send_next(self, peer: DecodePeer) -> bool:
+        """Send one message, content last. False: the decode process takes nothing now."""
+        if peer.refused:
+            number, why = next(iter(peer.refused.items()))
+            taken = self._transport.send(peer.name, REFUSED, number, [why.encode(errors="replace")[:LONGEST_REFUSAL]])
+            if taken:
+                del peer.refused[number]
+        elif peer.uninformed:
+            taken = self._transport.send(peer.name, BUSY, 0, [b"".join(map(OWED.pack, (peer.last, *peer.owed)))])
+            peer.uninformed = not taken
+        else:
+            taken = self._transport.send(peer.name, *peer.outgoing[0])
+            if taken:
+                peer.outgoing.popleft()
+        return taken
+
+    def _inform_peers(self) -> None:
         now = time.monotonic()
         if now - self._busy_sent_at < BUSY_SECONDS:
             return

@@ -128,7 +128,7 @@ class PrefillSocket(ZmqSocket):
         self._path: Path | None = None
         try:
             if address.startswith(LOCAL) and not address.startswith(f"{LOCAL}@"):
-                make_room(Path(address.removeprefix(LOCAL)))
+                remove_stale_socket(Path(address.removeprefix(LOCAL)))
             self._socket.bind(address)
         except (zmq.ZMQError, OSError) as error:
             self.close()
@@ -153,7 +153,7 @@ class PrefillSocket(ZmqSocket):
             path.unlink(missing_ok=True)
 
 
-def make_room(path: Path) -> None:
+def remove_stale_socket(path: Path) -> None:
     """Remove the socket of a process that is gone. OSError: this is something else, or somebody listens there."""
     if not path.exists():
         return

@@ -466,7 +466,7 @@ def test_an_empty_value_is_damage_and_is_written_again(case: Any) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "A", "a b", "../x", "a//b", "a/", "\u00fc"])
 def test_a_prefix_that_is_no_name_is_refused(prefix: str) -> None:
-    with pytest.raises(StorageError, match="it has lower-case letters"):
+    with pytest.raises(StorageError, match="a prefix has lower-case letters"):
         server_store.ServerStore(SimpleNamespace(largest=1), prefix)  # type: ignore[arg-type]
 
 

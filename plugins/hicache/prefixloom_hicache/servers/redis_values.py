@@ -45,6 +45,7 @@ class RedisValues:
             pipeline.pexpire(name, self._ttl)
         answers = pipeline.execute(raise_on_error=False)
         found = [each if isinstance(each, Exception) else memoryview(each) for each in answers[: len(names)]]
+        # Redis answers the same of an empty value as of none
         empty = [name for name, each in zip(names, found, strict=True) if not isinstance(each, Exception) and not each]
         there = dict(zip(empty, self._each("EXISTS", empty), strict=True)) if empty else {}
         return [None if there.get(name) is False else each for name, each in zip(names, found, strict=True)]

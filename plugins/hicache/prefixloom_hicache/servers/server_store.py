@@ -47,6 +47,7 @@ BATCH_VALUES = 256
 UNKNOWN_BATCH = 8
 """The most values that one call reads without a buffer for each: their sizes are not known before."""
 PREFIX = re.compile(r"[a-z0-9-]+(/[a-z0-9-]+)*")
+"""What the names of a store's values may begin with."""
 MANY = 0.25
 """The part of the records of a call that must have been there for the next call to ask which are."""
 NOTED_FOR = 600.0
@@ -304,9 +305,11 @@ class ServerStore:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise StorageError if names must not begin so."""
+    """Raise StorageError if the names of values must not begin with it."""
     if not PREFIX.fullmatch(prefix):
-        raise StorageError(f"prefix={prefix!r}: it has lower-case letters, digits and -, in parts between single /")
+        raise StorageError(
+            f"a prefix has lower-case letters, digits and -, in parts between single slashes, got {prefix!r}"
+        )
 
 
 class Closed(Exception):
