@@ -464,6 +464,32 @@ def test_an_empty_value_is_damage_and_is_written_again(case: Any) -> None:
     store.close()
 
 
+class Arriving:
+    """A client of Redis, before whose second pipeline a value arrives that another client has written."""
+
+    def __init__(self, client: Any, arrive: Callable[[], object]) -> None:
+        self.client, self.arrive, self.pipelines = client, arrive, 0
+
+    def pipeline(self, **options: Any) -> Any:
+        self.pipelines += 1
+        if self.pipelines == 2:
+            self.arrive()
+        return self.client.pipeline(**options)
+
+
+def test_a_value_that_arrives_while_it_is_read_stays() -> None:
+    store: Any = REDIS.open(0)
+    other = REDIS.abandon(store)
+    client = store.values.client
+    store.values.client = arriving = Arriving(client, lambda: other.put(RECORDS[:1]))
+    (answer,) = store.get(KEYS[:1])
+    store.values.client = client
+    assert arriving.pipelines >= 2 and (answer == RECORDS[0] or answer.reason == "absent")
+    assert store.get(KEYS[:1]) == (RECORDS[0],)
+    for each in (store, other):
+        each.close()
+
+
 @pytest.mark.parametrize("prefix", ["", "A", "a b", "../x", "a//b", "a/", "\u00fc"])
 def test_a_prefix_that_is_no_name_is_refused(prefix: str) -> None:
     with pytest.raises(StorageError, match="a prefix has lower-case letters"):

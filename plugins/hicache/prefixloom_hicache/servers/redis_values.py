@@ -44,11 +44,16 @@ class RedisValues:
         for name in names if self._ttl is not None else ():
             pipeline.pexpire(name, self._ttl)
         answers = pipeline.execute(raise_on_error=False)
-        found = [each if isinstance(each, Exception) else memoryview(each) for each in answers[: len(names)]]
-        # Redis answers the same of an empty value as of none
-        empty = [name for name, each in zip(names, found, strict=True) if not isinstance(each, Exception) and not each]
-        there = dict(zip(empty, self._each("EXISTS", empty), strict=True)) if empty else {}
-        return [None if there.get(name) is False else each for name, each in zip(names, found, strict=True)]
+        found = [value_of(each) for each in answers[: len(names)]]
+        unclear = [at for at, each in enumerate(found) if isinstance(each, memoryview) and not each]
+        if unclear:  # GETRANGE answers the same of an empty value as of none, and GET does not
+            pipeline = self.client.pipeline(transaction=False)
+            for at in unclear:
+                pipeline.get(names[at])
+            for at, answer in zip(unclear, pipeline.execute(raise_on_error=False), strict=True):
+                value = value_of(answer)  # it may have arrived since
+                found[at] = value[: most[at]] if isinstance(value, memoryview) else value
+        return found
 
     def write(self, values: Sequence[tuple[str, Sequence[memoryview]]]) -> list[bool | Exception]:
         names, lives = [name for name, _ in values], () if self._ttl is None else ("PX", self._ttl)
@@ -104,6 +109,11 @@ class RedisValues:
 
     def close(self) -> None:
         self.client.close()
+
+
+def value_of(answer: Any) -> memoryview | Exception | None:
+    """What an answer of the server says of a value."""
+    return answer if answer is None or isinstance(answer, Exception) else memoryview(answer)
 
 
 def open_redis(
