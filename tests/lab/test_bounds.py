@@ -8,18 +8,34 @@ import json
 import os
 import pathlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
-from prefixloom import InputError
+from prefixloom import (
+    Buffer,
+    Cache,
+    Component,
+    InputError,
+    Manifest,
+    Path,
+    Point,
+    Sinks,
+    TierManifest,
+    Window,
+    compose,
+)
+from prefixloom.lab import BlockPrompt, LabRequest, Replay, Service
 from prefixloom.lab.bounds import Pools, chained, optimum, upper_bound
+from prefixloom.lab.trace_bounds import TraceBounds, pools_of
+from prefixloom_hicache import HostTier
 
 Kept = tuple[frozenset[int], ...]
 
 
-def subsets(items: frozenset[int], most: int) -> Iterator[frozenset[int]]:
-    for count in range(min(most, len(items)) + 1):
+def subsets(items: frozenset[int], most: float) -> Iterator[frozenset[int]]:
+    for count in range(min(int(most), len(items)) + 1):
         yield from map(frozenset, itertools.combinations(sorted(items), count))
 
 
@@ -117,6 +133,89 @@ def test_what_is_no_capacity_is_refused() -> None:
 def test_paths_of_two_namespaces_share_nothing() -> None:
     assert chained([[1, 2], [1, 2], [2, 2]]) == [[0, 1], [0, 1], [2, 3]]
     assert chained([[1], [1]], namespaces=["a", "b"]) == [[0], [1]]
+
+
+# ---------------------------------------------------------------- what no policy hits of a trace
+
+
+def composed(page: int, policy: str = "lru", tiers: Sequence[object] = (), **parts: Any) -> Cache:
+    """A cache without bytes. ``parts``: by name, a reach and a capacity in tokens or states."""
+    buffers = Manifest([Buffer("data", (1,), "float32")])
+    return compose(
+        None, plugins=[*(Component(name, buffers, reach) for name, (reach, _) in parts.items()), *tiers], policy=policy,
+        page_size=page, capacity={name: size for name, (_, size) in parts.items()}, device="meta", debug=False,
+    )  # fmt: skip
+
+
+def random_trace(chance: random.Random, size: int) -> list[LabRequest]:
+    """Prompts of few beginnings, in blocks of ``size`` tokens, of which the last may be a part."""
+    talks = [[chance.choice((1, 2)), *chance.sample(range(3, 9), 3)] for _ in range(chance.randrange(2, 5))]
+    requests, name, talk = list[LabRequest](), "", talks[0]
+    for at in range(60):
+        if chance.random() < 0.5:
+            talk, name = chance.choice(talks), chance.choice(("", "", "other"))
+        ids = talk[: chance.randrange(1, 5)]
+        length = len(ids) * size - chance.choice((0, 0, 1, size // 2))
+        requests.append(LabRequest(at, BlockPrompt(ids, size, length, at), output=chance.randrange(6), namespace=name))
+    return requests
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_replay_hits_more_than_the_bound(seed: int) -> None:
+    """The pools are so small that the bound of a path of a third of its size would be wrong for some seeds."""
+    chance = random.Random(seed)
+    size, page = chance.choice(((16, 4), (8, 8), (16, 16), (8, 4)))
+    longest = 4 * size + 8
+    near = chance.choice((5, 9, 17, 33))
+    reaches: dict[str, Any] = {
+        "whole": (Path(), longest + chance.choice((0, size))),
+        "window": (Window(near) if chance.random() < 0.7 else Sinks(4) | Window(near), 32 + 2 * near + 8 + size),
+        "state": (Point(), chance.choice((2, 3, 5))),
+    }
+    kinds: list[tuple[str, ...]] = [
+        ("whole",),
+        ("window",),
+        ("state",),
+        ("whole", "window"),
+        ("whole", "window", "state"),
+    ]
+    parts: dict[str, Any] = {name: reaches[name] for name in chance.choice(kinds)}
+    requests = random_trace(chance, size)
+    service = chance.choice((None, Service(prefill=100.0, decode=50.0, max_running=4, chunk=32)))
+    best = TraceBounds(requests, page).hit_rate(composed(page, "lru", (), **parts), 32)
+    for policy in ("lru", "mru", "slru"):
+        outcome = Replay(composed(page, policy, (), **parts), service=service, chunk=32).run(requests)
+        assert outcome.refused == 0 and best is not None
+        assert outcome.hit_rate <= best + 1e-9, (policy, parts)
+
+
+def test_the_bound_of_a_path_is_the_optimum_and_follows_the_memory() -> None:
+    loop = [LabRequest(at, BlockPrompt([at % 4], 16, 17, at)) for at in range(40)]
+    rates = [TraceBounds(loop, 16).hit_rate(composed(16, whole=(Path(), size)), 64) for size in (32, 48, 80)]
+    assert rates == pytest.approx([hits * 16 / (40 * 17) for hits in (18, 27, 36)])
+
+
+def test_requests_that_a_cache_cannot_hold_are_in_no_bound() -> None:
+    once = LabRequest(0, BlockPrompt([1, 2, 3, 4], 16, 64), output=1)
+    short = [LabRequest(at, BlockPrompt([9], 16, 17, at)) for at in (1, 2)]
+    bounds = TraceBounds([once, *short, once], 16)
+    assert bounds.hit_rate(composed(16, whole=(Path(), 48)), 64) == pytest.approx(16 / 34)
+    assert bounds.hit_rate(composed(16, whole=(Path(), 16)), 64) is None
+
+
+def test_a_window_narrower_than_a_block_takes_a_part_of_it() -> None:
+    parts = composed(4, window=(Window(9), 64), state=(Point(), 5)).composition.parts
+    assert pools_of(parts, 16, 8) == Pools(window=64 / 8, reach=1, states=5)
+    assert pools_of(parts, 4, 8) == Pools(window=64 / 4, reach=2, states=5)
+    assert pools_of(parts, 4, 2) == Pools(whole=64 / 4, states=5)  # no prompt is longer than the window
+
+
+def test_there_is_no_bound_with_a_tier_below_or_for_blocks_of_several_sizes() -> None:
+    requests = [LabRequest(at, BlockPrompt([1], 16, 17, at)) for at in range(2)]
+    host = HostTier(TierManifest(memory="1MiB"))
+    assert TraceBounds(requests, 16).hit_rate(composed(16, tiers=(host,), whole=(Path(), 64)), 64) is None
+    mixed = [requests[0], LabRequest(1, BlockPrompt([1], 8, 17))]
+    assert TraceBounds(mixed, 8).hit_rate(composed(8, whole=(Path(), 64)), 64) is None
 
 
 # ---------------------------------------------------------------- the reference values of real traces

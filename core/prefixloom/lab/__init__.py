@@ -4,8 +4,8 @@ A cache is composed on the device "meta", so its pools hold no bytes, and driven
 the public verbs of a cache, and must not know what lies behind them, nor any component by name.
 
 Read ``replay`` first: the driver. ``setup`` composes what it drives, ``service`` says how requests overlap in time,
-``seen`` is the ideal, and ``outcome`` what was measured. ``plan`` asks many replays what a memory holds, and ``bounds``
-says what no policy can beat. Around these stand rooms:
+``seen`` is the ideal, and ``outcome`` what was measured. ``plan`` asks many replays what a memory holds. ``bounds``
+says what no policy can beat, and ``trace_bounds`` what that means for a trace and a cache. Around these stand rooms:
 
 ``traces``      what a replay is driven with
 ``recordings``  what an engine asked of its cache, written down and made again

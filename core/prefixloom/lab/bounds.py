@@ -17,6 +17,7 @@ hits.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Hashable, Iterable, Sequence
 
 import attrs
@@ -91,17 +92,18 @@ def _next_uses(paths: Sequence[Path]) -> list[list[int]]:
 
 @attrs.frozen
 class Pools:
-    """The pools of a composition, in blocks. None: there is no such pool, or it never limits anything.
+    """The pools of a composition, in blocks, of which the last may be a part. None: there is no such pool, or it never
+    limits anything.
 
     ``whole``   blocks of full attention: to resume behind block n, blocks 1 to n must be there
     ``window``  blocks of a window, and ``reach``, how many blocks before a boundary must be there
     ``states``  states: to resume behind block n, its state must be there
     """
 
-    whole: int | None = None
-    window: int | None = None
+    whole: float | None = None
+    window: float | None = None
     reach: int = 1
-    states: int | None = None
+    states: float | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("whole", "window", "states"):
@@ -145,7 +147,7 @@ def upper_bound(paths: Sequence[Path], pools: Pools, *, rounds: int = 150) -> Up
     trace = _Stays(paths, pools)
     best = trace.ideal
     if pools.whole is not None:
-        best = min(best, float(sum(optimum(paths, pools.whole))))
+        best = min(best, float(sum(optimum(paths, math.ceil(pools.whole)))))
     done = 0
     if trace.pools and trace.ideal:
         prices = [torch.zeros(trace.requests, dtype=torch.float64) for _ in trace.pools]
@@ -192,7 +194,7 @@ class _Stays:
             deepest.scatter_reduce_(0, self.owner, self.depth, "amax")
         self.ideal = float(deepest.sum())
         places = torch.arange(len(before))
-        self.pools: list[tuple[int, torch.Tensor]] = []
+        self.pools: list[tuple[float, torch.Tensor]] = []
         """(capacity, for each entry the first entry that resuming behind it needs)"""
         for capacity, reach in ((pools.whole, NEVER), (pools.window, pools.reach), (pools.states, 1)):
             if capacity is not None:

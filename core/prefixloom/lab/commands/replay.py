@@ -20,6 +20,7 @@ from ..outcome import ReplayOutcome, columns
 from ..pages.report import html_report
 from ..recordings.rerun import RecordedCalls, rerun, shrink
 from ..setup import Setup, replay_all
+from ..trace_bounds import Bound, TraceBounds, share_closed
 from ..traces.reading import RequestFile
 from .arguments import (
     INTERRUPTED,
@@ -79,6 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of --beside: these settings (default: all that matter)",
     )
     parser.add_argument(
+        "--no-bound", action="store_true",
+        help="of several replays: do not compute what no policy can hit (it keeps the blocks of all prompts in memory)",
+    )  # fmt: skip
+    parser.add_argument(
         "--explain", type=int, nargs="+", default=[], metavar="N",
         help="say why these requests, counted from 1, hit what they hit",
     )  # fmt: skip
@@ -118,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
             return INTERRUPTED
         finally:
             bar.clear()
-    return _run_beside(setups[0], trace, outcomes, explained, args)
+    return _run_beside(setups, trace, outcomes, explained, args)
 
 
 @attrs.frozen
@@ -131,7 +136,7 @@ class Explained:
 
 
 def _run_beside(
-    setup: Setup,
+    setups: Sequence[Setup],
     trace: RequestFile,
     outcomes: list[ReplayOutcome],
     explained: list[Explained],
@@ -144,7 +149,7 @@ def _run_beside(
         bar = ProgressBar(trace, engine)
         peers[engine] = []
         try:
-            for outcome in replay_beside(setup, trace, engine, settings=args.settings, told=bar.told):
+            for outcome in replay_beside(setups[0], trace, engine, settings=args.settings, told=bar.told):
                 bar.clear()
                 peers[engine].append(outcome)
         except KeyboardInterrupt:
@@ -152,8 +157,34 @@ def _run_beside(
             break
         finally:
             bar.clear()
-    _tell(outcomes, args, peers, explained)
+    _tell(outcomes, args, peers, explained, [] if status else _bounds(setups, trace, outcomes, args))
     return status
+
+
+def _bounds(
+    setups: Sequence[Setup], trace: RequestFile, outcomes: Sequence[ReplayOutcome], args: argparse.Namespace
+) -> list[Bound]:
+    """What no policy hits with each of the memories of several replays."""
+    if args.no_bound or len(outcomes) < 2:
+        return []
+    found: dict[int, Bound] = {}
+    traced: TraceBounds | None = None
+    bar = CountBar(len({each.bytes for each in outcomes}), "bounds")
+    try:
+        for setup, outcome in zip(setups, outcomes, strict=True):
+            if outcome.bytes in found:
+                continue
+            if traced is None:
+                traced = TraceBounds(trace, outcome.page, answers=setup.outputs == "published")
+            best = traced.hit_rate(setup.compose(), setup.chunk if setup.service is None else setup.service.chunk)
+            if best is not None:
+                found[outcome.bytes] = Bound(outcome.bytes, min(best, outcome.ideal_rate))
+            bar.told(len(found))
+    except KeyboardInterrupt:
+        return []
+    finally:
+        bar.clear()
+    return [found[size] for size in sorted(found)]
 
 
 def _run_apart(setups: list[Setup], trace: RequestFile, args: argparse.Namespace) -> int:
@@ -173,7 +204,8 @@ def _run_apart(setups: list[Setup], trace: RequestFile, args: argparse.Namespace
     finally:
         bar.clear()
     if done:
-        _tell([done[number] for number in sorted(done)], args)
+        outcomes = [done[number] for number in sorted(done)]
+        _tell(outcomes, args, bounds=[] if status else _bounds(setups, trace, outcomes, args))
     return status
 
 
@@ -227,12 +259,17 @@ def _tell(
     args: argparse.Namespace,
     peers: Mapping[str, list[ReplayOutcome]] | None = None,
     explained: Sequence[Explained] = (),
+    bounds: Sequence[Bound] = (),
 ) -> None:
     beside = {engine: many for engine, many in (peers or {}).items() if many}
     if args.report is not None:
-        write_report(args.report, html_report([*outcomes, *(each for many in beside.values() for each in many)]))
+        write_report(
+            args.report, html_report([*outcomes, *(each for many in beside.values() for each in many)], bounds)
+        )
     if args.json:
         told: dict[str, Any] = {"replays": [outcome.as_dict() for outcome in outcomes]}
+        if bounds:
+            told["bounds"] = [attrs.asdict(each) for each in bounds]
         if beside:
             told["beside"] = {engine: [each.as_dict() for each in many] for engine, many in beside.items()}
         if explained:
@@ -250,7 +287,7 @@ def _tell(
     print("\n\n".join(map(str, outcomes)))
     if len(outcomes) > 1:
         print()
-        print("\n".join(comparison(outcomes)))
+        print("\n".join(comparison(outcomes, bounds)))
     if beside:
         print()
         print("\n".join(table(outcomes, beside)))
@@ -262,14 +299,19 @@ def _tell(
     sys.stdout.flush()
 
 
-def comparison(outcomes: list[ReplayOutcome]) -> list[str]:
-    """Replays of one trace in a table, one line each."""
-    heads = ("policy", "memory", "x ideal", "hit", "p50", "p99", "states used", "retracted", "refused")
+def comparison(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound] = ()) -> list[str]:
+    """Replays of one trace in a table, one line each, and what no policy hits with each memory."""
+    heads = ("policy", "memory", "x ideal", "hit", "gap closed", "p50", "p99", "states used", "retracted", "refused")
     rows: list[tuple[str, ...]] = [heads]
     for each in outcomes:
         rows.append((
             each.policy, size_text(each.bytes), f"{each.multiple:.3f}", f"{each.hit_rate:.2%}",
+            share_closed(each, outcomes, bounds),
             f"{each.to_compute(0.5):,}", f"{each.to_compute(0.99):,}", f"{each.states_used:,} of {each.states_made:,}",
             f"{each.retracted:,}", f"{each.refused:,}",
         ))  # fmt: skip
+    for bound in bounds:
+        rows.append(("no policy", size_text(bound.bytes), "", f"{bound.hit_rate:.2%}", *[""] * (len(heads) - 4)))
+    if not bounds:
+        rows = [(*row[:4], *row[5:]) for row in rows]
     return columns(rows)

@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-import attrs
-
 from ...compose.sizing import size_text
 from ..outcome import ReplayOutcome, reasons
 from ..plan import CapacityPlan
+from ..trace_bounds import Bound, share_closed
 from .charts import STYLE, LineSeries, line_chart, stacked_areas, stacked_bars
 
 BARS = 24
 """The most outcomes whose tokens are shown as bars."""
-
-
-@attrs.frozen
-class Bound:
-    """No order of eviction hits more than this share of the tokens with so much memory."""
-
-    name: str
-    bytes: int
-    hit_rate: float
 
 
 def html_report(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound] = ()) -> str:
@@ -114,10 +104,8 @@ def _curves(outcomes: Sequence[ReplayOutcome], policies: Sequence[str], bounds: 
     for policy in policies:
         points = sorted((each.bytes, each.hit_rate) for each in outcomes if each.policy == policy)
         series.append(LineSeries(policy, points))
-    for name in dict.fromkeys(each.name for each in bounds):
-        series.append(
-            LineSeries(name, sorted((each.bytes, each.hit_rate) for each in bounds if each.name == name), True)
-        )
+    if bounds:
+        series.append(LineSeries("no policy hits more", sorted((each.bytes, each.hit_rate) for each in bounds), True))
     return _rates([*series, _infinite(outcomes)])
 
 
@@ -161,7 +149,7 @@ def _table(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound], name: str
     rows = [
         [
             size_text(each.bytes), each.policy, f"{each.multiple:.3f}", f"{each.hit_rate:.2%}",
-            *([closed(each, outcomes, bounds)] if bounds else []),
+            *([share_closed(each, outcomes, bounds)] if bounds else []),
             f"{each.states_made:,}", f"{each.to_compute(0.5):,}", f"{each.to_compute(0.99):,}", f"{each.refused:,}",
         ]
         for each in sorted(outcomes, key=lambda each: (each.bytes, each.policy))
@@ -187,12 +175,3 @@ def _memory(outcome: ReplayOutcome) -> str:
         "Bytes in use over time", [each.at for each in samples], layers, lambda at: f"{at:,.0f} s",
         lambda size: size_text(round(size)), unit,
     )  # fmt: skip
-
-
-def closed(outcome: ReplayOutcome, outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound]) -> str:
-    """How much of the gap between LRU and the bound an outcome closes, as text; empty where one of both is missing."""
-    lru = next((each for each in outcomes if each.policy == "lru" and each.bytes == outcome.bytes), None)
-    best = min((each.hit_rate for each in bounds if each.bytes == outcome.bytes), default=None)
-    if lru is None or best is None or best - lru.hit_rate < 1e-6:
-        return ""
-    return f"{(outcome.hit_rate - lru.hit_rate) / (best - lru.hit_rate):.1%}"
