@@ -186,7 +186,7 @@ def test_no_replay_hits_more_than_the_bound(seed: int) -> None:
     for policy in ("lru", "mru", "slru"):
         outcome = Replay(composed(page, policy, (), **parts), service=service, chunk=32).run(requests)
         assert outcome.refused == 0 and best is not None
-        assert outcome.hit_rate <= best + 1e-9, (policy, parts)
+        assert outcome.retracted or outcome.hit_rate <= best + 1e-9, (policy, parts)
 
 
 def test_the_bound_of_a_path_is_the_optimum_and_follows_the_memory() -> None:
@@ -203,7 +203,7 @@ def test_requests_that_a_cache_cannot_hold_are_in_no_bound() -> None:
     assert bounds.hit_rate(composed(16, whole=(Path(), 16)), 64) is None
 
 
-def test_a_window_narrower_than_a_block_takes_a_part_of_it() -> None:
+def test_a_window_narrower_than_a_page_takes_a_part_of_it() -> None:
     parts = composed(4, window=(Window(9), 64), state=(Point(), 5)).composition.parts
     assert pools_of(parts, 16, 8) == Pools(window=64 / 8, reach=1, states=5)
     assert pools_of(parts, 4, 8) == Pools(window=64 / 4, reach=2, states=5)

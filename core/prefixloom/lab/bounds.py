@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from array import array
 from collections.abc import Hashable, Iterable, Sequence
 
 import attrs
@@ -122,13 +123,18 @@ class UpperBound:
     rounds: int
 
 
-def upper_bound(paths: Sequence[Path], pools: Pools, *, rounds: int = 150) -> UpperBound:
+def upper_bound(
+    paths: Sequence[Path], pools: Pools, *, rounds: int = 150, sizes: Sequence[Sequence[int]] | None = None
+) -> UpperBound:
     """Bound the sum of the blocks behind which requests resume, over all policies, also those that know the future.
 
     What is bounded: requests come one after the other and the pools start empty. A request resumes behind block n if
     each pool has what that needs. It then has everything behind block n computed, and any policy decides freely what of
     that and of what was resident stays, also which boundaries get a state; each pool holds at most its capacity between
     two requests. What a running request holds is not counted, so a real cache has less room. No tier is below.
+
+    ``sizes``: how many blocks each name stands for, where a trace names longer pieces than those at whose ends requests
+    resume. The pools and the result are in blocks then.
 
     Proof. Say that a request *visits* the blocks of its path. What a request needs of a block comes to be only when a
     visit of this block computes it. So what request i needs of a block lies in its pool at all times from the visit
@@ -144,10 +150,10 @@ def upper_bound(paths: Sequence[Path], pools: Pools, *, rounds: int = 150) -> Up
     intervals on a line make a totally unimodular program; ``optimum`` is therefore a bound as well, and the smaller one
     is returned. So is the bound of such a pool with others, which only forbid hits.
     """
-    trace = _Stays(paths, pools)
+    trace = _Stays(paths, pools, sizes)
     best = trace.ideal
     if pools.whole is not None:
-        best = min(best, float(sum(optimum(paths, math.ceil(pools.whole)))))
+        best = min(best, _optimum_of_pieces(paths, sizes, pools.whole, trace.ideal))
     done = 0
     if trace.pools and trace.ideal:
         prices = [torch.zeros(trace.requests, dtype=torch.float64) for _ in trace.pools]
@@ -164,43 +170,52 @@ def upper_bound(paths: Sequence[Path], pools: Pools, *, rounds: int = 150) -> Up
     return UpperBound(best, done)
 
 
+def _optimum_of_pieces(
+    paths: Sequence[Path], sizes: Sequence[Sequence[int]] | None, capacity: float, ideal: float
+) -> float:
+    """``optimum`` in a pool that may hold a piece in part. Pieces smaller than others count as hit."""
+    if sizes is None:
+        return float(sum(optimum(paths, math.ceil(capacity))))
+    size = max((max(each) for each in sizes if len(each)), default=1) or 1
+    cut = [
+        path[: next((at for at, each in enumerate(row) if each != size), len(row))]
+        for path, row in zip(paths, sizes, strict=True)
+    ]
+    never_evicted, best = (size * sum(optimum(cut, most)) for most in (NEVER, math.ceil(capacity / size)))
+    return float(ideal - never_evicted + best)
+
+
 class _Stays:
     """The stays of a trace by pool, as flat tensors, one entry for each block that was visited before."""
 
-    def __init__(self, paths: Sequence[Path], pools: Pools) -> None:
+    def __init__(self, paths: Sequence[Path], pools: Pools, sizes: Sequence[Sequence[int]] | None) -> None:
         visited: dict[Hashable, int] = {}
-        before: list[int] = []
-        owner: list[int] = []
-        depth: list[int] = []
-        first: list[int] = []
+        before, counts, known = array("q"), array("q"), array("q", bytes(8 * len(paths)))
         for number, path in enumerate(paths):
-            begins = len(before)
             for place, block in enumerate(path):
                 at = visited.get(block)
                 if at is None:
                     break
+                count = 1 if sizes is None else sizes[number][place]
                 before.append(at)
-                owner.append(number)
-                depth.append(place + 1)
-                first.append(begins)
+                counts.append(count)
+                known[number] += count
             visited.update(dict.fromkeys(path, number))
         self.requests = len(paths)
-        self.before = torch.tensor(before, dtype=torch.int64)
-        self.owner = torch.tensor(owner, dtype=torch.int64)
-        self.depth = torch.tensor(depth, dtype=torch.int64)
-        self.first = torch.tensor(first, dtype=torch.int64)
-        deepest = torch.zeros(self.requests, dtype=torch.int64)
-        if before:
-            deepest.scatter_reduce_(0, self.owner, self.depth, "amax")
-        self.ideal = float(deepest.sum())
-        places = torch.arange(len(before))
+        deepest = _tensor(known)
+        places = torch.arange(int(deepest.sum()))
+        self.before = _tensor(before).repeat_interleave(_tensor(counts))
+        self.owner = torch.arange(self.requests).repeat_interleave(deepest)
+        self.first = (deepest.cumsum(0) - deepest).repeat_interleave(deepest)
+        self.depth = places - self.first + 1
+        self.ideal = float(len(places))
         self.pools: list[tuple[float, torch.Tensor]] = []
         """(capacity, for each entry the first entry that resuming behind it needs)"""
         for capacity, reach in ((pools.whole, NEVER), (pools.window, pools.reach), (pools.states, 1)):
             if capacity is not None:
                 self.pools.append((capacity, torch.maximum(self.first, places - (reach - 1))))
         spans = (self.owner - self.before).double()
-        self.step = float(self.depth.double().sum() / spans.sum().clamp(min=1)) / 4 if before else 0.0
+        self.step = float(self.depth.double().sum() / spans.sum().clamp(min=1)) / 4 if len(places) else 0.0
 
     def dual(self, prices: list[torch.Tensor]) -> tuple[float, list[torch.Tensor]]:
         """The bound with these prices, and its slope in each of them."""
@@ -226,3 +241,7 @@ class _Stays:
             change.index_add_(0, self.owner, -used)
             slopes.append(capacity - change.cumsum(0)[: self.requests].double())
         return total, slopes
+
+
+def _tensor(numbers: array[int]) -> torch.Tensor:
+    return torch.tensor(numbers.tolist(), dtype=torch.int64)

@@ -164,15 +164,21 @@ def _run_beside(
 def _bounds(
     setups: Sequence[Setup], trace: RequestFile, outcomes: Sequence[ReplayOutcome], args: argparse.Namespace
 ) -> list[Bound]:
-    """What no policy hits with each of the memories of several replays."""
-    if args.no_bound or len(outcomes) < 2:
+    """What no policy hits with each of the memories of several replays.
+
+    There is none for a memory in which requests were retracted, since their prompts were computed out of their order,
+    nor for answers that are cached after others were looked up.
+    """
+    overlapping_answers = setups[0].service is not None and setups[0].outputs == "published"
+    if args.no_bound or len(outcomes) < 2 or overlapping_answers:
         return []
+    retracted = {each.bytes for each in outcomes if each.retracted}
     found: dict[int, Bound] = {}
     traced: TraceBounds | None = None
     bar = CountBar(len({each.bytes for each in outcomes}), "bounds")
     try:
         for setup, outcome in zip(setups, outcomes, strict=True):
-            if outcome.bytes in found:
+            if outcome.bytes in found or outcome.bytes in retracted:
                 continue
             if traced is None:
                 traced = TraceBounds(trace, outcome.page, answers=setup.outputs == "published")
