@@ -80,6 +80,10 @@ def test_several_policies_are_compared_and_json_has_all_figures(
         (["--capacity", "4000", "--limit", "0"], "limit is a whole number from 1 up"),
         (["--capacity", "4000", "--prefill", "0"], "a service computes prefill tokens"),
         (["--capacity", "4000", "--rerun"], "line 1"),
+        (
+            ["--capacity", "4000", "5000", "--rerun", "--limit", "3"],
+            "made again, --limit and more than one size cannot",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_and_ends_with_2(

@@ -217,6 +217,14 @@ def _run_apart(setups: list[Setup], trace: RequestFile, args: argparse.Namespace
 
 def _rerun(args: argparse.Namespace) -> int:
     """Make the calls of a recording again. Returns 1 if something came out otherwise, or fails."""
+    told = {
+        "--beside": args.beside, "--settings": args.settings, "--explain": args.explain, "--report": args.report,
+        "--json": args.json, "--limit": args.limit, "--block": args.block, "--in-turn": args.in_turn,
+        "--jobs": args.jobs > 1, "more than one --policy": len(args.policy) > 1,
+        "more than one size": len(args.memory or args.capacity or ()) > 1,
+    }  # fmt: skip
+    if wrong := [name for name, value in told.items() if value]:
+        raise InputError(f"where the calls of a recording are made again, {' and '.join(wrong)} cannot be used")
     recording = RecordedCalls.read(args.trace)
     size = {"capacity": _recorded_capacity(recording)} if args.capacity is args.memory is None else _sizes(args)[0]
     setup = attrs.evolve(
