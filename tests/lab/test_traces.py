@@ -151,11 +151,12 @@ def test_a_line_that_is_wrong_is_named_with_what_was_expected(line: Any, expecte
         ([{"prompt": "text"}], "line 1: this is no request that is known: .* got the keys 'prompt'"),
         ([blocks(0, 100, 1, 2, 3), blocks(0, 1000, 1)], "no size of blocks fits"),
         ([{"hashes": ["a"]}], "line 1: hashes of texts need a size"),
+        ([{"hashes": ["a"], "block": 16}, {"hashes": ["a"], "block": 8}], "line 2: 'block' is 8 here: .* it was 16"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused(lines: list[Any], expected: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=expected):
-        read_trace(written(tmp_path, *lines))
+        list(read_trace(written(tmp_path, *lines)))
 
 
 def test_a_file_that_is_missing_cut_off_or_not_compressed_is_refused(tmp_path: Path) -> None:

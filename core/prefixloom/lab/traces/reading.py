@@ -143,6 +143,8 @@ def _tokens(trace: RequestFile, where: Where, count: int) -> LabRequest:
 
 def _hashes(trace: RequestFile, where: Where, count: int) -> LabRequest:
     named, size = where.many("hashes"), trace.block
+    if (stated := where.whole("block", 1 << 20, size)) != size:
+        raise where.error(f"'block' is {stated} here: one size is expected in all lines, and it was {size} before")
     length = where.whole("length", LONGEST, len(named) * size)
     if len(named) > -(-length // size):
         raise where.error(f"{length} tokens are fewer than {len(named)} texts of {size} tokens have")
