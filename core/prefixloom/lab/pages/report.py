@@ -110,10 +110,8 @@ def _curves(outcomes: Sequence[ReplayOutcome], policies: Sequence[str], bounds: 
 
 
 def _infinite(outcomes: Sequence[ReplayOutcome]) -> LineSeries:
-    """What a cache of infinite memory would hit."""
-    sizes = [each.bytes for each in outcomes]
-    ideal = outcomes[0].ideal_rate
-    return LineSeries("infinite memory", [(min(sizes), ideal), (max(sizes), ideal)], True)
+    """What a cache of infinite memory would hit, of the requests that each memory can hold."""
+    return LineSeries("infinite memory", sorted({each.bytes: each.ideal_rate for each in outcomes}.items()), True)
 
 
 def _rates(series: Sequence[LineSeries]) -> str:
