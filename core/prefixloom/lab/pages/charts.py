@@ -14,7 +14,7 @@ from itertools import pairwise
 import attrs
 
 WIDTH, HEIGHT = 860, 340
-LEFT, RIGHT, TOP, BOTTOM = 64, 150, 14, 40
+LEFT, RIGHT, TOP, BOTTOM = 76, 150, 14, 40
 COLOURS = 8
 """So many series have a colour of their own; more take them in turn."""
 
