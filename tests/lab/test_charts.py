@@ -7,7 +7,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prefixloom.lab.pages.charts import LineSeries, line_chart, nice_ticks, spread, stacked_areas, stacked_bars
@@ -37,6 +37,7 @@ def test_ticks_are_round_few_and_reach_far(top: float, unit: float) -> None:
     assert float(f"{step / unit:.1e}") == pytest.approx(step / unit)  # two digits at most
 
 
+@example([("tiny", [(1.0, 5e-324)])])
 @given(st.lists(st.tuples(names, st.lists(st.tuples(st.floats(1, 1e12), st.floats(0, 1)), min_size=1, max_size=6))))
 def test_a_line_has_all_its_points_and_its_name(series: list[tuple[str, list[tuple[float, float]]]]) -> None:
     lines = [LineSeries(name, sorted(points)) for name, points in series]

@@ -15,6 +15,8 @@ import attrs
 
 WIDTH, HEIGHT = 860, 340
 LEFT, RIGHT, TOP, BOTTOM = 76, 150, 14, 40
+LEAST_TOP = 1e-9
+"""Values below are drawn as 0."""
 COLOURS = 8
 """So many series have a colour of their own; more take them in turn."""
 
@@ -63,7 +65,9 @@ def line_chart(
     if not xs:
         return ""
     low, high = math.log2(xs[0]), math.log2(xs[-1])
-    top = max(ys) * 1.05 or 1.0
+    top = max(ys) * 1.05
+    if top < LEAST_TOP:
+        top = 1.0
     ticks = nice_ticks(top)
     top = max(top, ticks[-1])
 
