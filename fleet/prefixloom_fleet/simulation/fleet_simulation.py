@@ -106,7 +106,8 @@ class Fleet:
         self._composition = self._spare.composition
         self._page = self._composition.page
         self._policy = policy or find_policy(setup.routing, follows=setup.late is not None)
-        self._index = None if setup.late is None else PrefixIndex(setup.late)
+        self._index: PrefixIndex | None = None
+        """Made when a policy first asks, since following all caches takes as long as the rest."""
         sizes = BytesOfBoundaries(self._spare)
         self._bytes = sum(each.capacity * each.page_bytes for each in self._spare.stats().components.values())
         self._store = None if setup.store is None else SharedStore(setup.store, sizes, self._page)
@@ -211,7 +212,7 @@ class Fleet:
                 return
         else:
             active = Active(request, number, ideal)
-        there = self._depths(asked)[1].get(member.known.number, 0)
+        there = 0 if self._index is None else self._depths(asked)[1].get(member.known.number, 0)
         member.known.sent(active.number, request.prompt.count - min(there, request.prompt.count - 1))
         self._of[active.number] = member
         self._links[active.number] = asked.links
@@ -227,17 +228,26 @@ class Fleet:
 
     def _depths(self, request: RoutingRequest) -> tuple[dict[int, int], dict[int, int]]:
         """What is known of a request's prefixes, in tokens by replica."""
-        if self._index is None:
+        if self._setup.late is None:
             return {}, {}
+        if self._index is None:
+            self._index = PrefixIndex(self._setup.late)
+            for each in self._members.values():
+                if each.cache is not None:
+                    self._index.follow(each.known.number, each.cache)
+                    self._index.poll(each.known.number, self._now)
         if self._asked[0] is not request:
             has, resumes = self._index.depths(request.links, self._now)
             page = self._page
-            self._asked = request, ({n: at * page for n, at in has.items()}, {n: at * page for n, at in resumes.items()})
+            self._asked = (
+                request,
+                ({n: at * page for n, at in has.items()}, {n: at * page for n, at in resumes.items()}),
+            )
         return self._asked[1]
 
     # ------------------------------------------------------------ what replicas tell
-    def begun(self, active: Active) -> None:
-        self._of[active.number].known.begun(active.number)
+    def computed(self, active: Active) -> None:
+        self._of[active.number].known.left(active.number, max(0, active.request.prompt.count - active.launched))
 
     def over(self, active: Active, answered: bool) -> None:
         self._of.pop(active.number).known.over(active.number)

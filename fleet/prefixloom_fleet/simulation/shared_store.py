@@ -114,7 +114,7 @@ class SharedStore:
         return start
 
     def seconds(self, start: int, end: int, now: float) -> float:
-        """How long reading takes from ``now`` on, for a replica that can resume at ``start`` and wants to at ``end``."""
+        """How long reading takes from ``now`` on, for a replica that can resume at ``start`` and will at ``end``."""
         size = self._sizes.between(start * self._page, end * self._page)
         return max(self._free_at - now, 0.0) + self._speed.latency + size / self._speed.bandwidth
 
