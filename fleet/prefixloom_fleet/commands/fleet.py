@@ -1,7 +1,7 @@
 """``prefixloom fleet``: several replicas of a server. It has sub-commands, each a module of this room.
 
-A sub-command is a module with ``add_arguments(parser)`` and ``run(args) -> int``. It is imported only when it is the one
-that runs, so that what one of them needs is no matter to the others.
+A sub-command is a module with ``add_arguments(parser)`` and ``run(args) -> int``. It is imported only when it is the
+one that runs, so that what one of them needs is no matter to the others.
 """
 
 from __future__ import annotations
