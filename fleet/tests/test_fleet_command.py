@@ -19,7 +19,8 @@ options = {layers = [0], kv_heads = 1, k_dim = 4, v_dim = 4, dtype = "float32"}
 kind = "mamba"
 options = {conv = [4, 4], recurrent = [4, 4]}
 """
-TRAFFIC = ["--traffic", "prompt=600,output=60,shared=0.3,users=10,turns=4,requests=40", "--capacity", "full=6000,mamba=40"]
+TRAFFIC = ["--traffic", "prompt=600,output=60,shared=0.3,users=10,turns=4,requests=40"]
+SIZE = ["--capacity", "full=6000,mamba=40", "--max-running", "8"]
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_a_table_has_a_row_for_each_fleet_and_a_page_its_pictures(
 ) -> None:
     page = tmp_path / "fleet.html"
     more = ["--replicas", "1,3", "--fail", "0@5+5", "--store", "1GiB", "--report", str(page)]
-    assert main(["fleet", "simulate", *TRAFFIC, *model, *more]) == 0
+    assert main(["fleet", "simulate", *TRAFFIC, *SIZE, *model, *more]) == 0
     told = capsys.readouterr()
     rows = [line.split()[:2] for line in told.out.splitlines() if re.match(r"(round|least|prefix|resumable)", line)]
     assert rows == [[name, n] for n in "13" for name in ("round-robin", "least-loaded", "prefix", "resumable")]
@@ -48,7 +49,7 @@ def test_json_has_all_figures_and_scale_gives_each_replica_as_much_to_do(
     model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--replicas", "1,2", "--routing", "prefix", "--scale", "--late", "never", "--json", "--jobs", "2"]
-    assert main(["fleet", "simulate", *TRAFFIC, *model, *more]) == 0
+    assert main(["fleet", "simulate", *TRAFFIC, *SIZE, *model, *more]) == 0
     one, two = json.loads(capsys.readouterr().out)["fleets"]
     assert (one["requests"], two["requests"], two["trace"]) == (40, 80, "2 x synthetic traffic")
     assert two["ideal"] == 2 * one["ideal"]
@@ -65,19 +66,19 @@ def test_json_has_all_figures_and_scale_gives_each_replica_as_much_to_do(
         (["--fail", "2@1"], "replica 2 cannot fail: there are 2"),
         (["--fail", "soon"], "an outage is REPLICA@SECOND+SECONDS"),
         (["--in-turn"], "a fleet needs a service"),
-        (["--store", "0"], "a store has a memory"),
+        (["--store", "1GiB", "--latency", "-1"], "a store has a memory"),
         (["--copies", "0"], "copies of a trace"),
     ],
 )
 def test_what_is_wrong_is_told_and_ends_with_2(
     more: list[str], expected: str, model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["fleet", "simulate", *TRAFFIC, *model, "--replicas", "2", *more]) == 2
+    assert main(["fleet", "simulate", *TRAFFIC, *SIZE, *model, "--replicas", "2", *more]) == 2
     assert expected in capsys.readouterr().err
 
 
 def test_an_unknown_sub_command_and_an_unknown_option_show_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["fleet"], ["fleet", "fly"], ["fleet", "simulate", *TRAFFIC, "--model", "x", "--wings"]):
+    for arguments in (["fleet"], ["fleet", "fly"], ["fleet", "simulate", *TRAFFIC, *SIZE, "--model", "x", "--wings"]):
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         assert ended.value.code == 2

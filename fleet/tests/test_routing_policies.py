@@ -164,4 +164,4 @@ def test_what_is_remembered_of_what_was_sent_is_bounded() -> None:
         lately.add(asked(1600, seed=number), View("ab"[number % 2]))
     assert 400 < len(lately) <= 500
     assert lately.depths(asked(1600, seed=0)) == {}
-    assert lately.depths(asked(1600, seed=199)) == {"b": 1584 + PAGE - 0} or lately.depths(asked(1600, seed=199))["b"] > 1500
+    assert lately.depths(asked(1600, seed=199)) == {"b": 1584}  # of the last pages, every other one

@@ -217,9 +217,14 @@ class Serving(ABC):
             self._expires = True
 
     # ------------------------------------------------------------ step by step, in the time of a service
-    def submit(self, active: Active) -> None:
-        """Let a request wait until it can be admitted. Those that were submitted before it come first."""
+    def submit(self, active: Active, now: float = 0.0) -> None:
+        """Let a request wait until it can be admitted, from ``now`` on or from when it arrives.
+
+        Those that were submitted before it come first.
+        """
         self._accept(active)
+        if now > self._now:
+            self._at(now)
         self._waiting.append(active)
 
     def due(self) -> float:

@@ -1,8 +1,7 @@
 """Fleet simulation: R replicas in one virtual time, a router before them, and what goes wrong.
 
 What happens next is the earliest of: an event of a replica, a replica that dies or joins, and the next request of the
-trace. At equal times replicas come first, then those that join, then those that die. So equal inputs give equal
-outcomes, whatever the policy.
+trace. At equal times they come in this order. So equal inputs give equal outcomes, whatever the policy.
 
 A replica's cache is composed when the first request is sent there.
 """
@@ -124,14 +123,14 @@ class Fleet:
         """Requests that no replica is there for, with their numbers and ideals."""
         self._events: list[tuple[float, int, Member]] = []
         self._changes: list[tuple[float, int, int]] = []
-        """Of the fleet: (when, 0 for joining and 1 for dying, place)."""
+        """Of the fleet: (when, a number that orders those of one time, place). It dies at even numbers, and joins."""
         self._asked: tuple[RoutingRequest | None, tuple[dict[int, int], dict[int, int]]] = (None, ({}, {}))
         self._waits: Counter[int] = Counter()
         self._resent = self._done = 0
-        for each in check_outages(setup.outages, setup.replicas):
-            self._changes.append((each.at, 1, each.replica))
+        for number, each in enumerate(check_outages(setup.outages, setup.replicas)):
+            self._changes.append((each.at, 2 * number, each.replica))
             if each.until < math.inf:
-                self._changes.append((each.until, 0, each.replica))
+                self._changes.append((each.until, 2 * number + 1, each.replica))
         heapq.heapify(self._changes)
         for place in range(setup.replicas):
             self._join(place)
@@ -177,9 +176,9 @@ class Fleet:
                 member.replica.advance()
                 self._reschedule(member)
             else:
-                at, dies, place = heapq.heappop(changes)
+                at, change, place = heapq.heappop(changes)
                 self._now = max(self._now, at)
-                self._die(place) if dies else self._join(place)
+                self._join(place) if change % 2 else self._die(place)
 
     def _reschedule(self, member: Member) -> None:
         """After something happened at a replica."""
@@ -216,7 +215,7 @@ class Fleet:
         member.known.sent(active.number, request.prompt.count - min(there, request.prompt.count - 1))
         self._of[active.number] = member
         self._links[active.number] = asked.links
-        replica.submit(active)
+        replica.submit(active, self._now)
         self._reschedule(member)
 
     def _described(self, request: LabRequest) -> RoutingRequest:

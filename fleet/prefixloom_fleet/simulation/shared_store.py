@@ -85,8 +85,13 @@ class SharedStore:
         """Bytes so far."""
 
     def write(self, links: Sequence[int], start: int, ends: Iterable[int], now: float) -> None:
-        """Store that a path can be resumed at ``ends``, counted in pages, by a replica that resumed at ``start``."""
+        """Store that a path can be resumed at ``ends``, counted in pages, by a replica that went on from ``start``.
+
+        Nobody could use what lies behind a boundary that is not stored any more, so that is not written.
+        """
         above = links[start - 1] if start else None
+        if above is not None and above not in self._stored:
+            return
         for end in ends:
             link = links[end - 1]
             if link in self._stored:
