@@ -77,7 +77,8 @@ class FleetOutcome:
     complete: bool
 
     def _sum(self, name: str) -> int:
-        return sum(getattr(each.outcome, name) for each in self.replicas if each.outcome is not None)
+        found: list[int] = [getattr(each.outcome, name) for each in self.replicas if each.outcome is not None]
+        return sum(found)
 
     @property
     def requests(self) -> int:
