@@ -170,7 +170,7 @@ class FleetOutcome:
 def rounded_wait(seconds: float) -> int:
     """A time in microseconds, with few digits."""
     wait = round(seconds * MICROSECONDS)
-    unit = 10 ** max(0, len(str(wait)) - DIGITS)
+    unit: int = 10 ** max(0, len(str(wait)) - DIGITS)
     return round(wait / unit) * unit
 
 
