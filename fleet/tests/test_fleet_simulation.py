@@ -271,12 +271,12 @@ def test_the_store_keeps_beginnings_within_its_memory_and_gives_nothing_before_i
             path = [*path[: 4 * chance.randrange(len(path) // 4 + 1)], *(chance.getrandbits(60) for _ in range(12))]
             paths.append(path)
             now += chance.random()
-            start = store.deepest(path, 0, now)
+            start = store.deepest(path, 0, now) if chance.random() < 0.7 else 4  # a replica may have what is not stored
             written = store.written
             store.write(path, start, range(start + 4, len(path) + 1, 4), now)
             if (size := store.written - written) > 1e5 * 1e-3:
-                assert store.deepest(path, start, now) == start  # it is on its way
-                assert store.deepest(path, start, now + 60) > start or size > most
+                assert store.deepest(path, start, now) < len(path)  # it is on its way
+                assert store.deepest(path, 0, now + 60) > start or size > most
             there = 0
             for each in paths:
                 deepest = store.deepest(each, 0, math.inf)
@@ -284,8 +284,7 @@ def test_the_store_keeps_beginnings_within_its_memory_and_gives_nothing_before_i
                 for end in range(4, deepest + 1, 4):
                     assert store.deepest(each[:end], 0, math.inf) == end
             assert 0 < there * 4 * 512 <= most
-            if start:
-                end = store.deepest(path, 0, now)
+            if end := store.deepest(path, 0, now):
                 assert store.take(path, 0, end, now) >= 0.01 + sizes.between(0, end * PAGE) / 1e5
 
 

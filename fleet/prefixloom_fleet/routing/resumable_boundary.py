@@ -20,8 +20,7 @@ from .turns import Turns
 
 PRICE = 4.0
 """What a token to compute of the request itself counts, against one that is ahead of it. It counts more than once,
-since it also delays the requests behind this one, and takes memory from what they could hit. docs/fleet.md has
-figures."""
+since it also delays the requests behind this one, and takes memory from what they could hit (decision 0069)."""
 EQUAL = 512
 """Replicas whose sums differ by no more tokens are equal: among them it goes in turns."""
 STAY = 2048
