@@ -98,14 +98,14 @@ def test_pages_without_a_boundary_draw_prefix_affinity_and_not_resumable_boundar
 
 
 def test_a_hot_prefix_gets_a_second_copy_when_its_queue_costs_more_than_computing_it() -> None:
-    """What is to be computed again counts four times, and less than 512 tokens make no difference."""
-    for ahead, expected in ((39_000, "a"), (41_000, "b")):
+    """What is to be computed again counts twelve times, and less than 512 tokens make no difference."""
+    for ahead, expected in ((119_000, "a"), (121_000, "b")):
         views = [View("a", tokens_ahead=ahead, boundary=10_000), View("b")]
         assert sent_to(find_policy("resumable"), asked(12_000), views) == expected
 
 
 def test_two_requests_of_one_new_prefix_go_to_one_replica_unless_it_is_overloaded() -> None:
-    for ahead, expected in ((6_000, "a"), (40_000, "b")):
+    for ahead, expected in ((6_000, "a"), (60_000, "b")):
         for name in ("resumable", "prefix"):
             policy = find_policy(name)
             views = [View("a"), View("b")]

@@ -18,7 +18,7 @@ from .contract import ReplicaView, RoutingRequest
 from .sent import LatelySent
 from .turns import Turns
 
-PRICE = 4.0
+PRICE = 12
 """What a token to compute of the request itself counts, against one that is ahead of it. It counts more than once,
 since it also delays the requests behind this one, and takes memory from what they could hit (decision 0069)."""
 EQUAL = 512
@@ -34,12 +34,11 @@ class ResumableBoundary:
     ``follows``  replicas announce what they have; False: the policy goes by all that it remembers to have sent
     """
 
-    def __init__(self, *, follows: bool = True, price: float = PRICE, stay: int = STAY, equal: int = EQUAL) -> None:
+    def __init__(self, *, follows: bool = True) -> None:
         self._turns = Turns()
         self._sent = LatelySent(always=not follows)
         self._homes: dict[tuple[str, str], str] = {}
         """By session, the replica that it was last sent to."""
-        self._price, self._stay, self._equal = price, stay, equal
 
     def order(self, request: RoutingRequest, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
         if not replicas:
@@ -47,14 +46,14 @@ class ResumableBoundary:
         session = (request.namespace, request.session) if request.session else None
         home = self._homes.get(session) if session else None
         sent = self._sent.depths(request)
-        sums: dict[str, float] = {}
+        sums: dict[str, int] = {}
         for each in replicas:
             there = min(max(each.resumable(request), sent.get(each.name, 0)), request.count - 1)
-            ahead = each.tokens_ahead - (self._stay if each.name == home else 0)
-            sums[each.name] = ahead + self._price * (request.count - there)
-        near = min(sums.values()) + self._equal
+            ahead = each.tokens_ahead - (STAY if each.name == home else 0)
+            sums[each.name] = ahead + PRICE * (request.count - there)
+        near = min(sums.values()) + EQUAL
 
-        def rank(each: ReplicaView) -> tuple[float, int, int]:
+        def rank(each: ReplicaView) -> tuple[int, bool, int]:
             return max(sums[each.name], near), each.name != home, self._turns.last(each)
 
         ordered = sorted(replicas, key=rank)
