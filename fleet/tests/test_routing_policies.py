@@ -165,3 +165,12 @@ def test_what_is_remembered_of_what_was_sent_is_bounded() -> None:
     assert 400 < len(lately) <= 500
     assert lately.depths(asked(1600, seed=0)) == {}
     assert lately.depths(asked(1600, seed=199)) == {"b": 1584}  # of the last pages, every other one
+
+
+def test_a_short_beginning_that_all_prompts_have_does_not_crowd_them_where_it_is_cached() -> None:
+    """An empty replica is sent its share. A beginning that is most of a prompt is worth going to."""
+    policy = find_policy("resumable")
+    sent_to(policy, asked(160), [View("a", boundary=512)])  # so that "b" is next in turn
+    views = [View("a", boundary=512), View("b")]
+    assert sent_to(policy, asked(4096, seed=1), views) == "b"
+    assert sent_to(policy, asked(1024, seed=2), views) == "a"

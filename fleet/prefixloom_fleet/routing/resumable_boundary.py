@@ -21,6 +21,9 @@ from .turns import Turns
 PRICE = 12
 """What a token to compute of the request itself counts, against one that is ahead of it. It counts more than once,
 since it also delays the requests behind this one, and takes memory from what they could hit (decision 0069)."""
+ENOUGH = 0.3
+"""The part of a prompt that has to be resumable, or it counts for nothing. Else all prompts with a short beginning in
+common would crowd where that is cached."""
 EQUAL = 512
 """Replicas whose sums differ by no more tokens are equal: among them it goes in turns."""
 STAY = 2048
@@ -49,6 +52,8 @@ class ResumableBoundary:
         sums: dict[str, int] = {}
         for each in replicas:
             there = min(max(each.resumable(request), sent.get(each.name, 0)), request.count - 1)
+            if there < ENOUGH * request.count:
+                there = 0
             ahead = each.tokens_ahead - (STAY if each.name == home else 0)
             sums[each.name] = ahead + PRICE * (request.count - there)
         near = min(sums.values()) + EQUAL
