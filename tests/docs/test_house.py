@@ -31,6 +31,7 @@ PACKAGES: dict[str, Path] = {
     "prefixloom_events": ROOT / "plugins/events/prefixloom_events",
     "prefixloom_policies": ROOT / "plugins/policies/prefixloom_policies",
     "prefixloom_engine": ROOT / "engine/prefixloom_engine",
+    "prefixloom_fleet": ROOT / "fleet/prefixloom_fleet",
     "bench": ROOT / "bench",
 }
 BELOW: dict[str, dict[str, set[str]]] = {
@@ -92,6 +93,11 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "tracing": {"contract"},
         "server": {"contract", "serving", "threeway", "hf", "tracing"},
         "demo": {"contract", "serving", "threeway", "hf", "tracing"},
+    },
+    "prefixloom_fleet": {
+        "routing": set(),
+        "knowledge": {"routing"},
+        "deploy": {"routing", "knowledge"},
     },
     "bench": {
         "runner": set(),
