@@ -98,6 +98,7 @@ BELOW: dict[str, dict[str, set[str]]] = {
         "routing": set(),
         "knowledge": {"routing"},
         "deploy": {"routing", "knowledge"},
+        "commands": {"routing", "knowledge", "deploy"},
     },
     "bench": {
         "runner": set(),

@@ -6,6 +6,7 @@ Ray's usage statistics are off, its dashboard is not started, and a cluster of o
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from typing import Any
@@ -36,6 +37,8 @@ READY_SECONDS = 300.0
 
 def start_ray(config: FleetConfig) -> None:
     """Join the cluster at ``config.address``, or begin one on this machine, which ends with this process."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if config.address:
         ray.init(address=config.address, log_to_driver=False, logging_level="warning")
         return
@@ -82,6 +85,8 @@ def deploy(config: FleetConfig, revision: str = "1") -> str:
         health_check_timeout_s=HEALTH_PATIENCE,
         graceful_shutdown_timeout_s=patience,
         graceful_shutdown_wait_loop_s=0.5,
+        max_surge_percent=config.surge,
+        max_constructor_retry_count=2,
         logging_config=quiet,
         **scaled,
     )
@@ -90,6 +95,7 @@ def deploy(config: FleetConfig, revision: str = "1") -> str:
         num_replicas=config.fronts,
         max_ongoing_requests=1 << 14,
         ray_actor_options={"num_cpus": 0},
+        max_surge_percent=100,
         health_check_period_s=HEALTH_SECONDS,
         health_check_timeout_s=HEALTH_PATIENCE,
         graceful_shutdown_timeout_s=patience,
@@ -99,10 +105,28 @@ def deploy(config: FleetConfig, revision: str = "1") -> str:
     serve.start(
         http_options=HTTPOptions(host=config.host, port=config.port, request_timeout_s=None), logging_config=quiet
     )
-    serve.run(
-        front.bind(config, replicas.bind(options, revision)), name=config.name, route_prefix="/", logging_config=quiet
-    )
+    target = front.bind(config, replicas.bind(options, revision))
+    try:
+        serve.run(target, name=config.name, route_prefix="/", logging_config=quiet)
+    except RuntimeError as error:
+        raise CompositionError(f"the fleet did not start: {why(config) or error}") from error
     return f"http://{config.host}:{config.port}/v1"
+
+
+def why(config: FleetConfig) -> str:
+    """What Ray says of the deployments that do not run: of a traceback, its last line."""
+    told = serve.status().applications.get(config.name)
+    messages = [] if told is None else [each.message for each in told.deployments.values() if each.message]
+    return "; ".join(message.strip().splitlines()[-1].strip() for message in messages)
+
+
+class NotRunning(PrefixloomError):
+    """There is no such fleet in the cluster."""
+
+
+def cluster_address() -> str:
+    """Where further processes join the cluster."""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def is_running(config: FleetConfig) -> bool:

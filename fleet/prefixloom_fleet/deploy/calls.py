@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 from starlette.types import ASGIApp, Message
 
-from ..knowledge.replicas import KnownReplica, SentRequest
+from ..knowledge.replicas import TrackedReplica, TrackedReplicas, SentRequest
 from ..routing.contract import RoutingRequest
 
 HITS: ContextVar[list[int] | None] = ContextVar("prefixloom_hits", default=None)
@@ -56,13 +56,17 @@ class RoutedCall:
 
     def __init__(self, request: RoutingRequest, avoid: frozenset[str] = frozenset()) -> None:
         self.request, self.avoid = request, avoid
-        self.replica: KnownReplica | None = None
+        self.replica: TrackedReplica | None = None
+        self.known: TrackedReplicas | None = None
+        """All that the router knows of. The router sets it."""
+        self.order: list[str] = []
+        """The replicas in the policy's order, which is asked once, however often Ray looks."""
         self._sent: SentRequest | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
-    def goes_to(self, replica: KnownReplica) -> None:
+    def goes_to(self, replica: TrackedReplica) -> None:
         """The router sends it to ``replica``, or expects to."""
         if replica is not self.replica:
             self.end(None)

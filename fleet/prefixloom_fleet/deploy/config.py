@@ -40,7 +40,8 @@ class FleetConfig:
     ``name``      of the application in Ray
     ``least``, ``most``  how many replicas there are; Ray scales between the two by load
     ``waiting``   requests that wait in front of full replicas; further ones get a 429
-    ``restore``   whether a replica that joins fetches from the store what was asked lately
+    ``surge``     while replicas are replaced, how many percent more of them there may be. 0: each ends before its
+                  successor begins, so that no further device is needed
     ``host``, ``port``, ``fronts``  where requests come in, and how many processes take them
     ``policy``    of routing, by its name
     ``events``    whether the router follows the replicas' events
@@ -54,6 +55,7 @@ class FleetConfig:
     least: int = 2
     most: int = 2
     waiting: int = 256
+    surge: int = 0
     host: str = "127.0.0.1"
     port: int = 8000
     fronts: int = 1
@@ -88,7 +90,12 @@ class OptionParser(argparse.ArgumentParser):
 # ---------------------------------------------------------------- from the file
 
 FIELDS: Mapping[str, Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
-    "fleet": {"name": ("name", str), "replicas": ("replicas", (int, list)), "waiting": ("waiting", int)},
+    "fleet": {
+        "name": ("name", str),
+        "replicas": ("replicas", (int, list)),
+        "waiting": ("waiting", int),
+        "surge": ("surge", int),
+    },
     "front": {"host": ("host", str), "port": ("port", int), "count": ("fronts", int)},
     "routing": {"policy": ("policy", str), "events": ("events", bool), "session": ("session", str)},
     "ray": {"address": ("address", str), "cpus": ("cpus", (int, float)), "gpus": ("gpus", (int, float))},
@@ -96,6 +103,7 @@ FIELDS: Mapping[str, Mapping[str, tuple[str, type | tuple[type, ...]]]] = {
 """By table and name: the field of ``FleetConfig`` that it is, and its type."""
 RANGES: Mapping[str, tuple[int, int]] = {
     "waiting": (1, 1 << 20),
+    "surge": (0, 100),
     "port": (1, 65535),
     "fronts": (1, 64),
     "cpus": (0, 1024),

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ..knowledge.replicas import KnownReplica
+from ..knowledge.replicas import TrackedReplica
 
 OUTCOMES = ("ok", "refused", "full", "failed", "cut", "left")
 """What becomes of a request: it is answered, a replica refuses it, all were full, no replica answered, its replica died
@@ -40,7 +40,7 @@ class FrontFigures:
         return text
 
 
-def gauges_of(known: Iterable[KnownReplica], ranks: Mapping[str, str]) -> Iterable[Metric]:
+def gauges_of(known: Iterable[TrackedReplica], ranks: Mapping[str, str]) -> Iterable[Metric]:
     """What a router knows of each replica."""
     running = GaugeMetricFamily("prefixloom:fleet_running", "requests under way at a replica", labels=["replica"])
     ahead = GaugeMetricFamily("prefixloom:fleet_tokens_ahead", "tokens of prompts to be computed", labels=["replica"])

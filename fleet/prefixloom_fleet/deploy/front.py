@@ -30,7 +30,7 @@ from prefixloom_engine.server.app import CLIENT_LEFT, BodyMemory, Limits, body_b
 from prefixloom_engine.server.command import tokenizer_of
 from prefixloom_engine.server.protocol import ApiError, ChatAsked, CompletionAsked
 
-from ..knowledge.replicas import KnownReplica
+from ..knowledge.replicas import TrackedReplica, TrackedReplicas
 from ..knowledge.sent import PAGE, links_of
 from ..routing.contract import RoutingRequest
 from .calls import HttpCall, ResponseEnd, ResponseHead, RoutedCall
@@ -66,8 +66,8 @@ class Front:
         self._limits = Limits(sizes["max_body"], sizes["max_bodies"], seconds=numbers["timeout"])
         self._memory = BodyMemory(self._limits.bodies)
         self._figures = FrontFigures()
-        self._known: dict[str, KnownReplica] = {}
-        """The replicas that answered something here, as the router knows them."""
+        self._known: TrackedReplicas | None = None
+        """The replicas as the router knows them, once it was asked."""
         self._texts = asyncio.Semaphore(4)
 
     async def __call__(self, request: Request) -> Response:
@@ -151,7 +151,7 @@ class Front:
                 last = error
                 log.warning("%s has not answered: %s", attempt.name or "no replica", first_line(error))
             else:
-                self._note(attempt.replica)
+                self._known = attempt.known
                 if head.status not in (429, 503):
                     self._count("ok" if head.status < 400 else "refused")
                     return self._handed_on(head, first, attempt)
@@ -221,8 +221,8 @@ class Front:
     async def _metrics(self) -> Response:
         texts = await self._texts_of("/metrics")
         ranks = {name: str(rank) for rank, name in enumerate(sorted(texts))}
-        ranks |= {name: str(each.stats["rank"]) for name, each in self._known.items() if "rank" in each.stats}
-        known = [self._known[name] for name in sorted(self._known) if name in texts]
+        known = [each for each in await self._replicas_known() if each.name in texts]
+        ranks |= {each.name: str(each.stats["rank"]) for each in known if "rank" in each.stats}
         body = together({ranks[name]: text for name, text in texts.items()})
         body += exposed(gauges_of(known, ranks)) + self._figures.text()
         return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -237,8 +237,9 @@ class Front:
     async def _fleet(self) -> Response:
         """All replicas, for ``prefixloom fleet status`` and ``prefixloom top --fleet``."""
         rows = []
+        by_name = {each.name: each for each in await self._replicas_known()}
         for name, text in sorted((await self._texts_of("/insight")).items()):
-            known = self._known.get(name)
+            known = by_name.get(name)
             row: dict[str, Any] = {"name": name, "insight": json.loads(text)}
             if known is not None:
                 row |= {
@@ -256,11 +257,13 @@ class Front:
         }
         return JSONResponse({"policy": self._config.policy, "requests": outcomes, "replicas": rows})
 
-    # ------------------------------------------------------------ counting
-    def _note(self, replica: KnownReplica | None) -> None:
-        if replica is not None:
-            self._known[replica.name] = replica
+    async def _replicas_known(self) -> Sequence[TrackedReplica]:
+        """What the router knows. It is asked for something, if it never was."""
+        if self._known is None:
+            await self._one(RoutingRequest((), 0), HttpCall("GET", "/health", b"", [], b""))
+        return [] if self._known is None else self._known.all()
 
+    # ------------------------------------------------------------ counting
     def _count(self, outcome: str) -> None:
         self._figures.requests.labels(outcome=outcome).inc()
 
@@ -275,8 +278,9 @@ class Attempt:
         self._pieces = replicas.options(method_name="answer", stream=True).remote(routed, call)
 
     @property
-    def replica(self) -> KnownReplica | None:
-        return self._routed.replica
+    def known(self) -> TrackedReplicas | None:
+        """What the router knows of all replicas."""
+        return self._routed.known
 
     @property
     def name(self) -> str:

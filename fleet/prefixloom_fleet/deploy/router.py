@@ -1,7 +1,7 @@
 """PolicyRouter: a request router of Ray Serve that asks a routing policy.
 
 Ray runs it in the front's process, in an event loop of its own. Ray knows which replicas there are, which of them are
-full, and when one died. The router adds what each has cached (``KnownReplicas``), and hands Ray the policy's order.
+full, and when one died. The router adds what each has cached (``TrackedReplicas``), and hands Ray the policy's order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from ..knowledge.replicas import KnownReplicas
+from ..knowledge.replicas import TrackedReplicas
 from ..routing import find_policy
 from .calls import RoutedCall
 
@@ -20,7 +20,7 @@ class PolicyRouter(RequestRouter):
 
     def initialize_state(self, policy: str = "resumable", events: bool = True, **_: Any) -> None:
         """Ray calls it with ``request_router_kwargs``."""
-        self.known = KnownReplicas(follow=events)
+        self.known = TrackedReplicas(follow=events)
         self.policy = find_policy(policy, follows=events)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -36,10 +36,13 @@ class PolicyRouter(RequestRouter):
         call = pending_request.args[0] if pending_request is not None and pending_request.args else None
         if not isinstance(call, RoutedCall) or not candidate_replicas:
             return [candidate_replicas]
+        call.known = self.known
         by_name = {name_of(each): each for each in candidate_replicas}
         names = [name for name in by_name if name not in call.avoid] or list(by_name)
-        order = self.policy.order(call.request, [self.known.get(name) for name in names])
-        ranks = [by_name[each.name] for each in order]
+        if set(call.order) != set(names):
+            order = self.policy.order(call.request, [self.known.get(name) for name in names])
+            call.order = [each.name for each in order]
+        ranks = [by_name[name] for name in call.order]
         open_ones = self.select_available_replicas(ranks)
         if open_ones:
             # counted at once: Ray tells which one took it only after the replica was asked

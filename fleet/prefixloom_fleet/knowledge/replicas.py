@@ -1,6 +1,6 @@
-"""KnownReplicas: what a router knows of each replica, as a routing policy is told it.
+"""TrackedReplicas: what a router knows of each replica, as a routing policy is told it.
 
-``KnownReplica`` is a ``ReplicaView``. Its cache is known from events or, where these cannot be gone by, from what was
+``TrackedReplica`` is a ``ReplicaView``. Its cache is known from events or, where these cannot be gone by, from what was
 sent there. Its load is what this router has sent and is not answered yet, and what the replica itself says of others.
 """
 
@@ -32,7 +32,7 @@ class SentRequest:
     ahead: int
 
 
-class KnownReplica:
+class TrackedReplica:
     """One replica, as one router knows it."""
 
     def __init__(self, name: str) -> None:
@@ -109,12 +109,12 @@ class KnownReplica:
             self.events.close()
 
 
-class KnownReplicas:
+class TrackedReplicas:
     """All replicas that a router knows, by name. ``follow``: read their events."""
 
     def __init__(self, follow: bool = True) -> None:
         self._follow = follow
-        self._known: dict[str, KnownReplica] = {}
+        self._known: dict[str, TrackedReplica] = {}
 
     def update(self, told: Iterable[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> None:
         """The replicas that there are now: the name of each, and what it says of itself."""
@@ -124,10 +124,10 @@ class KnownReplicas:
         for name, (metadata, stats) in here.items():
             self.get(name).heard(metadata, stats, self._follow)
 
-    def get(self, name: str) -> KnownReplica:
-        return self._known.setdefault(name, KnownReplica(name))
+    def get(self, name: str) -> TrackedReplica:
+        return self._known.setdefault(name, TrackedReplica(name))
 
-    def all(self) -> Sequence[KnownReplica]:
+    def all(self) -> Sequence[TrackedReplica]:
         return list(self._known.values())
 
     def close(self) -> None:
