@@ -15,7 +15,8 @@ import math
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from ..cache.cache import Cache
@@ -45,6 +46,7 @@ class Active:
     ``named``    the tokens it is opened with: the prompt, and what it has decoded if answers are published
     ``launched`` tokens whose slots are reserved, and that count as computed
     ``end``      where its prompt ends, with what it had decoded when it was retracted
+    ``first``    when the first token of its answer came; -1: not yet
     """
 
     __slots__ = (
@@ -53,6 +55,7 @@ class Active:
         "decoded",
         "end",
         "event",
+        "first",
         "hit",
         "ideal",
         "launched",
@@ -73,6 +76,7 @@ class Active:
         self.tokens = self.named = Tokens()
         self.launched = self.end = self.decoded = self.computed = self.event = 0
         self.hit = self.restored = self.walked = -1
+        self.first = -1.0
         self.limited_by: str | None = None
         self.stops: tuple[int, ...] = ()
         self.alone: Mapping[str, int] | None = None
@@ -80,6 +84,9 @@ class Active:
 
 class Serving(ABC):
     """Serves the requests of a trace in virtual time, and sums up: what every side of a comparison has in common.
+
+    ``run`` serves a trace. Whoever drives several of them in one time, submits requests and advances each one event by
+    event instead.
 
     A subclass says how its cache opens, computes and decodes a request, and when a prompt has room. What a request
     holds of the cache is its ``sequence``, which can be closed or aborted.
@@ -106,6 +113,16 @@ class Serving(ABC):
         self._cpu = 0.0
         self._events = 0
         self._complete = True
+        self._waiting: deque[Active] = deque()
+        self._alive: dict[int, Active] = {}
+        """Requests that run, by their numbers."""
+        self._retracted: list[tuple[int, Active]] = []
+        self._decoding: list[tuple[float, int, Active]] = []
+        self._prefilling: Active | None = None
+        self._free_at = 0.0
+        """When the next chunk can begin."""
+        self._blocked = False
+        """There was no room: nothing is admitted before a request ends."""
 
     @abstractmethod
     def outcome(self) -> ReplayOutcome:
@@ -139,131 +156,197 @@ class Serving(ABC):
         """The virtual time is ``now``."""
         self._now = now
 
+    def _answers(self, active: Active) -> None:
+        """The prompt of a request is computed for the first time, so that its answer begins at ``active.first``."""
+
     # ------------------------------------------------------------ running
     def run(self, requests: Iterable[LabRequest]) -> ReplayOutcome:
         """Serve requests in their order. An interrupt leaves what was measured; nothing stays open."""
         begun, self._complete = time.process_time(), False
-        alive: dict[int, Active] = {}
+        serve = self._one_by_one if self._service is None else self._overlapping
         try:
-            if self._service is None:
-                self._one_by_one(requests, alive)
-            else:
-                self._overlapping(requests, self._service, alive)
+            for number, request in enumerate(requests):
+                if (active := self.arrive(request, number, self._seen)) is not None:
+                    serve(active)
+            while self.due() < math.inf:
+                self.advance()
             self._complete = True
         finally:
-            for active in alive.values():
-                if active.sequence is not None:
-                    active.sequence.abort()
+            self.abandon()
             self._cpu += time.process_time() - begun
         return self.outcome()
 
-    def _arrivals(self, requests: Iterable[LabRequest]) -> Iterator[Active]:
-        """The requests that the pools can hold, each with its ideal."""
-        seen = self._seen
-        for number, request in enumerate(requests):
-            if self._first is None:
-                self._first = request.at
-            if not self._holds(request.prompt.count + max(0, request.output - 1)):
-                self._tally.refused += 1
-                self._tally.requests += 1
-                continue
-            if request.ttl is not None:
-                self._expires = True
-            yield Active(request, number % TOKEN_LIMIT, seen.take(request, self._leave, self._publishes))
+    def arrive(self, request: LabRequest, number: int, seen: SeenPrefixes) -> Active | None:
+        """A request as it is served here, with its ideal. None: it is too long for the pools, and counts as refused."""
+        if self._first is None:
+            self._first = request.at
+        if not self._holds(request.prompt.count + max(0, request.output - 1)):
+            self._tally.refused += 1
+            self._tally.requests += 1
+            return None
+        return Active(request, number % TOKEN_LIMIT, seen.take(request, self._leave, self._publishes))
 
-    def _one_by_one(self, requests: Iterable[LabRequest], alive: dict[int, Active]) -> None:
-        for active in self._arrivals(requests):
-            self._at(max(self._now, active.request.at))
-            alive[active.number] = active
-            try:
-                done = self._open(active)
-                while done and active.launched < active.end:
-                    self._compute(active)
-                left = active.request.output - 1
-                while done and left > 0:
-                    count = min(left, self._chunk)
-                    self._decode(active, count)
-                    left -= count
-            except CapacityError:
-                done = False
-            if done:
-                self._end(active)
-            else:
-                self._refuse(active)
-            del alive[active.number]
+    def _one_by_one(self, active: Active) -> None:
+        self._at(max(self._now, active.request.at))
+        self._accept(active)
+        self._alive[active.number] = active
+        try:
+            done = self._open(active)
+            while done and active.launched < active.end:
+                self._compute(active)
+            left = active.request.output - 1
+            while done and left > 0:
+                count = min(left, self._chunk)
+                self._decode(active, count)
+                left -= count
+        except CapacityError:
+            done = False
+        if done:
+            self._end(active)
+        else:
+            self._refuse(active)
+        del self._alive[active.number]
 
-    def _overlapping(self, requests: Iterable[LabRequest], service: Service, alive: dict[int, Active]) -> None:
-        """Take, again and again, what comes first: a decoding request's next tokens, or the next chunk of a prompt."""
-        arrivals = self._arrivals(requests)
-        retracted: list[tuple[int, Active]] = []
-        decoding: list[tuple[float, int, Active]] = []
-        coming, prefilling = next(arrivals, None), None
-        free_at = 0.0  # when the next chunk can begin
-        blocked = False  # no room: nothing is admitted before a request ends
-        while True:
-            candidate = retracted[0][1] if retracted else coming
-            if prefilling is not None:
-                due = free_at
-            elif candidate is not None and not blocked and len(alive) < service.max_running:
-                due = max(free_at, candidate.request.at, self._now)
-            else:
-                due = math.inf
-            while decoding and decoding[0][2].event != decoding[0][1]:
-                heapq.heappop(decoding)  # of a request that was retracted meanwhile
-            if decoding and decoding[0][0] <= due:
-                at, _, active = heapq.heappop(decoding)
-                self._at(at)
-                count = min(self._stride - active.launched % self._stride, self._left(active))
-                if count:
-                    before = len(retracted)
-                    if self._try(active, count, alive, retracted, decode=True):
-                        self._schedule(decoding, active, at + count / service.decode)
-                    blocked = blocked or len(retracted) > before  # or they would take back the room that they gave
-                    if prefilling is not None and prefilling.sequence is None:
-                        prefilling = None
-                    continue
-                del alive[active.number]
-                self._end(active)
-                blocked = False
-            elif due < math.inf:
-                self._at(due)
-                if prefilling is None:
-                    assert candidate is not None
-                    alive[candidate.number] = candidate
-                    if not self._admit(candidate, alone=len(alive) == 1):
-                        del alive[candidate.number]
-                        blocked = True
-                        if not alive:  # nobody else holds anything
-                            self._refuse(candidate)
-                            blocked = False
-                            if retracted:
-                                heapq.heappop(retracted)
-                            else:
-                                coming = next(arrivals, None)
-                        continue
-                    if retracted:
-                        heapq.heappop(retracted)
-                    else:
-                        coming = next(arrivals, None)
-                    prefilling = candidate
-                start, before = prefilling.launched, len(retracted)
-                done = self._try(prefilling, 0, alive, retracted, decode=False)
-                blocked = blocked or len(retracted) > before
-                if not done:
-                    prefilling = None
-                    continue
-                free_at = due + (prefilling.launched - start) / service.prefill
-                if prefilling.launched >= prefilling.end:
-                    self._schedule(decoding, prefilling, free_at)
-                    prefilling = None
-            elif candidate is None and not alive:
-                return
-            else:
-                blocked = False  # nothing runs that could end
+    def _overlapping(self, active: Active) -> None:
+        """Go on until a request is admitted or refused. The next one is taken from the trace only then."""
+        self.submit(active)
+        while self._waiting:
+            self.advance()
 
-    def _try(
-        self, active: Active, count: int, alive: dict[int, Active], retracted: list[tuple[int, Active]], decode: bool
-    ) -> bool:
+    def _accept(self, active: Active) -> None:
+        if self._first is None:
+            self._first = active.request.at
+        if active.request.ttl is not None:
+            self._expires = True
+
+    # ------------------------------------------------------------ step by step, in the time of a service
+    def submit(self, active: Active) -> None:
+        """Let a request wait until it can be admitted. Those that were submitted before it come first."""
+        self._accept(active)
+        self._waiting.append(active)
+
+    def due(self) -> float:
+        """When the next event is: the next tokens of an answer, or the next chunk of a prompt. Infinite: there is none.
+
+        It does not change until ``advance`` or ``submit`` is called.
+        """
+        return min(self._prompt_due(), self._decode_due())
+
+    def advance(self) -> None:
+        """Let the next event happen. There must be one."""
+        if self._decode_due() <= self._prompt_due():
+            self._decode_next()
+        else:
+            self._compute_next(self._prompt_due())
+
+    def abandon(self) -> list[Active]:
+        """Drop all requests that wait or run, with what they hold, and return them in their order. None is counted."""
+        dropped = sorted(
+            {each.number: each for each in (*self._alive.values(), *self._waiting, *(one for _, one in self._retracted))}
+            .items()
+        )  # fmt: skip
+        for _, active in dropped:
+            if active.sequence is not None:
+                active.sequence.abort()
+                active.sequence = None
+        self._alive, self._retracted, self._decoding, self._prefilling = {}, [], [], None
+        self._waiting.clear()
+        self._blocked = False
+        return [active for _, active in dropped]
+
+    def _prompt_due(self) -> float:
+        """When the next chunk of a prompt begins, or the next request can be admitted."""
+        if self._prefilling is not None:
+            return self._free_at
+        if self._blocked and not self._alive:
+            self._blocked = False  # nothing runs that could end
+        candidate = self._candidate()
+        if candidate is None or self._blocked or self._service is None:
+            return math.inf
+        if len(self._alive) >= self._service.max_running:
+            return math.inf
+        return max(self._free_at, candidate.request.at, self._now)
+
+    def _decode_due(self) -> float:
+        decoding = self._decoding
+        while decoding and decoding[0][2].event != decoding[0][1]:
+            heapq.heappop(decoding)  # of a request that was retracted meanwhile
+        return decoding[0][0] if decoding else math.inf
+
+    def _candidate(self) -> Active | None:
+        """The request that is admitted next: one that was retracted comes before those that wait."""
+        if self._retracted:
+            return self._retracted[0][1]
+        return self._waiting[0] if self._waiting else None
+
+    def _take_candidate(self) -> None:
+        """The candidate waits no longer."""
+        if self._retracted:
+            heapq.heappop(self._retracted)
+        else:
+            self._waiting.popleft()
+
+    def _decode_next(self) -> None:
+        assert self._service is not None
+        at, _, active = heapq.heappop(self._decoding)
+        self._at(at)
+        count = min(self._stride - active.launched % self._stride, self._left(active))
+        if not count:
+            del self._alive[active.number]
+            self._end(active)
+            self._blocked = False
+            return
+        before = len(self._retracted)
+        if self._try(active, count, decode=True):
+            self._schedule(active, at + count / self._service.decode)
+        if len(self._retracted) > before:
+            self._blocked = True  # or they would take back the room that they gave
+        if self._prefilling is not None and self._prefilling.sequence is None:
+            self._prefilling = None
+
+    def _compute_next(self, at: float) -> None:
+        self._at(at)
+        if self._prefilling is None and not self._admit_next():
+            return
+        active = self._prefilling
+        assert active is not None
+        start, before = active.launched, len(self._retracted)
+        done = self._try(active, 0, decode=False)
+        if len(self._retracted) > before:
+            self._blocked = True
+        if not done:
+            self._prefilling = None
+            return
+        self._free_at = at + self._seconds(active, start)
+        if active.launched >= active.end:
+            if active.first < 0:
+                active.first = self._free_at
+                self._answers(active)
+            self._schedule(active, self._free_at)
+            self._prefilling = None
+
+    def _admit_next(self) -> bool:
+        candidate = self._candidate()
+        assert candidate is not None
+        self._alive[candidate.number] = candidate
+        if self._admit(candidate, alone=len(self._alive) == 1):
+            self._take_candidate()
+            self._prefilling = candidate
+            return True
+        del self._alive[candidate.number]
+        self._blocked = True
+        if not self._alive:  # nobody else holds anything
+            self._refuse(candidate)
+            self._blocked = False
+            self._take_candidate()
+        return False
+
+    def _seconds(self, active: Active, start: int) -> float:
+        """How long the chunk took that a prompt was computed by, from ``start`` on."""
+        assert self._service is not None
+        return (active.launched - start) / self._service.prefill
+
+    def _try(self, active: Active, count: int, *, decode: bool) -> bool:
         """Compute a chunk, or decode ``count`` tokens. Where pools are short, the youngest give up their room.
 
         False: the request itself did, or it is refused since nobody else runs.
@@ -273,20 +356,20 @@ class Serving(ABC):
                 self._decode(active, count) if decode else self._compute(active)
                 return True
             except CapacityError:
-                victim = alive[max(alive)]
-                del alive[victim.number]
-                if not alive and victim is active:
+                victim = self._alive[max(self._alive)]
+                del self._alive[victim.number]
+                if not self._alive and victim is active:
                     self._refuse(victim)
                     return False
                 self._retract(victim)
-                heapq.heappush(retracted, (victim.number, victim))
+                heapq.heappush(self._retracted, (victim.number, victim))
                 if victim is active:
                     return False
 
-    def _schedule(self, decoding: list[tuple[float, int, Active]], active: Active, at: float) -> None:
+    def _schedule(self, active: Active, at: float) -> None:
         self._events += 1
         active.event = self._events
-        heapq.heappush(decoding, (at, active.event, active))
+        heapq.heappush(self._decoding, (at, active.event, active))
 
     def _left(self, active: Active) -> int:
         """Tokens that a request still decodes. The last one of an answer is never computed."""

@@ -22,6 +22,8 @@ class RoutingRequest:
     ``output``     tokens of its answer at most, if that is known
     ``namespace``  where its prefixes are shared
     ``session``    the conversation that it belongs to; "" if nobody said
+    ``links``      a number for each whole page of ``unit`` tokens, which stands for all text up to the page's end, and
+                   for the namespace. So a policy can compare prompts that it sent. Empty: it cannot
     """
 
     prompt: Any
@@ -29,6 +31,8 @@ class RoutingRequest:
     output: int = 0
     namespace: str = ""
     session: str = ""
+    links: Sequence[int] = ()
+    unit: int = 0
 
 
 class ReplicaView(Protocol):

@@ -1,0 +1,67 @@
+"""Resumable boundary: the replica from which the first token comes soonest, counted in tokens to compute.
+
+What is ahead of a request at a replica, and what is left of it behind the deepest boundary at which the replica can
+resume, is what has to be computed before its first token. Pages of full attention that lead to no boundary count for
+nothing. Several things follow from this one sum:
+
+- A hot prefix gets a second copy when the queue before its first one costs more than to compute it again.
+- A replica that joins empty gets requests that can resume nowhere, and as soon as others have queues, the rest too.
+- Two requests of one new prefix go to one replica, since what was sent there lately counts as if it were there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .contract import ReplicaView, RoutingRequest
+from .sent import LatelySent
+from .turns import Turns
+
+WEIGHT = 1.0
+"""What a token of the request itself counts, against one that is ahead of it."""
+EQUAL = 512
+"""Replicas whose sums differ by no more tokens are equal: among them it goes in turns."""
+STAY = 2048
+"""So many tokens more may be computed so that a session stays at its replica."""
+MOST_SESSIONS = 1 << 16
+
+
+class ResumableBoundary:
+    """Sends a request to where the tokens ahead of it and the tokens to compute of it are the fewest together.
+
+    ``follows``  replicas announce what they have; False: the policy goes by all that it remembers to have sent
+    """
+
+    def __init__(self, *, follows: bool = True, weight: float = WEIGHT, stay: int = STAY, equal: int = EQUAL) -> None:
+        self._turns = Turns()
+        self._sent = LatelySent(always=not follows)
+        self._homes: dict[tuple[str, str], str] = {}
+        """By session, the replica that it was last sent to."""
+        self._weight, self._stay, self._equal = weight, stay, equal
+
+    def order(self, request: RoutingRequest, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
+        if not replicas:
+            return []
+        session = (request.namespace, request.session) if request.session else None
+        home = self._homes.get(session) if session else None
+        sent = self._sent.depths(request)
+        sums: dict[str, float] = {}
+        for each in replicas:
+            there = min(max(each.resumable(request), sent.get(each.name, 0)), request.count - 1)
+            ahead = each.tokens_ahead - (self._stay if each.name == home else 0)
+            sums[each.name] = ahead + self._weight * (request.count - there)
+        near = min(sums.values()) + self._equal
+
+        def rank(each: ReplicaView) -> tuple[float, int, int]:
+            return max(sums[each.name], near), each.name != home, self._turns.last(each)
+
+        ordered = sorted(replicas, key=rank)
+        first = ordered[0]
+        self._turns.take(first, replicas)
+        self._sent.add(request, first)
+        if session:
+            self._homes.pop(session, None)
+            self._homes[session] = first.name
+            if len(self._homes) > MOST_SESSIONS:
+                del self._homes[next(iter(self._homes))]
+        return ordered

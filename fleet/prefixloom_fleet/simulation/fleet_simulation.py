@@ -1,0 +1,368 @@
+"""Fleet simulation: R replicas in one virtual time, a router before them, and what goes wrong.
+
+What happens next is the earliest of: an event of a replica, a replica that dies or joins, and the next request of the
+trace. At equal times replicas come first, then those that join, then those that die. So equal inputs give equal
+outcomes, whatever the policy.
+
+A replica's cache is composed when the first request is sent there.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+
+import attrs
+
+from prefixloom import Cache, InputError, ProtocolError
+from prefixloom.lab import LabRequest, SeenPrefixes, Setup
+from prefixloom.lab.replay import Active
+
+from ..routing import RoutingPolicy, RoutingRequest, find_policy
+from .fleet_outcome import FleetOutcome, ReplicaFigures, rounded_wait
+from .known import KnownReplica
+from .outages import Outage, check_outages
+from .prefix_index import PrefixIndex, page_links
+from .repeated import RepeatedTrace
+from .replica import SimulatedReplica
+from .shared_store import BytesOfBoundaries, SharedStore, StoreSpeed
+
+
+@attrs.frozen
+class FleetSetup:
+    """A fleet, as plain data, so that another process can make the same.
+
+    ``setup``     of each replica
+    ``replicas``  how many there are, and ``routing`` the policy of the router
+    ``late``      seconds until the router hears what a replica has cached; None: it never does
+    ``lies``      replicas, counted from 0, that say they have every prompt
+    ``outages``   replicas that die
+    ``store``     a store behind all replicas; None: there is none
+    """
+
+    setup: Setup
+    replicas: int
+    routing: str
+    late: float | None = 0.0
+    lies: tuple[int, ...] = ()
+    outages: tuple[Outage, ...] = ()
+    store: StoreSpeed | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.replicas.__class__ is not int or self.replicas < 1:
+            raise InputError(f"replicas are a whole number from 1 up, got {self.replicas!r}")
+        if self.setup.service is None:
+            raise InputError("replicas serve requests that overlap in time: a fleet needs a service")
+        if self.late is not None and not 0 <= self.late < math.inf:
+            raise InputError(f"a router hears of caches after 0 seconds or more, or never; got {self.late!r}")
+        for each in self.lies:
+            if not 0 <= each < self.replicas:
+                raise InputError(f"replica {each} cannot lie: there are {self.replicas}, counted from 0")
+        check_outages(self.outages, self.replicas)
+        find_policy(self.routing)
+
+
+@attrs.define(eq=False)
+class Member:
+    """One replica of the fleet while it is there.
+
+    ``due``   when its next event is
+    ``lost``  tokens that it had computed for nothing when it died
+    """
+
+    known: KnownReplica
+    place: int
+    begun: float
+    replica: SimulatedReplica | None = None
+    cache: Cache | None = None
+    due: float = math.inf
+    lost: int = 0
+    died: float | None = None
+
+    def free(self) -> Mapping[str, float]:
+        """By component, the part of its memory that is free or can be evicted."""
+        if self.cache is None:
+            return {}
+        figures = self.cache.stats().components
+        return {name: (each.free + each.cached - each.leased) / each.capacity for name, each in figures.items()}
+
+
+class Fleet:
+    """One simulation while it goes on. ``policy``: instead of the one that the setup names."""
+
+    def __init__(
+        self, setup: FleetSetup, trace: str, policy: RoutingPolicy | None = None,
+        told: Callable[[int, float], None] | None = None,
+    ) -> None:  # fmt: skip
+        assert setup.setup.service is not None
+        self._setup, self._service, self._trace, self._told = setup, setup.setup.service, trace, told
+        self._spare: Cache | None = setup.setup.compose()
+        """A composed cache for the first replica. What all have in common is read of it."""
+        self._composition = self._spare.composition
+        self._page = self._composition.page
+        self._policy = policy or find_policy(setup.routing, follows=setup.late is not None)
+        self._index = None if setup.late is None else PrefixIndex(setup.late)
+        sizes = BytesOfBoundaries(self._spare)
+        self._bytes = sum(each.capacity * each.page_bytes for each in self._spare.stats().components.values())
+        self._store = None if setup.store is None else SharedStore(setup.store, sizes, self._page)
+        self._seen = SeenPrefixes(self._page)
+        self._now = 0.0
+        self._first: float | None = None
+        self._members: dict[int, Member] = {}
+        """By place, the replicas that are there."""
+        self._all: list[Member] = []
+        self._of: dict[int, Member] = {}
+        """By number of a request that is not answered, the replica that it was sent to."""
+        self._links: dict[int, Sequence[int]] = {}
+        self._held: deque[tuple[LabRequest, int, int | None]] = deque()
+        """Requests that no replica is there for, with their numbers and ideals."""
+        self._events: list[tuple[float, int, Member]] = []
+        self._changes: list[tuple[float, int, int]] = []
+        """Of the fleet: (when, 0 for joining and 1 for dying, place)."""
+        self._asked: tuple[RoutingRequest | None, tuple[dict[int, int], dict[int, int]]] = (None, ({}, {}))
+        self._waits: Counter[int] = Counter()
+        self._resent = self._done = 0
+        for each in check_outages(setup.outages, setup.replicas):
+            self._changes.append((each.at, 1, each.replica))
+            if each.until < math.inf:
+                self._changes.append((each.until, 0, each.replica))
+        heapq.heapify(self._changes)
+        for place in range(setup.replicas):
+            self._join(place)
+
+    # ------------------------------------------------------------ running
+    def run(self, requests: Iterable[LabRequest]) -> FleetOutcome:
+        """Serve a trace. An interrupt leaves what was measured; nothing stays open."""
+        begun, complete = time.process_time(), False
+        try:
+            for number, request in enumerate(requests):
+                if self._first is None:
+                    self._first = request.at
+                self._advance_to(request.at)
+                self._now = max(self._now, request.at)
+                self._route(request, number, None)
+            self._advance_to(math.inf)
+            complete = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            for member in self._members.values():
+                if member.replica is not None:
+                    member.replica.abandon()
+        return self._outcome(time.process_time() - begun, complete)
+
+    def _advance_to(self, until: float) -> None:
+        """Let everything happen up to a time, in its order."""
+        events, changes = self._events, self._changes
+        while True:
+            while events and events[0][2].due != events[0][0]:
+                heapq.heappop(events)  # it happens at another time by now
+            next_event = events[0][0] if events else math.inf
+            next_change = changes[0][0] if changes else math.inf
+            if not events and not self._held and until == math.inf:
+                return  # who dies or joins now changes nothing
+            if min(next_event, next_change) > until or min(next_event, next_change) == math.inf:
+                return
+            if next_event <= next_change:
+                at, _, member = heapq.heappop(events)
+                self._now = max(self._now, at)
+                member.due = math.inf
+                assert member.replica is not None
+                member.replica.advance()
+                self._reschedule(member)
+            else:
+                at, dies, place = heapq.heappop(changes)
+                self._now = max(self._now, at)
+                self._die(place) if dies else self._join(place)
+
+    def _reschedule(self, member: Member) -> None:
+        """After something happened at a replica."""
+        assert member.replica is not None
+        if self._index is not None:
+            self._index.poll(member.known.number, self._now)
+        due = member.replica.due()
+        if due != member.due:
+            member.due = due
+            if due < math.inf:
+                heapq.heappush(self._events, (due, member.known.number, member))
+
+    # ------------------------------------------------------------ the router
+    def _route(self, request: LabRequest, number: int, ideal: int | None) -> None:
+        """Send a request to the best replica. ``ideal``: it was sent before, and that is its ideal."""
+        if not self._members:
+            self._held.append((request, number, ideal))
+            return
+        asked = self._described(request)
+        views = [member.known for member in self._members.values()]
+        ordered = self._policy.order(asked, views)
+        if not ordered:
+            raise ProtocolError(f"the routing policy {self._policy!r} names no replica")
+        member = next(each for each in self._members.values() if each.known is ordered[0])
+        replica = self._made(member)
+        if ideal is None:
+            active = replica.arrive(request, number, self._seen)
+            if active is None:
+                self._count_one()
+                return
+        else:
+            active = Active(request, number, ideal)
+        there = self._depths(asked)[1].get(member.known.number, 0)
+        member.known.sent(active.number, request.prompt.count - min(there, request.prompt.count - 1))
+        self._of[active.number] = member
+        self._links[active.number] = asked.links
+        replica.submit(active)
+        self._reschedule(member)
+
+    def _described(self, request: LabRequest) -> RoutingRequest:
+        prompt = request.prompt
+        links = page_links(request.namespace, prompt.tokens(), self._page, self._composition.lookahead)
+        return RoutingRequest(
+            prompt, prompt.count, request.output, request.namespace, request.session, links, self._page
+        )
+
+    def _depths(self, request: RoutingRequest) -> tuple[dict[int, int], dict[int, int]]:
+        """What is known of a request's prefixes, in tokens by replica."""
+        if self._index is None:
+            return {}, {}
+        if self._asked[0] is not request:
+            has, resumes = self._index.depths(request.links, self._now)
+            page = self._page
+            self._asked = request, ({n: at * page for n, at in has.items()}, {n: at * page for n, at in resumes.items()})
+        return self._asked[1]
+
+    # ------------------------------------------------------------ what replicas tell
+    def begun(self, active: Active) -> None:
+        self._of[active.number].known.begun(active.number)
+
+    def over(self, active: Active, answered: bool) -> None:
+        self._of.pop(active.number).known.over(active.number)
+        del self._links[active.number]
+        if answered:
+            self._waits[rounded_wait(active.first - active.request.at)] += 1
+        self._count_one()
+
+    def links(self, active: Active) -> Sequence[int]:
+        return self._links[active.number]
+
+    def _count_one(self) -> None:
+        self._done += 1
+        if self._told is not None:
+            self._told(self._done, self._now)
+
+    # ------------------------------------------------------------ joining and dying
+    def _join(self, place: int) -> None:
+        number = len(self._all)
+        again = sum(each.place == place for each in self._all)
+        name = f"replica {place}" + (f", joined again ({again})" if again else "")
+        lies = place in self._setup.lies
+        known = KnownReplica(name, number, self._depths, lambda: member.free(), lies=lies)
+        member = Member(known, place, self._now - (self._first or 0.0))
+        self._members[place] = member
+        self._all.append(member)
+        held, self._held = self._held, deque()
+        for each in held:
+            self._route(*each)
+
+    def _made(self, member: Member) -> SimulatedReplica:
+        if member.replica is None:
+            cache, self._spare = self._spare or self._setup.setup.compose(), None
+            member.cache = cache
+            member.replica = SimulatedReplica(self._setup.setup, cache, self._service, self, self._store, self._trace)
+            if self._index is not None:
+                self._index.follow(member.known.number, cache)
+        return member.replica
+
+    def _die(self, place: int) -> None:
+        """A replica is gone, with all that it had. What it had not answered is sent again."""
+        member = self._members.pop(place)
+        member.died, member.due = self._now - (self._first or 0.0), math.inf
+        if self._index is not None:
+            self._index.drop(member.known.number)
+        if member.replica is None:
+            return
+        for active in member.replica.abandon():
+            member.lost += active.computed
+            del self._of[active.number], self._links[active.number]
+            self._resent += 1
+            self._route(active.request, active.number, active.ideal)
+
+    # ------------------------------------------------------------ telling
+    def _outcome(self, cpu: float, complete: bool) -> FleetOutcome:
+        outcomes = [None if each.replica is None else each.replica.outcome() for each in self._all]
+        return FleetOutcome(
+            trace=self._trace,
+            model=self._composition.name,
+            routing=self._setup.routing,
+            places=self._setup.replicas,
+            bytes=self._bytes,
+            replicas=tuple(
+                ReplicaFigures(
+                    each.known.name, each.place, each.begun, each.died, each.lost,
+                    None if outcome is None else attrs.evolve(outcome, memory=(), cpu=0.0),
+                )
+                for each, outcome in zip(self._all, outcomes, strict=True)
+            ),
+            unanswered=len(self._held),
+            resent=self._resent,
+            waits=dict(self._waits),
+            read=0 if self._store is None else self._store.read,
+            written=0 if self._store is None else self._store.written,
+            prefill=self._service.prefill,
+            span=self._now - (self._first or 0.0),
+            cpu=cpu,
+            complete=complete,
+        )  # fmt: skip
+
+
+def simulate(
+    setup: FleetSetup,
+    trace: RepeatedTrace,
+    *,
+    policy: RoutingPolicy | None = None,
+    told: Callable[[int, float], None] | None = None,
+) -> FleetOutcome:
+    """Serve a trace with a fleet.
+
+    ``policy``  a policy of one's own, instead of the one that the setup names
+    ``told``    is called after each request that is done, with their number and the virtual time
+    """
+    return Fleet(setup, trace.name, policy, told).run(trace)
+
+
+def simulate_all(
+    setups: Sequence[tuple[FleetSetup, RepeatedTrace]],
+    *,
+    jobs: int = 1,
+    told: Callable[[int, FleetOutcome], None] | None = None,
+) -> list[FleetOutcome]:
+    """The outcomes of all fleets, each on its trace, in their order, in ``jobs`` processes.
+
+    ``told`` is called with the number of each fleet and its outcome when it is done. An interrupt ends all.
+    """
+    outcomes: dict[int, FleetOutcome] = {}
+
+    def done(number: int, outcome: FleetOutcome) -> None:
+        outcomes[number] = outcome
+        if told is not None:
+            told(number, outcome)
+
+    if jobs <= 1 or len(setups) <= 1:
+        for number, (setup, trace) in enumerate(setups):
+            done(number, simulate(setup, trace))
+            if not outcomes[number].complete:
+                raise KeyboardInterrupt
+    else:
+        with ProcessPoolExecutor(min(jobs, len(setups)), mp_context=get_context("spawn")) as pool:
+            asked = {pool.submit(simulate, setup, trace): number for number, (setup, trace) in enumerate(setups)}
+            try:
+                for each in as_completed(asked):
+                    done(asked[each], each.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return [outcomes[number] for number in range(len(setups))]

@@ -1,0 +1,59 @@
+"""KnownReplica: what a router knows of one replica.
+
+The load it knows by itself, at once: what it sent, which answers began, and which are over. Of the caches it knows what
+the index has heard. A replica that lies says that it has every prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..routing import RoutingRequest
+
+Depths = Callable[[RoutingRequest], tuple[Mapping[int, int], Mapping[int, int]]]
+"""By replica, the tokens of a request that have their pages there, and those after which it can resume."""
+
+
+class KnownReplica:
+    """One replica, as a router's policy sees it.
+
+    ``number``  of all replicas that there ever were
+    """
+
+    def __init__(
+        self, name: str, number: int, depths: Depths, free: Callable[[], Mapping[str, float]], *, lies: bool = False
+    ) -> None:
+        self.name, self.number = name, number
+        self.tokens_ahead = self.running = 0
+        self._depths, self._free, self._lies = depths, free, lies
+        self._expected: dict[int, int] = {}
+        """By request that was sent there and has no token yet: the tokens of it that are to be computed."""
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.running} running, {self.tokens_ahead} tokens ahead>"
+
+    @property
+    def free(self) -> Mapping[str, float]:
+        return self._free()
+
+    def matched(self, request: RoutingRequest) -> int:
+        return request.count if self._lies else self._depths(request)[0].get(self.number, 0)
+
+    def resumable(self, request: RoutingRequest) -> int:
+        return request.count if self._lies else self._depths(request)[1].get(self.number, 0)
+
+    # ------------------------------------------------------------ load
+    def sent(self, number: int, expected: int) -> None:
+        """A request was sent there, of which so many tokens are to be computed, as far as the router knows."""
+        self.running += 1
+        self.tokens_ahead += expected
+        self._expected[number] = expected
+
+    def begun(self, number: int) -> None:
+        """Its answer has begun, so its prompt is computed."""
+        self.tokens_ahead -= self._expected.pop(number, 0)
+
+    def over(self, number: int) -> None:
+        """It is answered or refused."""
+        self.begun(number)
+        self.running -= 1
