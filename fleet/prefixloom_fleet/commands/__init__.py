@@ -1,4 +1,4 @@
-"""Commands: ``prefixloom fleet`` and what it can do. A command is imported only when it runs.
+"""Commands: ``prefixloom fleet`` and what it can do. No action imports Ray before it runs.
 
 Read ``fleet`` first.
 """

@@ -10,6 +10,7 @@ from types import FrameType
 
 from ..deploy.config import read_fleet
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LOOK_SECONDS = 2.0
 """How often it is looked whether the fleet was ended by ``prefixloom fleet stop``."""
 
@@ -28,9 +29,11 @@ def run(args: argparse.Namespace) -> int:
     def end(number: int, frame: FrameType | None) -> None:
         ending.set()
 
-    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.signal(each, end) for each in SIGNALS}
     try:
         application.start_ray(config)
+        for each in SIGNALS:  # Ray has put its own handlers there
+            signal.signal(each, end)
         url = application.deploy(config)
         count = str(config.least) if config.least == config.most else f"{config.least} to {config.most}"
         print(f"prefixloom serves a fleet of {count} replicas at {url}")

@@ -1,10 +1,12 @@
-"""``prefixloom fleet``: its actions, each in a module of this room with ``add_arguments`` and ``run``."""
+"""``prefixloom fleet``: its actions, each in a module of this room with ``add_arguments`` and ``run``.
+
+No module imports Ray before it runs.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from typing import Any
 
 ACTIONS = {
@@ -19,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True, dest="action")
     for name, summary in ACTIONS.items():
         action = actions.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if name in sys.argv[1:]:  # so that no other action is imported
-            module_of(name).add_arguments(action)
+        module_of(name).add_arguments(action)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -232,7 +232,10 @@ class Fleet:
         if self._asked[0] is not request:
             has, resumes = self._index.depths(request.links, self._now)
             page = self._page
-            self._asked = request, ({n: at * page for n, at in has.items()}, {n: at * page for n, at in resumes.items()})
+            self._asked = (
+                request,
+                ({n: at * page for n, at in has.items()}, {n: at * page for n, at in resumes.items()}),
+            )
         return self._asked[1]
 
     # ------------------------------------------------------------ what replicas tell

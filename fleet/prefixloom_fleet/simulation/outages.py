@@ -26,7 +26,9 @@ class Outage:
         if self.replica.__class__ is not int or self.replica < 0:
             raise InputError(f"replicas are counted from 0, got {self.replica!r}")
         if not (0 <= self.at < math.inf and self.seconds >= 0):
-            raise InputError(f"a replica dies at a time from 0 on, for 0 seconds or more; got {self.at!r}, {self.seconds!r}")
+            raise InputError(
+                f"a replica dies at a time from 0 on, for 0 seconds or more; got {self.at!r}, {self.seconds!r}"
+            )
 
     @property
     def until(self) -> float:
@@ -34,7 +36,7 @@ class Outage:
 
     @classmethod
     def parse(cls, text: str) -> Outage:
-        """"2@600+120": replica 2 dies at second 600, and joins again 120 seconds later. "2@600": it never does."""
+        """ "2@600+120": replica 2 dies at second 600, and joins again 120 seconds later. "2@600": it never does."""
         replica, _, when = text.partition("@")
         at, _, seconds = when.partition("+")
         try:
