@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,16 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
-from prefixloom import compose
-from prefixloom_engine import Engine, ThreeWay
-from prefixloom_engine.threeway.text import ByteTokenizer, text_sizes
-from tests.support.fleets import RunningFleet, running_fleet
+from tests.support.fleets import OneServer, RunningFleet, running_fleet
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra 'ray' is not installed"),
     pytest.mark.xdist_group("fleet"),
 ]
-TEXT = ByteTokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +32,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
         yield running
 
 
-class OneServer:
-    """What one engine answers, without a fleet."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.model = ThreeWay(text_sizes(), dtype="float64", seed=seed)
-
-    def __call__(self, prompt: str, count: int = 6) -> str:
-        cache = compose(self.model.config, capacity={"full": 4096, "swa": 4096, "mamba": 16})
-        with Engine(self.model, cache, overlap=False) as engine:
-            (answer,) = engine.generate([TEXT.encode(prompt)], max_tokens=count)
-        return TEXT.decode(answer.tokens)
-
-
 @pytest.fixture(scope="module")
-def one_server() -> OneServer:
-    return OneServer()
+def one_server() -> Iterator[OneServer]:
+    with OneServer() as server:
+        yield server
 
 
 def text(name: str, length: int = 700) -> str:
@@ -173,32 +159,25 @@ def test_a_replica_that_hangs_is_replaced(fleet: RunningFleet) -> None:
     try:
         fleet.wait(2, besides={name}, seconds=150)
     finally:
-        try:
-            import os
-
-            os.kill(before[name]["pid"], signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        fleet.kill_process(before[name]["pid"])
 
 
 def test_update_replaces_all_replicas_under_load_without_one_wrong_answer(fleet: RunningFleet) -> None:
     """The new weights have another fingerprint: each answer must be that of the weights that it names."""
-    import subprocess
-    import sys
-
     before = fleet.wait(2)
-    servers = {before[name]["fingerprint"]: OneServer(0) for name in before}
+    old = {each["fingerprint"] for each in before.values()}
     changed = fleet.path.with_suffix(".new.toml")
     changed.write_text(fleet.path.read_text().replace("[server]", "[server]\nseed = 1"))
     answers: list[tuple[str, httpx.Response]] = []
     ending = threading.Event()
 
     def client(number: int) -> None:
-        prompt = text(f"update {number}", 200)
-        while not ending.is_set():
+        prompt = first = text(f"update {number}", 200)
+        while not ending.wait(0.2):
             answer = fleet.ask(prompt)
             answers.append((prompt, answer))
-            prompt = (prompt + said(answer) + " more")[-1500:] if answer.status_code == 200 else prompt
+            prompt += said(answer) + " more"
+            prompt = prompt if len(prompt) < 1000 else first
 
     with ThreadPoolExecutor(3) as clients:
         running = [clients.submit(client, number) for number in range(3)]
@@ -212,14 +191,13 @@ def test_update_replaces_all_replicas_under_load_without_one_wrong_answer(fleet:
             ending.set()
         for each in running:
             each.result()
-    servers[next(iter(after.values()))["fingerprint"]] = OneServer(1)
+    new = {each["fingerprint"] for each in after.values()}
+    with OneServer(0) as before_it, OneServer(1) as after_it:
+        servers = {**dict.fromkeys(old, before_it), **dict.fromkeys(new, after_it)}
+        for prompt, answer in answers:
+            assert said(answer) == servers[answer.json()["system_fingerprint"]](prompt)
     assert len(servers) == 2
-    seen = set()
-    for prompt, answer in answers:
-        expected = servers[answer.json()["system_fingerprint"]]
-        seen.add(answer.json()["system_fingerprint"])
-        assert said(answer) == expected(prompt)
-    assert seen == servers.keys()
+    assert {answer.json()["system_fingerprint"] for _, answer in answers} == servers.keys()
 
 
 def test_status_and_top_tell_of_each_replica(fleet: RunningFleet, capsys: pytest.CaptureFixture[str]) -> None:

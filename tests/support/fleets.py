@@ -17,6 +17,10 @@ from typing import Any
 import attrs
 import httpx
 
+from prefixloom import compose
+from prefixloom_engine import Engine, ThreeWay
+from prefixloom_engine.threeway.text import ByteTokenizer, text_sizes
+
 SERVER = {"memory": "32MiB", "max-running": 4, "max-queue": 4, "dtype": "float64", "threads": 1, "chunk": 128}
 """A small server. In float64 an answer does not depend on what else is in its step."""
 READY_SECONDS = 240.0
@@ -74,7 +78,13 @@ class RunningFleet:
             time.sleep(0.2)
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        os.kill(self.replicas()[name]["pid"], number)
+        self.kill_process(self.replicas()[name]["pid"], number)
+
+    def kill_process(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a process of this fleet, if it still lives."""
+        assert pid in descendants(self.process.pid) or not Path(f"/proc/{pid}").exists()
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 @contextmanager
@@ -134,3 +144,23 @@ def descendants(pid: int) -> set[int]:
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {pid}
+
+
+class OneServer:
+    """What one engine answers at temperature 0, without a fleet. ``seed``: of the model's weights."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._text = ByteTokenizer()
+        model = ThreeWay(text_sizes(), dtype="float64", seed=seed)
+        cache = compose(model.config, capacity={"full": 4096, "swa": 4096, "mamba": 64})
+        self._engine = Engine(model, cache, overlap=False)
+
+    def __call__(self, prompt: str, count: int = 6) -> str:
+        (answer,) = self._engine.generate([self._text.encode(prompt)], max_tokens=count)
+        return self._text.decode(answer.tokens)
+
+    def __enter__(self) -> OneServer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._engine.close()

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from prefixloom import CompositionError, PrefixloomError
@@ -16,6 +18,8 @@ from prefixloom import CompositionError, PrefixloomError
 from .config import FleetConfig
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+if (Path.home() / ".ray" / "auth_token").exists():  # a local cluster has made it, and wants it of whoever joins
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 try:
     import ray
@@ -27,6 +31,8 @@ except ModuleNotFoundError as error:
         f"a fleet needs the package {error.name!r}: install the extra, pip install 'prefixloom[ray]'"
     ) from error
 
+LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
+"""Ray replaces 127.0.0.1 by the address of this machine in its network. Linux has all of 127.0.0.0/8 as loopback."""
 STATS_SECONDS = 0.5
 """How often a replica tells its load."""
 HEALTH_SECONDS = 2.0
@@ -45,7 +51,7 @@ def start_ray(config: FleetConfig) -> None:
     wanted = int(config.most * config.cpus) + 4
     ray.init(
         num_cpus=max(wanted, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
-        logging_level="warning", _node_ip_address="127.0.0.1",
+        logging_level="warning", _node_ip_address=LOOPBACK,
     )  # fmt: skip
 
 

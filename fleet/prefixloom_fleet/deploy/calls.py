@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 from starlette.types import ASGIApp, Message
 
-from ..knowledge.replicas import TrackedReplica, TrackedReplicas, SentRequest
+from ..knowledge.replicas import SentRequest, TrackedReplica, TrackedReplicas
 from ..routing.contract import RoutingRequest
 
 HITS: ContextVar[list[int] | None] = ContextVar("prefixloom_hits", default=None)

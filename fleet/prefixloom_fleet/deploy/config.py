@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from prefixloom import InputError
+from prefixloom import InputError, PrefixloomError
 from prefixloom_engine.server.command import ServeSettings, add_arguments, settings_of
 
 from ..routing import POLICIES
@@ -77,7 +77,10 @@ def server_settings(options: list[str]) -> ServeSettings:
     """What ``prefixloom serve`` makes of these options."""
     parser = OptionParser(prog="[server]", add_help=False, allow_abbrev=False)
     add_arguments(parser)
-    return settings_of(parser.parse_args([f"--max-queue={DEFAULT_QUEUE}", *options]))
+    try:
+        return settings_of(parser.parse_args([f"--max-queue={DEFAULT_QUEUE}", *options]))
+    except PrefixloomError as error:
+        raise InputError(f"[server]: {str(error).removeprefix('[server]: ')}") from error
 
 
 class OptionParser(argparse.ArgumentParser):
