@@ -96,9 +96,10 @@ BELOW: dict[str, dict[str, set[str]]] = {
     },
     "prefixloom_fleet": {
         "routing": set(),
+        "simulation": {"routing"},
         "knowledge": {"routing"},
         "deploy": {"routing", "knowledge"},
-        "commands": {"routing", "knowledge", "deploy"},
+        "commands": {"routing", "simulation", "knowledge", "deploy"},
     },
     "bench": {
         "runner": set(),

@@ -1,11 +1,11 @@
 """A fleet under traffic while its replicas are killed: every answer is right or an error, and nothing is left.
 
-Conversations of several turns are asked over HTTP of ``prefixloom fleet deploy``, from many clients at once. After every
-``--every`` requests a replica is killed (SIGKILL). Answers at temperature 0 are compared with one engine alone. In the
-end no request runs, and no process is left.
+Conversations of several turns are asked over HTTP of ``prefixloom fleet deploy``, from many clients at once. After
+every ``--every`` requests a replica is killed (SIGKILL). Answers at temperature 0 are compared with one engine alone. In
+the end no request runs, and no process is left.
 
-``python -m tests.random.fleet [--requests 10000] [--every 500] [--policy resumable] [--replicas 2]``: about 20 minutes on
-two cores. ``--every 0`` kills nothing: then the figures compare routing policies.
+``python -m tests.random.fleet [--requests 10000] [--every 500] [--policy resumable] [--replicas 2]``: about 20 minutes
+on two cores. ``--every 0`` kills nothing: then the figures compare routing policies.
 """
 
 from __future__ import annotations
@@ -192,7 +192,8 @@ class Traffic:
         text = (
             f"{self.begun} requests, {failed} failed: {dict(self.counts)}\n"
             f"tokens computed: {computed}, {computed / max(self.ideal, 1):.2f} times the ideal of {self.ideal}; "
-            f"first token: median {1000 * firsts[len(firsts) // 2]:.0f} ms, p90 {1000 * firsts[len(firsts) * 9 // 10]:.0f} ms"
+            f"first token: median {1000 * firsts[len(firsts) // 2]:.0f} ms, "
+            f"p90 {1000 * firsts[len(firsts) * 9 // 10]:.0f} ms"
         )
         if self.recoveries:
             text += (

@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 import httpx
+import torch
 
 from prefixloom import compose
 from prefixloom_engine import Engine, ThreeWay
@@ -150,6 +151,7 @@ class OneServer:
     """What one engine answers at temperature 0, without a fleet. ``seed``: of the model's weights."""
 
     def __init__(self, seed: int = 0) -> None:
+        torch.set_num_threads(1)  # a second one waits long where the machine is busy
         self._text = ByteTokenizer()
         model = ThreeWay(text_sizes(), dtype="float64", seed=seed)
         cache = compose(model.config, capacity={"full": 4096, "swa": 4096, "mamba": 64})

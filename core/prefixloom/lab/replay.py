@@ -156,9 +156,6 @@ class Serving(ABC):
         """The virtual time is ``now``."""
         self._now = now
 
-    def _answers(self, active: Active) -> None:
-        """The prompt of a request is computed for the first time, so that its answer begins at ``active.first``."""
-
     # ------------------------------------------------------------ running
     def run(self, requests: Iterable[LabRequest]) -> ReplayOutcome:
         """Serve requests in their order. An interrupt leaves what was measured; nothing stays open."""
@@ -220,9 +217,14 @@ class Serving(ABC):
             self._expires = True
 
     # ------------------------------------------------------------ step by step, in the time of a service
-    def submit(self, active: Active) -> None:
-        """Let a request wait until it can be admitted. Those that were submitted before it come first."""
+    def submit(self, active: Active, now: float = 0.0) -> None:
+        """Let a request wait until it can be admitted, from ``now`` on or from when it arrives.
+
+        Those that were submitted before it come first.
+        """
         self._accept(active)
+        if now > self._now:
+            self._at(now)
         self._waiting.append(active)
 
     def due(self) -> float:
@@ -241,18 +243,16 @@ class Serving(ABC):
 
     def abandon(self) -> list[Active]:
         """Drop all requests that wait or run, with what they hold, and return them in their order. None is counted."""
-        dropped = sorted(
-            {each.number: each for each in (*self._alive.values(), *self._waiting, *(one for _, one in self._retracted))}
-            .items()
-        )  # fmt: skip
-        for _, active in dropped:
+        retracted = (active for _, active in self._retracted)
+        dropped = sorted((*self._alive.values(), *self._waiting, *retracted), key=lambda active: active.number)
+        for active in dropped:
             if active.sequence is not None:
                 active.sequence.abort()
                 active.sequence = None
         self._alive, self._retracted, self._decoding, self._prefilling = {}, [], [], None
         self._waiting.clear()
         self._blocked = False
-        return [active for _, active in dropped]
+        return dropped
 
     def _prompt_due(self) -> float:
         """When the next chunk of a prompt begins, or the next request can be admitted."""
@@ -321,7 +321,6 @@ class Serving(ABC):
         if active.launched >= active.end:
             if active.first < 0:
                 active.first = self._free_at
-                self._answers(active)
             self._schedule(active, self._free_at)
             self._prefilling = None
 

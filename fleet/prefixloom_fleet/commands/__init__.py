@@ -1,4 +1,4 @@
-"""Commands: ``prefixloom fleet`` and what it can do. No action imports Ray before it runs.
+"""The commands of a fleet. They read arguments, call the other rooms, and print.
 
-Read ``fleet`` first.
+Read ``fleet`` first: ``prefixloom fleet``, which knows its sub-commands. Each of these has a file of its own.
 """

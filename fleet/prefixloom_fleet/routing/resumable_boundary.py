@@ -2,7 +2,8 @@
 
 What is ahead of a request at a replica, and what is left of it behind the deepest boundary at which the replica can
 resume, is what has to be computed before its first token. Pages of full attention that lead to no boundary count for
-nothing. Several things follow from this one sum:
+nothing. What is left of the request has a price above one, or sessions leave their replica for every short queue.
+Several things follow from this one sum:
 
 - A hot prefix gets a second copy when the queue before its first one costs more than to compute it again.
 - A replica that joins empty gets requests that can resume nowhere, and as soon as others have queues, the rest too.
@@ -17,8 +18,10 @@ from .contract import ReplicaView, RoutingRequest
 from .sent import LatelySent
 from .turns import Turns
 
-WEIGHT = 1.0
-"""What a token of the request itself counts, against one that is ahead of it."""
+PRICE = 4.0
+"""What a token to compute of the request itself counts, against one that is ahead of it. It counts more than once,
+since it also delays the requests behind this one, and takes memory from what they could hit. docs/fleet.md has
+figures."""
 EQUAL = 512
 """Replicas whose sums differ by no more tokens are equal: among them it goes in turns."""
 STAY = 2048
@@ -32,12 +35,12 @@ class ResumableBoundary:
     ``follows``  replicas announce what they have; False: the policy goes by all that it remembers to have sent
     """
 
-    def __init__(self, *, follows: bool = True, weight: float = WEIGHT, stay: int = STAY, equal: int = EQUAL) -> None:
+    def __init__(self, *, follows: bool = True, price: float = PRICE, stay: int = STAY, equal: int = EQUAL) -> None:
         self._turns = Turns()
         self._sent = LatelySent(always=not follows)
         self._homes: dict[tuple[str, str], str] = {}
         """By session, the replica that it was last sent to."""
-        self._weight, self._stay, self._equal = weight, stay, equal
+        self._price, self._stay, self._equal = price, stay, equal
 
     def order(self, request: RoutingRequest, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
         if not replicas:
@@ -49,7 +52,7 @@ class ResumableBoundary:
         for each in replicas:
             there = min(max(each.resumable(request), sent.get(each.name, 0)), request.count - 1)
             ahead = each.tokens_ahead - (self._stay if each.name == home else 0)
-            sums[each.name] = ahead + self._weight * (request.count - there)
+            sums[each.name] = ahead + self._price * (request.count - there)
         near = min(sums.values()) + self._equal
 
         def rank(each: ReplicaView) -> tuple[float, int, int]:

@@ -10,7 +10,8 @@ from .contract import ReplicaView
 class Turns:
     """Counts the requests, and remembers with which one each replica was last chosen.
 
-    A replica that was never chosen comes first, so that one that joins empty gets the next request that may go anywhere.
+    A replica that was never chosen comes first, so that one that joins empty gets the next request that may go
+    anywhere.
     """
 
     def __init__(self) -> None:

@@ -177,8 +177,8 @@ def describe_fleets(outcomes: Sequence[FleetOutcome]) -> list[str]:
     """Outcomes of one trace as lines for a terminal."""
     first = outcomes[0]
     return [
-        f"{first.requests:,} requests of {first.trace}, {first.prompt:,} tokens of prompts; {first.model}; the ideal, one "
-        f"cache of infinite memory, computes {first.ideal:,}",
+        f"{first.requests:,} requests of {first.trace}, {first.prompt:,} tokens of prompts; {first.model}",
+        f"The ideal, one cache of infinite memory, computes {first.ideal:,} tokens.",
         "",
         *columns([HEADS, *map(row_of, outcomes)]),
         *(["", "The simulation was interrupted: this is what was measured so far."] if not first.complete else []),

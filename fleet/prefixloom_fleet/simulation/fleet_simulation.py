@@ -1,8 +1,7 @@
 """Fleet simulation: R replicas in one virtual time, a router before them, and what goes wrong.
 
 What happens next is the earliest of: an event of a replica, a replica that dies or joins, and the next request of the
-trace. At equal times replicas come first, then those that join, then those that die. So equal inputs give equal
-outcomes, whatever the policy.
+trace. At equal times they come in this order. So equal inputs give equal outcomes, whatever the policy.
 
 A replica's cache is composed when the first request is sent there.
 """
@@ -106,7 +105,8 @@ class Fleet:
         self._composition = self._spare.composition
         self._page = self._composition.page
         self._policy = policy or find_policy(setup.routing, follows=setup.late is not None)
-        self._index = None if setup.late is None else PrefixIndex(setup.late)
+        self._index: PrefixIndex | None = None
+        """Made when a policy first asks, since following all caches takes as long as the rest."""
         sizes = BytesOfBoundaries(self._spare)
         self._bytes = sum(each.capacity * each.page_bytes for each in self._spare.stats().components.values())
         self._store = None if setup.store is None else SharedStore(setup.store, sizes, self._page)
@@ -123,14 +123,14 @@ class Fleet:
         """Requests that no replica is there for, with their numbers and ideals."""
         self._events: list[tuple[float, int, Member]] = []
         self._changes: list[tuple[float, int, int]] = []
-        """Of the fleet: (when, 0 for joining and 1 for dying, place)."""
+        """Of the fleet: (when, a number that orders those of one time, place). It dies at even numbers, and joins."""
         self._asked: tuple[RoutingRequest | None, tuple[dict[int, int], dict[int, int]]] = (None, ({}, {}))
         self._waits: Counter[int] = Counter()
         self._resent = self._done = 0
-        for each in check_outages(setup.outages, setup.replicas):
-            self._changes.append((each.at, 1, each.replica))
+        for number, each in enumerate(check_outages(setup.outages, setup.replicas)):
+            self._changes.append((each.at, 2 * number, each.replica))
             if each.until < math.inf:
-                self._changes.append((each.until, 0, each.replica))
+                self._changes.append((each.until, 2 * number + 1, each.replica))
         heapq.heapify(self._changes)
         for place in range(setup.replicas):
             self._join(place)
@@ -176,9 +176,9 @@ class Fleet:
                 member.replica.advance()
                 self._reschedule(member)
             else:
-                at, dies, place = heapq.heappop(changes)
+                at, change, place = heapq.heappop(changes)
                 self._now = max(self._now, at)
-                self._die(place) if dies else self._join(place)
+                self._join(place) if change % 2 else self._die(place)
 
     def _reschedule(self, member: Member) -> None:
         """After something happened at a replica."""
@@ -211,11 +211,11 @@ class Fleet:
                 return
         else:
             active = Active(request, number, ideal)
-        there = self._depths(asked)[1].get(member.known.number, 0)
+        there = 0 if self._index is None else self._depths(asked)[1].get(member.known.number, 0)
         member.known.sent(active.number, request.prompt.count - min(there, request.prompt.count - 1))
         self._of[active.number] = member
         self._links[active.number] = asked.links
-        replica.submit(active)
+        replica.submit(active, self._now)
         self._reschedule(member)
 
     def _described(self, request: LabRequest) -> RoutingRequest:
@@ -227,8 +227,14 @@ class Fleet:
 
     def _depths(self, request: RoutingRequest) -> tuple[dict[int, int], dict[int, int]]:
         """What is known of a request's prefixes, in tokens by replica."""
-        if self._index is None:
+        if self._setup.late is None:
             return {}, {}
+        if self._index is None:
+            self._index = PrefixIndex(self._setup.late)
+            for each in self._members.values():
+                if each.cache is not None:
+                    self._index.follow(each.known.number, each.cache)
+                    self._index.poll(each.known.number, self._now)
         if self._asked[0] is not request:
             has, resumes = self._index.depths(request.links, self._now)
             page = self._page
@@ -239,8 +245,8 @@ class Fleet:
         return self._asked[1]
 
     # ------------------------------------------------------------ what replicas tell
-    def begun(self, active: Active) -> None:
-        self._of[active.number].known.begun(active.number)
+    def computed(self, active: Active) -> None:
+        self._of[active.number].known.left(active.number, max(0, active.request.prompt.count - active.launched))
 
     def over(self, active: Active, answered: bool) -> None:
         self._of.pop(active.number).known.over(active.number)

@@ -1,7 +1,7 @@
 """KnownReplica: what a router knows of one replica.
 
-The load it knows by itself, at once: what it sent, which answers began, and which are over. Of the caches it knows what
-the index has heard. A replica that lies says that it has every prompt.
+Of its load it knows everything at once: what was sent there, what of it is computed, and what is answered. Of its cache
+it knows what the index has heard. A replica that lies says that it has every prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class KnownReplica:
         self.tokens_ahead = self.running = 0
         self._depths, self._free, self._lies = depths, free, lies
         self._expected: dict[int, int] = {}
-        """By request that was sent there and has no token yet: the tokens of it that are to be computed."""
+        """By request that was sent there and is not over: the tokens of its prompt that are still to be computed."""
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.running} running, {self.tokens_ahead} tokens ahead>"
@@ -49,11 +49,12 @@ class KnownReplica:
         self.tokens_ahead += expected
         self._expected[number] = expected
 
-    def begun(self, number: int) -> None:
-        """Its answer has begun, so its prompt is computed."""
-        self.tokens_ahead -= self._expected.pop(number, 0)
+    def left(self, number: int, tokens: int) -> None:
+        """So many tokens of its prompt are still to be computed."""
+        self.tokens_ahead += tokens - self._expected[number]
+        self._expected[number] = tokens
 
     def over(self, number: int) -> None:
         """It is answered or refused."""
-        self.begun(number)
+        self.tokens_ahead -= self._expected.pop(number)
         self.running -= 1

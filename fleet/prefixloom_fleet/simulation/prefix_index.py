@@ -56,12 +56,14 @@ class FollowedCache:
         reaches = {part.name: part.reach for part in cache.composition.parts}
         paths = [each for each in self._pages.holders if isinstance(reaches[each.component], Path)]
         self._full = paths[0] if paths else None
+        self._is_new = True
 
     def news(self) -> list[tuple[int, int, bool]]:
         """What has changed since the last call."""
-        missing = self._journal.missing
+        missing = self._journal.missing or self._is_new
         changes = self._journal.take()
         if missing:
+            self._is_new = False
             changes = [Change("cleared"), *self._cache.contents()]
         if not changes:
             return []
@@ -107,7 +109,7 @@ class PrefixIndex:
         """By link, the replicas that have something there, each with its bits."""
 
     def follow(self, number: int, cache: Cache) -> None:
-        """Follow an empty cache from now on."""
+        """Follow a cache from now on. What it has already is news, too."""
         self._followed[number] = FollowedCache(cache)
 
     def poll(self, number: int, now: float) -> None:

@@ -1,7 +1,7 @@
 """SimulatedReplica: one replica of a fleet, which is the lab's driver over a cache, with a shared store behind it.
 
-The driver is advanced event by event. It tells its owner when an answer begins, and when a request is over. It knows no
-router and no other replica.
+The driver is advanced event by event. It tells its owner how far it is with a prompt, and when a request is over. It
+knows no router and no other replica.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .shared_store import SharedStore
 class Watching(Protocol):
     """Who is told what becomes of requests."""
 
-    def begun(self, active: Active) -> None:
-        """Its answer begins at ``active.first``."""
+    def computed(self, active: Active) -> None:
+        """A chunk of its prompt was computed or read, up to ``active.launched``."""
 
     def over(self, active: Active, answered: bool) -> None:
         """It is answered, or refused since the pools are too small for it."""
@@ -44,9 +44,6 @@ class SimulatedReplica(Replay):
         """By number of a request, up to where it reads from the store."""
         self._reading: float | None = None
         """How long the chunk takes that was read just now."""
-
-    def _answers(self, active: Active) -> None:
-        self._watching.begun(active)
 
     def _end(self, active: Active) -> None:
         super()._end(active)
@@ -85,11 +82,12 @@ class SimulatedReplica(Replay):
         wanted = self._wanted.get(active.number, 0)
         if active.launched < wanted:
             self._read(active, wanted)
-            return
-        start = active.launched
-        super()._compute(active)
-        if self._store is not None:
-            self._write(active, start, self._store)
+        else:
+            start = active.launched
+            super()._compute(active)
+            if self._store is not None:
+                self._write(active, start, self._store)
+        self._watching.computed(active)
 
     def _read(self, active: Active, wanted: int) -> None:
         """Take a boundary from the store. The cache then has what it would have if it had computed up to there."""

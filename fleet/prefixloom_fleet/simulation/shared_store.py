@@ -85,8 +85,13 @@ class SharedStore:
         """Bytes so far."""
 
     def write(self, links: Sequence[int], start: int, ends: Iterable[int], now: float) -> None:
-        """Store that a path can be resumed at ``ends``, counted in pages, by a replica that resumed at ``start``."""
+        """Store that a path can be resumed at ``ends``, counted in pages, by a replica that went on from ``start``.
+
+        Nobody could use what lies behind a boundary that is not stored any more, so that is not written.
+        """
         above = links[start - 1] if start else None
+        if above is not None and above not in self._stored:
+            return
         for end in ends:
             link = links[end - 1]
             if link in self._stored:
@@ -114,7 +119,7 @@ class SharedStore:
         return start
 
     def seconds(self, start: int, end: int, now: float) -> float:
-        """How long reading takes from ``now`` on, for a replica that can resume at ``start`` and wants to at ``end``."""
+        """How long reading takes from ``now`` on, for a replica that can resume at ``start`` and will at ``end``."""
         size = self._sizes.between(start * self._page, end * self._page)
         return max(self._free_at - now, 0.0) + self._speed.latency + size / self._speed.bandwidth
 

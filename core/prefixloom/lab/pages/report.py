@@ -57,7 +57,7 @@ def html_report(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound] = ())
         parts += [f"<h2>Memory over time, {escape(each.policy)}, {size_text(each.bytes)}</h2>", _memory(each)]
     notes = list(dict.fromkeys(note for each in outcomes for note in each.notes))
     parts += [f'<p class="soft">{escape(note)}</p>' for note in notes]
-    return _page(f"{first.trace}: replay", parts)
+    return html_page(f"{first.trace}: replay", parts)
 
 
 def plan_report(plan: CapacityPlan) -> str:
@@ -87,15 +87,15 @@ def plan_report(plan: CapacityPlan) -> str:
         kept = sum(count * plan.page_bytes[name] for name, count in cost.kept.items())
         cells = [f"{each[name]:,}" for name in names for each in (cost.running, cost.kept)]
         rows.append([f"{cost.tokens:,}", *cells, size_text(kept)])
-    parts += ["<h2>What one request takes, in pages and states</h2>", _cells(heads, rows)]
+    parts += ["<h2>What one request takes, in pages and states</h2>", html_table(heads, rows)]
     for title, outcomes in (("Page sizes", plan.pages), ("Checkpoints", plan.grids)):
         if outcomes:
             parts += [f"<h2>{title}, at the budget</h2>", _table(outcomes, (), "")]
     parts += [f'<p class="soft">{escape(note)}</p>' for note in plan.notes]
-    return _page(f"{plan.model}: plan", parts)
+    return html_page(f"{plan.model}: plan", parts)
 
 
-def _page(title: str, parts: Sequence[str]) -> str:
+def html_page(title: str, parts: Sequence[str]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -166,10 +166,10 @@ def _table(outcomes: Sequence[ReplayOutcome], bounds: Sequence[Bound], name: str
         ]
         for each in sorted(outcomes, key=lambda each: (each.bytes, each.policy))
     ]  # fmt: skip
-    return _cells(heads, rows)
+    return html_table(heads, rows)
 
 
-def _cells(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(each)}</th>" for each in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
