@@ -1,8 +1,8 @@
 """A fleet under traffic while its replicas are killed: every answer is right or an error, and nothing is left.
 
 Conversations of several turns are asked over HTTP of ``prefixloom fleet deploy``, from many clients at once. After
-every ``--every`` requests a replica is killed (SIGKILL). Answers at temperature 0 are compared with one engine alone. In
-the end no request runs, and no process is left.
+every ``--every`` requests a replica is killed (SIGKILL). Answers at temperature 0 are compared with one engine alone.
+In the end no request runs, and no process is left.
 
 ``python -m tests.random.fleet [--requests 10000] [--every 500] [--policy resumable] [--replicas 2]``: about 20 minutes
 on two cores. ``--every 0`` kills nothing: then the figures compare routing policies.

@@ -78,8 +78,8 @@ def fleet_frame(told: dict[str, Any], trouble: str = "") -> Any:
 
     counts = ", ".join(f"{count:,} {outcome}" for outcome, count in told["requests"].items() if count)
     head = Text.assemble(
-        (f"{len(told['replicas'])} replicas", "bold"), f"  routing: {told['policy']}.  requests: {counts or 'none yet'}",
-        (f"  {trouble}" if trouble else "", "red"),
+        (f"{len(told['replicas'])} replicas", "bold"), f"  routing: {told['policy']}.",
+        f"  requests: {counts or 'none yet'}", (f"  {trouble}" if trouble else "", "red"),
     )  # fmt: skip
     table = _table("replica", "weights", ">running", ">waiting", ">tokens ahead", ">hit", "free", "events")
     for each in told["replicas"]:
