@@ -174,7 +174,8 @@ def test_replicas_that_have_gone_are_forgotten_and_their_threads_end(replica: Pu
     assert one.events is not None
     known.update([("two", {}, {})])
     assert [each.name for each in known.all()] == ["two"]
-    assert not one.events._thread.is_alive()
+    thread = one.events._thread
+    soon(lambda: not thread.is_alive())
     known.close()
 
 

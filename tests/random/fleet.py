@@ -167,13 +167,16 @@ class Traffic:
 
     async def settle(self, http: httpx.AsyncClient) -> None:
         for _ in range(100):
-            busy = [
-                each for each in (await self.replicas(http)).values() if each["insight"]["running"] or each["running"]
-            ]
+            replicas = await self.replicas(http)
+            busy = {
+                name: (each["insight"]["running"], each["running"], each["under_way"])
+                for name, each in replicas.items()
+                if each["insight"]["running"] or each["running"]
+            }
             if not busy:
                 return
             await asyncio.sleep(0.1)
-        self.wrong.append(f"requests are left at {len(busy)} replicas")
+        self.wrong.append(f"requests are left, by replica in its engine, as told, and by the router's count: {busy}")
 
     def check(self, count: int) -> int:
         """Compare so many answers with one engine alone."""

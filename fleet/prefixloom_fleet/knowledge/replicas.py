@@ -71,6 +71,11 @@ class TrackedReplica:
         return None if self.events is None else self.events.boundary(request.prompt[:-1], request.namespace)
 
     @property
+    def under_way(self) -> int:
+        """How many requests of this router it has not answered yet."""
+        return len(self._under_way)
+
+    @property
     def doubt(self) -> str:
         """Why its events are not gone by, in words; "": they are."""
         return "it publishes no events" if self.events is None else self.events.doubt
