@@ -245,8 +245,8 @@ class Front:
                 row |= {
                     "rank": known.stats.get("rank"), "pid": known.metadata.get("pid"),
                     "revision": known.metadata.get("revision"), "fingerprint": known.metadata.get("fingerprint"),
-                    "running": known.running, "under_way": known.under_way, "tokens_ahead": known.tokens_ahead, "free": dict(known.free),
-                    "events": known.doubt or "followed",
+                    "running": known.running, "under_way": known.under_way, "tokens_ahead": known.tokens_ahead,
+                    "free": dict(known.free), "events": known.doubt or "followed",
                 }  # fmt: skip
             rows.append(row)
         outcomes = {
