@@ -142,7 +142,7 @@ def test_a_replica_whose_prompts_hit_less_than_promised_is_not_believed(replica:
     request = asked(range(200))
     try:
         soon(lambda: known.resumable(request) == 192)
-        for _ in range(20):
+        for _ in range(30):
             known.end(known.begin(request), 192)
         assert known.doubt == "", "all that was promised hit"
         for _ in range(20):

@@ -31,10 +31,12 @@ ANSWER_SECONDS = 2.0
 """How long a publisher may take to answer what was missed."""
 LOCK_SECONDS = 0.02
 """How long a router waits while the thread applies events."""
-JUDGED = 8
+JUDGED = 24
 """So many promises are looked at before a replica is called a liar."""
-HONEST = 0.5
-"""The share of the promised tokens that have to hit."""
+HONEST = 0.4
+"""The share of the promised tokens that have to hit. Some do not, since they are evicted before the request comes."""
+KEPT = 0.95
+"""What counts of the earlier promises, each time another one is looked at."""
 BAN_SECONDS = 60.0
 """How long a liar's events are not gone by."""
 
@@ -52,8 +54,8 @@ class Promises:
         """Compare a promise with what hit. True: from now on the replica is called a liar."""
         if promised <= 0:
             return False
-        self.promised = 0.9 * self.promised + promised
-        self.hit = 0.9 * self.hit + min(hit, promised)
+        self.promised = KEPT * self.promised + promised
+        self.hit = KEPT * self.hit + min(hit, promised)
         self.count += 1
         if self.count < JUDGED or self.hit >= HONEST * self.promised:
             return False
@@ -130,7 +132,6 @@ class FollowedEvents:
     # ------------------------------------------------------------ the thread
     def _run(self) -> None:
         try:
-            self._catch_up(0)
             while not self._ending.wait(EVERY_SECONDS):
                 with self._lock:
                     self._receive()
