@@ -20,6 +20,7 @@ from prefixloom_fleet.routing import POLICIES, ReplicaView, RoutingRequest, find
 from prefixloom_fleet.simulation import FleetOutcome, FleetSetup, Outage, RepeatedTrace, StoreSpeed, simulate
 from prefixloom_fleet.simulation.fleet_simulation import Fleet
 from prefixloom_fleet.simulation.prefix_index import PrefixIndex, page_links
+from prefixloom_fleet.simulation.shared_store import BytesOfBoundaries, SharedStore
 
 PAGE = 16
 PROFILE = """
@@ -103,10 +104,12 @@ class Counting:
 
     def __init__(self, name: str, follows: bool) -> None:
         self.inner, self.asked = find_policy(name, follows=follows), Counter[tuple[str, int, int]]()
+        self.views: Sequence[ReplicaView] = ()
 
     def order(self, request: RoutingRequest, replicas: Sequence[ReplicaView]) -> Sequence[ReplicaView]:
         self.asked[request.namespace, request.count, hash(tuple(request.links))] += 1
         assert len({each.name for each in replicas}) == len(replicas)
+        self.views = replicas
         for each in replicas:
             assert each.tokens_ahead >= 0 and each.running >= 0
             assert all(0 <= part <= 1 for part in each.free.values())
@@ -142,6 +145,7 @@ def test_each_request_is_answered_once_whatever_fails_lies_or_is_late(seed: int,
     assert sum(policy.asked.values()) == 80 * trace.copies + one.resent - one.unanswered
     if not outages:
         assert (one.resent, one.lost, one.unanswered) == (0, 0, 0)
+        assert [(each.running, each.tokens_ahead) for each in policy.views] == [(0, 0)] * replicas
     assert plain(simulate(fleet, trace)) == plain(one)  # equal inputs give equal outcomes
 
 
@@ -252,6 +256,37 @@ def test_what_one_replica_computed_another_reads_from_the_store_if_that_is_soone
     small = StoreSpeed(20 * 512, 1e6, 0.004)  # the beginning of the path is kept, and its end is not
     outcome = Fleet(FleetSetup(setup(model), 2, "round-robin", store=small), "two").run([first, again])
     assert outcome.restored == 256
+
+
+def test_the_store_keeps_beginnings_within_its_memory_and_gives_nothing_before_it_is_written(model: str) -> None:
+    """Random paths of a tree, in chunks of 4 pages: what is stored of each is always a beginning of it."""
+    sizes = BytesOfBoundaries(setup(model).compose())
+    for seed in range(20):
+        chance, now = random.Random(seed), 0.0
+        most = 60 * 512
+        store = SharedStore(StoreSpeed(most, 1e5, 0.01), sizes, PAGE)
+        paths: list[list[int]] = [[]]
+        for _ in range(80):
+            path = chance.choice(paths)
+            path = [*path[: 4 * chance.randrange(len(path) // 4 + 1)], *(chance.getrandbits(60) for _ in range(12))]
+            paths.append(path)
+            now += chance.random()
+            start = store.deepest(path, 0, now)
+            written = store.written
+            store.write(path, start, range(start + 4, len(path) + 1, 4), now)
+            if (size := store.written - written) > 1e5 * 1e-3:
+                assert store.deepest(path, start, now) == start  # it is on its way
+                assert store.deepest(path, start, now + 60) > start or size > most
+            there = 0
+            for each in paths:
+                deepest = store.deepest(each, 0, math.inf)
+                there += deepest == len(each)
+                for end in range(4, deepest + 1, 4):
+                    assert store.deepest(each[:end], 0, math.inf) == end
+            assert 0 < there * 4 * 512 <= most
+            if start:
+                end = store.deepest(path, 0, now)
+                assert store.take(path, 0, end, now) >= 0.01 + sizes.between(0, end * PAGE) / 1e5
 
 
 @pytest.mark.parametrize("seed", range(4))

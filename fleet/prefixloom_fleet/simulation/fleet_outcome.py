@@ -77,7 +77,8 @@ class FleetOutcome:
     complete: bool
 
     def _sum(self, name: str) -> int:
-        return sum(getattr(each.outcome, name) for each in self.replicas if each.outcome is not None)
+        found: list[int] = [getattr(each.outcome, name) for each in self.replicas if each.outcome is not None]
+        return sum(found)
 
     @property
     def requests(self) -> int:
@@ -169,7 +170,7 @@ class FleetOutcome:
 def rounded_wait(seconds: float) -> int:
     """A time in microseconds, with few digits."""
     wait = round(seconds * MICROSECONDS)
-    unit = 10 ** max(0, len(str(wait)) - DIGITS)
+    unit: int = 10 ** max(0, len(str(wait)) - DIGITS)
     return round(wait / unit) * unit
 
 

@@ -36,7 +36,7 @@ def _links(link: int, tokens: bytes, first: int, end: int, page: int, lookahead:
 
 
 @attrs.frozen
-class News:
+class HeardLater:
     """What is different at a replica: links and the bits that they have now. It counts from second ``at`` on."""
 
     at: float
@@ -104,7 +104,7 @@ class PrefixIndex:
     def __init__(self, late: float) -> None:
         self._late = late
         self._followed: dict[int, FollowedCache] = {}
-        self._coming: deque[News] = deque()
+        self._coming: deque[HeardLater] = deque()
         self._who: dict[int, dict[int, int]] = {}
         """By link, the replicas that have something there, each with its bits."""
 
@@ -115,7 +115,7 @@ class PrefixIndex:
     def poll(self, number: int, now: float) -> None:
         """Hear what has happened at a replica until ``now``."""
         if bits := self._followed[number].news():
-            self._coming.append(News(now + self._late, number, bits))
+            self._coming.append(HeardLater(now + self._late, number, bits))
 
     def drop(self, number: int) -> None:
         """A replica is not there any more."""

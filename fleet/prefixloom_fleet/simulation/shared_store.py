@@ -4,8 +4,7 @@ The store is a model. It holds no bytes and is no storage backend: the host tier
 its own, in real time, and moves bytes, which a cache on the device "meta" does not have. What it models is this:
 
 - A replica writes what it computes, with all that resuming at the end of it needs: pages of a path up to there, a
-  window before it, a state. A boundary can be resumed at if all boundaries of its path between it and where the reader
-  already is are there too.
+  window before it, a state. Whoever reads it needs the boundaries above it on its path, too. These are always there.
 - One link serves all replicas, in the order of asking. Reading takes ``latency`` and the bytes' time on the link, and
   the reader computes nothing else meanwhile. Writing takes the bytes' time as well, and nobody waits for it.
 - What was used the longest time ago goes first when the memory is used up.
@@ -42,14 +41,13 @@ class StoreSpeed:
 
 @attrs.define
 class StoredBoundary:
-    """A boundary that can be resumed at, after ``pages`` pages of a path.
+    """A boundary that can be resumed at.
 
     ``above``  the link of the boundary before it on its path; None: it is the first one
     ``bytes``  what was written for it
     ``ready``  from when on it can be read
     """
 
-    pages: int
     above: int | None
     bytes: int
     ready: float
@@ -99,7 +97,7 @@ class SharedStore:
             else:
                 size = self._sizes.between(start * self._page, end * self._page)
                 self._free_at = max(self._free_at, now) + size / self._speed.bandwidth
-                self._stored[link] = StoredBoundary(end, above, size, self._free_at)
+                self._stored[link] = StoredBoundary(above, size, self._free_at)
                 self._used += size
                 self.written += size
             start, above = end, link
@@ -114,7 +112,8 @@ class SharedStore:
         ``start`` if there is none behind it.
         """
         for pages in range(len(links), start, -1):
-            if self._reaches(links[pages - 1], start, now):
+            stored = self._stored.get(links[pages - 1])
+            if stored is not None and stored.ready <= now:
                 return pages
         return start
 
@@ -132,20 +131,8 @@ class SharedStore:
         self._touch(links[end - 1])
         return seconds
 
-    def _reaches(self, link: int, start: int, now: float) -> bool:
-        """Whether all boundaries between ``link`` and ``start`` are there."""
-        above: int | None = link
-        while above is not None:
-            stored = self._stored.get(above)
-            if stored is None or stored.ready > now:
-                return False
-            if stored.pages <= start:
-                return True
-            above = stored.above
-        return True
-
     def _touch(self, link: int | None) -> None:
-        """A path was used: its end goes before its beginning."""
+        """A path was used: its end goes before its beginning, so the beginning of what is stored always is, too."""
         while link is not None and (stored := self._stored.get(link)) is not None:
             self._stored.move_to_end(link)
             link = stored.above
