@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from prefixloom import InputError, PrefixloomError
 from prefixloom_engine.server.access import Access, read_keys
@@ -169,9 +170,8 @@ class Front:
     def _handed_on(self, head: ResponseHead, first: list[bytes], attempt: Attempt) -> Response:
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in head.headers}
         headers["x-prefixloom-replica"] = head.name
-        if not headers.get("content-type", "").startswith("text/event-stream"):
-            return StreamingResponse(self._rest(first, attempt, events=False), head.status, headers)
-        return StreamingResponse(self._rest(first, attempt, events=True), head.status, headers)
+        events = headers.get("content-type", "").startswith("text/event-stream")
+        return HandedOn(self._rest(first, attempt, events), attempt, head.status, headers)
 
     async def _rest(self, first: list[bytes], attempt: Attempt, events: bool) -> AsyncIterator[bytes]:
         """The answer from its first byte on. What goes wrong now, the client is told as an event."""
@@ -316,6 +316,20 @@ class Attempt:
             self._routed.end(None)
             with contextlib.suppress(RayError, RayServeException, PrefixloomError):
                 self._pieces.cancel()
+
+
+class HandedOn(StreamingResponse):
+    """An answer on its way to the client. The try behind it ends, whatever becomes of the client."""
+
+    def __init__(self, pieces: AsyncIterator[bytes], attempt: Attempt, status: int, headers: Mapping[str, str]) -> None:
+        super().__init__(pieces, status, headers)
+        self._attempt = attempt
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._attempt.close()
 
 
 async def whole_response(head: ResponseHead, first: list[bytes], attempt: Attempt) -> Response:
