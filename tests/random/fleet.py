@@ -169,14 +169,14 @@ class Traffic:
         for _ in range(100):
             replicas = await self.replicas(http)
             busy = {
-                name: (each["insight"]["running"], each["running"], each["under_way"])
+                name: (each["insight"]["running"], each["insight"]["waiting"], each["under_way"])
                 for name, each in replicas.items()
-                if each["insight"]["running"] or each["running"]
+                if each["insight"]["running"] or each["insight"]["waiting"] or each["under_way"]
             }
             if not busy:
                 return
             await asyncio.sleep(0.1)
-        self.wrong.append(f"requests are left, by replica in its engine, as told, and by the router's count: {busy}")
+        self.wrong.append(f"requests are left, by replica: running, waiting, and by the router's count: {busy}")
 
     def check(self, count: int) -> int:
         """Compare so many answers with one engine alone."""
